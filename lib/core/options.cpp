@@ -1,0 +1,278 @@
+#include "core/options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdlib>
+
+namespace vmem::core {
+
+namespace {
+
+constexpr uint64_t kKiB = 1024, kMiB = kKiB * 1024, kGiB = kMiB * 1024, kPiB = kGiB * 1024 * 1024;
+
+// The order is the order of enum Option.
+constexpr OptionInfo kTable[] = {
+    {Option::host_budget, "host_budget", OptionKind::bytes, "bytes",
+     "half of the smaller of the memory-cgroup limit and what is available", 8 * kMiB, kPiB, nullptr, true,
+     "Host memory that libvmem may use for blocks, I/O buffers and its own tables, moves in flight included."},
+    {Option::device_budget, "device_budget", OptionKind::bytes, "bytes",
+     "0.8 of the device memory that is free; follows it until set", 2 * kMiB, kPiB, nullptr, true,
+     "Device memory that libvmem may use on each GPU, moves in flight included."},
+    {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
+     "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
+     "unlinked file; several are striped."},
+    {Option::ssd_budget, "ssd_budget", OptionKind::bytes, "bytes", "no limit but the disk's", 0, kPiB, nullptr, true,
+     "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},
+    {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", 4 * kKiB, 32 * kMiB, nullptr, true,
+     "Block of regions made from now on: a power of two; a region with a device tier uses at least 2 MiB."},
+    {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
+     "Reads and writes in flight at the store."},
+    {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,
+     "How the store talks to the kernel; auto takes io_uring where it is permitted."},
+    {Option::direct_io, "direct_io", OptionKind::boolean, "", "on", 0, 1, nullptr, false,
+     "O_DIRECT where the file system allows it; off goes through the page cache."},
+    {Option::readahead, "readahead", OptionKind::bytes, "bytes", "64 MiB", 0, 4 * kGiB, nullptr, true,
+     "Largest read-ahead window of one access stream; 0 turns read-ahead off."},
+    {Option::checksum, "checksum", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
+     "Verify every block read from the store against the digest taken when it was written."},
+    {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
+     "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
+    {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,
+     "Who stands where a block is absent: the kernel module or userfaultfd; auto takes the module where it is loaded."},
+    {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
+     "How userfaultfd puts bytes in place; auto moves pages where the kernel can (6.8) and copies elsewhere."},
+    {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, "auto|cuda|sim|none", false,
+     "Which device tier to use; sim is a simulated device for tests."},
+    {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
+     "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
+    {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,
+     false, "Threads that complete I/O, verify and put blocks in place."},
+    {Option::evict_threads, "evict_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64,
+     nullptr, false, "Threads that take blocks out and write them back."},
+    {Option::fault_timeout_ms, "fault_timeout_ms", OptionKind::number, "milliseconds", "10000", 10, 3600000, nullptr,
+     true, "How long a fault may wait for memory when nothing can be evicted (SSD full, say) before SIGBUS."},
+    {Option::log, "log", OptionKind::choice, "", "warning", 0, 0, "error|warning|info|debug", true,
+     "The most talkative lines that are delivered."},
+};
+static_assert(std::size(kTable) == static_cast<size_t>(Option::count_));
+
+uint64_t default_number(Option id) {
+  switch (id) {
+    case Option::block_size: return 2 * kMiB;
+    case Option::io_depth: return 16;
+    case Option::direct_io:
+    case Option::checksum: return 1;
+    case Option::readahead: return 64 * kMiB;
+    case Option::fault_timeout_ms: return 10000;
+    case Option::ssd_budget: return UINT64_MAX;
+    default: return 0;
+  }
+}
+
+std::string default_choice(Option id) {
+  switch (id) {
+    case Option::compression: return "none";
+    case Option::log: return "warning";
+    case Option::io_engine:
+    case Option::trap:
+    case Option::transfer:
+    case Option::device: return "auto";
+    default: return "";
+  }
+}
+
+bool same_word(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+bool in_choices(std::string_view choices, std::string_view value) {
+  while (!choices.empty()) {
+    const size_t bar = choices.find('|');
+    if (choices.substr(0, bar) == value) return true;
+    choices = bar == std::string_view::npos ? std::string_view() : choices.substr(bar + 1);
+  }
+  return false;
+}
+
+std::string environment_name(const char* name) {
+  std::string out = "VMEM_";
+  for (const char* c = name; *c != '\0'; ++c) out += static_cast<char>(std::toupper(static_cast<unsigned char>(*c)));
+  return out;
+}
+
+std::string accepted_form(const OptionInfo& info) {
+  switch (info.kind) {
+    case OptionKind::bytes:
+      return strprintf("a size from %s to %s, such as 512MiB or 8G", human_bytes(info.min).c_str(),
+                       human_bytes(info.max).c_str());
+    case OptionKind::number:
+      return strprintf("a whole number from %llu to %llu", static_cast<unsigned long long>(info.min),
+                       static_cast<unsigned long long>(info.max));
+    case OptionKind::boolean: return "on or off";
+    case OptionKind::choice: return strprintf("one of %s", info.choices);
+    case OptionKind::text: return "text";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::span<const OptionInfo> option_table() { return kTable; }
+
+const OptionInfo* find_option(std::string_view name) {
+  for (const OptionInfo& info : kTable) {
+    if (name == info.name) return &info;
+  }
+  return nullptr;
+}
+
+Status parse_bytes(std::string_view text, uint64_t* out) {
+  uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [after, err] = std::from_chars(text.data(), end, value);
+  if (err != std::errc() || after == text.data()) {
+    return error(EINVAL, "\"%.*s\" is not a size", static_cast<int>(text.size()), text.data());
+  }
+  std::string_view unit(after, static_cast<size_t>(end - after));
+  while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  unsigned shift = 0;
+  if (!unit.empty() && !same_word(unit, "B")) {
+    static constexpr std::string_view kPrefixes = "KMGTP";
+    const size_t at = kPrefixes.find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit.front()))));
+    const std::string_view rest = unit.substr(1);
+    if (at == std::string_view::npos || !(rest.empty() || same_word(rest, "B") || same_word(rest, "iB"))) {
+      return error(EINVAL, "\"%.*s\" has an unknown unit \"%.*s\"; use K, M, G or T, with or without iB",
+                   static_cast<int>(text.size()), text.data(), static_cast<int>(unit.size()), unit.data());
+    }
+    shift = 10 * (static_cast<unsigned>(at) + 1);
+  }
+  if (shift != 0 && value > UINT64_MAX >> shift) {
+    return error(EINVAL, "\"%.*s\" does not fit in 64 bits", static_cast<int>(text.size()), text.data());
+  }
+  *out = value << shift;
+  return {};
+}
+
+Options::Options() : values_(static_cast<size_t>(Option::count_)) {
+  for (const OptionInfo& info : kTable) {
+    Value& value = values_[static_cast<size_t>(info.id)];
+    value.number = default_number(info.id);
+    value.text = default_choice(info.id);
+  }
+}
+
+Status Options::set(std::string_view name, std::string_view value) {
+  const OptionInfo* info = find_option(name);
+  if (info == nullptr) {
+    return error(ENOENT, "there is no setting \"%.*s\"; docs/settings.md lists them", static_cast<int>(name.size()),
+                 name.data());
+  }
+  return set(info->id, value);
+}
+
+Status Options::set(Option id, std::string_view value) {
+  const OptionInfo& info = kTable[static_cast<size_t>(id)];
+  Value parsed;
+  parsed.set = true;
+  parsed.text = std::string(value);
+  bool good = true;
+  switch (info.kind) {
+    case OptionKind::bytes:
+      good = parse_bytes(value, &parsed.number).ok() && parsed.number >= info.min && parsed.number <= info.max;
+      if (good && id == Option::block_size) {
+        good = (parsed.number & (parsed.number - 1)) == 0;
+      }
+      parsed.text = std::to_string(parsed.number);
+      break;
+    case OptionKind::number: {
+      const char* const end = value.data() + value.size();
+      const auto [after, err] = std::from_chars(value.data(), end, parsed.number);
+      good = err == std::errc() && after == end && !value.empty() && parsed.number >= info.min &&
+             parsed.number <= info.max;
+      parsed.text = std::to_string(parsed.number);
+      break;
+    }
+    case OptionKind::boolean:
+      if (same_word(value, "on") || value == "1" || same_word(value, "true") || same_word(value, "yes")) {
+        parsed.number = 1;
+      } else if (same_word(value, "off") || value == "0" || same_word(value, "false") || same_word(value, "no")) {
+        parsed.number = 0;
+      } else {
+        good = false;
+      }
+      parsed.text = parsed.number != 0 ? "on" : "off";
+      break;
+    case OptionKind::choice: good = in_choices(info.choices, value); break;
+    case OptionKind::text: good = value.find('\0') == std::string_view::npos; break;
+  }
+  if (!good) {
+    return error(EINVAL, "%s: \"%.*s\" is not accepted; give %s%s", info.name, static_cast<int>(value.size()),
+                 value.data(), accepted_form(info).c_str(), id == Option::block_size ? ", a power of two" : "");
+  }
+  std::lock_guard lock(mutex_);
+  values_[static_cast<size_t>(id)] = std::move(parsed);
+  return {};
+}
+
+Status Options::get(std::string_view name, std::string* value) const {
+  const OptionInfo* info = find_option(name);
+  if (info == nullptr) {
+    return error(ENOENT, "there is no setting \"%.*s\"; docs/settings.md lists them", static_cast<int>(name.size()),
+                 name.data());
+  }
+  *value = text(info->id);
+  return {};
+}
+
+Status Options::load_environment() {
+  for (const OptionInfo& info : kTable) {
+    const std::string variable = environment_name(info.name);
+    const char* value = std::getenv(variable.c_str());
+    if (value == nullptr) continue;
+    if (Status s = set(info.id, value); !s.ok()) {
+      return error(EINVAL, "environment variable %s=\"%s\" is not accepted; give %s", variable.c_str(), value,
+                   accepted_form(info).c_str());
+    }
+  }
+  return {};
+}
+
+bool Options::is_set(Option id) const {
+  std::lock_guard lock(mutex_);
+  return values_[static_cast<size_t>(id)].set;
+}
+
+uint64_t Options::number(Option id) const {
+  std::lock_guard lock(mutex_);
+  return values_[static_cast<size_t>(id)].number;
+}
+
+std::string Options::text(Option id) const {
+  const OptionInfo& info = kTable[static_cast<size_t>(id)];
+  std::lock_guard lock(mutex_);
+  const Value& value = values_[static_cast<size_t>(id)];
+  if (value.set || info.kind == OptionKind::choice) return value.text;
+  if (info.kind == OptionKind::boolean) return value.number != 0 ? "on" : "off";
+  if (info.kind == OptionKind::text || (value.number == 0 && info.kind == OptionKind::bytes)) return value.text;
+  return std::to_string(value.number);
+}
+
+std::string options_markdown() {
+  std::string out =
+      "# Settings\n\n<!-- Generated from the table in lib/core/options.cpp by `make docs`; do not edit. -->\n\n"
+      "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`. Sizes take K, M, G "
+      "or T, with or without iB. \"Live\" settings may change while regions exist; the others only before the first "
+      "region.\n\n| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
+  for (const OptionInfo& info : kTable) {
+    std::string form = accepted_form(info);
+    for (size_t at = 0; (at = form.find('|', at)) != std::string::npos; at += 2) form.replace(at, 1, "\\|");
+    out += strprintf("| `%s` | `%s` | %s | %s | %s | %s |\n", info.name, environment_name(info.name).c_str(),
+                     info.default_text, form.c_str(), info.live ? "yes" : "no", info.help);
+  }
+  return out;
+}
+
+}  // namespace vmem::core

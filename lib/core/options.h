@@ -1,0 +1,87 @@
+// The one table of settings: vmem_set, vmem_get, the environment, docs/settings.md and the machine's defaults all come
+// from it.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+
+namespace vmem::core {
+
+enum class Option : unsigned {
+  host_budget,
+  device_budget,
+  ssd_path,
+  ssd_budget,
+  block_size,
+  io_depth,
+  io_engine,
+  direct_io,
+  readahead,
+  checksum,
+  compression,
+  trap,
+  transfer,
+  device,
+  numa_nodes,
+  io_threads,
+  evict_threads,
+  fault_timeout_ms,
+  log,
+  count_,
+};
+
+enum class OptionKind : uint8_t { bytes, number, boolean, choice, text };
+
+struct OptionInfo {
+  Option id;
+  const char* name;           // "host_budget"; the environment has VMEM_HOST_BUDGET
+  OptionKind kind;
+  const char* unit;           // "bytes", "requests", ..; "" where it has none
+  const char* default_text;   // what applies when nobody sets it, in words or as a value
+  uint64_t min, max;          // bytes and number: inclusive bounds
+  const char* choices;        // choice: "auto|kmod|uffd"
+  bool live;                  // may change while regions exist
+  const char* help;           // one sentence
+};
+
+std::span<const OptionInfo> option_table();
+const OptionInfo* find_option(std::string_view name);
+
+// "8GiB", "512M", "4096" -> bytes. K, M, G, T with or without iB or B; case does not matter; "max" is not a size.
+Status parse_bytes(std::string_view text, uint64_t* out);
+
+// A set of values. Thread-safe. Unset options answer with `is_set() == false` and the numeric default.
+class Options {
+ public:
+  Options();
+  // Unknown name -ENOENT; bad value -EINVAL with the accepted form. Nothing changes on error.
+  Status set(std::string_view name, std::string_view value);
+  Status set(Option id, std::string_view value);
+  Status get(std::string_view name, std::string* value) const;
+  // Reads VMEM_<NAME> for every option; the first bad one is returned, naming variable, value and accepted form.
+  Status load_environment();
+
+  bool is_set(Option id) const;
+  uint64_t number(Option id) const;      // bytes, number, boolean (0/1)
+  std::string text(Option id) const;     // choice, text; also the canonical form of the others
+
+ private:
+  struct Value {
+    bool set = false;
+    uint64_t number = 0;
+    std::string text;
+  };
+  mutable std::mutex mutex_;
+  std::vector<Value> values_;  // indexed by Option; protected by mutex_
+};
+
+// docs/settings.md, from the table.
+std::string options_markdown();
+
+}  // namespace vmem::core

@@ -1,0 +1,16 @@
+// Named points inside every asynchronous move. Production code pays one relaxed load; tests install a hook that sleeps,
+// yields or counts there, so that each interleaving can be forced. A hook may block; it must not touch a region.
+#pragma once
+
+#include <atomic>
+
+namespace vmem::core {
+
+using StepHook = void (*)(const char* step);
+inline std::atomic<StepHook> step_hook{nullptr};
+
+inline void step(const char* name) {
+  if (StepHook hook = step_hook.load(std::memory_order_relaxed); hook != nullptr) [[unlikely]] hook(name);
+}
+
+}  // namespace vmem::core

@@ -1,0 +1,40 @@
+// Digests and compression of blocks. Pure; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace vmem::store {
+
+enum class Codec : unsigned { raw = 0, lz4 = 1, zstd = 2 };
+
+// XXH3-128 (https://xxhash.com). About memory speed.
+core::Digest digest(const void* bytes, size_t size);
+// The digest of `size` zero bytes; computed once per size.
+core::Digest zero_digest(size_t size);
+
+// The same digest fed piece by piece in order, so that a block can be hashed while its tail is still being read.
+class Digester {
+ public:
+  Digester();
+  ~Digester();
+  Digester(const Digester&) = delete;
+  Digester& operator=(const Digester&) = delete;
+  void reset();
+  void update(const void* bytes, size_t size);
+  core::Digest finish() const;
+
+ private:
+  void* state_;
+};
+
+// Encodes `block` into `out` (capacity at least `size` bytes). *stored = bytes to write, a multiple of 4 KiB smaller than
+// `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size and `out` is untouched.
+void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec);
+// Decodes `stored` bytes into exactly `size` bytes. -EIO when they do not decode.
+core::Status decode(Codec codec, const void* in, size_t stored, void* block, size_t size);
+
+}  // namespace vmem::store

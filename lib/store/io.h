@@ -1,0 +1,76 @@
+// The only door to io_uring: reads and writes of memory to files, in order of urgency, at bounded depth.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <sys/types.h>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace vmem::store {
+
+using FileId = uint32_t;
+
+// One transfer. The submitter owns it and keeps it, and the buffer, alive and unchanged until done() has been called.
+// Retries of short transfers, EINTR and EAGAIN happen inside; done() is the final word.
+struct Io {
+  enum class Op : uint8_t { read, write, flush /* fdatasync */ };
+  Op op = Op::read;
+  core::Urgency urgency = core::Urgency::fault;
+  FileId file = 0;
+  uint64_t offset = 0;    // bytes; direct files: a multiple of 4 KiB (512 where the file says so)
+  void* buffer = nullptr;
+  size_t size = 0;        // bytes
+  // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
+  bool short_read_is_zero = false;
+  // Called once, on an I/O thread, with no lock of the engine held. It may submit. It must not wait for another Io.
+  void (*done)(Io& io) = nullptr;
+  void* user = nullptr;
+
+  int result = 0;         // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
+  Io* next = nullptr;     // the engine's while queued
+};
+
+struct EngineOptions {
+  unsigned depth = 16;        // transfers in flight, all files together
+  unsigned threads = 1;       // completion threads (io_uring: one ring each; threads engine: workers = depth)
+  bool allow_io_uring = true;
+  bool require_io_uring = false;
+};
+
+struct EngineStats {
+  uint64_t reads, read_bytes, writes, write_bytes, merged, retries, errors;
+};
+
+// Thread-safe. submit() never blocks on I/O and never fails: what exceeds the depth waits inside in order of urgency, the
+// caller bounds how much (one Io per frame in flight). Neighbouring requests of one submit() call on one file, same op,
+// adjacent offsets, are merged into one vectored transfer of at most 1 MiB (each still gets its own done()).
+class Engine {
+ public:
+  virtual ~Engine() = default;  // waits for everything in flight
+  virtual const char* name() const = 0;
+  virtual void submit(std::span<Io* const> batch) = 0;
+  // Makes a file known (registered with the ring). The descriptor stays the caller's; remove before closing it.
+  virtual core::Status add_file(int fd, FileId* id) = 0;
+  virtual void remove_file(FileId id) = 0;
+  virtual EngineStats stats() const = 0;
+};
+
+// io_uring where it is permitted, else pread/pwrite threads; says once which and why.
+core::Status make_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
+
+// A file opened for direct I/O where the file system allows it, buffered otherwise.
+struct OpenedFile {
+  int fd = -1;
+  bool direct = false;
+  bool block_device = false;
+  uint64_t size = 0;         // bytes, when opened
+  uint32_t memory_align = 1; // of buffers
+  uint32_t offset_align = 1; // of offsets and sizes
+};
+
+}  // namespace vmem::store

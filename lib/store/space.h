@@ -1,0 +1,42 @@
+// Room for blocks of anonymous regions on the SSD: paths, extents, budget.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "store/io.h"
+
+namespace vmem::store {
+
+struct SpaceOptions {
+  std::string paths;          // colon-separated; "" = $TMPDIR or /var/tmp
+  uint64_t budget = UINT64_MAX;
+  bool direct = true;
+};
+
+// Thread-safe. Extents are multiples of 4 KiB up to 32 MiB + 4 KiB, taken round-robin from the paths, first from freed
+// ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed; a regular file is used
+// from offset 0 and grows; a block device is used up to its size (refused when it is mounted or carries a known file
+// system signature). Two processes given one file or device: the second gets -EBUSY (flock, O_EXCL).
+// Freed extents are reused; long free runs are returned to the file system (punch hole, truncate at the end).
+class Space {
+ public:
+  virtual ~Space() = default;  // files are closed; extents die with it
+  // One extent of `size` bytes, or `count` extents of `size` bytes each that lie one after the other on one path when
+  // that is possible (so that the engine can merge them). -ENOSPC with budget, use and path when there is no room:
+  // all or nothing.
+  virtual core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) = 0;
+  virtual void release(core::Extent extent) = 0;
+  virtual FileId file(core::Extent extent) const = 0;
+  virtual void set_budget(uint64_t bytes) = 0;
+  virtual uint64_t used() const = 0;    // bytes in live extents
+  virtual std::string describe(core::Extent extent) const = 0;  // "path X, offset N": for messages
+};
+
+core::Status make_space(const SpaceOptions& options, Engine& engine, std::unique_ptr<Space>* out);
+
+}  // namespace vmem::store

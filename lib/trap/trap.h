@@ -1,0 +1,120 @@
+// Who stands where a block is absent. The only door to userfaultfd and to the module. A body of this interface knows
+// addresses and bytes, nothing of regions or tiers; the pager decides what goes where.
+//
+// Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges at
+// once (the pager owns a block's transition) and wait() has one caller at a time.
+// Locks: no call takes a lock that a faulting thread may hold; none touches the bytes of a trapped range from user space.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/status.h"
+
+namespace vmem::trap {
+
+enum class FaultKind : uint8_t {
+  read,           // load of an absent page
+  write,          // store to an absent page
+  write_protect,  // store to a page that was put in place with Protect::yes
+};
+
+struct Fault {
+  uintptr_t address;  // the touched byte, rounded down to 4 KiB
+  FaultKind kind;
+  uint32_t thread;    // kernel thread id, 0 when the body cannot tell
+};
+
+// How bytes get into place and out again. Fixed for a range when it is attached.
+enum class Transfer : uint8_t {
+  move,     // whole frames travel: fill() empties the frame, take() fills one; multiples of 2 MiB only
+  copy,     // fill() copies from a frame that stays the caller's; take() brings the range's own pages out
+  install,  // frames stay where they are and are mapped into the range (module)
+};
+
+enum class Protect : bool { no, yes };
+
+struct Caps {
+  bool move = false;           // Transfer::move works (UFFDIO_MOVE, Linux 6.8)
+  bool install = false;        // Transfer::install works (module)
+  bool write_protect = false;  // Protect::yes and protect() work (anonymous memory, Linux 5.7)
+  bool poison = false;         // fail() costs no mapping (UFFDIO_POISON, Linux 6.6)
+  bool system_calls = false;   // a fault raised inside a system call is served too (privileged); else EFAULT
+  bool batch_drop = false;     // drop() of many ranges is one system call
+  const char* name = "";       // "userfaultfd", "kmod", ..
+};
+
+struct Range {
+  uintptr_t address;
+  size_t size;
+};
+
+class Trap {
+ public:
+  virtual ~Trap() = default;
+  virtual const Caps& caps() const = 0;
+
+  // Reserves `size` bytes of address space aligned to `align` (a power of two, at least 4 KiB) with the trap over all of
+  // it. Nothing is resident. Not inherited by fork, not dumped, no reservation of swap. Huge pages are asked for when
+  // transfer is move, refused when it is copy.
+  virtual core::Status attach(size_t size, size_t align, Transfer transfer, void** address) = 0;
+  // The same over address space the caller already owns at `address` (a hole in a managed range): a touch by another
+  // thread during the call raises SIGSEGV (park it) or parks in the trap; it never sees an accessible empty page.
+  virtual core::Status attach_at(void* address, size_t size, Transfer transfer) = 0;
+  // Ends the trap. Threads parked in the range, and touches from now on, get SIGBUS; the address space stays reserved
+  // until unmap(). Never blocks on a fault. Two calls so that the caller can order them around its own bookkeeping.
+  virtual core::Status detach(void* address, size_t size) = 0;
+  virtual core::Status unmap(void* address, size_t size) = 0;
+
+  // Waits until there are faults and fills at most out.size() of them; a fault may be reported again, and may be reported
+  // after it was resolved. timeout_ms < 0 waits for ever. Returns 0 faults on timeout and after interrupt().
+  virtual core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) = 0;
+  // Makes the current or next wait() return; async-signal-safe.
+  virtual void interrupt() = 0;
+
+  // Puts the bytes of `frame` (same size as the range; 2 MiB-aligned for move) at `address` in one atomic step: a touch
+  // sees all of them or parks. Then wakes the range. The range must be absent.
+  // move: the pages leave the frame, which reads as zeros afterwards. copy: the frame is unchanged. EAGAIN, EBUSY and
+  // ENOENT races inside the kernel are retried here. On error the range is absent still and the frame is as it was.
+  virtual core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) = 0;
+  // The same with zeros, without a frame (4 KiB pages of the kernel's zero page; a store allocates behind our back).
+  virtual core::Status fill_zero(void* address, size_t size) = 0;
+  // Takes the range's bytes out, atomically page by page: a later touch parks. `frame` is empty address space of the same
+  // size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as zeros).
+  // A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
+  virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer) = 0;
+  // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
+  // interest. A later touch parks.
+  virtual core::Status drop(std::span<const Range> ranges) = 0;
+  // Puts write protection on (copy only, caps().write_protect): once it returns, a store parks and is reported.
+  virtual core::Status protect(void* address, size_t size) = 0;
+  // Takes it off and wakes the range.
+  virtual core::Status unprotect(void* address, size_t size) = 0;
+  // Touches of the (absent) range get SIGBUS from now on, parked threads at once.
+  virtual core::Status fail(void* address, size_t size) = 0;
+  // Undoes fail(): the range is absent and trapped again.
+  virtual core::Status unfail(void* address, size_t size) = 0;
+  // Lets parked threads of the range try again.
+  virtual core::Status wake(void* address, size_t size) = 0;
+
+  // Address space whose pages may travel by fill(move) and take(): private, anonymous, readable and writable, aligned to
+  // 2 MiB, not inherited by fork, nothing resident. release with munmap().
+  virtual core::Status reserve_frames(size_t size, bool huge, void** address) = 0;
+};
+
+struct UserfaultOptions {
+  bool allow_move = true;
+  bool allow_write_protect = true;
+  bool allow_poison = true;
+  bool allow_privileged = true;   // false: behave as an ordinary user would
+  bool allow_device = true;       // /dev/userfaultfd
+  bool allow_process_madvise = true;
+};
+
+// userfaultfd: /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever is allowed.
+// Probes each feature by using it once. -EPERM or -ENOSYS with the way to enable it when none is allowed.
+core::Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap>* out);
+
+}  // namespace vmem::trap
