@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libvmem: one address range over GPU memory, host memory and NVMe.
+ *
+ * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() gives the calling thread's last failure
+ * in words. Every call is thread-safe. No call may be made from a signal handler or from a log sink, and none from a
+ * forked child before exec (-ECHILD). Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or
+ * VMEM_SSD. `stream` is a cudaStream_t passed as void *, NULL the default stream; host-only calls ignore it.
+ *
+ * Ranges: any pointer and size inside one region; a call acts on every block it touches. A range outside regions, across
+ * two of them, or of size 0: -EINVAL.
+ */
+#ifndef VMEM_VMEM_H
+#define VMEM_VMEM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define VMEM_VERSION_MAJOR 1
+#define VMEM_VERSION_MINOR 0
+
+/* Locations */
+#define VMEM_HOST (-1)
+#define VMEM_SSD (-2)
+
+/* Flags of vmem_alloc and vmem_map */
+#define VMEM_HOST_ONLY 0x1u   /* no device tier, any block size */
+#define VMEM_MAP_READ 0x10u   /* the file is never written; a stray store never reaches it */
+#define VMEM_MAP_SHARED 0x20u /* changes reach the file */
+#define VMEM_MAP_PRIVATE 0x40u /* changes stay in this region */
+
+/* Access of a lease */
+#define VMEM_READ 0x1u
+#define VMEM_WRITE 0x2u
+
+/* Advice. The first six are cudaMemAdvise's, for a location; the others concern the SSD tier and ignore it. */
+enum vmem_advice {
+	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1,
+	VMEM_ADVISE_UNSET_PREFERRED_LOCATION = 2,
+	VMEM_ADVISE_SET_READ_MOSTLY = 3,
+	VMEM_ADVISE_UNSET_READ_MOSTLY = 4,
+	VMEM_ADVISE_SET_ACCESSED_BY = 5,
+	VMEM_ADVISE_UNSET_ACCESSED_BY = 6,
+	VMEM_ADVISE_NORMAL = 16,     /* undo sequential, random, cold, hot, pin */
+	VMEM_ADVISE_SEQUENTIAL = 17, /* whole region: read far ahead, evict behind */
+	VMEM_ADVISE_RANDOM = 18,     /* whole region: no read-ahead */
+	VMEM_ADVISE_WILL_NEED = 19,  /* as vmem_prefetch to VMEM_HOST */
+	VMEM_ADVISE_DONT_NEED = 20,  /* drop the contents of blocks wholly inside: zeros, or the file's bytes */
+	VMEM_ADVISE_COLD = 21,       /* evict first */
+	VMEM_ADVISE_HOT = 22,        /* keep while anything else can go */
+	VMEM_ADVISE_PIN = 23,        /* evict only when nothing else is left; no promise: a lease is one */
+	VMEM_ADVISE_PRIORITY_LOW = 32,    /* whole region, against other regions */
+	VMEM_ADVISE_PRIORITY_NORMAL = 33,
+	VMEM_ADVISE_PRIORITY_HIGH = 34
+};
+
+/* Log levels */
+#define VMEM_LOG_ERROR 0
+#define VMEM_LOG_WARNING 1
+#define VMEM_LOG_INFO 2
+#define VMEM_LOG_DEBUG 3
+
+struct vmem_range {
+	const void *ptr;
+	size_t size;       /* bytes */
+	unsigned access;   /* VMEM_READ | VMEM_WRITE */
+	unsigned reserved; /* 0 */
+};
+
+struct vmem_residency {
+	uint64_t size; /* (in) sizeof(struct vmem_residency) */
+	uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes; /* (out) bytes of the range in each tier */
+};
+
+struct vmem_stats {
+	uint64_t size;                        /* (in) sizeof(struct vmem_stats): the struct may grow */
+	uint64_t faults;                      /* touches that trapped */
+	uint64_t fault_ns_total, fault_ns_max; /* from the report of a fault to the block being in place */
+	uint64_t read_bytes, write_bytes;     /* from and to the SSD */
+	uint64_t host_bytes, device_bytes, ssd_bytes; /* held now in each tier */
+	uint64_t evictions;                   /* blocks that left host memory */
+	uint64_t clean_drops;                 /* .. of them without a write */
+	uint64_t prefetched_blocks;           /* read before they were asked for, by hint or read-ahead */
+	uint64_t prefetch_hits;               /* .. of them used; presumed for those before a touched marker */
+	uint64_t host_to_device_bytes, device_to_host_bytes;
+	uint64_t io_errors, checksum_errors;
+	uint64_t regions;
+	uint64_t soft_faults;       /* faults served without I/O */
+	uint64_t prefetch_wasted;   /* read ahead and evicted without use */
+	uint64_t host_budget;       /* in force, bytes */
+	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
+};
+
+struct vmem_device_stats {
+	uint64_t size;                /* (in) sizeof(struct vmem_device_stats) */
+	uint64_t budget, used_bytes;  /* device memory of libvmem */
+	uint64_t leased_bytes;
+	uint64_t in_bytes, out_bytes; /* moved to and from the device */
+	uint64_t evictions, clean_drops;
+	uint64_t driver_host_bytes;   /* host pages the driver holds for blocks of this device */
+};
+
+/*
+ * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first call that needs the
+ * runtime does it. -EINVAL names a bad environment variable, its value and the accepted form; -EPERM or -ENOSYS when the
+ * kernel offers no way to trap absent blocks, with how to enable one.
+ */
+int vmem_init(void);
+
+/*
+ * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads.
+ * Threads that touch a region afterwards get SIGBUS or SIGSEGV. At exit() the runtime writes changed blocks of shared
+ * files and leaves the rest to the kernel.
+ */
+void vmem_shutdown(void);
+
+/* Settings: docs/settings.md. -ENOENT unknown name; -EINVAL bad value, with the accepted form; -EBUSY when the setting
+ * cannot change while the runtime is up. vmem_get: -ERANGE when the value does not fit `size` bytes. */
+int vmem_set(const char *name, const char *value);
+int vmem_get(const char *name, char *value, size_t size);
+
+/* Delivers log lines to `sink` (NULL: stderr). The sink runs on any thread, with a lock held that other loggers wait for;
+ * it must not touch a region or call libvmem. */
+void vmem_log(void (*sink)(int level, const char *line, void *user), void *user);
+
+/*
+ * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Costs address space only. flags: 0 or VMEM_HOST_ONLY.
+ * -EINVAL size 0 or too large, unknown flags; -ENOMEM no address space or mappings left, or a budget below 4 blocks.
+ */
+int vmem_alloc(void **ptr, size_t size, unsigned flags);
+
+/*
+ * A region whose bytes are those of a file or block device from `offset` (a multiple of 4 KiB). flags: exactly one of
+ * VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The file may be closed, renamed or unlinked
+ * afterwards. SHARED locks the file exclusively (flock) for the region's life.
+ * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
+ * -ENOENT, -EACCES from opening; -EBUSY another region or process has it SHARED.
+ * A file that becomes shorter later: SIGBUS to a touch beyond its end, with the reason in the log.
+ */
+int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
+
+/*
+ * Frees a region; `ptr` is what vmem_alloc or vmem_map returned (NULL: nothing happens, 0). Waits for I/O under way.
+ * Changed blocks of a shared file are written first; when that fails the region stays and the error is returned. -EBUSY:
+ * live leases. Threads faulting in the region meanwhile get SIGBUS.
+ */
+int vmem_free(void *ptr);
+
+/* A name for messages and statistics, at most 63 bytes kept. */
+int vmem_name(const void *ptr, const char *name);
+
+/*
+ * A hint: starts moving the range toward `location` and returns at once; work on `stream` is not ordered after it. May be
+ * dropped when memory is short. -ENODEV: there is no such device.
+ */
+int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
+
+/* `advice` is an enum vmem_advice. DONT_NEED waits for I/O on its blocks and skips leased ones (-EBUSY after the rest). */
+int vmem_advise(const void *ptr, size_t size, int advice, int location);
+
+/*
+ * States that `stream` (VMEM_HOST: the CPU and DMA) uses the range: its blocks come to `location` and stay until the
+ * matching vmem_release. Blocks for disk, never for the GPU. -ENOMEM: the range and the live leases exceed the budget,
+ * named; -EBUSY: a live lease at another location, or the stream is capturing a graph; -EIO: a block could not be read;
+ * nothing is leased then. Leases count: acquire twice, release twice.
+ */
+int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, void *stream);
+/* -EINVAL when the range holds a block that this stream has not leased; nothing is released then. */
+int vmem_release(const void *ptr, size_t size, void *stream);
+/* Many ranges, of one or several regions, all or nothing. */
+int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int location, void *stream);
+int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
+
+/* Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done. Leased blocks are
+ * skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory. */
+int vmem_evict(const void *ptr, size_t size, int location);
+
+/*
+ * Returns when stores made before the call (and by released leases) have a copy on the SSD: for a shared file durable, as
+ * fsync; for anonymous memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
+ * skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in the background since the last call.
+ */
+int vmem_sync(const void *ptr, size_t size);
+
+/* Bytes of the range in each tier at this moment. out->size set by the caller. */
+int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
+/* out->size set by the caller; fields beyond it are not written. */
+int vmem_stats(struct vmem_stats *out);
+/* -ENODEV: there is no such device. */
+int vmem_device_stats(int device, struct vmem_device_stats *out);
+
+/* A fixed string for a (negative or positive) errno. Never NULL. */
+const char *vmem_strerror(int err);
+/* The calling thread's last failure in words; "" if none. Valid until the thread's next libvmem call. */
+const char *vmem_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* VMEM_VMEM_H */

@@ -1,0 +1,119 @@
+#include "core/block_table.h"
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+
+namespace vmem::core {
+
+namespace {
+
+constexpr uint16_t bit(State s) { return static_cast<uint16_t>(1u << static_cast<unsigned>(s)); }
+
+// Row: from. Every pair has one owner, named in docs/architecture.md.
+constexpr uint16_t kLegal[] = {
+    /* untouched  */ bit(State::filling) | bit(State::entering) | bit(State::failed),
+    /* stored     */ bit(State::filling) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
+    /* filling    */ bit(State::held) | bit(State::installing) | bit(State::failed) | bit(State::stored) |
+        bit(State::untouched) | bit(State::entering),
+    /* held       */ bit(State::installing) | bit(State::taking) | bit(State::entering),
+    /* installing */ bit(State::resident) | bit(State::held),
+    /* resident   */ bit(State::taking) | bit(State::entering),
+    /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
+        bit(State::stored) | bit(State::untouched) | bit(State::entering),
+    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::stored) | bit(State::untouched),
+    /* failed     */ bit(State::untouched) | bit(State::stored),
+    /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
+        bit(State::failed),
+    /* on_device  */ bit(State::leaving),
+    /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::taking) | bit(State::stored) |
+        bit(State::untouched) | bit(State::failed) | bit(State::entering),
+};
+static_assert(std::size(kLegal) == static_cast<size_t>(State::count_));
+
+}  // namespace
+
+const char* state_name(State state) {
+  static const char* const kNames[] = {"untouched", "stored",  "filling", "held",     "installing", "resident",
+                                       "taking",    "writing", "failed",  "entering", "on_device",  "leaving"};
+  return state < State::count_ ? kNames[static_cast<size_t>(state)] : "?";
+}
+
+bool legal(State from, State to) { return (kLegal[static_cast<size_t>(from)] & bit(to)) != 0; }
+
+void fatal(const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  fputs("libvmem: fatal: ", stderr);
+  vfprintf(stderr, format, args);
+  fputs("\n", stderr);
+  va_end(args);
+  abort();
+}
+
+BlockTable::~BlockTable() {
+  if (mapped_ != 0) {
+    munmap(table_, mapped_);
+  } else {
+    free(table_);
+  }
+}
+
+Status BlockTable::create(uint64_t blocks) {
+  const size_t bytes = blocks * sizeof(Block);
+  // Small tables come from the heap so that thousands of small regions do not use up mappings.
+  if (bytes <= 64 * 1024) {
+    table_ = static_cast<Block*>(calloc(blocks, sizeof(Block)));
+    if (table_ == nullptr) return error(ENOMEM, "no memory for a table of %zu bytes", bytes);
+    footprint_ = bytes;
+  } else {
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+      return system_error(errno, "no address space for a block table of %s", human_bytes(bytes).c_str());
+    }
+    madvise(at, bytes, MADV_DONTFORK);
+    table_ = static_cast<Block*>(at);
+    mapped_ = bytes;
+  }
+  blocks_ = blocks;
+  touched_.assign((blocks + kChunk - 1) / kChunk, false);
+  return {};
+}
+
+void BlockTable::change(BlockIndex i, State from, State to) {
+  Block& block = table_[i];
+  if (block.state != from || !legal(from, to)) {
+    fatal("block %llu: %s -> %s asked for, but it is %s", static_cast<unsigned long long>(i), state_name(from),
+          state_name(to), state_name(block.state));
+  }
+  block.state = to;
+  if (from != State::untouched) --counts_[static_cast<size_t>(from)];
+  if (to != State::untouched) ++counts_[static_cast<size_t>(to)];
+  if (!touched_[i / kChunk]) {
+    touched_[i / kChunk] = true;
+    if (mapped_ != 0) footprint_ += kChunk * sizeof(Block);
+  }
+}
+
+BlockIndex BlockTable::next_touched(BlockIndex from) const {
+  while (from < blocks_ && !touched_[from / kChunk]) from = (from / kChunk + 1) * kChunk;
+  return from < blocks_ ? from : blocks_;
+}
+
+std::string BlockTable::check() const {
+  uint64_t counts[static_cast<size_t>(State::count_)] = {};
+  for (BlockIndex i = next_touched(0); i < blocks_; i = next_touched(i + 1)) {
+    if (table_[i].state != State::untouched) ++counts[static_cast<size_t>(table_[i].state)];
+  }
+  for (size_t s = 1; s < static_cast<size_t>(State::count_); ++s) {
+    if (counts[s] != counts_[s]) {
+      return strprintf("state %s: counted %llu, found %llu", state_name(static_cast<State>(s)),
+                       static_cast<unsigned long long>(counts_[s]), static_cast<unsigned long long>(counts[s]));
+    }
+  }
+  return "";
+}
+
+}  // namespace vmem::core

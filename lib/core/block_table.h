@@ -1,0 +1,104 @@
+// What is known of each block of a region, and which changes of state are legal. The pager is the only writer; every call
+// is made under its lock. A table for 16 TiB costs address space only: entries are born as zero pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace vmem::core {
+
+// Where a block's current bytes are, and who owns the change that is under way. In the states marked (owner) exactly one
+// thread may act on the block; everybody else leaves a wish in the flags and waits for the next state.
+enum class State : uint8_t {
+  untouched,   // never written: zeros, or the mapped file's bytes. Trapped.
+  stored,      // in the store, at `extent`. Trapped.
+  filling,     // (owner) bytes on their way into a frame. Trapped.
+  held,        // in a frame, trapped: a read-ahead marker, a probe, a device region's host copy
+  installing,  // (owner) the frame is being put in place
+  resident,    // in place: touches cost nothing
+  taking,      // (owner) being taken out of sight, hashed, dropped or queued for writing. Trapped.
+  writing,     // (owner) its image in a frame is being written to the store. Trapped.
+  failed,      // its bytes cannot be had: touches get SIGBUS, the reason was logged
+  entering,    // (owner) on its way into a device
+  on_device,   // on a device; CPU touches are the driver's business
+  leaving,     // (owner) on its way out of a device
+  count_,
+};
+const char* state_name(State state);
+bool legal(State from, State to);
+constexpr bool in_transition(State s) {
+  return s == State::filling || s == State::installing || s == State::taking || s == State::writing ||
+         s == State::entering || s == State::leaving;
+}
+// States in which the block occupies host memory; `aux` is its ResidentId then.
+constexpr bool in_memory(State s) {
+  return s == State::filling || s == State::held || s == State::installing || s == State::resident ||
+         s == State::taking || s == State::writing;
+}
+
+enum Flag : uint16_t {
+  kWanted = 1 << 0,         // a fault waits for this block
+  kWantedWrite = 1 << 1,    // .. and it is a store
+  kStarved = 1 << 2,        // queued for memory
+  kMarker = 1 << 3,         // a read-ahead marker
+  kReadAhead = 1 << 4,      // read ahead or prefetched, no touch seen since
+  kDigest = 1 << 5,         // `digest` is that of the bytes in the store or the file
+  kProtected = 1 << 6,      // in place write-protected: certainly equal to the store
+  kSyncing = 1 << 7,        // vmem_sync copies or writes it
+  kCold = 1 << 8,           // advice
+  kHot = 1 << 9,            // advice
+  kPinned = 1 << 10,        // advice
+  kDropped = 1 << 11,       // a starved fault was answered with SIGBUS; the bytes are intact
+  kPrefetched = 1 << 12,    // by vmem_prefetch (else by read-ahead)
+};
+
+struct Block {
+  Digest digest;
+  Extent extent;           // where the store has it; invalid for file bytes
+  uint32_t aux = 0;        // in memory: ResidentId. Absent: stamp of its last eviction, 0 = never
+  State state = State::untouched;
+  uint8_t device = 0;      // on_device, entering, leaving: which
+  uint16_t flags = 0;
+};
+static_assert(sizeof(Block) == 32);
+
+// Prints the words to stderr and aborts: for states that can only be a bug of this library, where going on would risk data.
+[[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+class BlockTable {
+ public:
+  BlockTable() = default;
+  ~BlockTable();
+  BlockTable(const BlockTable&) = delete;
+  BlockTable& operator=(const BlockTable&) = delete;
+  Status create(uint64_t blocks);
+
+  uint64_t size() const { return blocks_; }
+  Block& operator[](BlockIndex i) { return table_[i]; }
+  const Block& operator[](BlockIndex i) const { return table_[i]; }
+  // The one way a state changes. Illegal: fatal().
+  void change(BlockIndex i, State from, State to);
+  // First block at or after `from` that may be other than untouched, or size(); skips whole chunks never changed.
+  BlockIndex next_touched(BlockIndex from) const;
+  // Blocks in each state, counted as they change (untouched: not counted).
+  uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
+  // Bytes of memory the table may occupy by now.
+  size_t footprint() const { return footprint_; }
+  // Recounts everything and compares: tests call it. Empty when consistent.
+  std::string check() const;
+
+ private:
+  static constexpr uint64_t kChunk = 2048;  // blocks; 64 KiB of table
+  Block* table_ = nullptr;
+  uint64_t blocks_ = 0;
+  size_t mapped_ = 0;     // bytes, 0 when from calloc
+  size_t footprint_ = 0;
+  std::vector<bool> touched_;  // one a chunk
+  uint64_t counts_[static_cast<size_t>(State::count_)] = {};
+};
+
+}  // namespace vmem::core
