@@ -23,7 +23,7 @@ constexpr uint16_t kLegal[] = {
     /* resident   */ bit(State::taking) | bit(State::entering),
     /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
         bit(State::stored) | bit(State::untouched) | bit(State::entering),
-    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::stored) | bit(State::untouched),
+    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) | bit(State::untouched),
     /* failed     */ bit(State::untouched) | bit(State::stored),
     /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
         bit(State::failed),

@@ -20,8 +20,8 @@ enum class State : uint8_t {
   held,        // in a frame, trapped: a read-ahead marker, a probe, a device region's host copy
   installing,  // (owner) the frame is being put in place
   resident,    // in place: touches cost nothing
-  taking,      // (owner) being taken out of sight, hashed, dropped or queued for writing. Trapped.
-  writing,     // (owner) its image in a frame is being written to the store. Trapped.
+  taking,      // (owner) being taken out of sight or write-protected, hashed, dropped
+  writing,     // (owner) its image, in a frame or in place and write-protected, is being written to the store
   failed,      // its bytes cannot be had: touches get SIGBUS, the reason was logged
   entering,    // (owner) on its way into a device
   on_device,   // on a device; CPU touches are the driver's business
@@ -48,7 +48,6 @@ enum Flag : uint16_t {
   kReadAhead = 1 << 4,      // read ahead or prefetched, no touch seen since
   kDigest = 1 << 5,         // `digest` is that of the bytes in the store or the file
   kProtected = 1 << 6,      // in place write-protected: certainly equal to the store
-  kSyncing = 1 << 7,        // vmem_sync copies or writes it
   kCold = 1 << 8,           // advice
   kHot = 1 << 9,            // advice
   kPinned = 1 << 10,        // advice

@@ -31,6 +31,7 @@ struct Io {
   void (*done)(Io& io) = nullptr;
   void* user = nullptr;
 
+  size_t transferred = 0; // (out) bytes that came from or went to the file, before any zeroing
   int result = 0;         // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
   Io* next = nullptr;     // the engine's while queued
 };

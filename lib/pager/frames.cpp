@@ -1,0 +1,167 @@
+#include "pager/frames.h"
+
+#include <bit>
+#include <cerrno>
+#include <numaif.h>
+#include <sys/mman.h>
+
+#include "core/log.h"
+
+namespace vmem::pager {
+
+using core::kHugePage;
+
+FramePool::FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> numa_nodes)
+    : trap_(trap), budget_(budget_bytes), nodes_(std::move(numa_nodes)) {}
+
+FramePool::~FramePool() {
+  for (const trap::Range& arena : arenas_) munmap(reinterpret_cast<void*>(arena.address), arena.size);
+}
+
+size_t FramePool::index(size_t size) { return static_cast<size_t>(std::countr_zero(size / core::kPage)); }
+
+void FramePool::set_tables(uint64_t bytes) {
+  used_ = used_ - tables_ + bytes;
+  tables_ = bytes;
+}
+
+bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
+  if (used_ + bytes + reserve > budget_) {
+    if (used_ - free_bytes_ + bytes + reserve > budget_) return false;
+    if (!shrink_free(used_ + bytes + reserve - budget_)) return false;
+  }
+  used_ += bytes;
+  return true;
+}
+
+void FramePool::give_credit(uint64_t bytes) { used_ -= bytes; }
+
+std::byte* FramePool::get(size_t size, uint64_t reserve) {
+  Class& c = classes_[index(size)];
+  if (!c.free.empty()) {
+    if (used_ - free_bytes_ + size + reserve > budget_) return nullptr;
+    std::byte* frame = c.free.back();
+    c.free.pop_back();
+    free_bytes_ -= size;
+    return frame;
+  }
+  if (!take_credit(size, reserve)) return nullptr;
+  std::byte* slot = get_slot(size);
+  if (slot == nullptr) give_credit(size);
+  return slot;
+}
+
+void FramePool::put(std::byte* frame, size_t size) {
+  if (used_ > budget_) {  // the budget was lowered, or tables grew
+    release_pages(frame, size);
+    used_ -= size;
+    put_slot(frame, size);
+    return;
+  }
+  classes_[index(size)].free.push_back(frame);
+  free_bytes_ += size;
+}
+
+std::byte* FramePool::get_slot(size_t size) {
+  Class& c = classes_[index(size)];
+  if (c.slots.empty() && !grow_slots(size)) return nullptr;
+  std::byte* slot = c.slots.back();
+  c.slots.pop_back();
+  return slot;
+}
+
+void FramePool::put_slot(std::byte* slot, size_t size) { classes_[index(size)].slots.push_back(slot); }
+
+bool FramePool::grow_slots(size_t size) {
+  const size_t bytes = std::max<size_t>(32 * size, 2 * kHugePage);
+  void* at = nullptr;
+  if (core::Status s = trap_.reserve_frames(bytes, true, &at); !s.ok()) {
+    core::log(core::Level::warning, "no address space for frames: %.*s", static_cast<int>(s.text().size()),
+              s.text().data());
+    return false;
+  }
+  place(at, bytes);
+  arenas_.push_back({reinterpret_cast<uintptr_t>(at), bytes});
+  // Last pushed is first used: hand out ascending addresses so that neighbours share mappings.
+  for (size_t offset = bytes; offset >= size; offset -= size) {
+    classes_[index(size)].slots.push_back(static_cast<std::byte*>(at) + offset - size);
+  }
+  return true;
+}
+
+void FramePool::place(void* at, size_t size) const {
+  if (nodes_.empty()) return;
+  std::array<unsigned long, 16> mask{};
+  for (int node : nodes_) mask[static_cast<size_t>(node) / 64] |= 1ul << (node % 64);
+  if (mbind(at, size, nodes_.size() == 1 ? MPOL_BIND : MPOL_INTERLEAVE, mask.data(), mask.size() * 64, 0) != 0) {
+    VMEM_LOG_ONCE(core::Level::warning, "frames cannot be placed on the NUMA nodes of setting numa_nodes: errno %d",
+                  errno);
+  }
+}
+
+std::byte* FramePool::get_bounce(size_t size) {
+  Class& c = classes_[index(size)];
+  if (c.bounce.empty()) {
+    const size_t slab = std::max(size, kHugePage);
+    if (c.bounce_bytes + slab > c.bounce_limit || !take_credit(slab, 0)) return nullptr;
+    // Slabs are slots of the huge class that stay populated for good.
+    std::byte* at = get_slot(slab);
+    if (at == nullptr) {
+      give_credit(slab);
+      return nullptr;
+    }
+    c.bounce_bytes += slab;
+    for (size_t offset = slab; offset >= size; offset -= size) c.bounce.push_back(at + offset - size);
+  }
+  std::byte* buffer = c.bounce.back();
+  c.bounce.pop_back();
+  return buffer;
+}
+
+void FramePool::put_bounce(std::byte* buffer, size_t size) { classes_[index(size)].bounce.push_back(buffer); }
+
+size_t FramePool::free_bounce(size_t size) const {
+  const Class& c = classes_[index(size)];
+  const uint64_t more = c.bounce_limit > c.bounce_bytes ? (c.bounce_limit - c.bounce_bytes) / size : 0;
+  return c.bounce.size() + more;
+}
+
+core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes) {
+  Class& c = classes_[index(size)];
+  c.bounce_limit = std::max<uint64_t>({c.bounce_limit, limit_bytes, std::max(size, kHugePage)});
+  if (c.bounce_bytes != 0) return {};
+  std::byte* first = get_bounce(size);
+  if (first == nullptr) {
+    return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
+                       core::human_bytes(budget_).c_str(), core::human_bytes(std::max(size, kHugePage)).c_str(),
+                       core::human_bytes(used_ - free_bytes_).c_str());
+  }
+  put_bounce(first, size);
+  return {};
+}
+
+bool FramePool::shrink_free(uint64_t bytes) {
+  uint64_t freed = 0;
+  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
+    const size_t size = core::kPage << i;
+    Class& c = classes_[i];
+    while (!c.free.empty() && freed < bytes) {
+      std::byte* frame = c.free.back();
+      c.free.pop_back();
+      release_pages(frame, size);
+      put_slot(frame, size);
+      free_bytes_ -= size;
+      used_ -= size;
+      freed += size;
+    }
+  }
+  return freed >= bytes;
+}
+
+void FramePool::trim() {
+  if (used_ > budget_) shrink_free(used_ - budget_);
+}
+
+void release_pages(std::byte* slot, size_t size) { madvise(slot, size, MADV_DONTNEED); }
+
+}  // namespace vmem::pager

@@ -1,0 +1,79 @@
+// Host memory of bounded size: the budget, frames to move blocks through, and buffers to read into. Not thread-safe: the
+// pager's lock protects it, except release_pages().
+//
+//   used = credits handed out + populated free frames + bounce slabs + tables   <=   budget, always
+//
+// A credit is the right to keep that many bytes of memory. It travels with the bytes: frame -> region -> frame.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "trap/trap.h"
+
+namespace vmem::pager {
+
+class FramePool {
+ public:
+  FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> numa_nodes);
+  ~FramePool();
+  FramePool(const FramePool&) = delete;
+  FramePool& operator=(const FramePool&) = delete;
+
+  uint64_t budget() const { return budget_; }
+  void set_budget(uint64_t bytes) { budget_ = bytes; }
+  uint64_t used() const { return used_; }
+  // Bytes that could be handed out now.
+  uint64_t available() const { return budget_ > used_ - free_bytes_ ? budget_ - (used_ - free_bytes_) : 0; }
+  // Memory of the library's own tables, counted like frames; may push `used` over the budget until blocks are evicted.
+  void set_tables(uint64_t bytes);
+
+  // A credit without a frame; false when it would exceed budget - reserve.
+  bool take_credit(uint64_t bytes, uint64_t reserve);
+  void give_credit(uint64_t bytes);
+
+  // A frame of `size` bytes with its credit: contents undefined. nullptr: no memory within budget - reserve.
+  std::byte* get(size_t size, uint64_t reserve);
+  // A frame comes back with its pages: it stays populated, ready for the next get().
+  void put(std::byte* frame, size_t size);
+  // Address space of a frame without memory or credit: where take() puts a block's pages. nullptr: no address space.
+  std::byte* get_slot(size_t size);
+  void put_slot(std::byte* slot, size_t size);
+
+  // Buffers that stay mapped: I/O in copy mode, compressed images. Bounded by limit_bytes per size; nullptr: all busy, or
+  // no memory for another slab.
+  std::byte* get_bounce(size_t size);
+  void put_bounce(std::byte* buffer, size_t size);
+  // Sets a limit and makes sure of the first slab, so that a fault always finds one. -ENOMEM names the budget.
+  core::Status want_bounce(size_t size, uint64_t limit_bytes);
+  size_t free_bounce(size_t size) const;
+
+  // Gives populated free frames back to the system until used <= budget or there are none left.
+  void trim();
+
+ private:
+  struct Class {
+    std::vector<std::byte*> free;    // populated
+    std::vector<std::byte*> slots;   // empty
+    std::vector<std::byte*> bounce;  // populated, idle
+    uint64_t bounce_bytes = 0, bounce_limit = 0;
+  };
+  static size_t index(size_t size);
+  bool grow_slots(size_t size);
+  void place(void* at, size_t size) const;
+  bool shrink_free(uint64_t bytes);
+
+  trap::Trap& trap_;
+  uint64_t budget_, used_ = 0, free_bytes_ = 0, tables_ = 0;
+  std::vector<int> nodes_;
+  std::array<Class, 14> classes_;
+  std::vector<trap::Range> arenas_;
+};
+
+// Gives a slot's pages back to the system. Any thread, no lock.
+void release_pages(std::byte* slot, size_t size);
+
+}  // namespace vmem::pager

@@ -1,0 +1,253 @@
+// The one writer of block state: takes requests and faults, asks policy, runs moves.
+//
+// Lock: `mutex_` protects every field here and in Region, and is taken by API threads, the fault thread, evictors and I/O
+// completion threads. It is never held across I/O, a wait for another block, a hash or copy of a block, or a touch of
+// paged memory; under it only: table changes, policy, and single-block trap calls that cannot block (unprotect, wake).
+// What must be done outside is collected in an After and run when the lock has been dropped.
+//
+// Each transition of a block (see core::State) has one owner, which works without the lock; everybody else leaves a wish
+// in the block's flags, and settle() grants it when the owner is done.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/counters.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "pager/frames.h"
+#include "pager/region.h"
+#include "store/io.h"
+#include "store/space.h"
+#include "vmem/vmem.h"
+
+namespace vmem::pager {
+
+struct Config {
+  uint64_t host_budget = 0;  // bytes
+  unsigned io_depth = 16;
+  unsigned evict_threads = 1;
+  uint64_t readahead_bytes = uint64_t{64} << 20;
+  bool checksum = true;
+  unsigned fault_timeout_ms = 10000;
+  bool allow_move = true;
+  bool direct_io = true;
+  std::vector<int> numa_nodes;
+  policy::EvictorKind evictor = policy::EvictorKind::adaptive;
+};
+
+// The rooms the pager stands on. It owns them; they outlive its threads.
+struct Parts {
+  std::unique_ptr<trap::Trap> trap;
+  std::unique_ptr<store::Engine> engine;
+  std::unique_ptr<store::Space> space;
+};
+
+class Pager {
+ public:
+  Pager(Parts parts, Config config);
+  // Stops the threads. Regions must have been freed (shutdown()).
+  ~Pager();
+  Pager(const Pager&) = delete;
+  Pager& operator=(const Pager&) = delete;
+  core::Status start();
+
+  struct NewRegion {
+    size_t size = 0;
+    size_t block_size = 0;
+    Backing backing = Backing::anonymous;
+    store::Codec codec = store::Codec::raw;
+    std::string path;  // files
+    uint64_t offset = 0;
+  };
+  core::Status create(const NewRegion& what, void** ptr);
+  core::Status destroy(void* ptr, bool force);
+  core::Status set_name(const void* ptr, const char* name);
+
+  core::Status prefetch(const void* ptr, size_t size, int location);
+  core::Status advise(const void* ptr, size_t size, int advice, int location);
+  core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream);
+  core::Status release(std::span<const vmem_range> ranges, void* stream);
+  core::Status evict(const void* ptr, size_t size, int location);
+  core::Status sync(const void* ptr, size_t size);
+  core::Status query(const void* ptr, size_t size, vmem_residency* out);
+  void stats(vmem_stats* out);
+
+  void set_host_budget(uint64_t bytes);
+  void set_readahead(uint64_t bytes);
+  void set_checksum(bool on);
+  void set_fault_timeout(unsigned ms);
+  void set_space_budget(uint64_t bytes);
+  // Writes changed blocks of shared files; regions stay usable. For exit().
+  core::Status flush_shared();
+  // Frees every region, whatever holds it.
+  void shutdown();
+  bool has_regions();
+
+  // Tests: recounts tables, budget and leases; empty when every equation holds and nothing is in flight.
+  std::string check();
+  core::Counters& counters() { return counters_; }
+  trap::Trap& trap() { return *trap_; }
+
+ private:
+  // Someone who waits for several moves; lives on the waiter's stack.
+  struct Job {
+    uint64_t outstanding = 0;
+    core::Status status;           // the first failure
+  };
+  // One block's way in or out. Owned by whoever owns the block's transition.
+  struct Move {
+    store::Io io, tail;
+    Pager* pager = nullptr;
+    Region* region = nullptr;
+    core::BlockIndex block = 0;
+    std::byte* image = nullptr;    // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
+    std::byte* coded = nullptr;    // compressed image, a bounce buffer
+    size_t stored = 0;
+    store::Codec codec = store::Codec::raw;
+    core::Extent extent;           // written to; the block's own when it is overwritten in place
+    bool new_extent = false;
+    core::Digest digest;
+    bool keep = false;             // sync: the block stays in memory
+    bool probe = false;            // only out of sight: the frame is kept
+    bool from_held = false;        // it was held before, so it has a frame already
+    bool in_place = false;         // image is the region's own memory, write-protected
+    bool clean = false;            // nothing to write
+    bool protect = false;          // install: with write protection
+    bool speculative = false;
+    uint64_t started_ns = 0;       // fill: when the fault was read; 0 when nobody waits
+    Job* job = nullptr;
+    core::Status status;
+  };
+  struct Resident {                // indexed by ResidentId
+    Region* region = nullptr;
+    core::BlockIndex block = 0;
+    std::byte* frame = nullptr;    // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
+    int32_t stride = 0;            // marker: of its read-ahead window
+    bool admitted = false;         // known to the policy
+  };
+  struct After {                   // work for when the lock is gone
+    std::vector<store::Io*> submit;
+    std::vector<Move*> zero;       // frames to clear, then as if read
+    std::vector<Move*> install;    // state installing
+    bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
+  };
+  struct Starved {
+    Region* region;
+    core::BlockIndex block;
+    core::Urgency urgency;
+    uint64_t since_ns;
+  };
+  struct Speculative {             // a prefetch or a read-ahead window, taken block by block
+    Region* region;
+    core::BlockIndex next;
+    int64_t stride;
+    uint64_t count;
+    core::BlockIndex marker;       // read-ahead only
+    core::Urgency urgency;
+  };
+  struct SpanOf {                  // a checked range
+    Region* region;
+    core::BlockIndex first, last;  // inclusive
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  // pager.cpp
+  core::Status check_range(const void* ptr, size_t size, SpanOf* out);
+  core::Status check_location(int location, bool allow_ssd) const;
+  Region* find(uintptr_t address);
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame);
+  void free_resident(core::BlockIndex b, Region& r);
+  void admit(Region& r, core::BlockIndex b);
+  Move* new_move(Region& r, core::BlockIndex b);
+  void free_move(Move* m);
+  void count_tables();
+  void notify() { changed_.notify_all(); }
+  uint64_t reserve() const { return reserve_bytes_; }
+  std::string where(const Region& r, core::BlockIndex b) const;
+
+  // fill.cpp
+  void fault_loop();
+  void on_fault(const trap::Fault& fault, uint64_t now, After& after);
+  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after);
+  void begin_install(Region& r, core::BlockIndex b, After& after);
+  void run(After& after);
+  void install(Move* m, After& after);
+  static void on_read(store::Io& io);
+  void finish_read(Move* m, After& after);
+  void fail_block(Region& r, core::BlockIndex b, const core::Status& why);
+  void starve(Region& r, core::BlockIndex b, core::Urgency urgency);
+  void pump(After& after);
+  void pump_speculative(After& after);
+  void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
+  // The block reached a stable state: grants the wishes left in its flags.
+  void settle(Region& r, core::BlockIndex b, After& after);
+  void check_starved(uint64_t now);
+
+  // evict.cpp
+  void evict_loop();
+  bool must_evict() const;
+  void evict_batch(std::vector<Move*>& batch);
+  bool begin_take(Region& r, core::BlockIndex b, bool keep, Move** out);
+  void take_one(Move* m);
+  void finish_clean(Move* m, After& after);
+  void to_store(Move* m, After& after);
+  static void on_written(store::Io& io);
+  void finish_write(Move* m, After& after);
+  void put_back(Move* m, After& after);
+  core::Status prepare_write(std::span<Move*> moves);
+  void forget_store_copy(Region& r, core::BlockIndex b);
+
+  // leases.cpp, hints.cpp, sync.cpp
+  bool leased(const Region& r, core::BlockIndex b) const { return r.leases.count(b) != 0; }
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b);
+  void undo_leases(std::span<const SpanOf> spans, size_t upto_span, core::BlockIndex upto, int location, void* stream);
+  core::Status drop_contents(const void* ptr, size_t size);
+  core::Status sync_blocks(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool* busy);
+  core::Status evict_blocks(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool* leased_some);
+  core::Status take_write_error();
+
+  std::unique_ptr<trap::Trap> trap_;
+  std::unique_ptr<store::Engine> engine_;
+  std::unique_ptr<store::Space> space_;
+  Config config_;
+  core::Counters counters_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;      // some block reached a stable state, or memory came free
+  std::condition_variable need_evict_;   // the evictors have work
+  std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base address
+  std::unique_ptr<policy::Evictor> policy_;
+  FramePool frames_;
+  std::vector<Resident> residents_;
+  std::vector<core::ResidentId> free_residents_;
+  std::vector<std::unique_ptr<Move>> moves_;
+  std::vector<Move*> free_moves_;
+  std::deque<Starved> starved_;          // at most one entry a block; faults before acquires
+  std::deque<Speculative> speculative_;  // bounded by kMaxSpeculative
+  uint64_t speculative_bytes_ = 0;       // of them in flight
+  uint64_t reserve_bytes_ = 0;           // kept free for faults
+  uint64_t largest_block_ = 0;
+  uint64_t leaving_bytes_ = 0;           // being evicted now: will come free
+  uint64_t leased_bytes_ = 0;
+  uint64_t evicted_pages_ = 0;           // clock of the eviction stamps
+  uint64_t table_bytes_ = 0;
+  uint64_t next_region_id_ = 1;
+  core::Status write_error_;             // first background write-back failure nobody has been told of
+  uint64_t retry_writes_ns_ = 0;         // no write-back before this, after a failure
+  unsigned failures_in_row_ = 0;
+  std::vector<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
+  bool stop_ = false;
+  std::thread fault_thread_;
+  std::vector<std::thread> evict_threads_;
+  std::atomic<bool> stop_faults_{false};
+
+  static constexpr size_t kMaxSpeculative = 1024;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,77 @@
+// What the pager knows of one region. Protected by the pager's lock unless a field says otherwise.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/block_table.h"
+#include "core/types.h"
+#include "policy/evictor.h"
+#include "policy/readahead.h"
+#include "store/codec.h"
+#include "store/file.h"
+#include "trap/trap.h"
+
+namespace vmem::pager {
+
+enum class Backing : uint8_t {
+  anonymous,     // zeros; blocks go to the store
+  file_read,     // a file's bytes; never written
+  file_shared,   // changes go to the file
+  file_private,  // changes go to the store
+};
+
+// One stream's claim on a block. `count` acquires minus releases.
+struct Lease {
+  int location;
+  void* stream;
+  unsigned access;  // union of all its acquires
+  uint32_t count;
+};
+
+struct Region {
+  Region(uint64_t blocks_, uint32_t max_window) : readahead(blocks_, max_window) {}
+
+  // Fixed at creation; any thread that keeps the region alive may read them.
+  uint64_t id = 0;
+  std::byte* base = nullptr;
+  size_t size = 0;         // bytes the caller asked for
+  size_t span = 0;         // bytes of address space: blocks * block_size
+  size_t block_size = 0;
+  uint64_t blocks = 0;
+  Backing backing = Backing::anonymous;
+  trap::Transfer transfer = trap::Transfer::move;
+  store::Codec codec = store::Codec::raw;
+  bool probes = false;
+  store::MappedFile file;
+  store::FileId file_id = 0, tail_id = 0;
+  bool has_file = false, has_tail = false;
+  uint64_t file_offset = 0;
+
+  core::BlockTable table;
+  policy::ReadAhead readahead;
+  policy::Access access = policy::Access::normal;
+  policy::Priority priority = policy::Priority::normal;
+  std::string name;
+  std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
+  std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
+  uint64_t in_flight = 0;   // blocks in a transition, and threads that use the region outside the lock
+  bool dying = false;
+  bool advised = false;     // some block carries cold, hot or pin
+
+  std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
+  core::BlockIndex index(const void* p) const {
+    return static_cast<size_t>(static_cast<const std::byte*>(p) - base) / block_size;
+  }
+  bool writable() const { return backing != Backing::file_read; }
+  // Bytes of block b that the file holds (file regions): less than block_size in the last block only.
+  size_t file_bytes(core::BlockIndex b) const {
+    const uint64_t from = b * block_size;
+    return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
+  }
+  // True when an absent block in state untouched has its bytes in the file.
+  bool from_file() const { return backing != Backing::anonymous; }
+};
+
+}  // namespace vmem::pager
