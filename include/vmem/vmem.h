@@ -20,6 +20,12 @@
 extern "C" {
 #endif
 
+/* A call and the struct it fills share a name, as stat() does; C++ reaches the struct as `struct vmem_stats`. */
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
+
 #define VMEM_VERSION_MAJOR 1
 #define VMEM_VERSION_MINOR 0
 
@@ -197,6 +203,10 @@ int vmem_device_stats(int device, struct vmem_device_stats *out);
 const char *vmem_strerror(int err);
 /* The calling thread's last failure in words; "" if none. Valid until the thread's next libvmem call. */
 const char *vmem_last_error(void);
+
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 
 #ifdef __cplusplus
 }

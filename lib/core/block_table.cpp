@@ -1,16 +1,19 @@
 #include "core/block_table.h"
 
+#include <sys/mman.h>
+
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <sys/mman.h>
 
 namespace vmem::core {
 
 namespace {
 
-constexpr uint16_t bit(State s) { return static_cast<uint16_t>(1u << static_cast<unsigned>(s)); }
+constexpr uint16_t bit(State s) {
+  return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
+}
 
 // Row: from. Every pair has one owner, named in docs/architecture.md.
 constexpr uint16_t kLegal[] = {
@@ -23,7 +26,8 @@ constexpr uint16_t kLegal[] = {
     /* resident   */ bit(State::taking) | bit(State::entering),
     /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
         bit(State::stored) | bit(State::untouched) | bit(State::entering),
-    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) | bit(State::untouched),
+    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
+        bit(State::untouched),
     /* failed     */ bit(State::untouched) | bit(State::stored),
     /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
         bit(State::failed),
@@ -41,7 +45,9 @@ const char* state_name(State state) {
   return state < State::count_ ? kNames[static_cast<size_t>(state)] : "?";
 }
 
-bool legal(State from, State to) { return (kLegal[static_cast<size_t>(from)] & bit(to)) != 0; }
+bool legal(State from, State to) {
+  return (kLegal[static_cast<size_t>(from)] & bit(to)) != 0;
+}
 
 void fatal(const char* format, ...) {
   va_list args;

@@ -1,5 +1,5 @@
-// What is known of each block of a region, and which changes of state are legal. The pager is the only writer; every call
-// is made under its lock. A table for 16 TiB costs address space only: entries are born as zero pages.
+// What is known of each block of a region, and which changes of state are legal. The pager is the only writer; every
+// call is made under its lock. A table for 16 TiB costs address space only: entries are born as zero pages.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace vmem::core {
 
-// Where a block's current bytes are, and who owns the change that is under way. In the states marked (owner) exactly one
-// thread may act on the block; everybody else leaves a wish in the flags and waits for the next state.
+// Where a block's current bytes are, and who owns the change that is under way. In the states marked (owner) exactly
+// one thread may act on the block; everybody else leaves a wish in the flags and waits for the next state.
 enum class State : uint8_t {
   untouched,   // never written: zeros, or the mapped file's bytes. Trapped.
   stored,      // in the store, at `extent`. Trapped.
@@ -41,31 +41,29 @@ constexpr bool in_memory(State s) {
 }
 
 enum Flag : uint16_t {
-  kWanted = 1 << 0,         // a fault waits for this block
-  kWantedWrite = 1 << 1,    // .. and it is a store
-  kStarved = 1 << 2,        // queued for memory
-  kMarker = 1 << 3,         // a read-ahead marker
-  kReadAhead = 1 << 4,      // read ahead or prefetched, no touch seen since
-  kDigest = 1 << 5,         // `digest` is that of the bytes in the store or the file
-  kProtected = 1 << 6,      // in place write-protected: certainly equal to the store
-  kCold = 1 << 8,           // advice
-  kHot = 1 << 9,            // advice
-  kPinned = 1 << 10,        // advice
-  kDropped = 1 << 11,       // a starved fault was answered with SIGBUS; the bytes are intact
-  kPrefetched = 1 << 12,    // by vmem_prefetch (else by read-ahead)
+  kWanted = 1 << 0,       // a fault waits for this block
+  kWantedWrite = 1 << 1,  // .. and it is a store
+  kStarved = 1 << 2,      // queued for memory
+  kMarker = 1 << 3,       // a read-ahead marker
+  kReadAhead = 1 << 4,    // read ahead or prefetched, no touch seen since
+  kDigest = 1 << 5,       // `digest` is that of the bytes in the store or the file
+  kProtected = 1 << 6,    // in place write-protected: certainly equal to the store
+  kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
+  kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
 };
 
 struct Block {
   Digest digest;
-  Extent extent;           // where the store has it; invalid for file bytes
-  uint32_t aux = 0;        // in memory: ResidentId. Absent: stamp of its last eviction, 0 = never
+  Extent extent;     // where the store has it; invalid for file bytes
+  uint32_t aux = 0;  // in memory: ResidentId. Absent: stamp of its last eviction, 0 = never
   State state = State::untouched;
-  uint8_t device = 0;      // on_device, entering, leaving: which
+  uint8_t device = 0;  // on_device, entering, leaving: which
   uint16_t flags = 0;
 };
 static_assert(sizeof(Block) == 32);
 
-// Prints the words to stderr and aborts: for states that can only be a bug of this library, where going on would risk data.
+// Prints the words to stderr and aborts: for states that can only be a bug of this library, where going on would risk
+// data.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 class BlockTable {
@@ -94,7 +92,7 @@ class BlockTable {
   static constexpr uint64_t kChunk = 2048;  // blocks; 64 KiB of table
   Block* table_ = nullptr;
   uint64_t blocks_ = 0;
-  size_t mapped_ = 0;     // bytes, 0 when from calloc
+  size_t mapped_ = 0;  // bytes, 0 when from calloc
   size_t footprint_ = 0;
   std::vector<bool> touched_;  // one a chunk
   uint64_t counts_[static_cast<size_t>(State::count_)] = {};

@@ -24,6 +24,8 @@ struct Counters {
   }
 };
 
-inline void add(std::atomic<uint64_t>& counter, uint64_t n = 1) { counter.fetch_add(n, std::memory_order_relaxed); }
+inline void add(std::atomic<uint64_t>& counter, uint64_t n = 1) {
+  counter.fetch_add(n, std::memory_order_relaxed);
+}
 
 }  // namespace vmem::core

@@ -1,10 +1,11 @@
 #include "core/log.h"
 
+#include <unistd.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <unistd.h>
 
 namespace vmem::core {
 
@@ -32,7 +33,9 @@ void set_log_sink(LogSink new_sink, void* user) {
   sink_user = user;
 }
 
-void set_log_level(Level level) { max_level.store(static_cast<int>(level), std::memory_order_relaxed); }
+void set_log_level(Level level) {
+  max_level.store(static_cast<int>(level), std::memory_order_relaxed);
+}
 
 void log(Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;

@@ -19,8 +19,8 @@ void log(Level level, const char* format, ...) __attribute__((format(printf, 2, 
 }  // namespace vmem::core
 
 // Says it the first time this line is reached in the process, and never again.
-#define VMEM_LOG_ONCE(level, ...)                                                    \
-  do {                                                                               \
-    static ::std::atomic<bool> vmem_said{false};                                     \
-    if (!vmem_said.exchange(true)) ::vmem::core::log((level), __VA_ARGS__);          \
+#define VMEM_LOG_ONCE(level, ...)                                           \
+  do {                                                                      \
+    static ::std::atomic<bool> vmem_said{false};                            \
+    if (!vmem_said.exchange(true)) ::vmem::core::log((level), __VA_ARGS__); \
   } while (0)

@@ -60,26 +60,37 @@ static_assert(std::size(kTable) == static_cast<size_t>(Option::count_));
 
 uint64_t default_number(Option id) {
   switch (id) {
-    case Option::block_size: return 2 * kMiB;
-    case Option::io_depth: return 16;
+    case Option::block_size:
+      return 2 * kMiB;
+    case Option::io_depth:
+      return 16;
     case Option::direct_io:
-    case Option::checksum: return 1;
-    case Option::readahead: return 64 * kMiB;
-    case Option::fault_timeout_ms: return 10000;
-    case Option::ssd_budget: return UINT64_MAX;
-    default: return 0;
+    case Option::checksum:
+      return 1;
+    case Option::readahead:
+      return 64 * kMiB;
+    case Option::fault_timeout_ms:
+      return 10000;
+    case Option::ssd_budget:
+      return UINT64_MAX;
+    default:
+      return 0;
   }
 }
 
 std::string default_choice(Option id) {
   switch (id) {
-    case Option::compression: return "none";
-    case Option::log: return "warning";
+    case Option::compression:
+      return "none";
+    case Option::log:
+      return "warning";
     case Option::io_engine:
     case Option::trap:
     case Option::transfer:
-    case Option::device: return "auto";
-    default: return "";
+    case Option::device:
+      return "auto";
+    default:
+      return "";
   }
 }
 
@@ -111,16 +122,21 @@ std::string accepted_form(const OptionInfo& info) {
     case OptionKind::number:
       return strprintf("a whole number from %llu to %llu", static_cast<unsigned long long>(info.min),
                        static_cast<unsigned long long>(info.max));
-    case OptionKind::boolean: return "on or off";
-    case OptionKind::choice: return strprintf("one of %s", info.choices);
-    case OptionKind::text: return "text";
+    case OptionKind::boolean:
+      return "on or off";
+    case OptionKind::choice:
+      return strprintf("one of %s", info.choices);
+    case OptionKind::text:
+      return "text";
   }
   return "";
 }
 
 }  // namespace
 
-std::span<const OptionInfo> option_table() { return kTable; }
+std::span<const OptionInfo> option_table() {
+  return kTable;
+}
 
 const OptionInfo* find_option(std::string_view name) {
   for (const OptionInfo& info : kTable) {
@@ -205,8 +221,12 @@ Status Options::set(Option id, std::string_view value) {
       }
       parsed.text = parsed.number != 0 ? "on" : "off";
       break;
-    case OptionKind::choice: good = in_choices(info.choices, value); break;
-    case OptionKind::text: good = value.find('\0') == std::string_view::npos; break;
+    case OptionKind::choice:
+      good = in_choices(info.choices, value);
+      break;
+    case OptionKind::text:
+      good = value.find('\0') == std::string_view::npos;
+      break;
   }
   if (!good) {
     return error(EINVAL, "%s: \"%.*s\" is not accepted; give %s%s", info.name, static_cast<int>(value.size()),

@@ -40,14 +40,14 @@ enum class OptionKind : uint8_t { bytes, number, boolean, choice, text };
 
 struct OptionInfo {
   Option id;
-  const char* name;           // "host_budget"; the environment has VMEM_HOST_BUDGET
+  const char* name;  // "host_budget"; the environment has VMEM_HOST_BUDGET
   OptionKind kind;
-  const char* unit;           // "bytes", "requests", ..; "" where it has none
-  const char* default_text;   // what applies when nobody sets it, in words or as a value
-  uint64_t min, max;          // bytes and number: inclusive bounds
-  const char* choices;        // choice: "auto|kmod|uffd"
-  bool live;                  // may change while regions exist
-  const char* help;           // one sentence
+  const char* unit;          // "bytes", "requests", ..; "" where it has none
+  const char* default_text;  // what applies when nobody sets it, in words or as a value
+  uint64_t min, max;         // bytes and number: inclusive bounds
+  const char* choices;       // choice: "auto|kmod|uffd"
+  bool live;                 // may change while regions exist
+  const char* help;          // one sentence
 };
 
 std::span<const OptionInfo> option_table();
@@ -68,8 +68,8 @@ class Options {
   Status load_environment();
 
   bool is_set(Option id) const;
-  uint64_t number(Option id) const;      // bytes, number, boolean (0/1)
-  std::string text(Option id) const;     // choice, text; also the canonical form of the others
+  uint64_t number(Option id) const;   // bytes, number, boolean (0/1)
+  std::string text(Option id) const;  // choice, text; also the canonical form of the others
 
  private:
   struct Value {

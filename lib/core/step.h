@@ -10,7 +10,8 @@ using StepHook = void (*)(const char* step);
 inline std::atomic<StepHook> step_hook{nullptr};
 
 inline void step(const char* name) {
-  if (StepHook hook = step_hook.load(std::memory_order_relaxed); hook != nullptr) [[unlikely]] hook(name);
+  if (StepHook hook = step_hook.load(std::memory_order_relaxed); hook != nullptr) [[unlikely]]
+    hook(name);
 }
 
 }  // namespace vmem::core

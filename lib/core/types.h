@@ -11,9 +11,15 @@ inline constexpr size_t kHugePage = size_t{2} << 20;   // x86-64 PMD page and th
 inline constexpr size_t kMinBlock = kPage;             // smallest block, bytes
 inline constexpr size_t kMaxBlock = size_t{32} << 20;  // largest block, bytes
 
-constexpr size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-constexpr size_t round_down(size_t n, size_t unit) { return n / unit * unit; }
-constexpr bool is_power_of_two(size_t n) { return n != 0 && (n & (n - 1)) == 0; }
+constexpr size_t round_up(size_t n, size_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+constexpr size_t round_down(size_t n, size_t unit) {
+  return n / unit * unit;
+}
+constexpr bool is_power_of_two(size_t n) {
+  return n != 0 && (n & (n - 1)) == 0;
+}
 
 // Index of a block inside its region: 0 .. region bytes / block bytes - 1.
 using BlockIndex = uint64_t;

@@ -1,9 +1,11 @@
 #include "pager/frames.h"
 
-#include <bit>
-#include <cerrno>
 #include <numaif.h>
 #include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
 
 #include "core/log.h"
 
@@ -18,7 +20,9 @@ FramePool::~FramePool() {
   for (const trap::Range& arena : arenas_) munmap(reinterpret_cast<void*>(arena.address), arena.size);
 }
 
-size_t FramePool::index(size_t size) { return static_cast<size_t>(std::countr_zero(size / core::kPage)); }
+size_t FramePool::index(size_t size) {
+  return static_cast<size_t>(std::countr_zero(size / core::kPage));
+}
 
 void FramePool::set_tables(uint64_t bytes) {
   used_ = used_ - tables_ + bytes;
@@ -34,7 +38,9 @@ bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
   return true;
 }
 
-void FramePool::give_credit(uint64_t bytes) { used_ -= bytes; }
+void FramePool::give_credit(uint64_t bytes) {
+  used_ -= bytes;
+}
 
 std::byte* FramePool::get(size_t size, uint64_t reserve) {
   Class& c = classes_[index(size)];
@@ -70,7 +76,9 @@ std::byte* FramePool::get_slot(size_t size) {
   return slot;
 }
 
-void FramePool::put_slot(std::byte* slot, size_t size) { classes_[index(size)].slots.push_back(slot); }
+void FramePool::put_slot(std::byte* slot, size_t size) {
+  classes_[index(size)].slots.push_back(slot);
+}
 
 bool FramePool::grow_slots(size_t size) {
   const size_t bytes = std::max<size_t>(32 * size, 2 * kHugePage);
@@ -118,7 +126,9 @@ std::byte* FramePool::get_bounce(size_t size) {
   return buffer;
 }
 
-void FramePool::put_bounce(std::byte* buffer, size_t size) { classes_[index(size)].bounce.push_back(buffer); }
+void FramePool::put_bounce(std::byte* buffer, size_t size) {
+  classes_[index(size)].bounce.push_back(buffer);
+}
 
 size_t FramePool::free_bounce(size_t size) const {
   const Class& c = classes_[index(size)];
@@ -138,6 +148,12 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes) {
   }
   put_bounce(first, size);
   return {};
+}
+
+uint64_t FramePool::overhead() const {
+  uint64_t bytes = tables_;
+  for (const Class& c : classes_) bytes += c.bounce_bytes;
+  return bytes;
 }
 
 bool FramePool::shrink_free(uint64_t bytes) {
@@ -162,6 +178,8 @@ void FramePool::trim() {
   if (used_ > budget_) shrink_free(used_ - budget_);
 }
 
-void release_pages(std::byte* slot, size_t size) { madvise(slot, size, MADV_DONTNEED); }
+void release_pages(std::byte* slot, size_t size) {
+  madvise(slot, size, MADV_DONTNEED);
+}
 
 }  // namespace vmem::pager

@@ -1,5 +1,5 @@
-// Host memory of bounded size: the budget, frames to move blocks through, and buffers to read into. Not thread-safe: the
-// pager's lock protects it, except release_pages().
+// Host memory of bounded size: the budget, frames to move blocks through, and buffers to read into. Not thread-safe:
+// the pager's lock protects it, except release_pages().
 //
 //   used = credits handed out + populated free frames + bounce slabs + tables   <=   budget, always
 //
@@ -26,6 +26,7 @@ class FramePool {
   uint64_t budget() const { return budget_; }
   void set_budget(uint64_t bytes) { budget_ = bytes; }
   uint64_t used() const { return used_; }
+  uint64_t in_use() const { return used_ - free_bytes_; }
   // Bytes that could be handed out now.
   uint64_t available() const { return budget_ > used_ - free_bytes_ ? budget_ - (used_ - free_bytes_) : 0; }
   // Memory of the library's own tables, counted like frames; may push `used` over the budget until blocks are evicted.
@@ -43,13 +44,18 @@ class FramePool {
   std::byte* get_slot(size_t size);
   void put_slot(std::byte* slot, size_t size);
 
-  // Buffers that stay mapped: I/O in copy mode, compressed images. Bounded by limit_bytes per size; nullptr: all busy, or
-  // no memory for another slab.
+  // Buffers that stay mapped: I/O in copy mode, compressed images. Bounded by limit_bytes per size; nullptr: all busy,
+  // or no memory for another slab.
   std::byte* get_bounce(size_t size);
   void put_bounce(std::byte* buffer, size_t size);
   // Sets a limit and makes sure of the first slab, so that a fault always finds one. -ENOMEM names the budget.
   core::Status want_bounce(size_t size, uint64_t limit_bytes);
   size_t free_bounce(size_t size) const;
+
+  // Asks the kernel to take memory for [at, at + size) from the chosen NUMA nodes.
+  void place(void* at, size_t size) const;
+  // Part of used() that is not blocks: tables and bounce slabs.
+  uint64_t overhead() const;
 
   // Gives populated free frames back to the system until used <= budget or there are none left.
   void trim();
@@ -63,7 +69,6 @@ class FramePool {
   };
   static size_t index(size_t size);
   bool grow_slots(size_t size);
-  void place(void* at, size_t size) const;
   bool shrink_free(uint64_t bytes);
 
   trap::Trap& trap_;

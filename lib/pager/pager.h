@@ -1,12 +1,12 @@
 // The one writer of block state: takes requests and faults, asks policy, runs moves.
 //
-// Lock: `mutex_` protects every field here and in Region, and is taken by API threads, the fault thread, evictors and I/O
-// completion threads. It is never held across I/O, a wait for another block, a hash or copy of a block, or a touch of
-// paged memory; under it only: table changes, policy, and single-block trap calls that cannot block (unprotect, wake).
-// What must be done outside is collected in an After and run when the lock has been dropped.
+// Lock: `mutex_` protects every field here and in Region, and is taken by API threads, the fault thread, evictors and
+// I/O completion threads. It is never held across I/O, a wait for another block, a hash or copy of a block, or a touch
+// of paged memory; under it only: table changes, policy, and single-block trap calls that cannot block (unprotect,
+// wake). What must be done outside is collected in an After and run when the lock has been dropped.
 //
-// Each transition of a block (see core::State) has one owner, which works without the lock; everybody else leaves a wish
-// in the block's flags, and settle() grants it when the owner is done.
+// Each transition of a block (see core::State) has one owner, which works without the lock; everybody else leaves a
+// wish in the block's flags, and settle() grants it when the owner is done.
 #pragma once
 
 #include <condition_variable>
@@ -76,9 +76,10 @@ class Pager {
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
-  void stats(vmem_stats* out);
+  void stats(struct vmem_stats* out);
 
-  void set_host_budget(uint64_t bytes);
+  // -EBUSY when live leases hold more.
+  core::Status set_host_budget(uint64_t bytes);
   void set_readahead(uint64_t bytes);
   void set_checksum(bool on);
   void set_fault_timeout(unsigned ms);
@@ -98,7 +99,7 @@ class Pager {
   // Someone who waits for several moves; lives on the waiter's stack.
   struct Job {
     uint64_t outstanding = 0;
-    core::Status status;           // the first failure
+    core::Status status;  // the first failure
   };
   // One block's way in or out. Owned by whoever owns the block's transition.
   struct Move {
@@ -106,35 +107,39 @@ class Pager {
     Pager* pager = nullptr;
     Region* region = nullptr;
     core::BlockIndex block = 0;
-    std::byte* image = nullptr;    // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
-    std::byte* coded = nullptr;    // compressed image, a bounce buffer
+    std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
+    std::byte* coded = nullptr;  // compressed image, a bounce buffer
     size_t stored = 0;
     store::Codec codec = store::Codec::raw;
-    core::Extent extent;           // written to; the block's own when it is overwritten in place
+    core::Extent extent;  // written to; the block's own when it is overwritten in place
     bool new_extent = false;
     core::Digest digest;
-    bool keep = false;             // sync: the block stays in memory
-    bool probe = false;            // only out of sight: the frame is kept
-    bool from_held = false;        // it was held before, so it has a frame already
-    bool in_place = false;         // image is the region's own memory, write-protected
-    bool clean = false;            // nothing to write
-    bool protect = false;          // install: with write protection
+    bool keep = false;       // sync: the block stays in memory
+    bool probe = false;      // only out of sight: the frame is kept
+    bool from_held = false;  // it was held before, so it has a frame already
+    bool in_place = false;   // image is the region's own memory, write-protected
+    bool clean = false;      // nothing to write
+    bool zeros = false;      // .. because it is all zeros
+    bool out = false;        // its pages are in `image`, not in the region
+    bool protect = false;    // install: with write protection
     bool speculative = false;
-    uint64_t started_ns = 0;       // fill: when the fault was read; 0 when nobody waits
+    bool was_untouched = false;  // fill: the state it came from
+    uint64_t started_ns = 0;     // fill: when the fault was read; 0 when nobody waits
     Job* job = nullptr;
     core::Status status;
   };
-  struct Resident {                // indexed by ResidentId
+  struct Resident {  // indexed by ResidentId
     Region* region = nullptr;
     core::BlockIndex block = 0;
-    std::byte* frame = nullptr;    // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
-    int32_t stride = 0;            // marker: of its read-ahead window
-    bool admitted = false;         // known to the policy
+    std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
+    uint32_t stamp = 0;          // of its last eviction, 0 = never
+    int32_t stride = 0;          // of its read-ahead window
+    bool admitted = false;       // known to the policy
   };
-  struct After {                   // work for when the lock is gone
+  struct After {  // work for when the lock is gone
     std::vector<store::Io*> submit;
-    std::vector<Move*> zero;       // frames to clear, then as if read
-    std::vector<Move*> install;    // state installing
+    std::vector<Move*> zero;     // frames to clear, then as if read
+    std::vector<Move*> install;  // state installing
     bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
   };
   struct Starved {
@@ -143,15 +148,15 @@ class Pager {
     core::Urgency urgency;
     uint64_t since_ns;
   };
-  struct Speculative {             // a prefetch or a read-ahead window, taken block by block
+  struct Speculative {  // a prefetch or a read-ahead window, taken block by block
     Region* region;
     core::BlockIndex next;
     int64_t stride;
     uint64_t count;
-    core::BlockIndex marker;       // read-ahead only
+    core::BlockIndex marker;  // read-ahead only
     core::Urgency urgency;
   };
-  struct SpanOf {                  // a checked range
+  struct SpanOf {  // a checked range
     Region* region;
     core::BlockIndex first, last;  // inclusive
   };
@@ -163,13 +168,14 @@ class Pager {
   Region* find(uintptr_t address);
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame);
   void free_resident(core::BlockIndex b, Region& r);
-  void admit(Region& r, core::BlockIndex b);
+  void admit(Region& r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
   void count_tables();
   void notify() { changed_.notify_all(); }
   uint64_t reserve() const { return reserve_bytes_; }
-  std::string where(const Region& r, core::BlockIndex b) const;
+  std::string where(const Region& r, core::BlockIndex b) const;  // locked
+  std::string place(const Region& r, core::BlockIndex b);        // unlocked
 
   // fill.cpp
   void fault_loop();
@@ -180,7 +186,8 @@ class Pager {
   void install(Move* m, After& after);
   static void on_read(store::Io& io);
   void finish_read(Move* m, After& after);
-  void fail_block(Region& r, core::BlockIndex b, const core::Status& why);
+  void give_frame(Region& r, std::byte* image);
+  void used(Region& r, core::BlockIndex b);
   void starve(Region& r, core::BlockIndex b, core::Urgency urgency);
   void pump(After& after);
   void pump_speculative(After& after);
@@ -193,23 +200,38 @@ class Pager {
   void evict_loop();
   bool must_evict() const;
   void evict_batch(std::vector<Move*>& batch);
-  bool begin_take(Region& r, core::BlockIndex b, bool keep, Move** out);
+  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
+  void settle_probe(Region& r, core::BlockIndex b, After& after);
+  void prepare_writes(std::span<Move*> moves);
   void finish_clean(Move* m, After& after);
   void to_store(Move* m, After& after);
   static void on_written(store::Io& io);
   void finish_write(Move* m, After& after);
+  void note_write_failure(Move* m);
+  void serve_evict_request(Lock& lock);
+  void let_go(Move* m, core::State from, After& after);
   void put_back(Move* m, After& after);
-  core::Status prepare_write(std::span<Move*> moves);
   void forget_store_copy(Region& r, core::BlockIndex b);
+  uint32_t stamp_now() const;
+  void revive_dropped();
+  void revive(Region& r, core::BlockIndex b);
 
-  // leases.cpp, hints.cpp, sync.cpp
+  // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.count(b) != 0; }
-  core::Status bring(Lock& lock, Region& r, core::BlockIndex b);
-  void undo_leases(std::span<const SpanOf> spans, size_t upto_span, core::BlockIndex upto, int location, void* stream);
+  core::Status add_lease(Region& r, core::BlockIndex b, unsigned access, int location, void* stream);
+  void remove_lease(Region& r, core::BlockIndex b, void* stream);
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
+  std::string lease_holders() const;
   core::Status drop_contents(const void* ptr, size_t size);
-  core::Status sync_blocks(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool* busy);
-  core::Status evict_blocks(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool* leased_some);
+  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b);
+  policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
+  // Waits until block b is in no transition. False: the region is being freed.
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b);
+  core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, bool all,
+                         bool* skipped);
+  core::Status flush_file(Lock& lock, Region& r);
+  void forget_region(Region& r);
   core::Status take_write_error();
 
   std::unique_ptr<trap::Trap> trap_;
@@ -219,8 +241,8 @@ class Pager {
   core::Counters counters_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;      // some block reached a stable state, or memory came free
-  std::condition_variable need_evict_;   // the evictors have work
+  std::condition_variable changed_;                       // some block reached a stable state, or memory came free
+  std::condition_variable need_evict_;                    // the evictors have work
   std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base address
   std::unique_ptr<policy::Evictor> policy_;
   FramePool frames_;
@@ -230,18 +252,21 @@ class Pager {
   std::vector<Move*> free_moves_;
   std::deque<Starved> starved_;          // at most one entry a block; faults before acquires
   std::deque<Speculative> speculative_;  // bounded by kMaxSpeculative
+  std::deque<SpanOf> evict_requests_;    // vmem_prefetch to the SSD; bounded by kMaxSpeculative
   uint64_t speculative_bytes_ = 0;       // of them in flight
   uint64_t reserve_bytes_ = 0;           // kept free for faults
   uint64_t largest_block_ = 0;
-  uint64_t leaving_bytes_ = 0;           // being evicted now: will come free
+  uint64_t leaving_bytes_ = 0;  // being evicted now: will come free
   uint64_t leased_bytes_ = 0;
-  uint64_t evicted_pages_ = 0;           // clock of the eviction stamps
+  uint64_t evicted_pages_ = 0;  // clock of the eviction stamps
   uint64_t table_bytes_ = 0;
   uint64_t next_region_id_ = 1;
-  core::Status write_error_;             // first background write-back failure nobody has been told of
-  uint64_t retry_writes_ns_ = 0;         // no write-back before this, after a failure
+  core::Status write_error_;      // first background write-back failure nobody has been told of
+  uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure
   unsigned failures_in_row_ = 0;
   std::vector<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
+  uintptr_t last_spurious_ = 0;
+  std::atomic<bool> verify_{true};  // setting checksum
   bool stop_ = false;
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_;

@@ -30,14 +30,20 @@ struct Lease {
   uint32_t count;
 };
 
+struct AdvisedRange {
+  core::BlockIndex first, last;
+  policy::Temperature temperature;
+  bool pinned;
+};
+
 struct Region {
   Region(uint64_t blocks_, uint32_t max_window) : readahead(blocks_, max_window) {}
 
   // Fixed at creation; any thread that keeps the region alive may read them.
   uint64_t id = 0;
   std::byte* base = nullptr;
-  size_t size = 0;         // bytes the caller asked for
-  size_t span = 0;         // bytes of address space: blocks * block_size
+  size_t size = 0;  // bytes the caller asked for
+  size_t span = 0;  // bytes of address space: blocks * block_size
   size_t block_size = 0;
   uint64_t blocks = 0;
   Backing backing = Backing::anonymous;
@@ -56,9 +62,9 @@ struct Region {
   std::string name;
   std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
-  uint64_t in_flight = 0;   // blocks in a transition, and threads that use the region outside the lock
+  uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   bool dying = false;
-  bool advised = false;     // some block carries cold, hot or pin
+  std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {

@@ -1,9 +1,10 @@
-// Whom to evict. Pure: same calls, same answers; no I/O, no clock, no lock, no thread. The pager calls it under its lock.
+// Whom to evict. Pure: same calls, same answers; no I/O, no clock, no lock, no thread. The pager calls it under its
+// lock.
 //
-// There are no accessed bits to read. What the policy learns of reuse: (1) a block that comes back after it was evicted,
-// with its age (bytes evicted since); (2) a probe: the pager takes a block out of sight but keeps its frame; touched()
-// says that somebody wanted it back, cheaply. Where probes are not possible (small blocks that are copied) `probes` is
-// false and only (1) is left.
+// There are no accessed bits to read. What the policy learns of reuse: (1) a block that comes back after it was
+// evicted, with its age (bytes evicted since); (2) a probe: the pager takes a block out of sight but keeps its frame;
+// touched() says that somebody wanted it back, cheaply. Where probes are not possible (small blocks that are copied)
+// `probes` is false and only (1) is left.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,13 @@ enum class Priority : uint8_t { low, normal, high };
 enum class Temperature : uint8_t { cold, normal, hot };  // cold: evict first; hot: keep while anything else is left
 
 struct Admission {
-  core::ResidentId id;       // dense, below the capacity given by resize(); unique while resident
-  uint32_t weight;           // size in units of 4 KiB
+  core::ResidentId id;  // dense, below the capacity given by resize(); unique while resident
+  uint32_t weight;      // size in units of 4 KiB
   Priority priority = Priority::normal;
   Temperature temperature = Temperature::normal;
-  bool pinned = false;       // evict only when nothing else is left
-  bool sequential = false;   // its region is declared, or detected, as a one-time scan
-  bool probes = true;        // this block may be probed
+  bool pinned = false;      // evict only when nothing else is left
+  bool sequential = false;  // its region is declared, or detected, as a one-time scan
+  bool probes = true;       // this block may be probed
   // Bytes/4096 that were evicted since this block last left memory; empty when it never was here.
   std::optional<uint64_t> age;
 };
@@ -45,12 +46,12 @@ class Evictor {
   virtual const char* name() const = 0;
   virtual void resize(size_t residents, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
   virtual void admit(const Admission& what) = 0;
-  virtual void touched(core::ResidentId id) = 0;   // a probed block was wanted
-  virtual void remove(core::ResidentId id) = 0;    // it left for a reason of the pager's (freed, evicted by call, ..)
+  virtual void touched(core::ResidentId id) = 0;  // a probed block was wanted
+  virtual void remove(core::ResidentId id) = 0;   // it left for a reason of the pager's (freed, evicted by call, ..)
   virtual void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) = 0;
-  // Up to out.size() victims, best first, worth at least `pages` if there are that many. Probe victims do not count toward
-  // `pages`. A real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when it could
-  // not evict it (with age 0). Ids in `held` state (see hold) are never returned.
+  // Up to out.size() victims, best first, worth at least `pages` if there are that many. Probe victims do not count
+  // toward `pages`. A real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when
+  // it could not evict it (with age 0). Ids in `held` state (see hold) are never returned.
   virtual size_t victims(uint64_t pages, std::span<Victim> out) = 0;
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds count.
   virtual void hold(core::ResidentId id) = 0;

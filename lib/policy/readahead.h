@@ -12,8 +12,8 @@ namespace vmem::policy {
 
 enum class Access : uint8_t { normal, sequential, random };  // the region's advice
 
-// Blocks first, first + stride, .. (count of them). Reading stops at the region's ends. The block `marker` of them is left
-// trapped when it arrives: its touch tells that the stream goes on, before the window runs out.
+// Blocks first, first + stride, .. (count of them). Reading stops at the region's ends. The block `marker` of them is
+// left trapped when it arrives: its touch tells that the stream goes on, before the window runs out.
 struct Window {
   core::BlockIndex first = 0;
   int64_t stride = 1;

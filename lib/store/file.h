@@ -9,13 +9,13 @@
 namespace vmem::store {
 
 // A user's file behind vmem_map. Regular files and block devices; anything else -EINVAL (directory: -EISDIR).
-// write: opened read-write with an exclusive flock; a second holder gets -EBUSY naming the file. Otherwise read-only, no
-// lock, O_CLOEXEC. direct: O_DIRECT is tried and a read of the first page proves it; else buffered, said once per file
-// system type. The tail beyond the last full page of a direct file is read and written through a second, buffered
+// write: opened read-write with an exclusive flock; a second holder gets -EBUSY naming the file. Otherwise read-only,
+// no lock, O_CLOEXEC. direct: O_DIRECT is tried and a read of the first page proves it; else buffered, said once per
+// file system type. The tail beyond the last full page of a direct file is read and written through a second, buffered
 // descriptor (tail_fd) so that no byte after the end of the file is ever written.
 struct MappedFile {
   OpenedFile file;
-  int tail_fd = -1;    // buffered; -1 when file is buffered itself
+  int tail_fd = -1;  // buffered; -1 when file is buffered itself
   std::string path;
 };
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out);

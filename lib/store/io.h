@@ -1,12 +1,13 @@
 // The only door to io_uring: reads and writes of memory to files, in order of urgency, at bounded depth.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
-#include <sys/types.h>
 
 #include "core/status.h"
 #include "core/types.h"
@@ -22,23 +23,23 @@ struct Io {
   Op op = Op::read;
   core::Urgency urgency = core::Urgency::fault;
   FileId file = 0;
-  uint64_t offset = 0;    // bytes; direct files: a multiple of 4 KiB (512 where the file says so)
+  uint64_t offset = 0;  // bytes; direct files: a multiple of 4 KiB (512 where the file says so)
   void* buffer = nullptr;
-  size_t size = 0;        // bytes
+  size_t size = 0;  // bytes
   // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
   bool short_read_is_zero = false;
   // Called once, on an I/O thread, with no lock of the engine held. It may submit. It must not wait for another Io.
   void (*done)(Io& io) = nullptr;
   void* user = nullptr;
 
-  size_t transferred = 0; // (out) bytes that came from or went to the file, before any zeroing
-  int result = 0;         // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
-  Io* next = nullptr;     // the engine's while queued
+  size_t transferred = 0;  // (out) bytes that came from or went to the file, before any zeroing
+  int result = 0;          // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
+  Io* next = nullptr;      // the engine's while queued
 };
 
 struct EngineOptions {
-  unsigned depth = 16;        // transfers in flight, all files together
-  unsigned threads = 1;       // completion threads (io_uring: one ring each; threads engine: workers = depth)
+  unsigned depth = 16;   // transfers in flight, all files together
+  unsigned threads = 1;  // completion threads (io_uring: one ring each; threads engine: workers = depth)
   bool allow_io_uring = true;
   bool require_io_uring = false;
 };
@@ -47,9 +48,9 @@ struct EngineStats {
   uint64_t reads, read_bytes, writes, write_bytes, merged, retries, errors;
 };
 
-// Thread-safe. submit() never blocks on I/O and never fails: what exceeds the depth waits inside in order of urgency, the
-// caller bounds how much (one Io per frame in flight). Neighbouring requests of one submit() call on one file, same op,
-// adjacent offsets, are merged into one vectored transfer of at most 1 MiB (each still gets its own done()).
+// Thread-safe. submit() never blocks on I/O and never fails: what exceeds the depth waits inside in order of urgency,
+// the caller bounds how much (one Io per frame in flight). Neighbouring requests of one submit() call on one file, same
+// op, adjacent offsets, are merged into one vectored transfer of at most 1 MiB (each still gets its own done()).
 class Engine {
  public:
   virtual ~Engine() = default;  // waits for everything in flight
@@ -69,9 +70,9 @@ struct OpenedFile {
   int fd = -1;
   bool direct = false;
   bool block_device = false;
-  uint64_t size = 0;         // bytes, when opened
-  uint32_t memory_align = 1; // of buffers
-  uint32_t offset_align = 1; // of offsets and sizes
+  uint64_t size = 0;          // bytes, when opened
+  uint32_t memory_align = 1;  // of buffers
+  uint32_t offset_align = 1;  // of offsets and sizes
 };
 
 }  // namespace vmem::store

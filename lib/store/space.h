@@ -13,7 +13,7 @@
 namespace vmem::store {
 
 struct SpaceOptions {
-  std::string paths;          // colon-separated; "" = $TMPDIR or /var/tmp
+  std::string paths;  // colon-separated; "" = $TMPDIR or /var/tmp
   uint64_t budget = UINT64_MAX;
   bool direct = true;
 };
@@ -33,7 +33,7 @@ class Space {
   virtual void release(core::Extent extent) = 0;
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
-  virtual uint64_t used() const = 0;    // bytes in live extents
+  virtual uint64_t used() const = 0;                            // bytes in live extents
   virtual std::string describe(core::Extent extent) const = 0;  // "path X, offset N": for messages
 };
 

@@ -1,9 +1,9 @@
 // Who stands where a block is absent. The only door to userfaultfd and to the module. A body of this interface knows
 // addresses and bytes, nothing of regions or tiers; the pager decides what goes where.
 //
-// Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges at
-// once (the pager owns a block's transition) and wait() has one caller at a time.
-// Locks: no call takes a lock that a faulting thread may hold; none touches the bytes of a trapped range from user space.
+// Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges
+// at once (the pager owns a block's transition) and wait() has one caller at a time. Locks: no call takes a lock that a
+// faulting thread may hold; none touches the bytes of a trapped range from user space.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum class FaultKind : uint8_t {
 struct Fault {
   uintptr_t address;  // the touched byte, rounded down to 4 KiB
   FaultKind kind;
-  uint32_t thread;    // kernel thread id, 0 when the body cannot tell
+  uint32_t thread;  // kernel thread id, 0 when the body cannot tell
 };
 
 // How bytes get into place and out again. Fixed for a range when it is attached.
@@ -56,9 +56,9 @@ class Trap {
   virtual ~Trap() = default;
   virtual const Caps& caps() const = 0;
 
-  // Reserves `size` bytes of address space aligned to `align` (a power of two, at least 4 KiB) with the trap over all of
-  // it. Nothing is resident. Not inherited by fork, not dumped, no reservation of swap. Huge pages are asked for when
-  // transfer is move, refused when it is copy.
+  // Reserves `size` bytes of address space aligned to `align` (a power of two, at least 4 KiB) with the trap over all
+  // of it. Nothing is resident. Not inherited by fork, not dumped, no reservation of swap. Huge pages are asked for
+  // when transfer is move, refused when it is copy.
   virtual core::Status attach(size_t size, size_t align, Transfer transfer, void** address) = 0;
   // The same over address space the caller already owns at `address` (a hole in a managed range): a touch by another
   // thread during the call raises SIGSEGV (park it) or parks in the trap; it never sees an accessible empty page.
@@ -68,8 +68,8 @@ class Trap {
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
 
-  // Waits until there are faults and fills at most out.size() of them; a fault may be reported again, and may be reported
-  // after it was resolved. timeout_ms < 0 waits for ever. Returns 0 faults on timeout and after interrupt().
+  // Waits until there are faults and fills at most out.size() of them; a fault may be reported again, and may be
+  // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 faults on timeout and after interrupt().
   virtual core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) = 0;
   // Makes the current or next wait() return; async-signal-safe.
   virtual void interrupt() = 0;
@@ -81,9 +81,9 @@ class Trap {
   virtual core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) = 0;
   // The same with zeros, without a frame (4 KiB pages of the kernel's zero page; a store allocates behind our back).
   virtual core::Status fill_zero(void* address, size_t size) = 0;
-  // Takes the range's bytes out, atomically page by page: a later touch parks. `frame` is empty address space of the same
-  // size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as zeros).
-  // A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
+  // Takes the range's bytes out, atomically page by page: a later touch parks. `frame` is empty address space of the
+  // same size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as
+  // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
   virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer) = 0;
   // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
   // interest. A later touch parks.
@@ -99,8 +99,8 @@ class Trap {
   // Lets parked threads of the range try again.
   virtual core::Status wake(void* address, size_t size) = 0;
 
-  // Address space whose pages may travel by fill(move) and take(): private, anonymous, readable and writable, aligned to
-  // 2 MiB, not inherited by fork, nothing resident. release with munmap().
+  // Address space whose pages may travel by fill(move) and take(): private, anonymous, readable and writable, aligned
+  // to 2 MiB, not inherited by fork, nothing resident. release with munmap().
   virtual core::Status reserve_frames(size_t size, bool huge, void** address) = 0;
 };
 
@@ -108,8 +108,8 @@ struct UserfaultOptions {
   bool allow_move = true;
   bool allow_write_protect = true;
   bool allow_poison = true;
-  bool allow_privileged = true;   // false: behave as an ordinary user would
-  bool allow_device = true;       // /dev/userfaultfd
+  bool allow_privileged = true;  // false: behave as an ordinary user would
+  bool allow_device = true;      // /dev/userfaultfd
   bool allow_process_madvise = true;
 };
 

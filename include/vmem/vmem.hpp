@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * RAII over <vmem/vmem.h>. Header-only; errors become vmem::error, a std::system_error whose what() has libvmem's
+ * words. Objects are movable, not copyable; one object is not for several threads at once, the memory behind it is.
+ */
+#ifndef VMEM_VMEM_HPP
+#define VMEM_VMEM_HPP
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "vmem/vmem.h"
+
+namespace vmem {
+
+class error : public std::system_error {
+ public:
+  explicit error(int rc, const std::string& what = vmem_last_error())
+      : std::system_error(rc < 0 ? -rc : rc, std::generic_category(), what) {}
+};
+
+inline void check(int rc) {
+  if (rc != 0) throw error(rc);
+}
+
+inline void set(const std::string& name, const std::string& value) {
+  check(vmem_set(name.c_str(), value.c_str()));
+}
+inline std::string get(const std::string& name) {
+  std::string value(256, '\0');
+  int rc;
+  while ((rc = vmem_get(name.c_str(), value.data(), value.size())) == -ERANGE) value.resize(value.size() * 2);
+  check(rc);
+  value.resize(value.find('\0'));
+  return value;
+}
+inline struct vmem_stats stats() {
+  struct vmem_stats s = {};
+  s.size = sizeof s;
+  check(vmem_stats(&s));
+  return s;
+}
+
+/* The owner of a region: freed with the object. A destructor cannot report: call free() where a shared file matters. */
+class region {
+ public:
+  region() = default;
+  explicit region(std::size_t bytes, unsigned flags = 0) : size_(bytes) { check(vmem_alloc(&data_, bytes, flags)); }
+  /* bytes of `path` from `offset`; flags as for vmem_map. */
+  region(std::size_t bytes, const std::string& path, std::uint64_t offset, unsigned flags) : size_(bytes) {
+    check(vmem_map(&data_, bytes, path.c_str(), offset, flags));
+  }
+  region(region&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  region& operator=(region&& other) noexcept {
+    region old(std::move(*this));
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+  ~region() {
+    if (data_ != nullptr) (void)vmem_free(data_);
+  }
+  void free() {
+    check(vmem_free(data_));
+    data_ = nullptr;
+    size_ = 0;
+  }
+
+  void* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  explicit operator bool() const { return data_ != nullptr; }
+  void name(const std::string& n) const { check(vmem_name(data_, n.c_str())); }
+  void prefetch(int location = VMEM_HOST, void* stream = nullptr) const {
+    check(vmem_prefetch(data_, size_, location, stream));
+  }
+  void advise(int advice, int location = VMEM_HOST) const { check(vmem_advise(data_, size_, advice, location)); }
+  void sync() const { check(vmem_sync(data_, size_)); }
+  void evict(int location = VMEM_SSD) const { check(vmem_evict(data_, size_, location)); }
+  struct vmem_residency query() const {
+    struct vmem_residency r = {};
+    r.size = sizeof r;
+    check(vmem_query(data_, size_, &r));
+    return r;
+  }
+
+  /* The region as elements of T: as many as fit. */
+  template <typename T>
+  std::span<T> view() const {
+    return {static_cast<T*>(data_), size_ / sizeof(T)};
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/* A lease for the life of the object. */
+class lease {
+ public:
+  lease(const void* ptr, std::size_t size, unsigned access, int location = VMEM_HOST, void* stream = nullptr)
+      : ptr_(ptr), size_(size), stream_(stream) {
+    check(vmem_acquire(ptr, size, access, location, stream));
+  }
+  template <typename T>
+  lease(std::span<T> range, unsigned access, int location = VMEM_HOST, void* stream = nullptr)
+      : lease(range.data(), range.size_bytes(), access, location, stream) {}
+  lease(lease&& other) noexcept
+      : ptr_(std::exchange(other.ptr_, nullptr)), size_(other.size_), stream_(other.stream_) {}
+  lease& operator=(lease&&) = delete;
+  ~lease() {
+    if (ptr_ != nullptr) (void)vmem_release(ptr_, size_, stream_);
+  }
+  void release() {
+    check(vmem_release(ptr_, size_, stream_));
+    ptr_ = nullptr;
+  }
+
+ private:
+  const void* ptr_;
+  std::size_t size_;
+  void* stream_;
+};
+
+}  // namespace vmem
+#endif /* VMEM_VMEM_HPP */

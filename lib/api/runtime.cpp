@@ -1,0 +1,257 @@
+#include "api/runtime.h"
+
+#include <numa.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "api/memory_limit.h"
+#include "core/log.h"
+#include "trap/trap.h"
+
+namespace vmem::api {
+
+using core::error;
+using core::Option;
+using core::Status;
+
+namespace {
+
+std::atomic<bool> forked{false};
+
+// Locks may be held by threads that the child does not have: nothing is touched there.
+Status check_fork() {
+  if (!forked.load(std::memory_order_relaxed)) return {};
+  return error(ECHILD,
+               "this process was forked from one that uses libvmem; regions are not inherited, call exec first");
+}
+
+void at_exit() {
+  if (forked.load()) return;
+  Runtime::Use pager;
+  // Changes of shared files reach them, as with mmap; everything else dies with the process. The threads stay: other
+  // threads and destructors may still touch regions.
+  if (Runtime::get().use_if_running(&pager).ok() && pager) pager->flush_shared().ignore();
+}
+
+unsigned by_cpus() {
+  return std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+}
+
+unsigned threads_or(core::Options& options, Option option) {
+  return options.is_set(option) ? static_cast<unsigned>(options.number(option)) : by_cpus();
+}
+
+Status parse_nodes(const std::string& text, std::vector<int>* out) {
+  if (text.empty()) return {};
+  if (numa_available() < 0) {
+    return error(ENOTSUP, "numa_nodes is \"%s\", but this kernel has no NUMA support; leave it unset", text.c_str());
+  }
+  bitmask* nodes = numa_parse_nodestring_all(text.c_str());
+  if (nodes == nullptr) {
+    return error(EINVAL,
+                 "numa_nodes: \"%s\" is not accepted; give nodes of this machine (0 to %d) as in \"0\", \"0,2\", "
+                 "\"0-3\" or \"all\"",
+                 text.c_str(), numa_max_node());
+  }
+  for (unsigned i = 0; i < nodes->size; ++i) {
+    if (numa_bitmask_isbitset(nodes, i) != 0) out->push_back(static_cast<int>(i));
+  }
+  numa_bitmask_free(nodes);
+  return {};
+}
+
+Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
+  const std::string wanted = options.text(Option::trap);
+  if (wanted == "kmod")
+    return error(ENODEV, "setting trap is kmod, but /dev/vmem is not there: load vmem.ko, or set auto");
+  trap::UserfaultOptions user;
+  user.allow_move = options.text(Option::transfer) != "copy";
+  Status s = trap::make_userfault_trap(user, out);
+  if (s.ok() && options.text(Option::transfer) == "move" && !(*out)->caps().move) {
+    return error(ENOTSUP,
+                 "setting transfer is move, but this kernel cannot move pages (UFFDIO_MOVE, Linux 6.8); set auto");
+  }
+  return s;
+}
+
+}  // namespace
+
+Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
+  pager::Config config;
+  config.host_budget =
+      options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;
+  config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
+  config.evict_threads = threads_or(options, Option::evict_threads);
+  config.readahead_bytes = options.number(Option::readahead);
+  config.checksum = options.number(Option::checksum) != 0;
+  config.fault_timeout_ms = static_cast<unsigned>(options.number(Option::fault_timeout_ms));
+  config.allow_move = options.text(Option::transfer) != "copy";
+  config.direct_io = options.number(Option::direct_io) != 0;
+  if (Status s = parse_nodes(options.text(Option::numa_nodes), &config.numa_nodes); !s.ok()) return s;
+
+  pager::Parts parts;
+  if (Status s = make_trap(options, &parts.trap); !s.ok()) return s;
+  store::EngineOptions engine;
+  engine.depth = config.io_depth;
+  engine.threads = threads_or(options, Option::io_threads);
+  engine.allow_io_uring = options.text(Option::io_engine) != "threads";
+  engine.require_io_uring = options.text(Option::io_engine) == "io_uring";
+  if (Status s = store::make_engine(engine, &parts.engine); !s.ok()) return s;
+  store::SpaceOptions space;
+  space.paths = options.text(Option::ssd_path);
+  space.budget = options.number(Option::ssd_budget);
+  space.direct = config.direct_io;
+  if (Status s = store::make_space(space, *parts.engine, &parts.space); !s.ok()) return s;
+  auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
+  if (Status s = pager->start(); !s.ok()) return s;
+  *out = std::move(pager);
+  return {};
+}
+
+Runtime::Runtime() {
+  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  std::atexit(at_exit);
+}
+
+Runtime& Runtime::get() {
+  static Runtime* runtime = new Runtime;
+  return *runtime;
+}
+
+// Under setup_. A bad variable is reported by every call until it is mended.
+Status Runtime::load_environment() {
+  if (environment_read_) return {};
+  if (Status s = options_.load_environment(); !s.ok()) return s;
+  environment_read_ = true;
+  return apply(Option::log);
+}
+
+Status Runtime::start() {
+  std::lock_guard setup(setup_);
+  if (Status s = load_environment(); !s.ok()) return s;
+  if (pager_ != nullptr) return {};
+  std::unique_ptr<pager::Pager> pager;
+  if (Status s = build_pager(options_, &pager); !s.ok()) return s;
+  std::unique_lock gate(gate_);
+  pager_ = std::move(pager);
+  return {};
+}
+
+Status Runtime::use_if_running(Use* out) {
+  if (Status s = check_fork(); !s.ok()) return s;
+  out->lock_ = std::shared_lock(gate_);
+  out->pager_ = pager_.get();
+  if (out->pager_ == nullptr) out->lock_.unlock();
+  return {};
+}
+
+Status Runtime::use(Use* out) {
+  for (;;) {
+    if (Status s = use_if_running(out); !s.ok()) return s;
+    if (out->pager_ != nullptr) return {};
+    if (Status s = start(); !s.ok()) return s;
+  }
+}
+
+Status Runtime::apply(Option option) {
+  if (option == Option::log) {
+    const std::string level = options_.text(option);
+    core::set_log_level(level == "error"   ? core::Level::error
+                        : level == "info"  ? core::Level::info
+                        : level == "debug" ? core::Level::debug
+                                           : core::Level::warning);
+    return {};
+  }
+  Use pager;
+  if (Status s = use_if_running(&pager); !s.ok() || !pager) return s;
+  switch (option) {
+    case Option::host_budget:
+      return pager->set_host_budget(options_.number(option));
+    case Option::ssd_budget:
+      pager->set_space_budget(options_.number(option));
+      break;
+    case Option::readahead:
+      pager->set_readahead(options_.number(option));
+      break;
+    case Option::checksum:
+      pager->set_checksum(options_.number(option) != 0);
+      break;
+    case Option::fault_timeout_ms:
+      pager->set_fault_timeout(static_cast<unsigned>(options_.number(option)));
+      break;
+    default:
+      break;  // read when the next region is made
+  }
+  return {};
+}
+
+// A setting that is read at start: a runtime without regions makes way for a new one.
+Status Runtime::stop_if_idle(const char* name) {
+  {
+    Use pager;
+    if (Status s = use_if_running(&pager); !s.ok() || !pager) return s;
+    if (pager->has_regions()) {
+      return error(EBUSY, "%s cannot change while regions exist; set it before the first one, or free them", name);
+    }
+  }
+  std::unique_lock gate(gate_);
+  if (pager_ != nullptr && pager_->has_regions()) {
+    return error(EBUSY, "%s cannot change while regions exist; set it before the first one, or free them", name);
+  }
+  pager_.reset();
+  return {};
+}
+
+Status Runtime::set(std::string_view name, std::string_view value) {
+  if (Status s = check_fork(); !s.ok()) return s;
+  std::lock_guard setup(setup_);
+  if (Status s = load_environment(); !s.ok()) return s;
+  const core::OptionInfo* info = core::find_option(name);
+  if (info == nullptr) return options_.set(name, value);  // says that there is none
+  std::string before = options_.text(info->id);
+  const bool was_set = options_.is_set(info->id);
+  core::Options trial;
+  if (Status s = trial.set(name, value); !s.ok()) return s;
+  if (!info->live) {
+    if (Status s = stop_if_idle(info->name); !s.ok()) return s;
+  }
+  if (Status s = options_.set(name, value); !s.ok()) return s;
+  Status s = apply(info->id);
+  if (!s.ok() && was_set) options_.set(name, before).ignore();  // it was accepted before
+  return s;
+}
+
+Status Runtime::get(std::string_view name, std::string* value) {
+  if (Status s = check_fork(); !s.ok()) return s;
+  std::lock_guard setup(setup_);
+  if (Status s = load_environment(); !s.ok()) return s;
+  if (Status s = options_.get(name, value); !s.ok()) return s;
+  if (name == "host_budget" && value->empty()) {
+    Use pager;
+    if (Status s = use_if_running(&pager); !s.ok()) return s;
+    struct vmem_stats stats = {};
+    if (pager) pager->stats(&stats);
+    *value = std::to_string(pager ? stats.host_budget : usable_memory("") / 2);
+  }
+  return {};
+}
+
+void Runtime::shutdown() {
+  if (!check_fork().ok()) return;
+  std::lock_guard setup(setup_);
+  {
+    Use pager;
+    if (!use_if_running(&pager).ok() || !pager) return;
+    pager->shutdown();  // calls that wait inside return
+  }
+  std::unique_lock gate(gate_);
+  if (pager_ != nullptr) pager_->shutdown();  // regions that were made meanwhile
+  pager_.reset();
+}
+
+}  // namespace vmem::api

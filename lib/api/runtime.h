@@ -1,0 +1,58 @@
+// The process's one runtime: settings, and the pager once something needs it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+
+#include "core/options.h"
+#include "core/status.h"
+#include "pager/pager.h"
+
+namespace vmem::api {
+
+class Runtime {
+ public:
+  // Never destroyed: threads may touch regions until the process is gone.
+  static Runtime& get();
+
+  // Holds the pager alive for one call. Default-constructed or failed: null.
+  class Use {
+   public:
+    pager::Pager* operator->() const { return pager_; }
+    explicit operator bool() const { return pager_ != nullptr; }
+
+   private:
+    friend class Runtime;
+    std::shared_lock<std::shared_mutex> lock_;
+    pager::Pager* pager_ = nullptr;
+  };
+
+  // Starts the pager if there is none. -ECHILD in a forked child.
+  core::Status use(Use* out);
+  // The same without starting one: *out is null when there is none.
+  core::Status use_if_running(Use* out);
+  core::Status set(std::string_view name, std::string_view value);
+  core::Status get(std::string_view name, std::string* value);
+  core::Options& options() { return options_; }
+  void shutdown();
+
+ private:
+  Runtime();
+  core::Status load_environment();
+  core::Status start();
+  core::Status apply(core::Option option);
+  core::Status stop_if_idle(const char* name);
+
+  core::Options options_;
+  std::mutex setup_;        // one thread starts, stops or changes settings
+  std::shared_mutex gate_;  // exclusive only while pager_ changes; taken after setup_
+  std::unique_ptr<pager::Pager> pager_;
+  bool environment_read_ = false;  // protected by setup_
+};
+
+// Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.
+core::Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out);
+
+}  // namespace vmem::api

@@ -1,0 +1,491 @@
+// The way out: out of sight, compared with what the store has, written if it differs, and only then let go.
+//
+// Whether a block must be written is never guessed from marks: the digest of an image that cannot change any more is
+// compared with the digest of what the store holds. The exceptions are blocks of read-only files, which are never
+// written, and blocks that stood write-protected since they were equal to the store.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+
+namespace {
+
+constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+
+constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+}  // namespace
+
+// Free memory, or on its way to being free, is short of the low watermark.
+bool Pager::must_evict() const {
+  const uint64_t budget = frames_.budget();
+  const uint64_t low = std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * largest_block_));
+  return frames_.in_use() + low > budget + leaving_bytes_;
+}
+
+void Pager::evict_loop() {
+  std::vector<Move*> batch;
+  std::array<policy::Victim, 32> victims;
+  Lock lock(mutex_);
+  while (!stop_) {
+    const uint64_t now = now_ns();
+    check_starved(now);
+    if (!evict_requests_.empty()) {
+      serve_evict_request(lock);
+      continue;
+    }
+    if (!must_evict() && starved_.empty()) {
+      need_evict_.wait(lock);
+      continue;
+    }
+    if (now < retry_writes_ns_) {
+      need_evict_.wait_for(lock, std::chrono::nanoseconds(retry_writes_ns_ - now));
+      continue;
+    }
+    if (!must_evict()) {  // starved for a buffer, or for what is leaving already
+      need_evict_.wait_for(lock, std::chrono::milliseconds(5));
+      After after;
+      pump(after);
+      lock.unlock();
+      run(after);
+      lock.lock();
+      continue;
+    }
+    // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
+    const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * largest_block_) / core::kPage);
+    const size_t count = policy_->victims(pages, victims);
+    batch.clear();
+    for (size_t i = 0; i < count; ++i) {
+      Resident& resident = residents_[victims[i].id];
+      Region& r = *resident.region;
+      const BlockIndex b = resident.block;
+      const bool probe = victims[i].probe && r.table[b].state == State::resident;
+      if (!victims[i].probe) resident.admitted = false;
+      if (victims[i].probe && !probe) continue;
+      Move* m = r.dying ? nullptr : begin_take(r, b, false, probe);
+      if (m != nullptr) {
+        batch.push_back(m);
+      } else if (!victims[i].probe && !r.dying) {
+        admit(r, b, stamp_now());
+      }
+    }
+    if (batch.empty()) {
+      need_evict_.wait_for(lock, std::chrono::milliseconds(5));
+      continue;
+    }
+    lock.unlock();
+    evict_batch(batch);
+    lock.lock();
+  }
+}
+
+// vmem_prefetch to the SSD: a few blocks of the oldest request. What is leased or moving already is passed over.
+void Pager::serve_evict_request(Lock& lock) {
+  SpanOf& span = evict_requests_.front();
+  Region& r = *span.region;
+  std::vector<Move*> batch;
+  BlockIndex b = r.table.next_touched(span.first);
+  for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
+    const State state = r.table[b].state;
+    if ((state != State::resident && state != State::held) || leased(r, b)) continue;
+    Resident& resident = residents_[r.table[b].aux];
+    if (resident.admitted) policy_->remove(r.table[b].aux);
+    resident.admitted = false;
+    if (Move* m = begin_take(r, b, false, false)) {
+      batch.push_back(m);
+    } else {
+      admit(r, b, stamp_now());
+    }
+  }
+  span.first = b;
+  if (b > span.last || b >= r.blocks) evict_requests_.pop_front();
+  lock.unlock();
+  evict_batch(batch);
+  lock.lock();
+}
+
+uint32_t Pager::stamp_now() const {
+  return static_cast<uint32_t>(std::max<uint64_t>(1, evicted_pages_ / 16));
+}
+
+// Claims a resident or held block for the way out. nullptr: no address space for its image.
+Pager::Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  const bool held = block.state == State::held;
+  const bool in_place =
+      !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_->caps().write_protect));
+  std::byte* image = held                              ? resident.frame
+                     : in_place                        ? r.address(b)
+                     : r.transfer == Transfer::install ? resident.frame
+                                                       : frames_.get_slot(r.block_size);
+  if (image == nullptr) return nullptr;
+  r.table.change(b, block.state, State::taking);
+  Move* m = new_move(r, b);
+  m->image = image;
+  m->keep = keep;
+  m->probe = probe;
+  m->from_held = held;
+  m->in_place = in_place;
+  m->clean = !r.writable() || (block.flags & core::kProtected) != 0;
+  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
+    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+  }
+  if (!keep && !probe) leaving_bytes_ += r.block_size;
+  if (keep && resident.admitted) policy_->hold(block.aux);
+  return m;
+}
+
+// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
+void Pager::take_one(Move* m) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  std::byte* const at = r.address(m->block);
+  core::step("evict.taking");
+  if (!m->from_held) {
+    if (!m->in_place) {
+      m->status = trap_->take(at, r.block_size, m->image, r.transfer);
+    } else if (!m->clean) {
+      m->status = trap_->protect(at, r.block_size);
+    }
+    if (!m->status.ok()) return;
+    m->out = !m->in_place;
+  }
+  core::step("evict.taken");
+  if (m->probe || m->clean) return;
+  m->digest = store::digest(m->image, r.block_size);
+  m->clean = (block.flags & core::kDigest) != 0 && m->digest == block.digest;
+  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
+    m->clean = m->zeros = true;
+  }
+}
+
+// Unlocked; every move is in state taking.
+void Pager::evict_batch(std::vector<Move*>& batch) {
+  std::vector<Move*> writes;
+  std::vector<trap::Range> drops;
+  for (Move* m : batch) {
+    take_one(m);
+    if (!m->status.ok() || m->probe) continue;
+    if (!m->clean) {
+      writes.push_back(m);
+    } else if (m->in_place && !m->keep) {
+      drops.push_back({reinterpret_cast<uintptr_t>(m->image), m->region->block_size});
+    }
+  }
+  if (!drops.empty()) {
+    if (Status s = trap_->drop(drops); !s.ok())
+      core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+  }
+  prepare_writes(writes);
+  core::step("evict.decided");
+
+  After after;
+  {
+    Lock lock(mutex_);
+    for (Move* m : batch) {
+      Region& r = *m->region;
+      if (m->probe && m->status.ok()) {
+        r.table.change(m->block, State::taking, State::held);
+        residents_[r.table[m->block].aux].frame = m->image;
+        settle_probe(r, m->block, after);
+        free_move(m);
+      } else if (!m->status.ok()) {
+        if (m->probe) policy_->touched(r.table[m->block].aux);
+        if (m->stored != 0) note_write_failure(m);
+        put_back(m, after);
+      } else if (m->clean) {
+        finish_clean(m, after);
+      } else {
+        r.table.change(m->block, State::taking, State::writing);
+        to_store(m, after);
+      }
+    }
+    pump(after);
+  }
+  run(after);
+}
+
+void Pager::settle_probe(Region& r, BlockIndex b, After& after) {
+  if ((r.table[b].flags & core::kWanted) == 0) return;
+  policy_->touched(r.table[b].aux);
+  begin_install(r, b, after);
+}
+
+// Unlocked. Encodes and finds room; a move that finds none carries the status.
+void Pager::prepare_writes(std::span<Move*> moves) {
+  std::vector<Move*> cluster;
+  for (Move* m : moves) {
+    Region& r = *m->region;
+    if (r.backing == Backing::file_shared) continue;
+    m->stored = r.block_size;
+    m->codec = store::Codec::raw;
+    if (m->coded != nullptr) store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+    const core::Extent old = r.table[m->block].extent;
+    if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
+      m->extent = old;
+      continue;
+    }
+    m->new_extent = true;
+    if (m->codec == store::Codec::raw && r.block_size <= kClusterBlock) {
+      cluster.push_back(m);
+    } else {
+      m->status = space_->allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
+    }
+  }
+  // Blocks of one region that leave together lie together, in the order of their addresses.
+  std::sort(cluster.begin(), cluster.end(), [](const Move* a, const Move* b) {
+    return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
+  });
+  for (size_t i = 0; i < cluster.size();) {
+    size_t n = 1;
+    while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
+    std::vector<core::Extent> extents(n);
+    if (space_->allocate(cluster[i]->stored, 0, extents).ok()) {
+      for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
+    } else {
+      for (size_t k = 0; k < n; ++k) {
+        cluster[i + k]->status = space_->allocate(cluster[i + k]->stored, 0, {&cluster[i + k]->extent, 1});
+      }
+    }
+    i += n;
+  }
+}
+
+// Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
+void Pager::finish_clean(Move* m, After& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const bool gone = m->in_place && !m->keep;
+  if (m->zeros) {  // the store's copy, if any, is out of date: zeros need none
+    forget_store_copy(r, m->block);
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+  }
+  if (m->keep || (!gone && (block.flags & core::kWanted) != 0)) {
+    put_back(m, after);
+    return;
+  }
+  core::add(counters_.clean_drops);
+  let_go(m, State::taking, after);
+}
+
+// Locked. Ends an eviction: memory back, block absent.
+void Pager::let_go(Move* m, State from, After& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  core::add(counters_.evictions);
+  if ((block.flags & core::kReadAhead) != 0) {
+    core::add(counters_.prefetch_wasted);
+    r.readahead.on_waste(m->block);
+  }
+  block.flags &= kForget;
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->in_place) {
+    frames_.give_credit(r.block_size);
+  } else if (m->from_held) {
+    give_frame(r, m->image);
+  } else {
+    frames_.put(m->image, r.block_size);
+  }
+  leaving_bytes_ -= r.block_size;
+  free_resident(m->block, r);
+  if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
+  r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
+  const BlockIndex b = m->block;
+  free_move(m);
+  settle(r, b, after);
+}
+
+// Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
+void Pager::put_back(Move* m, After& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const State from = block.state;
+  if (!m->keep && !m->probe) leaving_bytes_ -= r.block_size;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  Resident& resident = residents_[block.aux];
+  if (m->keep && resident.admitted) policy_->unhold(block.aux);
+
+  if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
+    // Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
+    // undoes it.
+    if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
+    r.table.change(m->block, from, State::resident);
+    if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0) {
+      block.flags |= core::kProtected;
+    } else {
+      block.flags &= static_cast<uint16_t>(~core::kProtected);
+      if (m->in_place) trap_->unprotect(r.address(m->block), r.block_size).ignore();
+    }
+    if ((block.flags & core::kWanted) != 0) trap_->wake(r.address(m->block), r.block_size).ignore();
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    admit(r, m->block, stamp_now());
+    free_move(m);
+    return;
+  }
+  resident.frame = m->image;
+  if (m->from_held && (block.flags & core::kWanted) == 0) {
+    r.table.change(m->block, from, State::held);
+    admit(r, m->block, stamp_now());
+    free_move(m);
+    return;
+  }
+  r.table.change(m->block, from, State::installing);
+  resident.stamp = stamp_now();
+  m->protect = false;
+  after.install.push_back(m);
+}
+
+void Pager::forget_store_copy(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if (block.extent) space_->release(block.extent);
+  block.extent = {};
+  block.flags &= static_cast<uint16_t>(~core::kDigest);
+}
+
+// Locked; state writing.
+void Pager::to_store(Move* m, After& after) {
+  Region& r = *m->region;
+  const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
+    io.op = store::Io::Op::write;
+    io.urgency = m->job != nullptr ? Urgency::acquire : Urgency::writeback;
+    io.file = file;
+    io.offset = offset;
+    io.buffer = buffer;
+    io.size = size;
+    io.done = on_written;
+    io.user = m;
+  };
+  if (r.backing == Backing::file_shared) {
+    const size_t bytes = r.file_bytes(m->block);
+    const size_t whole = r.has_tail ? core::round_down(bytes, core::kPage) : bytes;
+    const uint64_t offset = r.file_offset + m->block * r.block_size;
+    if (whole != 0) prepare(m->io, r.file_id, offset, m->image, whole);
+    if (whole != bytes)
+      prepare(whole != 0 ? m->tail : m->io, r.tail_id, offset + whole, m->image + whole, bytes - whole);
+    m->stored = bytes;
+  } else {
+    prepare(m->io, space_->file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
+            m->stored);
+    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
+  }
+  after.submit.push_back(&m->io);
+}
+
+void Pager::on_written(store::Io& io) {
+  Move* m = static_cast<Move*>(io.user);
+  Pager& self = *m->pager;
+  if (&io == &m->io && io.result == 0 && m->tail.size != 0) {
+    store::Io* tail = &m->tail;
+    self.engine_->submit({&tail, 1});
+    return;
+  }
+  if (io.result != 0) m->status = Status(io.result, "");
+  After after;
+  self.finish_write(m, after);
+  self.run(after);
+}
+
+// Locked. Words, back-off, and a status for whoever asks next.
+void Pager::note_write_failure(Move* m) {
+  core::add(counters_.io_errors);
+  if (m->status.text().empty()) {
+    m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
+                                   where(*m->region, m->block).c_str());
+  }
+  if (failures_in_row_++ == 0) {
+    core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
+  }
+  retry_writes_ns_ = now_ns() + (uint64_t{10000000} << std::min(failures_in_row_, 6u));
+  if (m->job == nullptr && write_error_.ok()) write_error_ = m->status;
+}
+
+// Unlocked; state writing.
+void Pager::finish_write(Move* m, After& after) {
+  Region& r = *m->region;
+  core::step("evict.written");
+  if (m->status.ok() && m->in_place && !m->keep) {
+    bool wanted;
+    {
+      Lock lock(mutex_);
+      wanted = (r.table[m->block].flags & core::kWanted) != 0;
+      if (wanted) {
+        m->keep = true;  // somebody waits for it: spare the read
+        leaving_bytes_ -= r.block_size;
+      }
+    }
+    if (!wanted) {
+      const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
+      if (Status s = trap_->drop({&range, 1}); !s.ok())
+        core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    }
+  }
+  core::Extent old;
+  Lock lock(mutex_);
+  Block& block = r.table[m->block];
+  if (!m->status.ok()) {
+    note_write_failure(m);
+    if (m->new_extent && m->extent) old = m->extent;
+    put_back(m, after);
+    pump(after);
+    lock.unlock();
+    if (old) space_->release(old);
+    return;
+  }
+  failures_in_row_ = 0;
+  core::add(counters_.write_bytes, m->stored);
+  if (r.backing != Backing::file_shared) {
+    if (m->new_extent) old = block.extent;
+    block.extent = m->extent;
+  }
+  block.digest = m->digest;
+  block.flags |= core::kDigest;
+  if (m->keep || (block.flags & core::kWanted) != 0) {
+    put_back(m, after);
+  } else {
+    let_go(m, State::writing, after);
+  }
+  pump(after);
+  revive_dropped();
+  lock.unlock();
+  if (old) space_->release(old);
+}
+
+// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again.
+void Pager::revive_dropped() {
+  for (const auto& [r, b] : dropped_) {
+    Block& block = r->table[b];
+    if (block.state != State::failed || (block.flags & core::kDropped) == 0) continue;
+    revive(*r, b);
+  }
+  dropped_.clear();
+}
+
+void Pager::revive(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~core::kDropped);
+  r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
+  r.reasons.erase(b);
+  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok()) {
+    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  }
+}
+
+}  // namespace vmem::pager

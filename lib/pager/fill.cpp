@@ -1,0 +1,490 @@
+// The way in: fault -> frame -> bytes -> in place; read-ahead and prefetch go the same way with less urgency.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+
+void Pager::fault_loop() {
+  std::array<trap::Fault, 64> faults;
+  After after;
+  while (!stop_faults_.load(std::memory_order_relaxed)) {
+    size_t count = 0;
+    if (Status s = trap_->wait(faults, -1, &count); !s.ok()) {
+      core::log(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
+                static_cast<int>(s.text().size()), s.text().data());
+      return;
+    }
+    if (count == 0) continue;
+    core::step("fault.read");
+    const uint64_t now = now_ns();
+    {
+      Lock lock(mutex_);
+      for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
+      pump_speculative(after);
+    }
+    run(after);
+  }
+}
+
+void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
+  Region* r = find(fault.address);
+  if (r == nullptr) {
+    // Its region was freed between the touch and this report: let the thread meet what is there now.
+    trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    return;
+  }
+  if (r->dying) return;  // detach() answers it
+  const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
+  Block& block = r->table[b];
+  const uint16_t wish =
+      static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
+  switch (block.state) {
+    case State::untouched:
+    case State::stored: {
+      if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
+      core::add(counters_.faults);
+      block.flags |= wish;
+      if (!start_fill(*r, b, Urgency::fault, after)) starve(*r, b, Urgency::fault);
+      if (const auto w = r->readahead.on_fault(b, false)) speculate(*r, *w, Urgency::readahead);
+      break;
+    }
+    case State::filling:
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      used(*r, b);
+      break;
+    case State::held:
+      core::add(counters_.faults);
+      core::add(counters_.soft_faults);
+      block.flags |= wish;
+      if (residents_[block.aux].admitted && (block.flags & core::kReadAhead) == 0) policy_->touched(block.aux);
+      used(*r, b);
+      begin_install(*r, b, after);
+      counters_.fault_took(now_ns() - now);
+      break;
+    case State::installing:
+      block.flags |= wish;
+      break;
+    case State::taking:
+    case State::writing:
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      break;
+    case State::resident:
+      if (fault.kind == trap::FaultKind::write_protect) {
+        core::add(counters_.write_protect_faults);
+        block.flags &= static_cast<uint16_t>(~core::kProtected);
+        // Under the lock: an evictor that protects this block next must come after.
+        trap_->unprotect(r->address(b), r->block_size).ignore();
+        break;
+      }
+      core::add(counters_.spurious_faults);
+      if (fault.address == last_spurious_) {
+        // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any
+        // memory it then reads zeros; a page that is there after all makes this fail and changes nothing.
+        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      }
+      last_spurious_ = fault.address;
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
+    case State::failed:
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
+    case State::entering:
+    case State::on_device:
+    case State::leaving:
+    case State::count_:
+      break;
+  }
+}
+
+// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
+void Pager::used(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kReadAhead) == 0) return;
+  const bool marker = (block.flags & core::kMarker) != 0;
+  const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
+  const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
+  constexpr uint16_t kClear = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+  block.flags &= kClear;
+  core::add(counters_.prefetch_hits);
+  for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
+    Block& before = r.table[static_cast<BlockIndex>(i)];
+    if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
+    before.flags &= kClear;
+    core::add(counters_.prefetch_hits);
+  }
+  if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
+}
+
+// Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
+bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
+  Block& block = r.table[b];
+  const size_t size = r.block_size;
+  const uint64_t keep = urgency == Urgency::fault     ? 0
+                        : urgency == Urgency::acquire ? reserve_bytes_ / 2
+                                                      : reserve_bytes_;
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* image = nullptr;
+  std::byte* scratch = nullptr;
+  if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
+  if (r.transfer == Transfer::copy) {
+    if (frames_.take_credit(size, keep)) {
+      image = frames_.get_bounce(size);
+      if (image == nullptr) frames_.give_credit(size);
+    }
+  } else {
+    image = frames_.get(size, keep);
+  }
+  if (image == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, size);
+    need_evict_.notify_one();
+    return false;
+  }
+  if (must_evict()) need_evict_.notify_one();
+
+  const size_t tables = r.table.footprint();
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = new_resident(r, b, image);
+  residents_[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  if (r.table.footprint() != tables) {
+    table_bytes_ += r.table.footprint() - tables;
+    count_tables();
+  }
+  Move* m = new_move(r, b);
+  m->image = image;
+  m->coded = scratch;
+  m->started_ns = urgency == Urgency::fault ? now_ns() : 0;
+  m->was_untouched = from == State::untouched;
+  if (from == State::untouched && !r.from_file()) {
+    core::add(counters_.zero_fills);
+    block.digest = store::zero_digest(size);
+    block.flags |= core::kDigest;
+    after.zero.push_back(m);
+    return true;
+  }
+  store::Io& io = m->io;
+  io.op = store::Io::Op::read;
+  io.urgency = urgency;
+  io.user = m;
+  io.done = on_read;
+  if (block.extent) {
+    io.file = space_->file(block.extent);
+    io.offset = block.extent.offset();
+    io.size = block.extent.length();
+    io.buffer = coded ? scratch : image;
+  } else {
+    io.file = r.file_id;
+    io.offset = r.file_offset + b * size;
+    io.size = size;
+    io.buffer = image;
+    io.short_read_is_zero = true;
+  }
+  after.submit.push_back(&io);
+  return true;
+}
+
+void Pager::on_read(store::Io& io) {
+  Move* m = static_cast<Move*>(io.user);
+  Pager& self = *m->pager;
+  After after;
+  self.finish_read(m, after);
+  self.run(after);
+}
+
+// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
+void Pager::finish_read(Move* m, After& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
+  core::step("fill.read");
+  if (!zero) {
+    core::add(counters_.read_bytes, m->io.transferred);
+    if (m->io.result != 0) {
+      core::add(counters_.io_errors);
+      m->status = core::system_error(m->io.result, "reading failed, %s", place(r, m->block).c_str());
+    } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
+      m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
+                              m->io.transferred, r.file_bytes(m->block), place(r, m->block).c_str());
+    } else if (m->coded != nullptr) {
+      m->status =
+          store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
+      if (!m->status.ok()) core::add(counters_.checksum_errors);
+    }
+    if (m->status.ok() && block.extent) {
+      // The digest also tells later whether the block was changed, so it stays even where it is not verified.
+      if (verify_.load(std::memory_order_relaxed) && !(store::digest(m->image, r.block_size) == block.digest)) {
+        core::add(counters_.checksum_errors);
+        m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
+                                place(r, m->block).c_str());
+      }
+    } else if (m->status.ok() && r.writable()) {
+      m->digest = store::digest(m->image, r.block_size);
+    }
+  }
+  const bool fatal_for_touch = !m->status.ok();
+  if (fatal_for_touch) {
+    core::log(core::Level::error, "%.*s: a touch gets SIGBUS", static_cast<int>(m->status.text().size()),
+              m->status.text().data());
+    // While nobody else may act on the block; a device of last resort cannot fail silently.
+    if (Status s = trap_->fail(r.address(m->block), r.block_size); !s.ok()) {
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    }
+  }
+  Lock lock(mutex_);
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  if (m->speculative) speculative_bytes_ -= r.block_size;
+  if (fatal_for_touch) {
+    give_frame(r, m->image);
+    free_resident(m->block, r);
+    r.table.change(m->block, State::filling, State::failed);
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
+    r.reasons[m->block] = m->status;
+    free_move(m);
+    pump(after);
+    return;
+  }
+  if (!zero && !block.extent && r.writable()) {
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+  }
+  const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
+  const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
+                         (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
+  if (stay_held) {
+    r.table.change(m->block, State::filling, State::held);
+    admit(r, m->block, residents_[block.aux].stamp);
+    free_move(m);
+    pump(after);
+    return;
+  }
+  r.table.change(m->block, State::filling, State::installing);
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+               (block.flags & core::kDigest) != 0;
+  after.install.push_back(m);
+}
+
+// The block is held: it goes in place. The move finishes in install().
+void Pager::begin_install(Region& r, BlockIndex b, After& after) {
+  Block& block = r.table[b];
+  r.table.change(b, State::held, State::installing);
+  Move* m = new_move(r, b);
+  m->image = residents_[block.aux].frame;
+  m->io.size = 0;
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+               (block.flags & core::kDigest) != 0;
+  after.install.push_back(m);
+}
+
+void Pager::give_frame(Region& r, std::byte* image) {
+  if (r.transfer == Transfer::copy) {
+    frames_.put_bounce(image, r.block_size);
+    frames_.give_credit(r.block_size);
+  } else {
+    frames_.put(image, r.block_size);
+  }
+}
+
+// Unlocked; owns the transition (installing).
+void Pager::install(Move* m, After& after) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  core::step("install.before");
+  Status s = trap_->fill(at, r.block_size, m->image, r.transfer, m->protect ? trap::Protect::yes : trap::Protect::no);
+  core::step("install.after");
+  if (s.ok()) {
+    core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
+  }
+  Lock lock(mutex_);
+  Block& block = r.table[m->block];
+  if (!s.ok()) {
+    // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
+    core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
+              static_cast<int>(s.text().size()), s.text().data(), where(r, m->block).c_str());
+    r.table.change(m->block, State::installing, State::held);
+    admit(r, m->block, 0);
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    m->status = s;
+    trap_->wake(at, r.block_size).ignore();  // a thread that touches again is reported again
+    free_move(m);
+    return;
+  }
+  Resident& resident = residents_[block.aux];
+  if (r.transfer == Transfer::move) {
+    frames_.put_slot(m->image, r.block_size);
+    resident.frame = nullptr;
+  } else if (r.transfer == Transfer::copy) {
+    frames_.put_bounce(m->image, r.block_size);
+    resident.frame = nullptr;
+  }
+  r.table.change(m->block, State::installing, State::resident);
+  if (m->protect) {
+    block.flags |= core::kProtected;
+  } else {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+  }
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  admit(r, m->block, resident.stamp);
+  if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
+  free_move(m);
+  pump(after);
+}
+
+void Pager::run(After& after) {
+  while (!after.empty()) {
+    After now;
+    std::swap(now, after);
+    if (!now.submit.empty()) engine_->submit(now.submit);  // the disk first: it is the slowest
+    for (Move* m : now.zero) {
+      memset(m->image, 0, m->region->block_size);
+      finish_read(m, after);
+    }
+    for (Move* m : now.install) install(m, after);
+  }
+}
+
+void Pager::starve(Region& r, BlockIndex b, Urgency urgency) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kStarved) != 0) {
+    // A fault moves ahead of acquires.
+    if (urgency != Urgency::fault) return;
+    std::erase_if(starved_, [&](const Starved& s) { return s.region == &r && s.block == b; });
+  }
+  block.flags |= core::kStarved;
+  const Starved entry{&r, b, urgency, now_ns()};
+  if (urgency == Urgency::fault) {
+    const auto at =
+        std::find_if(starved_.begin(), starved_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
+    starved_.insert(at, entry);
+  } else {
+    starved_.push_back(entry);
+  }
+  need_evict_.notify_all();
+}
+
+// Memory or a buffer came free: whoever waits for it, most urgent first.
+void Pager::pump(After& after) {
+  while (!starved_.empty()) {
+    const Starved s = starved_.front();
+    Block& block = s.region->table[s.block];
+    if (block.state == State::untouched || block.state == State::stored) {
+      block.flags &= static_cast<uint16_t>(~core::kStarved);
+      if (!start_fill(*s.region, s.block, s.urgency, after)) {
+        block.flags |= core::kStarved;
+        return;
+      }
+    } else {
+      block.flags &= static_cast<uint16_t>(~core::kStarved);
+    }
+    starved_.pop_front();
+  }
+  pump_speculative(after);
+}
+
+void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
+  if (w.count == 0) return;
+  if (speculative_.size() >= kMaxSpeculative) {
+    r.readahead.on_dropped(w.count);
+    return;
+  }
+  speculative_.push_back({&r, w.first, w.stride, w.count, w.marker, urgency});
+}
+
+void Pager::pump_speculative(After& after) {
+  while (!speculative_.empty()) {
+    Speculative& s = speculative_.front();
+    Region& r = *s.region;
+    if (s.count == 0 || s.next >= r.blocks) {
+      speculative_.pop_front();
+      continue;
+    }
+    const uint64_t cap =
+        std::max<uint64_t>(config_.io_depth * std::max<uint64_t>(r.block_size, 256 << 10), r.block_size);
+    if (speculative_bytes_ + r.block_size > std::max(cap, r.block_size) && speculative_bytes_ != 0) return;
+    Block& block = r.table[s.next];
+    if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
+        // Nothing to read ahead in a hole: zeros are made faster than they are moved.
+        !(block.state == State::untouched && !r.from_file())) {
+      const size_t submitted = after.submit.size();
+      if (!start_fill(r, s.next, s.urgency, after)) return;
+      Move* m = static_cast<Move*>(after.submit[submitted]->user);
+      m->speculative = true;
+      speculative_bytes_ += r.block_size;
+      core::add(counters_.prefetched_blocks);
+      block.flags |= core::kReadAhead;
+      if (s.urgency == Urgency::prefetch) block.flags |= core::kPrefetched;
+      if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kMarker;
+      residents_[block.aux].stride = static_cast<int32_t>(s.stride);
+    } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
+      // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.
+    }
+    s.next = static_cast<BlockIndex>(static_cast<int64_t>(s.next) + s.stride);
+    --s.count;
+  }
+}
+
+void Pager::settle(Region& r, BlockIndex b, After& after) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kWanted) == 0) return;
+  switch (block.state) {
+    case State::held:
+      begin_install(r, b, after);
+      break;
+    case State::untouched:
+    case State::stored:
+      if (r.dying) break;
+      if (!start_fill(r, b, Urgency::fault, after)) starve(r, b, Urgency::fault);
+      break;
+    case State::resident:
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      break;
+    default:
+      break;
+  }
+}
+
+// Faults that waited too long for memory that cannot be freed get SIGBUS; the bytes stay where they are.
+void Pager::check_starved(uint64_t now) {
+  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  while (!starved_.empty()) {
+    const Starved s = starved_.front();
+    if (s.urgency != Urgency::fault || now - s.since_ns < limit) return;
+    starved_.pop_front();
+    Region& r = *s.region;
+    Block& block = r.table[s.block];
+    block.flags &= static_cast<uint16_t>(~(core::kStarved | core::kWanted | core::kWantedWrite));
+    if (block.state != State::untouched && block.state != State::stored) continue;
+    const Status why = core::error(
+        ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
+        core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_error_.ok() ? "" : ": ",
+        static_cast<int>(write_error_.text().size()), write_error_.text().data(), where(r, s.block).c_str());
+    core::log(core::Level::error, "%.*s: a touch gets SIGBUS; the contents are intact",
+              static_cast<int>(why.text().size()), why.text().data());
+    block.flags |= core::kDropped;
+    dropped_.emplace_back(&r, s.block);
+    r.table.change(s.block, block.state, State::failed);
+    r.reasons[s.block] = why;
+    trap_->fail(r.address(s.block), r.block_size).ignore();
+    notify();
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,217 @@
+// Prefetch and advice.
+#include <algorithm>
+#include <cerrno>
+
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::error;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+Status Pager::prefetch(const void* ptr, size_t size, int location) {
+  After after;
+  {
+    Lock lock(mutex_);
+    if (Status s = check_location(location, true); !s.ok()) return s;
+    SpanOf span;
+    if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+    if (location == VMEM_SSD) {
+      if (evict_requests_.size() < kMaxSpeculative) evict_requests_.push_back(span);
+      need_evict_.notify_one();
+      return {};
+    }
+    // More than the cache holds would only chase out what was fetched first.
+    const uint64_t most = std::max<uint64_t>(1, frames_.budget() / 4 * 3 / span.region->block_size);
+    const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
+                                UINT64_MAX};
+    speculate(*span.region, window, Urgency::prefetch);
+    pump_speculative(after);
+  }
+  run(after);
+  return {};
+}
+
+policy::Temperature Pager::temperature(const Region& r, BlockIndex b, bool* pinned) const {
+  for (auto it = r.advised.rbegin(); it != r.advised.rend(); ++it) {
+    if (b < it->first || b > it->last) continue;
+    *pinned = it->pinned;
+    return it->temperature;
+  }
+  *pinned = false;
+  return policy::Temperature::normal;
+}
+
+Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
+  using policy::Priority;
+  using policy::Temperature;
+  if (advice == VMEM_ADVISE_WILL_NEED) return prefetch(ptr, size, VMEM_HOST);
+  if (advice == VMEM_ADVISE_DONT_NEED) return drop_contents(ptr, size);
+  Lock lock(mutex_);
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  AdvisedRange range{span.first, span.last, Temperature::normal, false};
+  switch (advice) {
+    case VMEM_ADVISE_SET_PREFERRED_LOCATION:
+    case VMEM_ADVISE_SET_ACCESSED_BY:
+      if (location == VMEM_HOST) return {};  // where everything is without a device
+      return check_location(location, false);
+    case VMEM_ADVISE_UNSET_PREFERRED_LOCATION:
+    case VMEM_ADVISE_UNSET_ACCESSED_BY:
+    case VMEM_ADVISE_SET_READ_MOSTLY:
+    case VMEM_ADVISE_UNSET_READ_MOSTLY:
+      return {};  // one copy in host memory serves every reader
+    case VMEM_ADVISE_SEQUENTIAL:
+    case VMEM_ADVISE_RANDOM:
+      r.access = advice == VMEM_ADVISE_RANDOM ? policy::Access::random : policy::Access::sequential;
+      r.readahead.set_access(r.access);
+      return {};
+    case VMEM_ADVISE_PRIORITY_LOW:
+      r.priority = Priority::low;
+      break;
+    case VMEM_ADVISE_PRIORITY_NORMAL:
+      r.priority = Priority::normal;
+      break;
+    case VMEM_ADVISE_PRIORITY_HIGH:
+      r.priority = Priority::high;
+      break;
+    case VMEM_ADVISE_NORMAL:
+      r.access = policy::Access::normal;
+      r.readahead.set_access(r.access);
+      break;
+    case VMEM_ADVISE_COLD:
+      range.temperature = Temperature::cold;
+      break;
+    case VMEM_ADVISE_HOT:
+      range.temperature = Temperature::hot;
+      break;
+    case VMEM_ADVISE_PIN:
+      range.pinned = true;
+      break;
+    default:
+      return error(EINVAL, "advice %d is unknown; enum vmem_advice has the accepted ones", advice);
+  }
+  const bool whole = advice >= VMEM_ADVISE_PRIORITY_LOW;
+  if (!whole) {
+    std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
+    if (r.advised.size() >= 256) {
+      return error(ENOSPC, "region %llu has 256 ranges with advice already; advise larger ranges",
+                   static_cast<unsigned long long>(r.id));
+    }
+    r.advised.push_back(range);
+  }
+  const BlockIndex last = whole ? r.blocks - 1 : span.last;
+  for (BlockIndex b = r.table.next_touched(whole ? 0 : span.first); b <= last; b = r.table.next_touched(b + 1)) {
+    const Block& block = r.table[b];
+    if (!core::in_memory(block.state) || !residents_[block.aux].admitted) continue;
+    bool pinned = false;
+    const Temperature t = temperature(r, b, &pinned);
+    policy_->advise(block.aux, t, r.priority, pinned);
+  }
+  return {};
+}
+
+bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b) {
+  while (!r.dying && core::in_transition(r.table[b].state)) changed_.wait(lock);
+  return !r.dying;
+}
+
+// Blocks wholly inside lose their contents. Shared files lose nothing: their blocks are written and leave memory.
+Status Pager::drop_contents(const void* ptr, size_t size) {
+  Lock lock(mutex_);
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  const std::byte* from = static_cast<const std::byte*>(ptr);
+  const std::byte* to = from + size;
+  // The last block of a region ends where the region does.
+  const std::byte* region_end = r.base + r.size;
+  BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
+  BlockIndex end = to == region_end ? r.blocks : r.index(to);
+  ++r.in_flight;
+  Status result;
+  bool skipped = false;
+  if (r.backing == Backing::file_shared) {
+    if (first < end) result = write_out(lock, r, first, end - 1, false, false, &skipped);
+  } else {
+    for (BlockIndex b = r.table.next_touched(first); b < end && result.ok(); b = r.table.next_touched(b + 1)) {
+      if (leased(r, b)) {
+        skipped = true;
+        continue;
+      }
+      result = drop_block(lock, r, b);
+    }
+  }
+  --r.in_flight;
+  notify();
+  if (result.ok() && skipped)
+    return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");
+  return result;
+}
+
+Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
+  if (!wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  Block& block = r.table[b];
+  After after;
+  switch (block.state) {
+    case State::resident: {
+      if (residents_[block.aux].admitted) policy_->remove(block.aux);
+      residents_[block.aux].admitted = false;
+      r.table.change(b, State::resident, State::taking);
+      Move* m = new_move(r, b);
+      m->in_place = r.transfer != trap::Transfer::install;
+      m->image = m->in_place ? r.address(b) : residents_[block.aux].frame;
+      leaving_bytes_ += r.block_size;
+      lock.unlock();
+      const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+      const Status dropped = trap_->drop({&range, 1});
+      lock.lock();
+      if (!dropped.ok()) {
+        m->in_place = true;
+        m->status = dropped;
+        put_back(m, after);
+        return dropped;
+      }
+      forget_store_copy(r, b);
+      let_go(m, State::taking, after);
+      break;
+    }
+    case State::held: {
+      if (residents_[block.aux].admitted) policy_->remove(block.aux);
+      residents_[block.aux].admitted = false;
+      r.table.change(b, State::held, State::taking);
+      Move* m = new_move(r, b);
+      m->image = residents_[block.aux].frame;
+      m->from_held = true;
+      leaving_bytes_ += r.block_size;
+      forget_store_copy(r, b);
+      let_go(m, State::taking, after);
+      break;
+    }
+    case State::stored:
+      if ((block.flags & core::kStarved) != 0) break;  // a fault is on its way to these very bytes
+      forget_store_copy(r, b);
+      r.table.change(b, State::stored, State::untouched);
+      break;
+    case State::failed:
+      forget_store_copy(r, b);
+      revive(r, b);
+      break;
+    default:
+      break;
+  }
+  pump(after);
+  if (!after.empty()) {
+    lock.unlock();
+    run(after);
+    lock.lock();
+  }
+  return {};
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,224 @@
+// Leases: what vmem_acquire and vmem_release mean for host memory.
+#include <algorithm>
+#include <cerrno>
+
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::error;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+std::string Pager::lease_holders() const {
+  std::string text;
+  int named = 0;
+  for (const auto& [base, r] : regions_) {
+    if (r->leases.empty()) continue;
+    if (++named > 4) return text + ", ..";
+    text += core::strprintf("%sregion %s%llu %s", text.empty() ? "" : ", ",
+                            r->name.empty() ? "" : (r->name + " #").c_str(), static_cast<unsigned long long>(r->id),
+                            core::human_bytes(r->leases.size() * r->block_size).c_str());
+  }
+  return text.empty() ? "none" : text;
+}
+
+Status Pager::add_lease(Region& r, BlockIndex b, unsigned access, int location, void* stream) {
+  auto it = r.leases.find(b);
+  if (it == r.leases.end()) {
+    const uint64_t kept = reserve_bytes_ + frames_.overhead();
+    if (leased_bytes_ + r.block_size + kept > frames_.budget()) {
+      return error(ENOMEM,
+                   "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
+                   "holders: %s",
+                   core::human_bytes(frames_.budget()).c_str(), core::human_bytes(kept).c_str(),
+                   core::human_bytes(leased_bytes_).c_str(), lease_holders().c_str());
+    }
+    leased_bytes_ += r.block_size;
+    r.leases[b].push_back({location, stream, access, 1});
+    const Block& block = r.table[b];
+    if (core::in_memory(block.state) && residents_[block.aux].admitted) policy_->hold(block.aux);
+    return {};
+  }
+  for (Lease& lease : it->second) {
+    if (lease.location != location) {
+      return error(EBUSY, "%s is leased at location %d; release it there first", where(r, b).c_str(), lease.location);
+    }
+    if (lease.stream == stream) {
+      lease.access |= access;
+      ++lease.count;
+      return {};
+    }
+  }
+  it->second.push_back({location, stream, access, 1});
+  return {};
+}
+
+void Pager::remove_lease(Region& r, BlockIndex b, void* stream) {
+  auto it = r.leases.find(b);
+  auto lease = std::find_if(it->second.begin(), it->second.end(), [&](const Lease& l) { return l.stream == stream; });
+  if (--lease->count != 0) return;
+  it->second.erase(lease);
+  if (!it->second.empty()) return;
+  r.leases.erase(it);
+  leased_bytes_ -= r.block_size;
+  const Block& block = r.table[b];
+  if (core::in_memory(block.state) && residents_[block.aux].admitted) policy_->unhold(block.aux);
+}
+
+Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream) {
+  Lock lock(mutex_);
+  if (Status s = check_location(location, false); !s.ok()) return s;
+  std::vector<SpanOf> spans(ranges.size());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    if (spans[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
+      return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
+    }
+  }
+  size_t done = 0;
+  BlockIndex next = 0;
+  Status failure;
+  const auto undo = [&] {
+    for (size_t i = 0; i <= done && i < spans.size(); ++i) {
+      const BlockIndex end = i < done ? spans[i].last + 1 : next;
+      for (BlockIndex b = spans[i].first; b < end; ++b) remove_lease(*spans[i].region, b, stream);
+    }
+    notify();
+  };
+  for (done = 0; done < spans.size(); ++done) {
+    const SpanOf& s = spans[done];
+    for (next = s.first; next <= s.last; ++next) {
+      failure = add_lease(*s.region, next, ranges[done].access, location, stream);
+      if (!failure.ok()) {
+        undo();
+        return failure;
+      }
+    }
+  }
+  for (const SpanOf& s : spans) ++s.region->in_flight;
+  // Start all reads that memory allows before waiting for the first.
+  After after;
+  bool room = true;
+  for (size_t i = 0; i < spans.size() && room; ++i) {
+    Region& r = *spans[i].region;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last && room; ++b) {
+      const Block& block = r.table[b];
+      if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0) {
+        room = start_fill(r, b, Urgency::acquire, after);
+      }
+    }
+  }
+  if (!after.empty()) {
+    lock.unlock();
+    core::step("acquire.started");
+    run(after);
+    lock.lock();
+  }
+  for (size_t i = 0; i < spans.size() && failure.ok(); ++i) {
+    for (BlockIndex b = spans[i].first; b <= spans[i].last && failure.ok(); ++b) {
+      failure = bring(lock, *spans[i].region, b, ranges[i].access);
+    }
+  }
+  if (!failure.ok()) undo();
+  for (const SpanOf& s : spans) --s.region->in_flight;
+  notify();
+  return failure;
+}
+
+// Waits until leased block b is in place; the lease keeps it there.
+Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
+  bool tried = false;
+  uint64_t starving_since = 0;
+  for (;;) {
+    if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    Block& block = r.table[b];
+    After after;
+    switch (block.state) {
+      case State::resident:
+        if ((access & VMEM_WRITE) != 0 && (block.flags & core::kProtected) != 0) {
+          // DMA must find the pages writable: a kernel without our handler could not resolve the protection.
+          block.flags &= static_cast<uint16_t>(~core::kProtected);
+          return trap_->unprotect(r.address(b), r.block_size);
+        }
+        return {};
+      case State::failed:
+        if (tried) {
+          const Status why = r.reasons[b];
+          return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));
+        }
+        tried = true;  // an old failure: the disk may have recovered
+        revive(r, b);
+        continue;
+      case State::untouched:
+      case State::stored:
+        tried = true;
+        if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
+        if ((block.flags & core::kStarved) == 0 && !start_fill(r, b, Urgency::acquire, after)) {
+          starve(r, b, Urgency::acquire);
+        }
+        break;
+      case State::held:
+        begin_install(r, b, after);
+        break;
+      default:
+        break;
+    }
+    if (!after.empty()) {
+      lock.unlock();
+      run(after);
+      lock.lock();
+      continue;
+    }
+    if ((block.flags & core::kStarved) != 0) {
+      const uint64_t now = now_ns();
+      if (starving_since == 0) starving_since = now;
+      if (now - starving_since > config_.fault_timeout_ms * uint64_t{1000000}) {
+        std::erase_if(starved_, [&](const Starved& s) {
+          return s.region == &r && s.block == b && s.urgency == Urgency::acquire;
+        });
+        block.flags &= static_cast<uint16_t>(~core::kStarved);
+        if (!write_error_.ok()) return take_write_error();
+        return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
+                     core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
+      }
+      changed_.wait_for(lock, std::chrono::milliseconds(50));
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
+  Lock lock(mutex_);
+  std::vector<SpanOf> spans(ranges.size());
+  std::map<std::pair<Region*, BlockIndex>, uint32_t> wanted;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    Region& r = *spans[i].region;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      const auto it = r.leases.find(b);
+      const uint32_t need = ranges.size() == 1 ? 1 : ++wanted[{&r, b}];
+      const bool has = it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(), [&](const Lease& l) {
+                         return l.stream == stream && l.count >= need;
+                       });
+      if (!has) {
+        return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", where(r, b).c_str(),
+                     stream);
+      }
+    }
+  }
+  for (const SpanOf& s : spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) remove_lease(*s.region, b, stream);
+  }
+  notify();
+  need_evict_.notify_all();
+  return {};
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,312 @@
+// Life of the pager, residents, moves, and what every other file of this room uses.
+#include "pager/pager.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/log.h"
+#include "pager/clock.h"
+
+namespace vmem::pager {
+
+using core::BlockIndex;
+using core::error;
+using core::ResidentId;
+using core::State;
+using core::Status;
+
+Pager::Pager(Parts parts, Config config)
+    : trap_(std::move(parts.trap)),
+      engine_(std::move(parts.engine)),
+      space_(std::move(parts.space)),
+      config_(std::move(config)),
+      policy_(policy::make_evictor(config_.evictor)),
+      frames_(*trap_, config_.host_budget, config_.numa_nodes) {
+  policy_->resize(0, config_.host_budget / core::kPage);
+  verify_.store(config_.checksum);
+}
+
+Status Pager::start() {
+  fault_thread_ = std::thread([this] { fault_loop(); });
+  for (unsigned i = 0; i < config_.evict_threads; ++i) evict_threads_.emplace_back([this] { evict_loop(); });
+  return {};
+}
+
+Pager::~Pager() {
+  {
+    Lock lock(mutex_);
+    stop_ = true;
+    need_evict_.notify_all();
+  }
+  stop_faults_.store(true);
+  if (fault_thread_.joinable()) {
+    trap_->interrupt();
+    fault_thread_.join();
+  }
+  for (std::thread& t : evict_threads_) t.join();
+  space_.reset();   // its files are known to the engine
+  engine_.reset();  // waits for its threads; nothing is in flight
+}
+
+Region* Pager::find(uintptr_t address) {
+  auto it = regions_.upper_bound(address);
+  if (it == regions_.begin()) return nullptr;
+  Region* r = std::prev(it)->second.get();
+  return address - reinterpret_cast<uintptr_t>(r->base) < r->span ? r : nullptr;
+}
+
+Status Pager::check_range(const void* ptr, size_t size, SpanOf* out) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
+  if (size == 0) return error(EINVAL, "size is 0; give the bytes of the range at %p", ptr);
+  Region* r = find(at);
+  if (r == nullptr || r->dying) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
+  const size_t offset = at - reinterpret_cast<uintptr_t>(r->base);
+  if (size > r->size || offset > r->size - size) {
+    return error(EINVAL, "the range at %p, %zu bytes, ends %zu bytes after its region%s%s (%p, %zu bytes)", ptr, size,
+                 offset >= r->size ? size : size - (r->size - offset), r->name.empty() ? "" : " ", r->name.c_str(),
+                 static_cast<void*>(r->base), r->size);
+  }
+  *out = {r, r->index(ptr), r->index(static_cast<const std::byte*>(ptr) + size - 1)};
+  return {};
+}
+
+Status Pager::check_location(int location, bool allow_ssd) const {
+  if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
+  if (location >= 0) {
+    return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
+                 location);
+  }
+  return error(EINVAL, "location %d is not accepted here; give a device ordinal, VMEM_HOST%s", location,
+               allow_ssd ? " or VMEM_SSD" : "");
+}
+
+std::string Pager::where(const Region& r, BlockIndex b) const {
+  std::string text =
+      core::strprintf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
+                      static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
+                      static_cast<unsigned long long>(b * r.block_size));
+  const core::Block& block = r.table[b];
+  if (block.extent) {
+    text += ", " + space_->describe(block.extent);
+  } else if (r.has_file) {
+    text += core::strprintf(", file %s, offset %llu", r.file.path.c_str(),
+                            static_cast<unsigned long long>(r.file_offset + b * r.block_size));
+  }
+  return text;
+}
+
+std::string Pager::place(const Region& r, BlockIndex b) {
+  Lock lock(mutex_);
+  return where(r, b);
+}
+
+ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame) {
+  if (free_residents_.empty()) {
+    const size_t old = residents_.size();
+    const size_t grown = std::max<size_t>(64, old * 2);
+    residents_.resize(grown);
+    for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
+    policy_->resize(grown, frames_.budget() / core::kPage);
+  }
+  const ResidentId id = free_residents_.back();
+  free_residents_.pop_back();
+  residents_[id] = Resident{};
+  residents_[id].region = &r;
+  residents_[id].block = b;
+  residents_[id].frame = frame;
+  r.table[b].aux = id;
+  return id;
+}
+
+// The block leaves host memory: it gets the stamp of its eviction in place of its resident number.
+void Pager::free_resident(BlockIndex b, Region& r) {
+  core::Block& block = r.table[b];
+  const ResidentId id = block.aux;
+  if (residents_[id].admitted) policy_->remove(id);
+  residents_[id] = Resident{};
+  free_residents_.push_back(id);
+  evicted_pages_ += r.block_size / core::kPage;
+  // Stamps count in units of 16 pages so that 32 bits last for 256 TiB of evictions; 0 means never.
+  block.aux = static_cast<uint32_t>(std::max<uint64_t>(1, evicted_pages_ / 16 & 0xffffffffu));
+}
+
+void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
+  core::Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (resident.admitted) return;
+  policy::Admission a;
+  a.id = block.aux;
+  a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
+  a.priority = r.priority;
+  a.temperature = temperature(r, b, &a.pinned);
+  a.sequential = r.access == policy::Access::sequential;
+  a.probes = r.probes;
+  if (stamp != 0) a.age = (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
+  policy_->admit(a);
+  resident.admitted = true;
+  if (leased(r, b)) policy_->hold(a.id);
+}
+
+Pager::Move* Pager::new_move(Region& r, BlockIndex b) {
+  if (free_moves_.empty()) {
+    moves_.push_back(std::make_unique<Move>());
+    free_moves_.push_back(moves_.back().get());
+  }
+  Move* m = free_moves_.back();
+  free_moves_.pop_back();
+  *m = Move{};
+  m->pager = this;
+  m->region = &r;
+  m->block = b;
+  ++r.in_flight;
+  return m;
+}
+
+// The transition is over: whoever waits for it hears of it.
+void Pager::free_move(Move* m) {
+  --m->region->in_flight;
+  if (m->job != nullptr) {
+    --m->job->outstanding;
+    if (m->job->status.ok()) m->job->status = m->status;
+  }
+  m->status = {};
+  free_moves_.push_back(m);
+  notify();
+}
+
+// Tables are paid for from the same budget, beyond what every process can spare.
+void Pager::count_tables() {
+  constexpr uint64_t kFree = uint64_t{8} << 20;
+  const uint64_t bytes = table_bytes_ + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move);
+  frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
+}
+
+Status Pager::set_name(const void* ptr, const char* name) {
+  if (name == nullptr) return error(EINVAL, "name is null; give a string");
+  Lock lock(mutex_);
+  Region* r = find(reinterpret_cast<uintptr_t>(ptr));
+  if (r == nullptr) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
+  r->name.assign(name, strnlen(name, 63));
+  return {};
+}
+
+Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
+  Lock lock(mutex_);
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  const Region& r = *span.region;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
+  out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
+  uint64_t counted = 0;
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
+    const uintptr_t start = std::max(from, reinterpret_cast<uintptr_t>(r.address(b)));
+    const uintptr_t end = std::min(to, reinterpret_cast<uintptr_t>(r.address(b)) + r.block_size);
+    const State state = r.table[b].state;
+    if (state == State::untouched) continue;
+    counted += end - start;
+    if (core::in_memory(state)) {
+      out->host_bytes += end - start;
+    } else if (state == State::entering || state == State::on_device || state == State::leaving) {
+      out->device_bytes += end - start;
+    } else {
+      out->ssd_bytes += end - start;
+    }
+  }
+  (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
+  return {};
+}
+
+void Pager::stats(struct vmem_stats* out) {
+  const auto read = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
+  out->faults = read(counters_.faults);
+  out->fault_ns_total = read(counters_.fault_ns_total);
+  out->fault_ns_max = read(counters_.fault_ns_max);
+  out->read_bytes = read(counters_.read_bytes);
+  out->write_bytes = read(counters_.write_bytes);
+  out->evictions = read(counters_.evictions);
+  out->clean_drops = read(counters_.clean_drops);
+  out->prefetched_blocks = read(counters_.prefetched_blocks);
+  out->prefetch_hits = read(counters_.prefetch_hits);
+  out->host_to_device_bytes = read(counters_.host_to_device_bytes);
+  out->device_to_host_bytes = read(counters_.device_to_host_bytes);
+  out->io_errors = read(counters_.io_errors);
+  out->checksum_errors = read(counters_.checksum_errors);
+  out->soft_faults = read(counters_.soft_faults);
+  out->prefetch_wasted = read(counters_.prefetch_wasted);
+  out->copied_bytes = read(counters_.copied_bytes);
+  out->ssd_bytes = space_->used();
+  Lock lock(mutex_);
+  out->host_bytes = frames_.used();
+  out->host_budget = frames_.budget();
+  out->device_bytes = 0;
+  out->regions = regions_.size();
+}
+
+Status Pager::set_host_budget(uint64_t bytes) {
+  Lock lock(mutex_);
+  const uint64_t needed = leased_bytes_ + reserve_bytes_;
+  if (bytes < needed) {
+    return error(EBUSY, "host_budget cannot become %s: live leases and the fault reserve hold %s",
+                 core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str());
+  }
+  frames_.set_budget(bytes);
+  frames_.trim();
+  policy_->resize(residents_.size(), bytes / core::kPage);
+  need_evict_.notify_all();
+  return {};
+}
+
+void Pager::set_readahead(uint64_t bytes) {
+  Lock lock(mutex_);
+  config_.readahead_bytes = bytes;
+  for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(bytes / r->block_size));
+}
+
+void Pager::set_checksum(bool on) {
+  verify_.store(on, std::memory_order_relaxed);
+}
+
+void Pager::set_fault_timeout(unsigned ms) {
+  Lock lock(mutex_);
+  config_.fault_timeout_ms = ms;
+}
+
+void Pager::set_space_budget(uint64_t bytes) {
+  space_->set_budget(bytes);
+}
+
+bool Pager::has_regions() {
+  Lock lock(mutex_);
+  return !regions_.empty();
+}
+
+Status Pager::take_write_error() {
+  Status s = write_error_;
+  write_error_ = {};
+  return s;
+}
+
+std::string Pager::check() {
+  Lock lock(mutex_);
+  uint64_t blocks_in_memory = 0, leased = 0;
+  for (auto& [base, r] : regions_) {
+    if (std::string s = r->table.check(); !s.empty()) return s;
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      if (core::in_memory(r->table[b].state)) {
+        ++blocks_in_memory;
+        const Resident& resident = residents_[r->table[b].aux];
+        if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
+      }
+    }
+    leased += r->leases.size() * r->block_size;
+  }
+  if (blocks_in_memory != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  if (leased != leased_bytes_) {
+    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(leased_bytes_),
+                           static_cast<unsigned long long>(leased));
+  }
+  return "";
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,222 @@
+// Making and freeing regions.
+#include <algorithm>
+#include <cerrno>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::BlockIndex;
+using core::error;
+using core::kHugePage;
+using core::State;
+using core::Status;
+using trap::Transfer;
+
+namespace {
+
+constexpr size_t kMaxRegion = size_t{1} << 46;
+
+Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::Engine& engine) {
+  if (what.offset % core::kPage != 0) {
+    return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
+                 core::kPage);
+  }
+  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file); !s.ok())
+    return s;
+  const uint64_t have = r->file.file.size;
+  if (what.offset > have || what.size > have - what.offset) {
+    store::close_mapped(&r->file);
+    return error(EINVAL, "file %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
+                 static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
+                 static_cast<unsigned long long>(what.offset + what.size));
+  }
+  if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) {
+    store::close_mapped(&r->file);
+    return s;
+  }
+  if (r->file.tail_fd >= 0) {
+    if (Status s = engine.add_file(r->file.tail_fd, &r->tail_id); !s.ok()) {
+      engine.remove_file(r->file_id);
+      store::close_mapped(&r->file);
+      return s;
+    }
+    r->has_tail = true;
+  }
+  r->has_file = true;
+  r->file_offset = what.offset;
+  return {};
+}
+
+void close_file(Region* r, store::Engine& engine) {
+  if (!r->has_file) return;
+  engine.remove_file(r->file_id);
+  if (r->has_tail) engine.remove_file(r->tail_id);
+  store::close_mapped(&r->file);
+}
+
+}  // namespace
+
+Status Pager::create(const NewRegion& what, void** ptr) {
+  if (what.size == 0) return error(EINVAL, "size is 0; give the bytes of the region");
+  if (what.size > kMaxRegion) {
+    return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
+  }
+  size_t block_size = what.block_size;
+  while (block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
+  const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
+
+  uint64_t readahead;
+  {
+    Lock lock(mutex_);
+    readahead = config_.readahead_bytes;
+  }
+  auto region = std::make_unique<Region>(blocks, static_cast<uint32_t>(readahead / block_size));
+  Region& r = *region;
+  r.size = what.size;
+  r.span = blocks * block_size;
+  r.block_size = block_size;
+  r.blocks = blocks;
+  r.backing = what.backing;
+  r.codec = what.codec;
+  const trap::Caps& caps = trap_->caps();
+  if (caps.install) {
+    r.transfer = Transfer::install;
+  } else if (caps.move && config_.allow_move && block_size >= kHugePage) {
+    r.transfer = Transfer::move;
+    r.probes = true;
+  } else {
+    r.transfer = Transfer::copy;
+    if (!caps.write_protect) {
+      return error(ENOTSUP, "trap %s can neither move pages nor write-protect them; Linux 5.7 or later is needed",
+                   caps.name);
+    }
+  }
+  if (r.from_file()) {
+    if (Status s = open_file(what, config_.direct_io, &r, *engine_); !s.ok()) return s;
+  }
+  Status s = r.table.create(blocks);
+  if (s.ok()) {
+    Lock lock(mutex_);
+    const uint64_t free_for_blocks = frames_.budget() - std::min(frames_.budget(), frames_.overhead());
+    if (free_for_blocks < 4 * block_size) {
+      s = error(ENOMEM, "host_budget %s holds fewer than 4 blocks of %s; raise host_budget or lower block_size",
+                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(block_size).c_str());
+    } else if (r.transfer == Transfer::copy || r.codec != store::Codec::raw) {
+      const uint64_t most = std::max<uint64_t>(2 * block_size, uint64_t{2} * config_.io_depth * block_size);
+      s = frames_.want_bounce(block_size, std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20}));
+    }
+  }
+  void* base = nullptr;
+  if (s.ok()) s = trap_->attach(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), r.transfer, &base);
+  if (!s.ok()) {
+    close_file(&r, *engine_);
+    return s;
+  }
+  r.base = static_cast<std::byte*>(base);
+  Lock lock(mutex_);
+  if (r.transfer == Transfer::copy) frames_.place(base, r.span);
+  r.id = next_region_id_++;
+  largest_block_ = std::max<uint64_t>(largest_block_, block_size);
+  reserve_bytes_ = std::min<uint64_t>(4 * largest_block_, frames_.budget() / 8);
+  table_bytes_ += r.table.footprint();
+  count_tables();
+  regions_.emplace(reinterpret_cast<uintptr_t>(base), std::move(region));
+  *ptr = base;
+  return {};
+}
+
+// Nothing that waits in a queue names the region any more.
+void Pager::forget_region(Region& r) {
+  std::erase_if(starved_, [&](const Starved& s) { return s.region == &r; });
+  std::erase_if(speculative_, [&](const Speculative& s) { return s.region == &r; });
+  std::erase_if(evict_requests_, [&](const SpanOf& s) { return s.region == &r; });
+  std::erase_if(dropped_, [&](const auto& d) { return d.first == &r; });
+}
+
+Status Pager::destroy(void* ptr, bool force) {
+  Lock lock(mutex_);
+  auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
+  if (it == regions_.end() || it->second->dying) {
+    const Region* inside = find(reinterpret_cast<uintptr_t>(ptr));
+    return inside != nullptr && !inside->dying
+               ? error(EINVAL, "%p is %zu bytes inside a region; give its start, %p", ptr,
+                       static_cast<size_t>(static_cast<std::byte*>(ptr) - inside->base),
+                       static_cast<void*>(inside->base))
+               : error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
+  }
+  Region& r = *it->second;
+  const auto live = [&]() -> Status {
+    return error(EBUSY, "region %llu has %zu leased blocks; release them first", static_cast<unsigned long long>(r.id),
+                 r.leases.size());
+  };
+  if (!force && !r.leases.empty()) return live();
+  if (r.backing == Backing::file_shared) {
+    ++r.in_flight;
+    bool skipped = false;
+    const Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    --r.in_flight;
+    if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
+    if (!s.ok()) {
+      if (!force) return s;
+      core::log(core::Level::error, "changes of a shared file are lost with its region: %.*s",
+                static_cast<int>(s.text().size()), s.text().data());
+    }
+    if (!force && !r.leases.empty()) return live();
+  }
+  r.dying = true;
+  forget_region(r);
+  notify();
+  changed_.wait(lock, [&] { return r.in_flight == 0; });
+  forget_region(r);
+  lock.unlock();
+
+  core::step("free.quiet");
+  // Parked threads get SIGBUS, resident pages go back to the system; then the books.
+  if (Status s = trap_->detach(r.base, r.span); !s.ok()) {
+    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  }
+  lock.lock();
+  std::vector<core::Extent> extents;
+  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
+    core::Block& block = r.table[b];
+    if (block.extent) extents.push_back(block.extent);
+    if (!core::in_memory(block.state)) continue;
+    std::byte* frame = residents_[block.aux].frame;
+    if (frame != nullptr) {
+      give_frame(r, frame);
+    } else {
+      frames_.give_credit(r.block_size);
+    }
+    free_resident(b, r);
+  }
+  leased_bytes_ -= r.leases.size() * r.block_size;
+  table_bytes_ -= r.table.footprint();
+  count_tables();
+  std::unique_ptr<Region> gone = std::move(it->second);
+  regions_.erase(it);
+  After after;
+  pump(after);
+  lock.unlock();
+  run(after);
+  for (core::Extent e : extents) space_->release(e);
+  close_file(gone.get(), *engine_);
+  return trap_->unmap(gone->base, gone->span);
+}
+
+void Pager::shutdown() {
+  for (;;) {
+    void* base = nullptr;
+    {
+      Lock lock(mutex_);
+      const auto it = std::find_if(regions_.begin(), regions_.end(), [](const auto& e) { return !e.second->dying; });
+      if (it == regions_.end()) return;
+      base = it->second->base;
+    }
+    destroy(base, true).ignore();  // freed by somebody else meanwhile: as well
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,165 @@
+// Writing on request: vmem_sync, vmem_evict, and shared files at exit.
+#include <algorithm>
+#include <cerrno>
+
+#include "core/log.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::BlockIndex;
+using core::error;
+using core::State;
+using core::Status;
+
+// Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
+// all: live leases do not matter. Blocks under a live WRITE lease (keep) or any lease (!keep) set *skipped.
+Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, bool all, bool* skipped) {
+  Job job;
+  std::vector<Move*> batch;
+  const size_t most = std::max<size_t>(1, std::min<size_t>(64, (8 << 20) / r.block_size));
+  const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
+  const auto flush = [&] {
+    if (batch.empty()) return;
+    lock.unlock();
+    evict_batch(batch);
+    lock.lock();
+    batch.clear();
+  };
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    if (core::in_transition(r.table[b].state)) {
+      flush();  // never wait while holding transitions of our own
+      if (!wait_stable(lock, r, b)) break;
+    }
+    const core::Block& block = r.table[b];
+    if (block.state != State::resident && block.state != State::held) continue;
+    if (!all) {
+      const auto it = r.leases.find(b);
+      const bool busy =
+          it != r.leases.end() && (!keep || std::any_of(it->second.begin(), it->second.end(),
+                                                        [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
+      if (busy) {
+        *skipped = true;
+        continue;
+      }
+    }
+    if (keep && (!r.writable() || (block.flags & core::kProtected) != 0)) continue;
+    Resident& resident = residents_[block.aux];
+    if (!keep && resident.admitted) {
+      policy_->remove(block.aux);
+      resident.admitted = false;
+    }
+    Move* m = begin_take(r, b, keep, false);
+    if (m == nullptr) {
+      admit(r, b, stamp_now());
+      if (job.status.ok()) job.status = error(ENOMEM, "no address space for the image of a block");
+      break;
+    }
+    m->job = &job;
+    ++job.outstanding;
+    batch.push_back(m);
+    if (batch.size() >= most) flush();
+    while (job.outstanding > outstanding && batch.empty()) changed_.wait(lock);
+  }
+  flush();
+  while (job.outstanding != 0) changed_.wait(lock);
+  return job.status;
+}
+
+namespace {
+
+struct FlushWait {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool finished = false;
+};
+
+}  // namespace
+
+Status Pager::flush_file(Lock& lock, Region& r) {
+  FlushWait wait;
+  store::Io io;
+  io.op = store::Io::Op::flush;
+  io.urgency = core::Urgency::acquire;
+  io.file = r.file_id;
+  io.user = &wait;
+  io.done = [](store::Io& done) {
+    FlushWait& w = *static_cast<FlushWait*>(done.user);
+    std::lock_guard guard(w.mutex);
+    w.finished = true;
+    w.done.notify_all();
+  };
+  lock.unlock();
+  store::Io* one = &io;
+  engine_->submit({&one, 1});
+  {
+    std::unique_lock guard(wait.mutex);
+    wait.done.wait(guard, [&] { return wait.finished; });
+  }
+  lock.lock();
+  if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());
+  return {};
+}
+
+Status Pager::sync(const void* ptr, size_t size) {
+  Lock lock(mutex_);
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  ++r.in_flight;
+  bool skipped = false;
+  Status result = write_out(lock, r, span.first, span.last, true, false, &skipped);
+  if (result.ok() && r.backing == Backing::file_shared) result = flush_file(lock, r);
+  --r.in_flight;
+  notify();
+  const Status earlier = take_write_error();
+  if (!result.ok()) return result;
+  if (!earlier.ok()) return earlier;
+  if (skipped) {
+    return error(EBUSY,
+                 "blocks of the range are under a live lease with VMEM_WRITE and were skipped; the rest is synced");
+  }
+  return {};
+}
+
+Status Pager::evict(const void* ptr, size_t size, int location) {
+  Lock lock(mutex_);
+  if (location != VMEM_HOST && location != VMEM_SSD) {
+    return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
+  }
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (location == VMEM_HOST) return {};
+  Region& r = *span.region;
+  ++r.in_flight;
+  bool skipped = false;
+  Status result = write_out(lock, r, span.first, span.last, false, false, &skipped);
+  --r.in_flight;
+  notify();
+  return result;
+}
+
+Status Pager::flush_shared() {
+  Lock lock(mutex_);
+  Status first;
+  // Regions may be freed while we write: each step looks up the next by address.
+  uintptr_t at = 0;
+  for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (r.backing != Backing::file_shared || r.dying) continue;
+    ++r.in_flight;
+    bool skipped = false;
+    const Status s = write_out(lock, r, 0, r.blocks - 1, true, true, &skipped);
+    if (!s.ok()) {
+      core::log(core::Level::error, "changes of a shared file did not reach it: %.*s",
+                static_cast<int>(s.text().size()), s.text().data());
+      if (first.ok()) first = s;
+    }
+    --r.in_flight;
+    notify();
+  }
+  return first;
+}
+
+}  // namespace vmem::pager
