@@ -32,8 +32,8 @@ class Digester {
 };
 
 // Encodes `block` into `out` (capacity at least `size` bytes). *stored = bytes to write, a multiple of 4 KiB smaller
-// than `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size and `out` is
-// untouched.
+// than `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size, and what is in
+// `out` means nothing: write `block` itself.
 void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec);
 // Decodes `stored` bytes into exactly `size` bytes. -EIO when they do not decode.
 core::Status decode(Codec codec, const void* in, size_t stored, void* block, size_t size);
