@@ -1,0 +1,117 @@
+#include "store/file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "store/open.h"
+
+namespace vmem::store {
+
+namespace {
+
+core::Status check_type(const std::string& path, const struct stat& st) {
+  if (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode)) return {};
+  if (S_ISDIR(st.st_mode)) {
+    return core::error(EISDIR, "%s is a directory: only a regular file or a block device can be mapped", path.c_str());
+  }
+  const char* const what = S_ISFIFO(st.st_mode)   ? "a FIFO"
+                           : S_ISSOCK(st.st_mode) ? "a socket"
+                           : S_ISCHR(st.st_mode)  ? "a character device"
+                                                  : "of an unknown type";
+  return core::error(EINVAL, "%s is %s: only a regular file or a block device can be mapped", path.c_str(), what);
+}
+
+core::Status open_checked(const std::string& path, int flags, int* fd) {
+  // The type is looked at first because opening some devices has effects, and again behind the descriptor because the
+  // name may mean something else by then.
+  struct stat st;
+  if (stat(path.c_str(), &st) != 0) return core::system_error(errno, "cannot map %s", path.c_str());
+  if (core::Status status = check_type(path, st); !status.ok()) return status;
+  const bool write = (flags & O_ACCMODE) == O_RDWR;
+  if (S_ISBLK(st.st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
+  *fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (*fd < 0) {
+    if (errno == EBUSY) return core::error(EBUSY, "block device %s is mounted or in use", path.c_str());
+    return core::system_error(errno, "cannot open %s for %s", path.c_str(), write ? "reading and writing" : "reading");
+  }
+  if (fstat(*fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
+  if (core::Status status = check_type(path, st); !status.ok()) return status;
+  return make_blocking(path, *fd);
+}
+
+core::Status open_parts(const std::string& path, bool write, bool direct, MappedFile* out) {
+  const int access = write ? O_RDWR : O_RDONLY;
+  if (core::Status status = open_checked(path, access, &out->file.fd); !status.ok()) return status;
+  if (write) {
+    if (core::Status status = lock_exclusively(path, out->file.fd); !status.ok()) return status;
+  }
+  if (core::Status status = probe_direct(path, direct, false, &out->file); !status.ok()) return status;
+  if (!out->file.direct) return {};
+
+  // Through /proc it is the same file even if the name changed hands. Without /proc the name must do, if it still means
+  // the same file.
+  const std::string self = core::strprintf("/proc/self/fd/%d", out->file.fd);
+  out->tail_fd = open(self.c_str(), access | O_CLOEXEC);
+  if (out->tail_fd < 0) out->tail_fd = open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK);
+  if (out->tail_fd < 0) return core::system_error(errno, "cannot open %s a second time, for its end", path.c_str());
+  struct stat first, second;
+  if (fstat(out->file.fd, &first) != 0 || fstat(out->tail_fd, &second) != 0 || first.st_dev != second.st_dev ||
+      first.st_ino != second.st_ino) {
+    return core::error(ESTALE, "%s was replaced by another file while it was being opened: try again", path.c_str());
+  }
+  return make_blocking(path, out->tail_fd);
+}
+
+}  // namespace
+
+core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out) {
+  MappedFile file;
+  file.path = path;
+  core::Status status = open_parts(path, write, direct, &file);
+  if (!status.ok()) {
+    close_mapped(&file);
+    return status;
+  }
+  *out = std::move(file);
+  return {};
+}
+
+void close_mapped(MappedFile* file) {
+  if (file->tail_fd >= 0) close(file->tail_fd);
+  if (file->file.fd >= 0) {
+    // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
+    flock(file->file.fd, LOCK_UN);
+    close(file->file.fd);
+  }
+  file->tail_fd = file->file.fd = -1;
+}
+
+core::Status current_size(const MappedFile& file, uint64_t* size) {
+  struct stat st;
+  if (fstat(file.file.fd, &st) != 0) return core::system_error(errno, "cannot examine %s", file.path.c_str());
+  *size = static_cast<uint64_t>(st.st_size);
+  if (S_ISBLK(st.st_mode) && ioctl(file.file.fd, BLKGETSIZE64, size) != 0) {
+    return core::system_error(errno, "cannot tell the size of block device %s", file.path.c_str());
+  }
+  return {};
+}
+
+TailSplit split_tail(const MappedFile& file, uint64_t file_size, uint64_t offset, size_t length) {
+  TailSplit out;
+  const uint64_t end = offset + length;
+  const uint64_t data_end = std::clamp(file_size, offset, end);
+  uint64_t main_end = data_end;
+  if (file.file.direct) main_end = std::clamp(core::round_down(file_size, core::kPage), offset, data_end);
+  out.main = static_cast<size_t>(main_end - offset);
+  out.tail = static_cast<size_t>(data_end - main_end);
+  out.beyond = static_cast<size_t>(end - data_end);
+  return out;
+}
+
+}  // namespace vmem::store

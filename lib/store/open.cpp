@@ -1,0 +1,127 @@
+#include "store/open.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <linux/stat.h>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "core/types.h"
+
+namespace vmem::store {
+
+namespace {
+
+struct FreePage {
+  void operator()(void* page) const { free(page); }
+};
+using Page = std::unique_ptr<void, FreePage>;
+
+Page aligned_page() {
+  Page page(aligned_alloc(core::kPage, core::kPage));
+  if (page) memset(page.get(), 0, core::kPage);
+  return page;
+}
+
+bool set_direct(int fd, bool on) {
+  const int flags = fcntl(fd, F_GETFL);
+  return flags >= 0 && fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
+void say_buffered(const std::string& path, long file_system, int error) {
+  static std::mutex mutex;
+  static std::set<long> said;  // protected by mutex
+  {
+    std::lock_guard lock(mutex);
+    if (!said.insert(file_system).second) return;
+  }
+  core::log(core::Level::warning,
+            "The file system of %s (type 0x%lx) refuses direct I/O: %s (errno %d). Its files go through the page cache, "
+            "which is slower and uses memory beyond the budget.",
+            path.c_str(), file_system, strerror(error), error);
+}
+
+// 0, or the errno with which the first page refused to move.
+int try_first_page(int fd, bool scratch) {
+  const Page page = aligned_page();
+  if (!page) return ENOMEM;
+  int error = 0;
+  if (scratch && pwrite(fd, page.get(), core::kPage, 0) != static_cast<ssize_t>(core::kPage)) error = errno;
+  if (error == 0 && pread(fd, page.get(), core::kPage, 0) < 0) error = errno;
+  if (scratch && ftruncate(fd, 0) != 0 && error == 0) error = errno;
+  return error;
+}
+
+}  // namespace
+
+core::Status probe_direct(const std::string& path, bool direct, bool scratch, OpenedFile* file) {
+  struct stat st;
+  struct statfs fs;
+  if (fstat(file->fd, &st) != 0 || fstatfs(file->fd, &fs) != 0) {
+    return core::system_error(errno, "cannot examine %s", path.c_str());
+  }
+  file->block_device = S_ISBLK(st.st_mode);
+  file->size = static_cast<uint64_t>(st.st_size);
+  if (file->block_device && ioctl(file->fd, BLKGETSIZE64, &file->size) != 0) {
+    return core::system_error(errno, "cannot tell the size of block device %s", path.c_str());
+  }
+  file->direct = false;
+  file->memory_align = file->offset_align = 1;
+  const bool in_memory = !file->block_device && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+  if (!direct || in_memory) return {};
+
+  int error = EINVAL;
+  if (set_direct(file->fd, true)) {
+    error = try_first_page(file->fd, scratch);
+    if (error == 0) {
+      file->direct = true;
+      file->memory_align = file->offset_align = core::kPage;
+#if defined(STATX_DIOALIGN)
+      struct statx sx;
+      if (statx(file->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 && (sx.stx_mask & STATX_DIOALIGN) != 0 &&
+          sx.stx_dio_offset_align != 0) {
+        file->memory_align = sx.stx_dio_mem_align;
+        file->offset_align = sx.stx_dio_offset_align;
+      }
+#endif
+      if (file->offset_align <= core::kPage && file->memory_align <= core::kPage) return {};
+      file->direct = false;
+      file->memory_align = file->offset_align = 1;
+    }
+    if (!set_direct(file->fd, false)) return core::system_error(errno, "cannot turn direct I/O off for %s", path.c_str());
+  }
+  // Only a refusal of direct I/O itself may be answered with buffered I/O.
+  if (error != EINVAL && error != EOPNOTSUPP) {
+    return core::system_error(error, "the first page of %s cannot be %s", path.c_str(), scratch ? "written" : "read");
+  }
+  say_buffered(path, static_cast<long>(fs.f_type), error);
+  return {};
+}
+
+core::Status make_blocking(const std::string& path, int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags >= 0 && fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) == 0) return {};
+  return core::system_error(errno, "cannot change the flags of %s", path.c_str());
+}
+
+core::Status lock_exclusively(const std::string& path, int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
+  if (errno == EWOULDBLOCK) {
+    return core::error(EBUSY, "%s is in use: another region or process holds its lock. Give each its own file.",
+                       path.c_str());
+  }
+  return core::system_error(errno, "cannot lock %s", path.c_str());
+}
+
+}  // namespace vmem::store

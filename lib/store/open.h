@@ -1,0 +1,27 @@
+// Opening files for the store and for regions: direct I/O where it works, and whose block device it is.
+#pragma once
+
+#include <string>
+
+#include "core/status.h"
+#include "store/io.h"
+
+namespace vmem::store {
+
+// Fills everything of `file` but fd, which is open already, and turns O_DIRECT on when `direct` is wanted and a transfer
+// of the first page proves it. scratch: the file is empty and ours, so the proof may write a page and leaves the file
+// empty; otherwise the proof only reads. Falls back to buffered I/O with a line in the log, once per file system type;
+// on tmpfs silently, where there is nothing to go around. Blocks on I/O.
+core::Status probe_direct(const std::string& path, bool direct, bool scratch, OpenedFile* file);
+
+// -EBUSY when the block device behind fd is mounted or used as swap, -EEXIST when it carries a known file system,
+// partition table, volume or swap signature: overwriting it would destroy somebody's data.
+core::Status check_block_device_unused(const std::string& path, int fd);
+
+// Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
+core::Status make_blocking(const std::string& path, int fd);
+
+// flock without waiting; -EBUSY names the path.
+core::Status lock_exclusively(const std::string& path, int fd);
+
+}  // namespace vmem::store
