@@ -48,9 +48,11 @@ struct EngineStats {
   uint64_t reads, read_bytes, writes, write_bytes, merged, retries, errors;
 };
 
-// Thread-safe. submit() never blocks on I/O and never fails: what exceeds the depth waits inside in order of urgency,
-// the caller bounds how much (one Io per frame in flight). Neighbouring requests of one submit() call on one file, same
-// op, adjacent offsets, are merged into one vectored transfer of at most 1 MiB (each still gets its own done()).
+// Thread-safe. submit() never blocks on I/O and never fails: it queues and wakes an I/O thread, and only those enter
+// the kernel (engine_base.h says why). An eighth of the depth is kept for fault and acquire. What exceeds the depth
+// waits inside in order of urgency, the caller bounds how much (one Io per frame in flight). Neighbouring requests of
+// one submit() call on one file, same op, adjacent offsets, are merged into one vectored transfer of at most 1 MiB
+// (each still gets its own done()).
 class Engine {
  public:
   virtual ~Engine() = default;  // waits for everything in flight

@@ -1,0 +1,183 @@
+#include "store/engine_base.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+
+#include "core/log.h"
+#include "core/step.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr unsigned kMaxDepth = 1024;
+
+size_t lane(const Io& io) { return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1); }
+bool is_background(size_t lane) { return lane > static_cast<size_t>(core::Urgency::acquire); }
+
+}  // namespace
+
+thread_local const EngineBase* EngineBase::own_thread = nullptr;
+
+void EngineBase::List::push(Io* io) {
+  io->next = nullptr;
+  (head == nullptr ? head : tail->next) = io;
+  tail = io;
+}
+
+Io* EngineBase::List::pop() {
+  Io* io = head;
+  if (io != nullptr) head = io->next;
+  return io;
+}
+
+EngineBase::EngineBase(unsigned depth)
+    : depth_(std::clamp(depth, 1u, kMaxDepth)), background_depth_(depth_ - depth_ / 8), transfers_(depth_) {
+  for (Transfer& transfer : transfers_) {
+    transfer.next_free = free_;
+    free_ = &transfer;
+  }
+}
+
+void EngineBase::submit(std::span<Io* const> batch) {
+  if (batch.empty()) return;
+  uint64_t sleepers = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (Io* io : batch) {
+      io->result = 0;
+      io->transferred = 0;
+      queues_[lane(*io)].push(io);
+    }
+    outstanding_ += batch.size();
+    if (own_thread != this && in_flight_ < depth_) sleepers = pick_sleepers(batch.size());
+  }
+  core::step("store.submitted");
+  if (sleepers != 0) wake(sleepers);
+}
+
+bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
+  return next.op == before.op && next.op != Io::Op::flush && next.file == before.file &&
+         next.offset == before.offset + before.size && next.size != 0 && bytes + next.size <= kMaxMergedBytes;
+}
+
+bool EngineBase::launchable() const {
+  if (free_ == nullptr) return false;
+  for (size_t n = 0; n < queues_.size(); ++n) {
+    if (queues_[n].head != nullptr) return !is_background(n) || background_in_flight_ < background_depth_;
+  }
+  return false;
+}
+
+Transfer* EngineBase::take() {
+  if (free_ == nullptr) return nullptr;
+  for (size_t n = 0; n < queues_.size(); ++n) {
+    List& queue = queues_[n];
+    if (queue.head == nullptr) continue;
+    if (is_background(n)) {
+      if (background_in_flight_ >= background_depth_) return nullptr;
+      ++background_in_flight_;
+    }
+    Io* first = queue.pop();
+    Io* last = first;
+    unsigned count = 1;
+    size_t bytes = first->size;
+    while (queue.head != nullptr && count < kMaxPieces && first->size != 0 && joins(*last, *queue.head, bytes)) {
+      last = last->next = queue.pop();
+      bytes += last->size;
+      ++count;
+    }
+    Transfer* transfer = free_;
+    free_ = transfer->next_free;
+    ++in_flight_;
+    stats_.merged += count - 1;
+    transfer->start(first, count, first->file < files_.size() ? files_[first->file] : FileSlot{});
+    return transfer;
+  }
+  return nullptr;
+}
+
+void EngineBase::retire(Transfer* transfer) {
+  --in_flight_;
+  if (is_background(lane(*transfer->chain()))) --background_in_flight_;
+  stats_.retries += transfer->retries();
+  for (Io* io = transfer->chain(); io != nullptr;) {
+    Io* const next = io->next;
+    if (io->result != 0) {
+      ++stats_.errors;
+    } else if (io->op == Io::Op::read) {
+      ++stats_.reads;
+      stats_.read_bytes += io->transferred;
+    } else if (io->op == Io::Op::write) {
+      ++stats_.writes;
+      stats_.write_bytes += io->transferred;
+    }
+    finished_bytes_ += io->size;
+    finished_[lane(*io)].push(io);
+    io = next;
+  }
+  transfer->next_free = free_;
+  free_ = transfer;
+}
+
+Io* EngineBase::next_finished() {
+  for (List& list : finished_) {
+    Io* io = list.pop();
+    if (io == nullptr) continue;
+    finished_bytes_ -= io->size;
+    return io;
+  }
+  return nullptr;
+}
+
+void EngineBase::deliver(Io* io) {
+  core::step("store.deliver");
+  io->next = nullptr;
+  if (io->done != nullptr) io->done(*io);
+}
+
+core::Status EngineBase::add_file(int fd, FileId* id) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) return core::system_error(errno, "cannot use descriptor %d for I/O", fd);
+  const FileSlot slot{fd, (flags & O_DIRECT) != 0};
+  std::lock_guard files(file_mutex_);
+  {
+    std::lock_guard lock(mutex_);
+    if (free_files_.empty()) {
+      *id = static_cast<FileId>(files_.size());
+      files_.push_back(slot);
+      free_files_.reserve(files_.size());  // so that remove_file cannot fail
+    } else {
+      *id = free_files_.back();
+      free_files_.pop_back();
+      files_[*id] = slot;
+    }
+  }
+  file_added(*id, slot);
+  return {};
+}
+
+void EngineBase::remove_file(FileId id) {
+  std::lock_guard files(file_mutex_);
+  bool known;
+  {
+    std::lock_guard lock(mutex_);
+    known = id < files_.size() && files_[id].fd >= 0;
+    if (known) files_[id] = FileSlot{};
+  }
+  if (!known) {
+    VMEM_LOG_ONCE(core::Level::error, "An unknown file was taken out of the I/O engine. This is a defect in libvmem.");
+    return;
+  }
+  file_removed(id);
+  std::lock_guard lock(mutex_);
+  free_files_.push_back(id);
+}
+
+EngineStats EngineBase::stats() const {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,100 @@
+// What both engines share: five queues in order of urgency, the depth limit, merging, the file table, delivery of done().
+// An engine adds only threads and the way they issue a Transfer.
+//
+// Who submits to the kernel: only the engine's own threads. An io_uring completion is posted in the context of the thread
+// that submitted; were that a thread of the application, blocked in the kernel on a fault that waits for this very read,
+// neither would ever end (seen on Linux 6.18: 16 reads submitted, then read(2) into an absent userfaultfd page: no
+// completion for as long as the fault lasts). It also makes system calls such as epoll_wait return EINTR there, and a
+// thread that exits cancels what it submitted. So submit() queues and wakes.
+//
+// Locks: mutex_ is a leaf. No system call, callback or log line happens under it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "store/io.h"
+#include "store/transfer.h"
+
+namespace vmem::store {
+
+class EngineBase : public Engine {
+ public:
+  void submit(std::span<Io* const> batch) final;
+  core::Status add_file(int fd, FileId* id) final;
+  void remove_file(FileId id) final;
+  EngineStats stats() const final;
+
+  // Tests only; not owned. nullptr removes it. The old one may still be called by attempts under way.
+  void set_injector(Injector* injector) { injector_.store(injector, std::memory_order_release); }
+  unsigned depth() const { return depth_; }
+
+ protected:
+  explicit EngineBase(unsigned depth);
+
+  // A run of Ios linked by next.
+  struct List {
+    Io* head = nullptr;
+    Io* tail = nullptr;
+    void push(Io* io);
+    Io* pop();
+  };
+
+  // Called with mutex_ held after work arrived: marks up to `count` sleeping threads as woken and says which, as a value
+  // for wake(), 0 for nobody.
+  virtual uint64_t pick_sleepers(size_t count) = 0;
+  // Wakes them. Called without the lock.
+  virtual void wake(uint64_t sleepers) = 0;
+  // The file table of the kernel, where there is one. Called without the lock, for one id at a time.
+  virtual void file_added(FileId, FileSlot) {}
+  virtual void file_removed(FileId) {}
+
+  // All of these: mutex_ held.
+  bool launchable() const;          // take() would find something
+  Transfer* take();                 // next in order, in flight from now on; nullptr: nothing queued or no slot free
+  void retire(Transfer* transfer);  // its slot is free, its Ios await delivery
+  Io* next_finished();              // most urgent first
+  bool finished_is_heavy() const { return finished_bytes_ >= kHeavyBytes; }
+  bool idle() const { return outstanding_ == 0; }
+
+  // Without the lock: calls done(), which may free the Io. The caller then takes the lock and lowers outstanding_.
+  static void deliver(Io* io);
+  Injector* injector() const { return injector_.load(std::memory_order_acquire); }
+
+  mutable std::mutex mutex_;
+  uint64_t outstanding_ = 0;  // Ios submitted whose done() has not returned; protected by mutex_
+  bool stopping_ = false;     // the destructor waits; protected by mutex_
+
+  // A thread that looks at the queues again right after done() names its engine here: its submits wake nobody else.
+  static thread_local const EngineBase* own_thread;
+
+ private:
+  static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for
+  static bool joins(const Io& before, const Io& next, size_t bytes);
+
+  const unsigned depth_;
+  const unsigned background_depth_;  // what prefetch, read-ahead and write-back may use: a fault finds a slot free
+  std::atomic<Injector*> injector_{nullptr};
+
+  // Protected by mutex_:
+  std::array<List, core::kUrgencies> queues_;
+  std::array<List, core::kUrgencies> finished_;
+  size_t finished_bytes_ = 0;
+  std::vector<Transfer> transfers_;
+  Transfer* free_ = nullptr;
+  unsigned in_flight_ = 0;
+  unsigned background_in_flight_ = 0;
+  std::vector<FileSlot> files_;
+  std::vector<FileId> free_files_;
+  EngineStats stats_{};
+
+  std::mutex file_mutex_;  // one change of the file table at a time; taken before mutex_
+};
+
+// Both run their threads with every signal blocked: the application's handlers belong on the application's threads.
+core::Status make_uring_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
+core::Status make_thread_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
+
+}  // namespace vmem::store

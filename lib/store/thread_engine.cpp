@@ -1,0 +1,121 @@
+// The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <pthread.h>
+#include <sys/uio.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+
+#include "core/step.h"
+#include "store/engine_base.h"
+
+namespace vmem::store {
+
+namespace {
+
+class ThreadEngine final : public EngineBase {
+ public:
+  explicit ThreadEngine(const EngineOptions& options) : EngineBase(options.depth) {}
+  ~ThreadEngine() override;
+  core::Status start();
+  const char* name() const override { return "threads"; }
+
+ private:
+  uint64_t pick_sleepers(size_t count) override { return std::min<size_t>(count, sleeping_); }
+  void wake(uint64_t sleepers) override;
+  void run() noexcept;
+
+  std::condition_variable work_;  // with mutex_
+  size_t sleeping_ = 0;           // protected by mutex_
+  std::vector<std::thread> workers_;
+};
+
+ssize_t issue(const Attempt& attempt) {
+  const int pieces = static_cast<int>(attempt.pieces.size());
+  const auto offset = static_cast<off_t>(attempt.offset);
+  ssize_t rc = 0;
+  switch (attempt.op) {
+    case Io::Op::read: rc = preadv(attempt.slot.fd, attempt.pieces.data(), pieces, offset); break;
+    case Io::Op::write: rc = pwritev(attempt.slot.fd, attempt.pieces.data(), pieces, offset); break;
+    case Io::Op::flush: rc = fdatasync(attempt.slot.fd); break;
+  }
+  return rc < 0 ? -errno : rc;
+}
+
+core::Status ThreadEngine::start() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  core::Status status;
+  try {
+    for (unsigned n = 0; n < depth(); ++n) {
+      workers_.emplace_back([this] { run(); });
+      pthread_setname_np(workers_.back().native_handle(), core::strprintf("vmem-io-%u", n).c_str());
+    }
+  } catch (const std::system_error& failure) {
+    // Fewer workers than asked are slower, not wrong; none at all cannot work.
+    if (workers_.empty()) status = core::system_error(failure.code().value(), "cannot start any I/O thread");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+ThreadEngine::~ThreadEngine() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  work_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadEngine::wake(uint64_t sleepers) {
+  while (sleepers-- != 0) work_.notify_one();
+}
+
+void ThreadEngine::run() noexcept {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    Io* io = next_finished();
+    if (io != nullptr) {
+      const bool others_can_start = sleeping_ != 0 && launchable();
+      lock.unlock();
+      if (others_can_start) work_.notify_one();
+      deliver(io);
+      lock.lock();
+      --outstanding_;
+      continue;
+    }
+    Transfer* transfer = take();
+    if (transfer != nullptr) {
+      lock.unlock();
+      core::step("store.issue");
+      while (!transfer->advance(issue(transfer->prepare(injector())))) core::step("store.issue");
+      core::step("store.finish");
+      lock.lock();
+      retire(transfer);
+      continue;
+    }
+    if (stopping_ && idle()) {
+      work_.notify_all();
+      return;
+    }
+    ++sleeping_;
+    work_.wait(lock);
+    --sleeping_;
+  }
+}
+
+}  // namespace
+
+core::Status make_thread_engine(const EngineOptions& options, std::unique_ptr<Engine>* out) {
+  auto engine = std::make_unique<ThreadEngine>(options);
+  core::Status status = engine->start();
+  if (status.ok()) *out = std::move(engine);
+  return status;
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,171 @@
+#include "store/transfer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include "core/step.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr unsigned kPatientStalls = 8;   // retried at once
+constexpr unsigned kMaxStalls = 200;     // then given up, after about 200 ms
+constexpr uint64_t kSmallestSector = 512;
+
+// Whether a read at `position` finds nothing because the file ends there. A short count alone does not prove it: zeros
+// in place of data would be silent corruption, so the file's own size decides.
+bool ends_at(int fd, uint64_t position) {
+  struct stat st;
+  if (fstat(fd, &st) != 0) return false;
+  if (S_ISREG(st.st_mode)) return static_cast<uint64_t>(st.st_size) <= position;
+  if (S_ISBLK(st.st_mode)) {
+    uint64_t size = 0;
+    return ioctl(fd, BLKGETSIZE64, &size) == 0 && size <= position;
+  }
+  return true;
+}
+
+// reached: bytes that moved, counted from the start of `io`.
+void settle(Io* io, size_t reached, int result) {
+  io->transferred = std::min(reached, io->size);
+  io->result = result;
+}
+
+void pause_one_ms() {
+  const timespec ms{0, 1000000};
+  nanosleep(&ms, nullptr);
+}
+
+}  // namespace
+
+Transfer::Transfer() : pieces_(std::make_unique_for_overwrite<iovec[]>(kMaxPieces)) {}
+
+void Transfer::start(Io* chain, unsigned count, FileSlot slot) {
+  chain_ = chain;
+  slot_ = slot;
+  retries_ = 0;
+  Io* last = chain;
+  while (--count != 0) last = last->next;
+  last->next = nullptr;
+  enter_span(chain, nullptr);
+}
+
+void Transfer::enter_span(Io* first, Io* end) {
+  span_ = Span{first, end, first->offset, 0, 0, 0};
+  for (const Io* io = first; io != end; io = io->next) span_.total += io->size;
+  stalls_ = 0;
+}
+
+Attempt Transfer::prepare(Injector* injector) {
+  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0};
+  if (out.op == Io::Op::flush) return out;
+
+  size_t want = span_.total - span_.resume;
+  if (injector != nullptr && want != 0) {
+    size_t limit = want;
+    for (const Io* io = span_.first; io != span_.end; io = io->next) {
+      limit = std::min(limit, injector->attempt_limit(*io, want));
+    }
+    want = std::clamp(limit, size_t{1}, want);
+  }
+
+  size_t start = 0;  // of the Io at hand, from base
+  size_t count = 0;
+  for (const Io* io = span_.first; io != span_.end && out.bytes < want; start += io->size, io = io->next) {
+    if (start + io->size <= span_.resume) continue;
+    const size_t skip = span_.resume > start ? span_.resume - start : 0;
+    char* from = static_cast<char*>(io->buffer) + skip;
+    const size_t bytes = std::min(io->size - skip, want - out.bytes);
+    iovec* before = count != 0 ? &pieces_[count - 1] : nullptr;
+    if (before != nullptr && static_cast<char*>(before->iov_base) + before->iov_len == from) {
+      before->iov_len += bytes;
+    } else {
+      pieces_[count++] = iovec{from, bytes};
+    }
+    out.bytes += bytes;
+  }
+  out.pieces = {pieces_.get(), count};
+  return out;
+}
+
+bool Transfer::again() {
+  ++retries_;
+  return false;
+}
+
+bool Transfer::advance(ssize_t result) {
+  // ECANCELED: the kernel drops what it had queued for a thread that exits; nothing was moved.
+  if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
+    if (++stalls_ > kMaxStalls) return fail(-EIO);
+    if (stalls_ > kPatientStalls) pause_one_ms();
+    return again();
+  }
+  if (result < 0) return fail(static_cast<int>(result));
+  if (span_.first->op == Io::Op::flush) {
+    settle(span_.first, 0, 0);
+    return leave_span();
+  }
+
+  const size_t reached = span_.resume + static_cast<size_t>(result);
+  if (reached > span_.reached) {
+    span_.reached = reached;
+    stalls_ = 0;
+  } else if (span_.reached < span_.total) {
+    ++stalls_;
+  }
+  if (span_.reached >= span_.total) {
+    for (Io* io = span_.first; io != span_.end; io = io->next) settle(io, io->size, 0);
+    return leave_span();
+  }
+
+  core::step("store.short");
+  const uint64_t position = span_.base + span_.reached;
+  if (span_.first->op == Io::Op::read && (result == 0 || position % kSmallestSector != 0) &&
+      ends_at(slot_.fd, position)) {
+    return finish_at_end_of_file();
+  }
+  if (stalls_ > kPatientStalls) return fail(-EIO);
+  // Direct descriptors refuse odd offsets: move the last partial page once more.
+  const uint64_t restart = slot_.direct ? std::max(core::round_down(position, core::kPage), span_.base) : position;
+  span_.resume = static_cast<size_t>(restart - span_.base);
+  return again();
+}
+
+bool Transfer::finish_at_end_of_file() {
+  size_t start = 0;
+  for (Io* io = span_.first; io != span_.end; start += io->size, io = io->next) {
+    const size_t have = span_.reached > start ? std::min(span_.reached - start, io->size) : 0;
+    const bool whole = have == io->size || io->short_read_is_zero;
+    if (whole && have < io->size) memset(static_cast<char*>(io->buffer) + have, 0, io->size - have);
+    settle(io, have, whole ? 0 : -EIO);
+  }
+  return leave_span();
+}
+
+bool Transfer::fail(int error) {
+  if (span_.first->next == span_.end) {
+    settle(span_.first, span_.reached, error);
+    return leave_span();
+  }
+  Io* io = span_.first;
+  for (size_t start = 0; start + io->size <= span_.reached; io = io->next) {
+    settle(io, io->size, 0);
+    start += io->size;
+  }
+  enter_span(io, io->next);
+  return again();
+}
+
+bool Transfer::leave_span() {
+  if (span_.end == nullptr) return true;
+  enter_span(span_.end, span_.end->next);
+  return false;
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,323 @@
+// The io_uring engine: a few threads, each with a ring of its own that nobody else submits to.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <liburing.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "store/engine_base.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr unsigned kMaxRings = 16;
+constexpr unsigned kFileTable = 1024;               // files known to the kernel; later ones go by descriptor
+constexpr size_t kAsyncBytes = size_t{64} << 10;    // buffered transfers from here on are copied by kernel workers
+
+// Everything but `sleeping` belongs to the ring's own thread once that runs.
+struct Ring {
+  io_uring uring{};
+  bool created = false;
+  int wake_fd = -1;           // eventfd; a read of it is kept in the ring, so that a wake is one more completion
+  uint64_t wake_value = 0;
+  bool wake_armed = false;
+  bool sleeping = false;      // protected by EngineBase::mutex_
+  std::vector<Transfer*> prepared;  // behind the submission entries the kernel has not taken; nullptr: the wake read
+  std::thread thread;
+};
+
+class UringEngine final : public EngineBase {
+ public:
+  explicit UringEngine(const EngineOptions& options)
+      : EngineBase(options.depth), rings_(std::clamp(options.threads, 1u, kMaxRings)) {}
+  ~UringEngine() override;
+  core::Status start();
+  const char* name() const override { return "io_uring"; }
+
+ private:
+  uint64_t pick_sleepers(size_t count) override;
+  void wake(uint64_t sleepers) override;
+  void file_added(FileId id, FileSlot slot) override;
+  void file_removed(FileId id) override;
+
+  core::Status create_ring(Ring& ring);
+  void run(Ring& ring) noexcept;
+  void reap(Ring& ring);
+  void finish(Transfer* transfer);
+  void issue(Ring& ring, Transfer* transfer);
+  void arm_wake(Ring& ring);
+  void enter(Ring& ring, bool wait);
+  void give_up(Ring& ring, int error);
+
+  std::vector<Ring> rings_;
+  unsigned next_ring_ = 0;   // protected by mutex_
+  bool file_table_ = false;  // set before the threads start
+  std::array<std::atomic<bool>, kFileTable> in_table_{};
+};
+
+core::Status UringEngine::create_ring(Ring& ring) {
+  // One entry for each transfer in flight and one for the wake read: neither queue can overflow (the completion queue
+  // has twice the entries).
+  const unsigned entries = depth() + 1;
+  // Completions wait for the thread's next system call instead of interrupting it in done(); TASKRUN_FLAG tells a look
+  // at the queue that some wait. Linux 5.19; the ring works without.
+  int rc = io_uring_queue_init(entries, &ring.uring, IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG);
+  if (rc == -EINVAL) rc = io_uring_queue_init(entries, &ring.uring, 0);
+  if (rc < 0) return core::system_error(rc, "io_uring_setup of %u entries failed", entries);
+  ring.created = true;
+  // A child keeps neither the mapping nor, by O_CLOEXEC, the descriptor past exec.
+  io_uring_ring_dontfork(&ring.uring);
+  ring.prepared.reserve(2 * size_t{entries});
+  ring.wake_fd = eventfd(0, EFD_CLOEXEC);
+  if (ring.wake_fd < 0) return core::system_error(errno, "no eventfd for an I/O thread");
+  return {};
+}
+
+core::Status UringEngine::start() {
+  for (Ring& ring : rings_) {
+    if (core::Status status = create_ring(ring); !status.ok()) return status;
+  }
+  io_uring_probe* probe = io_uring_get_probe_ring(&rings_[0].uring);
+  const bool usable = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) &&
+                      io_uring_opcode_supported(probe, IORING_OP_WRITEV) &&
+                      io_uring_opcode_supported(probe, IORING_OP_FSYNC);
+  if (probe != nullptr) io_uring_free_probe(probe);
+  if (!usable) return core::error(ENOSYS, "this kernel's io_uring cannot read and write (Linux 5.6 or later can)");
+
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  file_table_ = limit.rlim_cur >= kFileTable;
+  for (Ring& ring : rings_) {
+    file_table_ = file_table_ && io_uring_register_files_sparse(&ring.uring, kFileTable) == 0;
+  }
+
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  core::Status status;
+  try {
+    for (size_t n = 0; n < rings_.size(); ++n) {
+      rings_[n].thread = std::thread([this, n] { run(rings_[n]); });
+      pthread_setname_np(rings_[n].thread.native_handle(), core::strprintf("vmem-io-%zu", n).c_str());
+    }
+  } catch (const std::system_error& failure) {
+    status = core::system_error(failure.code().value(), "cannot start I/O thread %s", "of io_uring");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+UringEngine::~UringEngine() {
+  uint64_t sleepers;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    sleepers = pick_sleepers(rings_.size());
+  }
+  wake(sleepers);
+  for (Ring& ring : rings_) {
+    if (ring.thread.joinable()) ring.thread.join();
+    if (ring.created) io_uring_queue_exit(&ring.uring);
+    if (ring.wake_fd >= 0) close(ring.wake_fd);
+  }
+}
+
+uint64_t UringEngine::pick_sleepers(size_t count) {
+  // Kernel workers and the device bring the parallelism: one thread can issue a whole batch with one system call.
+  // Several are woken only to run callbacks, or to stop.
+  count = stopping_ ? rings_.size() : std::min<size_t>(count, 1);
+  uint64_t picked = 0;
+  for (size_t n = 0; n < rings_.size() && count != 0; ++n) {
+    const unsigned at = static_cast<unsigned>((next_ring_ + n) % rings_.size());
+    if (!rings_[at].sleeping) continue;
+    rings_[at].sleeping = false;
+    picked |= uint64_t{1} << at;
+    --count;
+    if (!stopping_) next_ring_ = at + 1;
+  }
+  return picked;
+}
+
+void UringEngine::wake(uint64_t sleepers) {
+  const uint64_t one = 1;
+  for (size_t n = 0; n < rings_.size(); ++n) {
+    if ((sleepers >> n & 1) == 0) continue;
+    while (write(rings_[n].wake_fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+  }
+}
+
+void UringEngine::file_added(FileId id, FileSlot slot) {
+  if (!file_table_ || id >= kFileTable) return;
+  bool everywhere = true;
+  for (Ring& ring : rings_) everywhere &= io_uring_register_files_update(&ring.uring, id, &slot.fd, 1) == 1;
+  if (everywhere) {
+    in_table_[id].store(true, std::memory_order_release);
+  } else {
+    file_removed(id);  // some rings may hold it; by descriptor it works in all
+  }
+}
+
+void UringEngine::file_removed(FileId id) {
+  if (!file_table_ || id >= kFileTable) return;
+  in_table_[id].store(false, std::memory_order_release);
+  int none = -1;
+  for (Ring& ring : rings_) io_uring_register_files_update(&ring.uring, id, &none, 1);
+}
+
+void UringEngine::issue(Ring& ring, Transfer* transfer) {
+  core::step("store.issue");
+  const Attempt attempt = transfer->prepare(injector());
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);  // never null: one entry per slot of the depth
+  const bool in_table = attempt.file < kFileTable && in_table_[attempt.file].load(std::memory_order_acquire);
+  const int fd = in_table ? static_cast<int>(attempt.file) : attempt.slot.fd;
+  const unsigned pieces = static_cast<unsigned>(attempt.pieces.size());
+  if (attempt.op == Io::Op::flush) {
+    io_uring_prep_fsync(sqe, fd, IORING_FSYNC_DATASYNC);
+  } else if (attempt.op == Io::Op::read) {
+    if (pieces == 1) {
+      io_uring_prep_read(sqe, fd, attempt.pieces[0].iov_base, static_cast<unsigned>(attempt.bytes), attempt.offset);
+    } else {
+      io_uring_prep_readv(sqe, fd, attempt.pieces.data(), pieces, attempt.offset);
+    }
+  } else {
+    if (pieces == 1) {
+      io_uring_prep_write(sqe, fd, attempt.pieces[0].iov_base, static_cast<unsigned>(attempt.bytes), attempt.offset);
+    } else {
+      io_uring_prep_writev(sqe, fd, attempt.pieces.data(), pieces, attempt.offset);
+    }
+  }
+  unsigned flags = in_table ? IOSQE_FIXED_FILE : 0u;
+  // The page cache is copied by whoever issues: leave long copies to kernel workers, several at once.
+  if (!attempt.slot.direct && attempt.bytes >= kAsyncBytes) flags |= IOSQE_ASYNC;
+  io_uring_sqe_set_flags(sqe, flags);
+  io_uring_sqe_set_data(sqe, transfer);
+  ring.prepared.push_back(transfer);
+}
+
+void UringEngine::arm_wake(Ring& ring) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);
+  io_uring_prep_read(sqe, ring.wake_fd, &ring.wake_value, sizeof ring.wake_value, 0);
+  io_uring_sqe_set_data(sqe, nullptr);
+  ring.prepared.push_back(nullptr);
+  ring.wake_armed = true;
+}
+
+void UringEngine::finish(Transfer* transfer) {
+  core::step("store.finish");
+  std::lock_guard lock(mutex_);
+  retire(transfer);
+}
+
+void UringEngine::reap(Ring& ring) {
+  io_uring_cqe* cqe;
+  while (io_uring_peek_cqe(&ring.uring, &cqe) == 0) {
+    auto* transfer = static_cast<Transfer*>(io_uring_cqe_get_data(cqe));
+    const int result = cqe->res;
+    io_uring_cqe_seen(&ring.uring, cqe);
+    if (transfer == nullptr) {
+      ring.wake_armed = false;
+    } else if (transfer->advance(result)) {
+      finish(transfer);
+    } else {
+      issue(ring, transfer);
+    }
+  }
+}
+
+// The kernel refuses this ring for good (a seccomp filter installed after the start, say). What it has not taken fails;
+// the next transfers will too, each with the same error: loud, and nobody waits for ever.
+void UringEngine::give_up(Ring& ring, int error) {
+  VMEM_LOG_ONCE(core::Level::error,
+                "io_uring_enter failed for good: %s (errno %d); reads and writes fail from now on. Was system call "
+                "io_uring_enter forbidden after libvmem had started? Start with io_engine=threads instead.",
+                strerror(error), error);
+  std::vector<Transfer*> refused;
+  refused.swap(ring.prepared);
+  ring.prepared.reserve(2 * (size_t{depth()} + 1));
+  for (Transfer* transfer : refused) {
+    if (transfer == nullptr) {
+      ring.wake_armed = false;
+      continue;
+    }
+    while (!transfer->advance(-error)) {
+    }
+    finish(transfer);
+  }
+  // The refused entries leave the submission queue.
+  ring.uring.sq.sqe_head = ring.uring.sq.sqe_tail = *ring.uring.sq.khead;
+  io_uring_smp_store_release(ring.uring.sq.ktail, *ring.uring.sq.khead);
+  usleep(1000);
+}
+
+void UringEngine::enter(Ring& ring, bool wait) {
+  const int rc = io_uring_submit_and_wait(&ring.uring, wait ? 1 : 0);
+  if (rc >= 0) {
+    ring.prepared.erase(ring.prepared.begin(), ring.prepared.begin() + std::min<ptrdiff_t>(rc, std::ssize(ring.prepared)));
+  } else if (rc == -EAGAIN || rc == -ENOMEM || rc == -EBUSY) {
+    usleep(1000);  // the kernel is short of memory: entries stay queued and go with the next call
+  } else if (rc != -EINTR) {
+    give_up(ring, -rc);
+  }
+}
+
+void UringEngine::run(Ring& ring) noexcept {
+  own_thread = this;
+  bool delivered = false;
+  for (;;) {
+    reap(ring);
+    Io* io = nullptr;
+    bool wait = false;
+    bool over = false;
+    uint64_t helpers = 0;
+    {
+      std::unique_lock lock(mutex_);
+      ring.sleeping = false;
+      if (delivered) --outstanding_;
+      delivered = false;
+      while (Transfer* transfer = take()) {
+        lock.unlock();
+        issue(ring, transfer);
+        lock.lock();
+      }
+      io = next_finished();
+      if (io != nullptr) {
+        if (finished_is_heavy()) helpers = pick_sleepers(1);
+      } else if (stopping_ && idle()) {
+        over = true;
+        helpers = pick_sleepers(rings_.size());
+      } else {
+        wait = ring.sleeping = true;
+      }
+    }
+    if (helpers != 0) wake(helpers);
+    if (over) return;
+    if (wait && !ring.wake_armed) arm_wake(ring);
+    if (wait || io_uring_sq_ready(&ring.uring) != 0) enter(ring, wait);
+    if (io != nullptr) {
+      deliver(io);
+      delivered = true;
+    }
+  }
+}
+
+}  // namespace
+
+core::Status make_uring_engine(const EngineOptions& options, std::unique_ptr<Engine>* out) {
+  auto engine = std::make_unique<UringEngine>(options);
+  core::Status status = engine->start();
+  if (status.ok()) *out = std::move(engine);
+  return status;
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,399 @@
+// What every body of store::Engine promises. Run on io_uring, threads and the fault-injecting wrapper without rules.
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "core/step.h"
+#include "store/engine_base.h"
+#include "store/io.h"
+#include "store_test_util.h"
+
+namespace vmem::store {
+namespace {
+
+using test::Batch;
+using test::Buffer;
+using test::TempFile;
+
+class EngineContract : public testing::TestWithParam<const char*> {
+ protected:
+  void make(unsigned depth, unsigned threads = 1) {
+    const core::Status status = test::make_named_engine(GetParam(), depth, threads, &engine_);
+    if (status.code() == -EPERM || status.code() == -ENOSYS) GTEST_SKIP() << "io_uring is not permitted here";
+    ASSERT_TRUE(status.ok()) << status.text();
+  }
+  FileId add(const TempFile& file) {
+    FileId id = 0;
+    const core::Status status = engine_->add_file(file.fd(), &id);
+    EXPECT_TRUE(status.ok()) << status.text();
+    return id;
+  }
+  std::unique_ptr<Engine> engine_;
+};
+
+TEST_P(EngineContract, RandomBatchesReadBackWhatWasWritten) {
+  make(8, 2);
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 512;
+  TempFile file(kBlocks * core::kPage, true);
+  const FileId id = add(file);
+  Buffer written(kBlocks * core::kPage), read(kBlocks * core::kPage);
+  std::mt19937_64 random(7);
+  written.fill(random);
+  for (int round = 0; round < 6; ++round) {
+    for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+      char* base = op == Io::Op::write ? written.data() : read.data();
+      std::vector<std::pair<size_t, size_t>> cuts;  // pages: start, length
+      for (size_t at = 0; at < kBlocks;) {
+        const size_t n = std::min<size_t>(kBlocks - at, 1 + random() % (round + 1) * 7);
+        cuts.emplace_back(at, n);
+        at += n;
+      }
+      if (round % 2 == 1) std::shuffle(cuts.begin(), cuts.end(), random);
+      Batch batch;
+      for (const auto& [at, n] : cuts) {
+        Io& io = batch.add(op, id, at * core::kPage, base + at * core::kPage, n * core::kPage);
+        io.urgency = static_cast<core::Urgency>(random() % core::kUrgencies);
+      }
+      batch.submit_in_pieces(*engine_, random);
+      batch.wait();
+      for (const Io& io : batch.ios()) {
+        EXPECT_EQ(io.result, 0);
+        EXPECT_EQ(io.transferred, io.size);
+      }
+    }
+    ASSERT_EQ(memcmp(written.data(), read.data(), written.size()), 0) << "round " << round;
+    written.fill(random);
+    read.zero();
+  }
+  engine_->remove_file(id);
+}
+
+TEST_P(EngineContract, TheMostUrgentGoesFirstAtDepthOne) {
+  make(1);
+  if (IsSkipped()) return;
+  TempFile file(1 << 20, true);
+  const FileId id = add(file);
+  Buffer buffer(1 << 20);
+  Batch batch;
+  for (size_t n = 0; n < 2 * core::kUrgencies; ++n) {
+    // Least urgent first, and never neighbours, so that nothing is merged.
+    Io& io = batch.add(Io::Op::read, id, n * 2 * core::kPage, buffer.data() + n * 2 * core::kPage, core::kPage);
+    io.urgency = static_cast<core::Urgency>(core::kUrgencies - 1 - n / 2);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  const std::vector<Io*> order = batch.order();
+  for (size_t n = 1; n < order.size(); ++n) {
+    EXPECT_LE(order[n - 1]->urgency, order[n]->urgency);
+    if (order[n - 1]->urgency == order[n]->urgency) {
+      EXPECT_LT(order[n - 1]->offset, order[n]->offset) << "first come, first served";
+    }
+  }
+}
+
+std::atomic<int> in_flight{0}, most_in_flight{0};
+void count_in_flight(const char* step) {
+  if (strcmp(step, "store.issue") == 0) {
+    const int now = ++in_flight;
+    int most = most_in_flight.load();
+    while (now > most && !most_in_flight.compare_exchange_weak(most, now)) {
+    }
+  } else if (strcmp(step, "store.finish") == 0) {
+    --in_flight;
+  }
+}
+
+TEST_P(EngineContract, NeverMoreInFlightThanTheDepth) {
+  make(3, 2);
+  if (IsSkipped()) return;
+  TempFile file(4 << 20, true);
+  const FileId id = add(file);
+  Buffer buffer(4 << 20);
+  in_flight = most_in_flight = 0;
+  core::step_hook = count_in_flight;
+  Batch batch;
+  for (size_t n = 0; n < 256; ++n) {
+    batch.add(Io::Op::read, id, n * 4 * core::kPage, buffer.data() + n * 4 * core::kPage, core::kPage);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  engine_.reset();
+  core::step_hook = nullptr;
+  EXPECT_LE(most_in_flight.load(), 3);
+  EXPECT_GE(most_in_flight.load(), 1);
+  EXPECT_EQ(in_flight.load(), 0);
+}
+
+TEST_P(EngineContract, NeighboursOfOneBatchAreMergedAndEachIsDone) {
+  make(4);
+  if (IsSkipped()) return;
+  constexpr size_t kCount = 600;  // more than two vectored calls of 256 pieces
+  TempFile file(kCount * core::kPage, true);
+  const FileId id = add(file);
+  Buffer written(kCount * core::kPage), read(kCount * core::kPage);
+  std::mt19937_64 random(3);
+  written.fill(random);
+  ASSERT_EQ(pwrite(file.fd(), written.data(), written.size(), 0), static_cast<ssize_t>(written.size()));
+  Batch batch;
+  // Buffers in reverse order: neighbours in the file, not in memory.
+  for (size_t n = 0; n < kCount; ++n) {
+    batch.add(Io::Op::read, id, n * core::kPage, read.data() + (kCount - 1 - n) * core::kPage, core::kPage);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  EXPECT_EQ(batch.order().size(), kCount);
+  for (size_t n = 0; n < kCount; ++n) {
+    ASSERT_EQ(memcmp(written.data() + n * core::kPage, read.data() + (kCount - 1 - n) * core::kPage, core::kPage), 0);
+  }
+  EXPECT_EQ(engine_->stats().reads, kCount);
+  EXPECT_GE(engine_->stats().merged, kCount - 4);
+  EXPECT_LT(engine_->stats().merged, kCount - 1) << "more than 1 MiB went as one transfer";
+}
+
+TEST_P(EngineContract, ReadsPastTheEndAreZeroWhereAskedAndErrorsElsewhere) {
+  make(4);
+  if (IsSkipped()) return;
+  for (const bool direct : {false, true}) {
+    TempFile file(3 * core::kPage + 100, direct);
+    const FileId id = add(file);
+    Buffer buffer(16 * core::kPage);
+    memset(buffer.data(), 0x55, buffer.size());
+    Batch batch;
+    Io& zeroed = batch.add(Io::Op::read, id, 2 * core::kPage, buffer.data(), 4 * core::kPage);
+    zeroed.short_read_is_zero = true;
+    Io& refused = batch.add(Io::Op::read, id, 2 * core::kPage, buffer.data() + 4 * core::kPage, 4 * core::kPage);
+    Io& nothing = batch.add(Io::Op::read, id, 8 * core::kPage, buffer.data() + 8 * core::kPage, core::kPage);
+    nothing.short_read_is_zero = true;
+    batch.submit(*engine_);
+    batch.wait();
+    EXPECT_EQ(zeroed.result, 0);
+    EXPECT_EQ(zeroed.transferred, core::kPage + 100);
+    EXPECT_TRUE(file.matches(2 * core::kPage, buffer.data(), core::kPage + 100));
+    EXPECT_TRUE(test::all_zero(buffer.data() + core::kPage + 100, 3 * core::kPage - 100));
+    EXPECT_EQ(refused.result, -EIO);
+    EXPECT_EQ(refused.transferred, core::kPage + 100);
+    EXPECT_EQ(nothing.result, 0);
+    EXPECT_EQ(nothing.transferred, 0u);
+    EXPECT_TRUE(test::all_zero(buffer.data() + 8 * core::kPage, core::kPage));
+    engine_->remove_file(id);
+  }
+}
+
+TEST_P(EngineContract, AMergedRunThatMeetsTheEndGivesEachItsOwnAnswer) {
+  make(4);
+  if (IsSkipped()) return;
+  TempFile file(2 * core::kPage + 100, true);
+  const FileId id = add(file);
+  Buffer buffer(4 * core::kPage);
+  memset(buffer.data(), 0x55, buffer.size());
+  Batch batch;
+  for (size_t n = 0; n < 4; ++n) {
+    Io& io = batch.add(Io::Op::read, id, n * core::kPage, buffer.data() + n * core::kPage, core::kPage);
+    io.short_read_is_zero = n != 3;
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  EXPECT_EQ(engine_->stats().merged, 3u);
+  const int expected[] = {0, 0, 0, -EIO};
+  const size_t moved[] = {core::kPage, core::kPage, 100, 0};
+  for (size_t n = 0; n < 4; ++n) {
+    EXPECT_EQ(batch.ios()[n].result, expected[n]) << n;
+    EXPECT_EQ(batch.ios()[n].transferred, moved[n]) << n;
+  }
+  EXPECT_TRUE(test::all_zero(buffer.data() + 2 * core::kPage + 100, core::kPage - 100));
+}
+
+TEST_P(EngineContract, AFullDiskIsSaidToBeFullAndSparesTheOthersOfTheRun) {
+  make(4);
+  if (IsSkipped()) return;
+  test::SmallTmpfs disk(16);  // pages
+  if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
+  TempFile file(disk.path());
+  const FileId id = add(file);
+  Buffer buffer(32 * core::kPage);
+  Batch batch;
+  for (size_t n = 0; n < 32; ++n) {
+    batch.add(Io::Op::write, id, n * core::kPage, buffer.data() + n * core::kPage, core::kPage);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  for (size_t n = 0; n < 32; ++n) {
+    EXPECT_EQ(batch.ios()[n].result, n < 16 ? 0 : -ENOSPC) << n;
+  }
+  EXPECT_EQ(engine_->stats().errors, 16u);
+}
+
+TEST_P(EngineContract, AFlushSucceedsAndABadFileFails) {
+  make(4);
+  if (IsSkipped()) return;
+  TempFile file(core::kPage, false);
+  const FileId id = add(file);
+  Buffer buffer(core::kPage);
+  Batch batch;
+  Io& flush = batch.add(Io::Op::flush, id, 0, nullptr, 0);
+  Io& nothing = batch.add(Io::Op::read, id, 0, buffer.data(), 0);
+  Io& unknown = batch.add(Io::Op::read, id + 77, 0, buffer.data(), core::kPage);
+  Io& unknown_flush = batch.add(Io::Op::flush, id + 77, 0, nullptr, 0);
+  batch.submit(*engine_);
+  batch.wait();
+  EXPECT_EQ(flush.result, 0);
+  EXPECT_EQ(nothing.result, 0);
+  EXPECT_EQ(unknown.result, -EBADF);
+  EXPECT_EQ(unknown_flush.result, -EBADF);
+  FileId refused = 0;
+  EXPECT_EQ(engine_->add_file(-1, &refused).code(), -EBADF);
+}
+
+TEST_P(EngineContract, TheDestructorWaitsForEverythingSubmitted) {
+  make(2, 2);
+  if (IsSkipped()) return;
+  TempFile file(4 << 20, true);
+  const FileId id = add(file);
+  Buffer buffer(4 << 20);
+  Batch batch;
+  for (size_t n = 0; n < 64; ++n) {
+    batch.add(Io::Op::read, id, n * 8 * core::kPage, buffer.data() + n * 8 * core::kPage, core::kPage);
+  }
+  batch.submit(*engine_);
+  engine_.reset();
+  EXPECT_EQ(batch.order().size(), 64u);
+}
+
+struct Chain {
+  Engine* engine;
+  int left;
+  std::atomic<int> done{0};
+};
+
+void resubmit(Io& io) {
+  auto* chain = static_cast<Chain*>(io.user);
+  ++chain->done;
+  if (--chain->left == 0) return;
+  Io* const again = &io;
+  chain->engine->submit({&again, 1});
+}
+
+TEST_P(EngineContract, DoneMaySubmitAlsoWhileTheEngineIsBeingDestroyed) {
+  make(2);
+  if (IsSkipped()) return;
+  TempFile file(core::kPage, true);
+  const FileId id = add(file);
+  Buffer buffer(core::kPage);
+  Chain chain{engine_.get(), 200};
+  Io io;
+  io.file = id;
+  io.buffer = buffer.data();
+  io.size = core::kPage;
+  io.done = resubmit;
+  io.user = &chain;
+  Io* const first = &io;
+  engine_->submit({&first, 1});
+  engine_.reset();
+  EXPECT_EQ(chain.done.load(), 200);
+}
+
+TEST_P(EngineContract, ManyThreadsMaySubmitAtOnce) {
+  make(6, 3);
+  if (IsSkipped()) return;
+  constexpr size_t kThreads = 4, kEach = 150;
+  TempFile file(kThreads * kEach * core::kPage, true);
+  const FileId id = add(file);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t);
+      Buffer written(kEach * core::kPage), read(kEach * core::kPage);
+      written.fill(random);
+      for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+        Batch batch;
+        for (size_t n = 0; n < kEach; ++n) {
+          char* base = op == Io::Op::write ? written.data() : read.data();
+          batch.add(op, id, (t * kEach + n) * core::kPage, base + n * core::kPage, core::kPage);
+        }
+        batch.submit_in_pieces(*engine_, random);
+        batch.wait();
+        for (const Io& io : batch.ios()) wrong += io.result != 0;
+      }
+      wrong += memcmp(written.data(), read.data(), written.size()) != 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST_P(EngineContract, FilesComeAndGoAndNumbersAreReused) {
+  make(4);
+  if (IsSkipped()) return;
+  Buffer buffer(core::kPage);
+  FileId highest = 0;
+  for (int n = 0; n < 40; ++n) {
+    TempFile file(core::kPage, n % 2 == 0);
+    const FileId id = add(file);
+    highest = std::max(highest, id);
+    Batch batch;
+    batch.add(Io::Op::read, id, 0, buffer.data(), core::kPage);
+    batch.submit(*engine_);
+    batch.wait();
+    EXPECT_EQ(batch.ios()[0].result, 0);
+    EXPECT_TRUE(file.matches(0, buffer.data(), core::kPage));
+    engine_->remove_file(id);
+  }
+  EXPECT_EQ(highest, 0u);
+}
+
+// Limits every attempt, so that each transfer needs several.
+struct Halver final : Injector {
+  size_t attempt_limit(const Io&, size_t want) override { return want > core::kPage ? want / 2 : want; }
+};
+
+TEST_P(EngineContract, ShortTransfersAreContinued) {
+  make(4);
+  if (IsSkipped()) return;
+  EngineBase* base = test::base_of(*engine_);
+  ASSERT_NE(base, nullptr);
+  for (const bool direct : {false, true}) {
+    Halver halver;
+    base->set_injector(&halver);
+    constexpr size_t kCount = 64;
+    TempFile file(kCount * core::kPage, direct);
+    const FileId id = add(file);
+    Buffer written(kCount * core::kPage), read(kCount * core::kPage);
+    std::mt19937_64 random(11);
+    written.fill(random);
+    for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+      Batch batch;
+      char* buffer = op == Io::Op::write ? written.data() : read.data();
+      for (size_t n = 0; n < kCount / 2; ++n) {
+        batch.add(op, id, n * core::kPage, buffer + n * core::kPage, core::kPage);
+      }
+      batch.add(op, id, kCount / 2 * core::kPage, buffer + kCount / 2 * core::kPage, kCount / 2 * core::kPage);
+      batch.submit(*engine_);
+      batch.wait();
+      for (const Io& io : batch.ios()) EXPECT_EQ(io.result, 0);
+    }
+    EXPECT_EQ(memcmp(written.data(), read.data(), written.size()), 0);
+    EXPECT_GT(engine_->stats().retries, 0u);
+    engine_->remove_file(id);
+    base->set_injector(nullptr);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Bodies, EngineContract, testing::Values("io_uring", "threads"),
+                         [](const auto& param) { return std::string(param.param); });
+
+}  // namespace
+}  // namespace vmem::store

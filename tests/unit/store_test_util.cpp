@@ -1,0 +1,142 @@
+#include "store_test_util.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+
+namespace vmem::store::test {
+
+core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads, std::unique_ptr<Engine>* out) {
+  EngineOptions options;
+  options.depth = depth;
+  options.threads = threads;
+  options.allow_io_uring = name != "threads";
+  options.require_io_uring = name == "io_uring";
+  return make_engine(options, out);
+}
+
+EngineBase* base_of(Engine& engine) { return dynamic_cast<EngineBase*>(&engine); }
+
+Buffer::Buffer(size_t size)
+    : data_(static_cast<char*>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))),
+      size_(size) {
+  if (data_ == MAP_FAILED) throw std::runtime_error("no memory for a test buffer");
+}
+Buffer::~Buffer() { munmap(data_, size_); }
+void Buffer::zero() { memset(data_, 0, size_); }
+void Buffer::fill(std::mt19937_64& random) {
+  for (size_t at = 0; at + 8 <= size_; at += 8) {
+    const uint64_t value = random();
+    memcpy(data_ + at, &value, sizeof value);
+  }
+}
+
+bool all_zero(const char* bytes, size_t size) {
+  for (size_t n = 0; n < size; ++n) {
+    if (bytes[n] != 0) return false;
+  }
+  return true;
+}
+
+TempDir::TempDir() {
+  const char* base = getenv("TMPDIR");
+  path_ = std::string(base != nullptr ? base : "/var/tmp") + "/vmem-test-XXXXXX";
+  if (mkdtemp(path_.data()) == nullptr) throw std::runtime_error("no temporary directory");
+}
+TempDir::~TempDir() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+TempFile::TempFile(size_t size, bool direct) {
+  const TempDir dir;
+  const std::string name = dir.path() + "/file";
+  fd_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  std::mt19937_64 random(size);
+  std::string bytes(size, '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  if (fd_ < 0 || pwrite(fd_, bytes.data(), size, 0) != static_cast<ssize_t>(size)) {
+    throw std::runtime_error("cannot write a test file");
+  }
+  fsync(fd_);
+  direct_ = direct && fcntl(fd_, F_SETFL, O_DIRECT) == 0;
+}
+TempFile::TempFile(const std::string& directory) {
+  const std::string name = directory + "/file";
+  fd_ = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd_ < 0) throw std::runtime_error("cannot create a test file");
+  unlink(name.c_str());
+}
+TempFile::~TempFile() { close(fd_); }
+
+bool TempFile::matches(uint64_t offset, const char* bytes, size_t size) const {
+  std::string have(size, '\0');
+  const int fd = open(core::strprintf("/proc/self/fd/%d", fd_).c_str(), O_RDONLY | O_CLOEXEC);
+  const ssize_t n = pread(fd, have.data(), size, static_cast<off_t>(offset));
+  close(fd);
+  return n == static_cast<ssize_t>(size) && memcmp(have.data(), bytes, size) == 0;
+}
+
+SmallTmpfs::SmallTmpfs(size_t pages) {
+  const std::string size = core::strprintf("size=%zu", pages * 4096);
+  if (mount("vmem-test", dir_.path().c_str(), "tmpfs", 0, size.c_str()) != 0) why_ = strerror(errno);
+}
+SmallTmpfs::~SmallTmpfs() {
+  if (ok()) umount2(dir_.path().c_str(), MNT_DETACH);
+}
+
+Io& Batch::add(Io::Op op, FileId file, uint64_t offset, void* buffer, size_t size) {
+  Io& io = ios_.emplace_back();
+  io.op = op;
+  io.file = file;
+  io.offset = offset;
+  io.buffer = buffer;
+  io.size = size;
+  io.done = on_done;
+  io.user = this;
+  return io;
+}
+
+void Batch::submit(Engine& engine) {
+  std::vector<Io*> all;
+  for (Io& io : ios_) all.push_back(&io);
+  submitted_ = all.size();
+  engine.submit(all);
+}
+
+void Batch::submit_in_pieces(Engine& engine, std::mt19937_64& random) {
+  std::vector<Io*> all;
+  for (Io& io : ios_) all.push_back(&io);
+  submitted_ = all.size();
+  for (size_t at = 0; at < all.size();) {
+    const size_t n = std::min<size_t>(all.size() - at, 1 + random() % 40);
+    engine.submit(std::span<Io* const>(all).subspan(at, n));
+    at += n;
+  }
+}
+
+void Batch::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return done_.size() == submitted_; });
+}
+
+std::vector<Io*> Batch::order() {
+  std::lock_guard lock(mutex_);
+  return done_;
+}
+
+void Batch::on_done(Io& io) {
+  auto* batch = static_cast<Batch*>(io.user);
+  std::lock_guard lock(batch->mutex_);
+  batch->done_.push_back(&io);
+  batch->changed_.notify_all();
+}
+
+}  // namespace vmem::store::test
