@@ -1,0 +1,114 @@
+#include "store/codec.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <lz4.h>
+#include <memory>
+#include <zstd.h>
+
+namespace vmem::store {
+
+namespace {
+
+// First bytes of a compressed image. The rest up to the page is zero, so that equal blocks make equal images.
+struct ImageHeader {
+  uint32_t magic;   // kMagic
+  uint32_t length;  // bytes of compressed data that follow
+};
+constexpr uint32_t kMagic = 0x315a4d56;  // "VMZ1"
+constexpr int kZstdLevel = 1;
+
+struct FreeContexts {
+  void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+  void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+};
+
+// One set a thread, made at its first use and freed with it. nullptr when memory is short.
+ZSTD_CCtx* zstd_compressor() {
+  thread_local std::unique_ptr<ZSTD_CCtx, FreeContexts> context;
+  if (!context) context.reset(ZSTD_createCCtx());
+  return context.get();
+}
+
+ZSTD_DCtx* zstd_decompressor() {
+  thread_local std::unique_ptr<ZSTD_DCtx, FreeContexts> context;
+  if (!context) context.reset(ZSTD_createDCtx());
+  return context.get();
+}
+
+void* lz4_state() {
+  thread_local std::unique_ptr<LZ4_stream_t> state = std::make_unique<LZ4_stream_t>();
+  return state.get();
+}
+
+// Bytes written to `out`, 0 when they would not fit.
+size_t compress(Codec codec, const void* block, size_t size, char* out, size_t capacity) {
+  if (codec == Codec::lz4) {
+    const int n = LZ4_compress_fast_extState(lz4_state(), static_cast<const char*>(block), out, static_cast<int>(size),
+                                             static_cast<int>(capacity), 1);
+    return n > 0 ? static_cast<size_t>(n) : 0;
+  }
+  ZSTD_CCtx* context = zstd_compressor();
+  if (context == nullptr) return 0;
+  const size_t n = ZSTD_compressCCtx(context, out, capacity, block, size, kZstdLevel);
+  return ZSTD_isError(n) ? 0 : n;
+}
+
+}  // namespace
+
+void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec) {
+  *stored = size;
+  *codec = Codec::raw;
+  if (wanted != Codec::lz4 && wanted != Codec::zstd) return;
+  if (size <= core::kPage || size > LZ4_MAX_INPUT_SIZE) return;
+
+  auto* bytes = static_cast<char*>(out);
+  const size_t limit = core::round_down(size - 1, core::kPage);  // at least one page must be won
+  const size_t n = compress(wanted, block, size, bytes + sizeof(ImageHeader), limit - sizeof(ImageHeader));
+  if (n == 0) return;
+  const ImageHeader header{kMagic, static_cast<uint32_t>(n)};
+  memcpy(bytes, &header, sizeof header);
+  const size_t used = sizeof header + n;
+  *stored = core::round_up(used, core::kPage);
+  *codec = wanted;
+  memset(bytes + used, 0, *stored - used);
+}
+
+core::Status decode(Codec codec, const void* in, size_t stored, void* block, size_t size) {
+  if (codec == Codec::raw) {
+    if (stored != size) {
+      return core::error(EIO, "a raw block of %zu bytes has an image of %zu bytes: the store's index is damaged", size,
+                         stored);
+    }
+    if (in != block) memmove(block, in, size);
+    return {};
+  }
+  if (codec != Codec::lz4 && codec != Codec::zstd) {
+    return core::error(EIO, "unknown compression %u of a stored block", static_cast<unsigned>(codec));
+  }
+  ImageHeader header{};
+  if (stored >= sizeof header) memcpy(&header, in, sizeof header);
+  if (header.magic != kMagic || header.length == 0 || header.length > stored - sizeof header) {
+    return core::error(EIO, "a compressed image of %zu bytes has a damaged header (magic %08x, length %u)", stored,
+                       header.magic, header.length);
+  }
+  const char* data = static_cast<const char*>(in) + sizeof header;
+  size_t got = 0;
+  if (codec == Codec::lz4) {
+    const int n = LZ4_decompress_safe(data, static_cast<char*>(block), static_cast<int>(header.length),
+                                      static_cast<int>(std::min<size_t>(size, LZ4_MAX_INPUT_SIZE)));
+    got = n > 0 ? static_cast<size_t>(n) : 0;
+  } else {
+    ZSTD_DCtx* context = zstd_decompressor();
+    if (context == nullptr) return core::error(ENOMEM, "no memory to decompress a block of %zu bytes", size);
+    const size_t n = ZSTD_decompressDCtx(context, block, size, data, header.length);
+    got = ZSTD_isError(n) ? 0 : n;
+  }
+  if (got != size) {
+    return core::error(EIO, "a compressed image gave %zu bytes instead of %zu: it is damaged", got, size);
+  }
+  return {};
+}
+
+}  // namespace vmem::store

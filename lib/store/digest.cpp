@@ -1,0 +1,88 @@
+#include "store/digest.h"
+
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <new>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "store/codec.h"
+
+namespace vmem::store {
+
+namespace digest_kernel {
+
+namespace {
+
+core::Digest hash(const void* bytes, size_t size) {
+  const XXH128_hash_t h = XXH3_128bits(bytes, size);
+  return {h.low64, h.high64};
+}
+
+void update(void* state, const void* bytes, size_t size) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, size);
+}
+
+}  // namespace
+
+const Kernel kPortable{hash, update};
+
+}  // namespace digest_kernel
+
+namespace {
+
+const digest_kernel::Kernel& kernel() {
+#if defined(__x86_64__)
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (avx2) return digest_kernel::kAvx2;
+#endif
+  return digest_kernel::kPortable;
+}
+
+core::Digest hash_zeros(size_t size) {
+  static const std::array<char, size_t{64} << 10> zeros{};
+  Digester digester;
+  while (size != 0) {
+    const size_t piece = size < zeros.size() ? size : zeros.size();
+    digester.update(zeros.data(), piece);
+    size -= piece;
+  }
+  return digester.finish();
+}
+
+}  // namespace
+
+core::Digest digest(const void* bytes, size_t size) { return kernel().hash(bytes, size); }
+
+core::Digest zero_digest(size_t size) {
+  // Blocks come in few sizes; the last one of a region may be odd.
+  static std::mutex mutex;
+  static std::map<size_t, core::Digest> known;  // protected by mutex
+  constexpr size_t kRemembered = 64;
+  {
+    std::lock_guard lock(mutex);
+    if (auto it = known.find(size); it != known.end()) return it->second;
+  }
+  const core::Digest out = hash_zeros(size);
+  std::lock_guard lock(mutex);
+  if (known.size() < kRemembered) known.emplace(size, out);
+  return out;
+}
+
+Digester::Digester() : state_(XXH3_createState()) {
+  if (state_ == nullptr) throw std::bad_alloc();
+  reset();
+}
+Digester::~Digester() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void Digester::reset() { XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_)); }
+void Digester::update(const void* bytes, size_t size) { kernel().update(state_, bytes, size); }
+core::Digest Digester::finish() const {
+  const XXH128_hash_t h = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_));
+  return {h.low64, h.high64};
+}
+
+}  // namespace vmem::store
