@@ -1,0 +1,318 @@
+#include "store/space.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <mutex>
+#include <pthread.h>
+#include <system_error>
+#include <thread>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "store/space_path.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr size_t kMaxExtent = core::kMaxBlock + core::kPage;
+constexpr uint64_t kMinGrowth = 2048;       // pages: 8 MiB
+constexpr uint64_t kMaxGrowth = 65536;      // pages: 256 MiB
+constexpr uint64_t kTrimPages = 16384;      // idle pages that make trimming worth while: 64 MiB
+constexpr uint64_t kTrimStep = 16384;       // pages out of use at once while their hole is punched
+constexpr uint64_t kShrinkStep = 262144;    // pages cut off in one ftruncate: 1 GiB
+constexpr auto kTrimDelay = std::chrono::milliseconds(100);  // what is freed is often wanted again at once
+
+class FileSpace final : public Space {
+ public:
+  FileSpace(std::vector<std::unique_ptr<SpacePath>> paths, uint64_t budget)
+      : paths_(std::move(paths)), budget_pages_(budget / core::kPage) {}
+  ~FileSpace() override;
+  core::Status start();
+
+  core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
+  void release(core::Extent extent) override;
+  FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
+  void set_budget(uint64_t bytes) override;
+  uint64_t used() const override;
+  std::string describe(core::Extent extent) const override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  bool allocate_run(Lock& lock, unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first);
+  bool grow(Lock& lock, SpacePath& path, uint64_t pages);
+  bool give_back(unsigned path, uint64_t first, uint64_t pages);
+  core::Status no_room(size_t size, size_t count, const char* why) const;
+
+  static bool should_punch(const SpacePath& path);
+  static uint64_t pages_to_shrink(const SpacePath& path);
+  static bool should_trim(const SpacePath& path) { return should_punch(path) || pages_to_shrink(path) != 0; }
+  bool trim_due() const;
+  void trim(Lock& lock, SpacePath& path);
+  void run_trimmer() noexcept;
+
+  const std::vector<std::unique_ptr<SpacePath>> paths_;
+  mutable std::mutex mutex_;
+  uint64_t budget_pages_;         // protected by mutex_
+  uint64_t used_pages_ = 0;       // live extents and those being allocated; protected by mutex_
+  unsigned next_path_ = 0;        // protected by mutex_
+  bool stopping_ = false;         // protected by mutex_
+  bool trimming_ = false;         // ranges are out of use for a moment; protected by mutex_
+  std::condition_variable trimmer_;  // work for the trimmer
+  std::condition_variable trimmed_;  // trimming_ became false
+  std::thread thread_;
+};
+
+core::Status FileSpace::start() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  core::Status status;
+  try {
+    thread_ = std::thread([this] { run_trimmer(); });
+    pthread_setname_np(thread_.native_handle(), "vmem-trim");
+  } catch (const std::system_error& failure) {
+    status = core::system_error(failure.code().value(), "cannot start the thread that returns disk space");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+FileSpace::~FileSpace() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  trimmer_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+core::Status FileSpace::no_room(size_t size, size_t count, const char* why) const {
+  return core::error(ENOSPC, "no room on SSD for %zu block%s of %s: %s", count, count == 1 ? "" : "s",
+                     core::human_bytes(size).c_str(), why);
+}
+
+core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Extent> out) {
+  if (size == 0 || size % core::kPage != 0 || size > kMaxExtent) {
+    return core::error(EINVAL, "an extent of %zu bytes: a multiple of 4 KiB up to %zu is possible", size, kMaxExtent);
+  }
+  if (codec > 3) return core::error(EINVAL, "codec number %u does not fit an extent", codec);
+  const uint64_t pages = size / core::kPage;
+  const uint64_t total = pages * out.size();
+
+  Lock lock(mutex_);
+  if (used_pages_ > budget_pages_ || total > budget_pages_ - used_pages_) {
+    return no_room(size, out.size(),
+                   core::strprintf("ssd_budget is %s and %s are in use. Raise ssd_budget or free regions",
+                                   core::human_bytes(budget_pages_ * core::kPage).c_str(),
+                                   core::human_bytes(used_pages_ * core::kPage).c_str())
+                       .c_str());
+  }
+  used_pages_ += total;  // now, because growing lets go of the lock
+
+  const unsigned start = next_path_++ % static_cast<unsigned>(paths_.size());
+  size_t have = 0;
+  size_t group = out.size();
+  while (have < out.size()) {
+    group = std::min(group, out.size() - have);
+    unsigned path = 0;
+    uint64_t first = 0;
+    if (allocate_run(lock, start, group * pages, group == 1, &path, &first)) {
+      for (size_t n = 0; n < group; ++n) {
+        out[have++] = core::Extent::make(path, (first + n * pages) * core::kPage, size, codec);
+      }
+    } else if (group > 1) {
+      group = (group + 1) / 2;
+    } else {
+      break;
+    }
+  }
+  if (have == out.size()) return {};
+
+  used_pages_ -= total;
+  for (size_t n = 0; n < have; ++n) give_back(out[n].path(), out[n].offset() / core::kPage, pages);
+  std::fill(out.begin(), out.end(), core::Extent{});
+  std::string why = core::strprintf("%s in use", core::human_bytes(used_pages_ * core::kPage).c_str());
+  for (const auto& path : paths_) {
+    why += core::strprintf("; %s is full at %s%s%s", path->name.c_str(),
+                           core::human_bytes(path->extents.size_pages() * core::kPage).c_str(),
+                           path->trouble.empty() ? "" : ": ", path->trouble.c_str());
+  }
+  return no_room(size, out.size(), why.c_str());
+}
+
+// Takes a run from the first path, in turn from `start`, that has one or can grow one. A run of several blocks makes a
+// file grow only while little of it is free; otherwise fragments are good enough.
+bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path,
+                             uint64_t* first) {
+  const auto count = static_cast<unsigned>(paths_.size());
+  for (unsigned n = 0; n < count; ++n) {
+    *path = (start + n) % count;
+    SpacePath& at = *paths_[*path];
+    for (;;) {
+      if (at.extents.allocate(pages, first)) {
+        at.live_pages += pages;
+        return true;
+      }
+      const uint64_t slack = std::max(kTrimPages, at.extents.size_pages() / 4);
+      if (!may_grow_freely && at.extents.free_pages() > slack) break;
+      if (!grow(lock, at, pages)) {
+        if (!trimming_) break;
+        trimmed_.wait(lock, [&] { return !trimming_; });
+        if (!at.extents.allocate(pages, first)) break;
+        at.live_pages += pages;
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Makes a free run of `pages` at the end of the path's file, unless another thread just did. Lets go of the lock while
+// the file system works. False: the path is full.
+bool FileSpace::grow(Lock& lock, SpacePath& path, uint64_t pages) {
+  lock.unlock();
+  std::lock_guard resize(path.resize_mutex);
+  lock.lock();
+  if (path.extents.longest_free_run() >= pages) return true;
+  const uint64_t end = path.extents.size_pages();
+  const uint64_t need = pages - std::min(pages, path.extents.trailing_free_pages());
+  const uint64_t room = path.limit_pages - end;
+  if (need > room) return false;
+  const uint64_t budget_left = budget_pages_ > used_pages_ ? budget_pages_ - used_pages_ : 0;
+  const uint64_t ahead = std::min({std::clamp(end / 8, kMinGrowth, kMaxGrowth), room, budget_left});
+  uint64_t step = std::max(need, ahead);
+  lock.unlock();
+  core::step("space.grow");
+  int error = extend_file(path, end, step);
+  if (error != 0 && step != need) error = extend_file(path, end, step = need);
+  lock.lock();
+  if (error != 0) {
+    char words[128];
+    path.trouble = strerror_r(error, words, sizeof words);
+    return false;
+  }
+  path.trouble.clear();
+  path.extents.grow(step);
+  return true;
+}
+
+bool FileSpace::give_back(unsigned path, uint64_t first, uint64_t pages) {
+  SpacePath& at = *paths_[path];
+  if (!at.extents.release(first, pages)) return false;
+  at.live_pages -= pages;
+  return true;
+}
+
+void FileSpace::release(core::Extent extent) {
+  bool known = extent && extent.path() < paths_.size();
+  bool due = false;
+  if (known) {
+    std::lock_guard lock(mutex_);
+    const uint64_t pages = extent.length() / core::kPage;
+    known = give_back(extent.path(), extent.offset() / core::kPage, pages);
+    if (known) used_pages_ -= pages;
+    due = should_trim(*paths_[extent.path()]);
+  }
+  if (due) trimmer_.notify_one();
+  if (!known) {
+    VMEM_LOG_ONCE(core::Level::error, "Extent %016lx was released but is not in use. This is a defect in libvmem.",
+                  static_cast<unsigned long>(extent.bits));
+  }
+}
+
+void FileSpace::set_budget(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  budget_pages_ = bytes / core::kPage;
+}
+
+uint64_t FileSpace::used() const {
+  std::lock_guard lock(mutex_);
+  return used_pages_ * core::kPage;
+}
+
+std::string FileSpace::describe(core::Extent extent) const {
+  if (!extent || extent.path() >= paths_.size()) return "nowhere in the store";
+  return core::strprintf("path %s, offset %lu", paths_[extent.path()]->name.c_str(),
+                         static_cast<unsigned long>(extent.offset()));
+}
+
+bool FileSpace::should_punch(const SpacePath& path) {
+  return path.punch && path.extents.idle_pages() >= std::max(kTrimPages, path.live_pages / 8);
+}
+
+uint64_t FileSpace::pages_to_shrink(const SpacePath& path) {
+  const uint64_t size = path.extents.size_pages();
+  if (!path.shrinkable || path.live_pages != 0 || size <= path.original_pages) return 0;
+  return std::min(size - path.original_pages, path.extents.trailing_free_pages());
+}
+
+bool FileSpace::trim_due() const {
+  return std::any_of(paths_.begin(), paths_.end(), [](const auto& path) { return should_trim(*path); });
+}
+
+void FileSpace::trim(Lock& lock, SpacePath& path) {
+  if (should_punch(path) && path.live_pages != 0) {
+    uint64_t first = 0;
+    uint64_t pages = 0;
+    while (!stopping_ && path.punch && path.extents.take_idle(kTrimStep, &first, &pages)) {
+      trimming_ = true;
+      lock.unlock();
+      core::step("space.punch");
+      const bool punched = punch_hole(path, first, pages) == 0;
+      lock.lock();
+      path.punch = punched;
+      path.extents.release_idle(first, pages);
+      trimming_ = false;
+      trimmed_.notify_all();
+    }
+  }
+  while (!stopping_ && pages_to_shrink(path) != 0) {
+    lock.unlock();
+    std::lock_guard resize(path.resize_mutex);
+    lock.lock();
+    const uint64_t pages = std::min(pages_to_shrink(path), kShrinkStep);
+    if (pages == 0) continue;
+    path.extents.shrink(pages);
+    const uint64_t size = path.extents.size_pages();
+    lock.unlock();
+    core::step("space.shrink");
+    // Extents beyond `size` cannot be handed out meanwhile: growing needs resize_mutex.
+    const bool cut = shrink_file(path, size) == 0;
+    lock.lock();
+    if (!cut) path.shrinkable = false;
+  }
+}
+
+void FileSpace::run_trimmer() noexcept {
+  Lock lock(mutex_);
+  while (!stopping_) {
+    trimmer_.wait(lock, [&] { return stopping_ || trim_due(); });
+    if (trimmer_.wait_for(lock, kTrimDelay, [&] { return stopping_; })) return;
+    for (const auto& path : paths_) trim(lock, *path);
+  }
+}
+
+}  // namespace
+
+core::Status make_space(const SpaceOptions& options, Engine& engine, std::unique_ptr<Space>* out) {
+  std::vector<std::string> names;
+  if (core::Status status = split_paths(options.paths, &names); !status.ok()) return status;
+  std::vector<std::unique_ptr<SpacePath>> paths;
+  for (const std::string& name : names) {
+    std::unique_ptr<SpacePath> path;
+    if (core::Status status = open_space_path(name, options.direct, engine, &path); !status.ok()) return status;
+    paths.push_back(std::move(path));
+  }
+  auto space = std::make_unique<FileSpace>(std::move(paths), options.budget);
+  if (core::Status status = space->start(); !status.ok()) return status;
+  *out = std::move(space);
+  return {};
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,275 @@
+// What store::Space promises: extents that do not overlap, a hard budget, all or nothing, room that goes back.
+#include "store/space.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "store_test_util.h"
+
+namespace vmem::store {
+namespace {
+
+using core::Extent;
+using core::kPage;
+using test::Batch;
+using test::Buffer;
+using test::TempDir;
+
+class SpaceTest : public testing::Test {
+ protected:
+  SpaceTest() {
+    EngineOptions options;
+    const core::Status status = make_engine(options, &engine_);
+    EXPECT_TRUE(status.ok()) << status.text();
+  }
+  std::unique_ptr<Space> make(const std::string& paths, uint64_t budget = UINT64_MAX, bool direct = true) {
+    SpaceOptions options;
+    options.paths = paths;
+    options.budget = budget;
+    options.direct = direct;
+    std::unique_ptr<Space> space;
+    status_ = make_space(options, *engine_, &space);
+    return space;
+  }
+  std::string file_path(const char* name) const { return dir_.path() + "/" + name; }
+  static struct stat stat_of(const std::string& path) {
+    struct stat st {};
+    EXPECT_EQ(stat(path.c_str(), &st), 0) << path;
+    return st;
+  }
+  // Waits for the trimmer, which works in its own time.
+  template <typename Condition>
+  static bool eventually(Condition condition) {
+    for (int n = 0; n < 1000; ++n) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<Engine> engine_;
+  core::Status status_;
+};
+
+TEST_F(SpaceTest, BytesWrittenToExtentsComeBack) {
+  auto space = make(dir_.path() + ":" + dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(40);
+  ASSERT_TRUE(space->allocate(3 * kPage, 1, extents).ok());
+  Buffer written(40 * 3 * kPage), read(40 * 3 * kPage);
+  std::mt19937_64 random(1);
+  written.fill(random);
+  for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+    char* base = op == Io::Op::write ? written.data() : read.data();
+    Batch batch;
+    for (size_t n = 0; n < 40; ++n) {
+      EXPECT_EQ(extents[n].length(), 3 * kPage);
+      EXPECT_EQ(extents[n].codec(), 1u);
+      batch.add(op, space->file(extents[n]), extents[n].offset(), base + n * 3 * kPage, 3 * kPage);
+    }
+    batch.submit(*engine_);
+    batch.wait();
+    for (const Io& io : batch.ios()) EXPECT_EQ(io.result, 0);
+  }
+  EXPECT_EQ(memcmp(written.data(), read.data(), written.size()), 0);
+  EXPECT_EQ(space->used(), 40 * 3 * kPage);
+}
+
+TEST_F(SpaceTest, ARunOfExtentsLiesInOrderOnOnePath) {
+  auto space = make(dir_.path() + ":" + dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> run(64);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(space->allocate(kPage, 0, run).ok());
+    for (size_t n = 1; n < run.size(); ++n) {
+      EXPECT_EQ(run[n].path(), run[0].path());
+      EXPECT_EQ(run[n].offset(), run[n - 1].offset() + kPage);
+    }
+  }
+}
+
+TEST_F(SpaceTest, PathsTakeTurns) {
+  auto space = make(dir_.path() + ":" + dir_.path() + ":" + dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::map<unsigned, int> count;
+  Extent one;
+  for (int n = 0; n < 30; ++n) {
+    ASSERT_TRUE(space->allocate(kPage, 0, {&one, 1}).ok());
+    ++count[one.path()];
+  }
+  EXPECT_EQ(count, (std::map<unsigned, int>{{0, 10}, {1, 10}, {2, 10}}));
+}
+
+TEST_F(SpaceTest, TheBudgetIsExactAndAllOrNothing) {
+  auto space = make(dir_.path(), 10 * kPage);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(3);
+  ASSERT_TRUE(space->allocate(3 * kPage, 0, extents).ok());
+  EXPECT_EQ(space->used(), 9 * kPage);
+  std::vector<Extent> two(2);
+  const core::Status refused = space->allocate(kPage, 0, two);
+  EXPECT_EQ(refused.code(), -ENOSPC);
+  EXPECT_NE(refused.text().find("40 KiB"), std::string_view::npos) << refused.text();
+  EXPECT_NE(refused.text().find("36 KiB"), std::string_view::npos) << refused.text();
+  EXPECT_EQ(space->used(), 9 * kPage);
+  EXPECT_TRUE(space->allocate(kPage, 0, std::span(two).first(1)).ok());
+  EXPECT_EQ(space->used(), 10 * kPage);
+  space->release(extents[1]);
+  EXPECT_EQ(space->used(), 7 * kPage);
+  space->set_budget(7 * kPage);
+  EXPECT_EQ(space->allocate(kPage, 0, std::span(two).last(1)).code(), -ENOSPC);
+  space->set_budget(8 * kPage);
+  EXPECT_TRUE(space->allocate(kPage, 0, std::span(two).last(1)).ok());
+}
+
+TEST_F(SpaceTest, ExtentsOfEverySizeNeverOverlapAndFreedOnesAreReused) {
+  auto space = make(file_path("store"));
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::mt19937_64 random(5);
+  std::map<uint64_t, Extent> live;  // by offset
+  uint64_t used = 0;
+  for (int n = 0; n < 6000; ++n) {
+    if (live.empty() || random() % 100 < 52) {
+      const size_t size = (1 + random() % (random() % 8 == 0 ? 600 : 20)) * kPage;
+      std::vector<Extent> out(1 + random() % 6);
+      ASSERT_TRUE(space->allocate(size, 0, out).ok());
+      for (const Extent extent : out) {
+        const auto [at, fresh] = live.emplace(extent.offset(), extent);
+        ASSERT_TRUE(fresh);
+        if (at != live.begin()) {
+          ASSERT_LE(std::prev(at)->first + std::prev(at)->second.length(), extent.offset());
+        }
+        if (std::next(at) != live.end()) {
+          ASSERT_GE(std::next(at)->first, extent.offset() + extent.length());
+        }
+        used += size;
+      }
+    } else {
+      auto at = live.lower_bound(random() % (live.rbegin()->first + 1));
+      used -= at->second.length();
+      space->release(at->second);
+      live.erase(at);
+    }
+    ASSERT_EQ(space->used(), used);
+  }
+  // Freed room was used again: the file is not much longer than what lived at most.
+  const uint64_t before = static_cast<uint64_t>(stat_of(file_path("store")).st_size);
+  std::vector<Extent> freed;
+  for (int round = 0; round < 50; ++round) {
+    Extent one;
+    ASSERT_TRUE(space->allocate(64 * kPage, 0, {&one, 1}).ok());
+    space->release(one);
+  }
+  EXPECT_EQ(static_cast<uint64_t>(stat_of(file_path("store")).st_size), before);
+}
+
+TEST_F(SpaceTest, ImpossibleSizesAreRefused) {
+  auto space = make(dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  Extent one;
+  for (const size_t size : {size_t{0}, size_t{1}, kPage - 1, kPage + 512, core::kMaxBlock + 2 * kPage, SIZE_MAX}) {
+    EXPECT_EQ(space->allocate(size, 0, {&one, 1}).code(), -EINVAL) << size;
+  }
+  EXPECT_EQ(space->allocate(kPage, 4, {&one, 1}).code(), -EINVAL);
+  EXPECT_TRUE(space->allocate(core::kMaxBlock + kPage, 0, {&one, 1}).ok());
+  EXPECT_TRUE(space->allocate(kPage, 0, {}).ok());
+}
+
+TEST_F(SpaceTest, AFileOfItsOwnIsLockedAndLeftAsLongAsItWas) {
+  const std::string path = file_path("store");
+  {
+    auto space = make(path);
+    ASSERT_TRUE(status_.ok()) << status_.text();
+    Extent one;
+    ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&one, 1}).ok());
+    EXPECT_GE(stat_of(path).st_size, static_cast<off_t>(core::kHugePage));
+    EXPECT_EQ(stat_of(path).st_mode & 0777, 0600u);
+    EXPECT_NE(space->describe(one).find(path), std::string::npos);
+    EXPECT_NE(space->describe(one).find("offset 0"), std::string::npos);
+    EXPECT_EQ(make(path), nullptr);
+    EXPECT_EQ(status_.code(), -EBUSY);
+    EXPECT_NE(status_.text().find(path), std::string_view::npos);
+  }
+  EXPECT_EQ(stat_of(path).st_size, 0);
+  EXPECT_NE(make(path), nullptr) << status_.text();
+}
+
+TEST_F(SpaceTest, ADirectoryShowsNoFile) {
+  auto space = make(dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  Extent one;
+  ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&one, 1}).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+}
+
+TEST_F(SpaceTest, WrongPathsAreRefusedByName) {
+  EXPECT_EQ(make(":::"), nullptr);
+  EXPECT_EQ(status_.code(), -EINVAL);
+  EXPECT_EQ(make(file_path("no/such/place")), nullptr);
+  EXPECT_EQ(status_.code(), -ENOENT);
+  EXPECT_NE(status_.text().find("no/such/place"), std::string_view::npos);
+  EXPECT_EQ(make(file_path("missing/")), nullptr);
+  EXPECT_EQ(status_.code(), -ENOENT);
+  ASSERT_EQ(mkfifo(file_path("fifo").c_str(), 0600), 0);
+  EXPECT_EQ(make(file_path("fifo")), nullptr);
+  EXPECT_EQ(status_.code(), -EINVAL);
+  EXPECT_EQ(make("/dev/null"), nullptr);
+  EXPECT_EQ(status_.code(), -EINVAL);
+  std::string many;
+  for (unsigned n = 0; n <= core::kMaxStorePaths; ++n) many += dir_.path() + ":";
+  EXPECT_EQ(make(many), nullptr);
+  EXPECT_EQ(status_.code(), -EINVAL);
+}
+
+TEST_F(SpaceTest, AFullFileSystemIsSaidToBeFullAndNothingLeaks) {
+  test::SmallTmpfs disk(64);
+  if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
+  auto space = make(disk.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(128);
+  ASSERT_TRUE(space->allocate(kPage, 0, extents).ok()) << "tmpfs gives no room ahead of use";
+  Buffer buffer(128 * kPage);
+  Batch batch;
+  for (size_t n = 0; n < extents.size(); ++n) {
+    batch.add(Io::Op::write, space->file(extents[n]), extents[n].offset(), buffer.data() + n * kPage, kPage);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  int full = 0;
+  for (const Io& io : batch.ios()) full += io.result == -ENOSPC;
+  EXPECT_EQ(full, 64);
+}
+
+TEST_F(SpaceTest, WhatIsFreedGoesBackToTheFileSystem) {
+  const std::string path = file_path("store");
+  auto space = make(path);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(80);  // 160 MiB, reserved but not written
+  ASSERT_TRUE(space->allocate(core::kHugePage, 0, extents).ok());
+  Extent last;
+  ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&last, 1}).ok());
+  const auto on_disk = [&] { return static_cast<uint64_t>(stat_of(path).st_blocks) * 512; };
+  const uint64_t before = on_disk();
+  for (const Extent extent : extents) space->release(extent);
+  if (before >= 160 * (uint64_t{1} << 20)) {
+    EXPECT_TRUE(eventually([&] { return on_disk() <= before - 150 * (uint64_t{1} << 20); })) << on_disk();
+  }
+  space->release(last);
+  EXPECT_TRUE(eventually([&] { return stat_of(path).st_size == 0; }));
+  ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&last, 1}).ok());
+  EXPECT_EQ(last.offset(), 0u);
+}
+
+}  // namespace
+}  // namespace vmem::store
