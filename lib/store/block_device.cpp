@@ -1,12 +1,13 @@
 // Is a block device somebody's? Mounts, swap, and what it carries.
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <span>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
-#include <unistd.h>
 #include <vector>
 
 #include "store/open.h"

@@ -1,11 +1,12 @@
 #include "store/codec.h"
 
+#include <lz4.h>
+#include <zstd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <lz4.h>
 #include <memory>
-#include <zstd.h>
 
 namespace vmem::store {
 

@@ -56,7 +56,9 @@ core::Digest hash_zeros(size_t size) {
 
 }  // namespace
 
-core::Digest digest(const void* bytes, size_t size) { return kernel().hash(bytes, size); }
+core::Digest digest(const void* bytes, size_t size) {
+  return kernel().hash(bytes, size);
+}
 
 core::Digest zero_digest(size_t size) {
   // Blocks come in few sizes; the last one of a region may be odd.
@@ -77,9 +79,15 @@ Digester::Digester() : state_(XXH3_createState()) {
   if (state_ == nullptr) throw std::bad_alloc();
   reset();
 }
-Digester::~Digester() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
-void Digester::reset() { XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_)); }
-void Digester::update(const void* bytes, size_t size) { kernel().update(state_, bytes, size); }
+Digester::~Digester() {
+  XXH3_freeState(static_cast<XXH3_state_t*>(state_));
+}
+void Digester::reset() {
+  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_));
+}
+void Digester::update(const void* bytes, size_t size) {
+  kernel().update(state_, bytes, size);
+}
 core::Digest Digester::finish() const {
   const XXH128_hash_t h = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_));
   return {h.low64, h.high64};

@@ -1,5 +1,5 @@
-// XXH3-128 by the widest vectors the processor has. A distribution's libxxhash is often built for SSE2 alone, a third of
-// the speed, so the header is compiled in, once for every machine and once for AVX2. The values are the same.
+// XXH3-128 by the widest vectors the processor has. A distribution's libxxhash is often built for SSE2 alone, a third
+// of the speed, so the header is compiled in, once for every machine and once for AVX2. The values are the same.
 #pragma once
 
 #include <cstddef>

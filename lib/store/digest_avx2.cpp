@@ -1,10 +1,11 @@
-// digest.cpp calls this where the processor has AVX2. Everything between push and pop is compiled for AVX2, and all of it
-// is static to this file, so no such code can leak into a program that runs elsewhere.
+// digest.cpp calls this where the processor has AVX2. Everything between push and pop is compiled for AVX2, and all of
+// it is static to this file, so no such code can leak into a program that runs elsewhere.
 #if defined(__x86_64__)
+
+#include <immintrin.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <immintrin.h>
 
 #include "store/digest.h"
 

@@ -1,8 +1,9 @@
 #include "store/engine_base.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <fcntl.h>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -13,8 +14,12 @@ namespace {
 
 constexpr unsigned kMaxDepth = 1024;
 
-size_t lane(const Io& io) { return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1); }
-bool is_background(size_t lane) { return lane > static_cast<size_t>(core::Urgency::acquire); }
+size_t lane(const Io& io) {
+  return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1);
+}
+bool is_background(size_t lane) {
+  return lane > static_cast<size_t>(core::Urgency::acquire);
+}
 
 }  // namespace
 

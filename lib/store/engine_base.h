@@ -1,11 +1,11 @@
-// What both engines share: five queues in order of urgency, the depth limit, merging, the file table, delivery of done().
-// An engine adds only threads and the way they issue a Transfer.
+// What both engines share: five queues in order of urgency, the depth limit, merging, the file table, delivery of
+// done(). An engine adds only threads and the way they issue a Transfer.
 //
-// Who submits to the kernel: only the engine's own threads. An io_uring completion is posted in the context of the thread
-// that submitted; were that a thread of the application, blocked in the kernel on a fault that waits for this very read,
-// neither would ever end (seen on Linux 6.18: 16 reads submitted, then read(2) into an absent userfaultfd page: no
-// completion for as long as the fault lasts). It also makes system calls such as epoll_wait return EINTR there, and a
-// thread that exits cancels what it submitted. So submit() queues and wakes.
+// Who submits to the kernel: only the engine's own threads. An io_uring completion is posted in the context of the
+// thread that submitted; were that a thread of the application, blocked in the kernel on a fault that waits for this
+// very read, neither would ever end (seen on Linux 6.18: 16 reads submitted, then read(2) into an absent userfaultfd
+// page: no completion for as long as the fault lasts). It also makes system calls such as epoll_wait return EINTR
+// there, and a thread that exits cancels what it submitted. So submit() queues and wakes.
 //
 // Locks: mutex_ is a leaf. No system call, callback or log line happens under it.
 #pragma once
@@ -42,8 +42,8 @@ class EngineBase : public Engine {
     Io* pop();
   };
 
-  // Called with mutex_ held after work arrived: marks up to `count` sleeping threads as woken and says which, as a value
-  // for wake(), 0 for nobody.
+  // Called with mutex_ held after work arrived: marks up to `count` sleeping threads as woken and says which, as a
+  // value for wake(), 0 for nobody.
   virtual uint64_t pick_sleepers(size_t count) = 0;
   // Wakes them. Called without the lock.
   virtual void wake(uint64_t sleepers) = 0;

@@ -173,7 +173,7 @@ void ExtentAllocator::mark(uint64_t first, uint64_t pages, bool free, bool hande
 
 uint64_t ExtentAllocator::find(uint64_t pages) const {
   size_t node = 1;
-  uint64_t start = 0;                           // first page under node
+  uint64_t start = 0;  // first page under node
   uint64_t child_pages = leaves_ * kChunkPages / 2;
   while (node < leaves_) {
     const Summary& left = nodes_[2 * node];

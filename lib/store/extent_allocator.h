@@ -1,8 +1,8 @@
 // Which pages of one store path are free. Pure; not thread-safe. Units: pages of 4 KiB.
 //
-// One bit a page in chunks of 8 MiB, and over the chunks a tree that knows the longest free run under each node. So live
-// extents cost nothing, neighbouring free runs are one run by nature, and the worst fragmentation costs no more than
-// the best: about 300 bytes per 8 MiB of file (38 MiB per TiB).
+// One bit a page in chunks of 8 MiB, and over the chunks a tree that knows the longest free run under each node. So
+// live extents cost nothing, neighbouring free runs are one run by nature, and the worst fragmentation costs no more
+// than the best: about 300 bytes per 8 MiB of file (38 MiB per TiB).
 //
 // Invariants (check() verifies them):
 //   free_pages = number of set bits;  bits at and beyond size_pages are clear
@@ -71,8 +71,8 @@ class ExtentAllocator {
   uint64_t free_ = 0;
   uint64_t idle_chunks_ = 0;
   std::vector<Chunk> chunks_;
-  std::vector<Summary> nodes_;  // 1 is the root, 2n and 2n+1 its children; leaves_ .. are the chunks
-  size_t leaves_ = 0;           // a power of two
+  std::vector<Summary> nodes_;       // 1 is the root, 2n and 2n+1 its children; leaves_ .. are the chunks
+  size_t leaves_ = 0;                // a power of two
   std::vector<uint32_t> idle_list_;  // chunks that were idle when listed; room reserved for all
 };
 

@@ -1,13 +1,14 @@
 #include "store/file.h"
 
-#include <algorithm>
-#include <cerrno>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 
 #include "store/open.h"
 

@@ -23,9 +23,9 @@ void close_mapped(MappedFile* file);
 // Bytes in the file now.
 core::Status current_size(const MappedFile& file, uint64_t* size);
 
-// How a transfer of [offset, offset + length) splits, in this order: `main` bytes through file.fd, `tail` bytes (less than
-// a page) through tail_fd, `beyond` bytes that the file does not have: zeros when read, never written. offset: a multiple
-// of 4 KiB. file_size: what current_size said.
+// How a transfer of [offset, offset + length) splits, in this order: `main` bytes through file.fd, `tail` bytes (less
+// than a page) through tail_fd, `beyond` bytes that the file does not have: zeros when read, never written. offset: a
+// multiple of 4 KiB. file_size: what current_size said.
 struct TailSplit {
   size_t main = 0, tail = 0, beyond = 0;
 };

@@ -1,20 +1,21 @@
 #include "store/open.h"
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <linux/stat.h>
-#include <memory>
-#include <mutex>
-#include <set>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <set>
 
 #include "core/log.h"
 #include "core/types.h"
@@ -46,10 +47,11 @@ void say_buffered(const std::string& path, long file_system, int error) {
     std::lock_guard lock(mutex);
     if (!said.insert(file_system).second) return;
   }
-  core::log(core::Level::warning,
-            "The file system of %s (type 0x%lx) refuses direct I/O: %s (errno %d). Its files go through the page cache, "
-            "which is slower and uses memory beyond the budget.",
-            path.c_str(), file_system, strerror(error), error);
+  core::log(
+      core::Level::warning,
+      "The file system of %s (type 0x%lx) refuses direct I/O: %s (errno %d). Its files go through the page cache, "
+      "which is slower and uses memory beyond the budget.",
+      path.c_str(), file_system, strerror(error), error);
 }
 
 // 0, or the errno with which the first page refused to move.
@@ -99,7 +101,8 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
       file->direct = false;
       file->memory_align = file->offset_align = 1;
     }
-    if (!set_direct(file->fd, false)) return core::system_error(errno, "cannot turn direct I/O off for %s", path.c_str());
+    if (!set_direct(file->fd, false))
+      return core::system_error(errno, "cannot turn direct I/O off for %s", path.c_str());
   }
   // Only a refusal of direct I/O itself may be answered with buffered I/O.
   if (error != EINVAL && error != EOPNOTSUPP) {

@@ -8,10 +8,10 @@
 
 namespace vmem::store {
 
-// Fills everything of `file` but fd, which is open already, and turns O_DIRECT on when `direct` is wanted and a transfer
-// of the first page proves it. scratch: the file is empty and ours, so the proof may write a page and leaves the file
-// empty; otherwise the proof only reads. Falls back to buffered I/O with a line in the log, once per file system type;
-// on tmpfs silently, where there is nothing to go around. Blocks on I/O.
+// Fills everything of `file` but fd, which is open already, and turns O_DIRECT on when `direct` is wanted and a
+// transfer of the first page proves it. scratch: the file is empty and ours, so the proof may write a page and leaves
+// the file empty; otherwise the proof only reads. Falls back to buffered I/O with a line in the log, once per file
+// system type; on tmpfs silently, where there is nothing to go around. Blocks on I/O.
 core::Status probe_direct(const std::string& path, bool direct, bool scratch, OpenedFile* file);
 
 // -EBUSY when the block device behind fd is mounted or used as swap, -EEXIST when it carries a known file system,

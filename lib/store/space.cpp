@@ -1,5 +1,7 @@
 #include "store/space.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -8,7 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
-#include <pthread.h>
 #include <system_error>
 #include <thread>
 
@@ -21,11 +22,11 @@ namespace vmem::store {
 namespace {
 
 constexpr size_t kMaxExtent = core::kMaxBlock + core::kPage;
-constexpr uint64_t kMinGrowth = 2048;       // pages: 8 MiB
-constexpr uint64_t kMaxGrowth = 65536;      // pages: 256 MiB
-constexpr uint64_t kTrimPages = 16384;      // idle pages that make trimming worth while: 64 MiB
-constexpr uint64_t kTrimStep = 16384;       // pages out of use at once while their hole is punched
-constexpr uint64_t kShrinkStep = 262144;    // pages cut off in one ftruncate: 1 GiB
+constexpr uint64_t kMinGrowth = 2048;                        // pages: 8 MiB
+constexpr uint64_t kMaxGrowth = 65536;                       // pages: 256 MiB
+constexpr uint64_t kTrimPages = 16384;                       // idle pages that make trimming worth while: 64 MiB
+constexpr uint64_t kTrimStep = 16384;                        // pages out of use at once while their hole is punched
+constexpr uint64_t kShrinkStep = 262144;                     // pages cut off in one ftruncate: 1 GiB
 constexpr auto kTrimDelay = std::chrono::milliseconds(100);  // what is freed is often wanted again at once
 
 class FileSpace final : public Space {
@@ -58,11 +59,11 @@ class FileSpace final : public Space {
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
   mutable std::mutex mutex_;
-  uint64_t budget_pages_;         // protected by mutex_
-  uint64_t used_pages_ = 0;       // live extents and those being allocated; protected by mutex_
-  unsigned next_path_ = 0;        // protected by mutex_
-  bool stopping_ = false;         // protected by mutex_
-  bool trimming_ = false;         // ranges are out of use for a moment; protected by mutex_
+  uint64_t budget_pages_;            // protected by mutex_
+  uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
+  unsigned next_path_ = 0;           // protected by mutex_
+  bool stopping_ = false;            // protected by mutex_
+  bool trimming_ = false;            // ranges are out of use for a moment; protected by mutex_
   std::condition_variable trimmer_;  // work for the trimmer
   std::condition_variable trimmed_;  // trimming_ became false
   std::thread thread_;

@@ -1,8 +1,5 @@
 #include "store/space_path.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <linux/magic.h>
@@ -11,6 +8,10 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
 
 #include "core/types.h"
 #include "store/open.h"
@@ -115,8 +116,8 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
     return core::error(ENOENT, "directory %s for the SSD store does not exist: create it", name.c_str());
   }
   const bool directory = exists && S_ISDIR(st.st_mode);
-  core::Status status = directory ? open_unlinked(name, &path->file.fd)
-                                  : open_named(name, exists ? &st : nullptr, &path->file.fd);
+  core::Status status =
+      directory ? open_unlinked(name, &path->file.fd) : open_named(name, exists ? &st : nullptr, &path->file.fd);
   if (status.ok()) status = prepare_file(*path, direct, directory);
   if (!status.ok()) return status;
 

@@ -21,21 +21,21 @@ struct SpacePath {
 
   std::string name;
   OpenedFile file;
-  Engine* engine = nullptr;     // set once the file is known there
+  Engine* engine = nullptr;  // set once the file is known there
   FileId id = 0;
   bool named_file = false;      // outlives us: a regular file given by its own name
   uint64_t original_pages = 0;  // never shrunk below that
   uint64_t limit_pages = 0;     // of a block device; else what 40 bits of an extent can name
 
-  std::mutex resize_mutex;      // one fallocate or ftruncate at a time
-  bool preallocate = true;      // fallocate works here; protected by resize_mutex
+  std::mutex resize_mutex;  // one fallocate or ftruncate at a time
+  bool preallocate = true;  // fallocate works here; protected by resize_mutex
 
   // Protected by the Space's mutex:
   ExtentAllocator extents;
-  uint64_t live_pages = 0;      // in extents handed out
-  bool punch = true;            // holes can be punched
+  uint64_t live_pages = 0;  // in extents handed out
+  bool punch = true;        // holes can be punched
   bool shrinkable = true;
-  std::string trouble;          // why the last growth failed, for messages
+  std::string trouble;  // why the last growth failed, for messages
 };
 
 // "" means $TMPDIR or /var/tmp. -EINVAL for nothing but colons or more than kMaxStorePaths.

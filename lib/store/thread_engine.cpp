@@ -1,13 +1,14 @@
 // The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
+#include <pthread.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
-#include <pthread.h>
-#include <sys/uio.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 
 #include "core/step.h"
 #include "store/engine_base.h"
@@ -38,9 +39,15 @@ ssize_t issue(const Attempt& attempt) {
   const auto offset = static_cast<off_t>(attempt.offset);
   ssize_t rc = 0;
   switch (attempt.op) {
-    case Io::Op::read: rc = preadv(attempt.slot.fd, attempt.pieces.data(), pieces, offset); break;
-    case Io::Op::write: rc = pwritev(attempt.slot.fd, attempt.pieces.data(), pieces, offset); break;
-    case Io::Op::flush: rc = fdatasync(attempt.slot.fd); break;
+    case Io::Op::read:
+      rc = preadv(attempt.slot.fd, attempt.pieces.data(), pieces, offset);
+      break;
+    case Io::Op::write:
+      rc = pwritev(attempt.slot.fd, attempt.pieces.data(), pieces, offset);
+      break;
+    case Io::Op::flush:
+      rc = fdatasync(attempt.slot.fd);
+      break;
   }
   return rc < 0 ? -errno : rc;
 }

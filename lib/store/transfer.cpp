@@ -1,12 +1,13 @@
 #include "store/transfer.h"
 
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <linux/fs.h>
-#include <sys/ioctl.h>
-#include <sys/stat.h>
 
 #include "core/step.h"
 
@@ -14,8 +15,8 @@ namespace vmem::store {
 
 namespace {
 
-constexpr unsigned kPatientStalls = 8;   // retried at once
-constexpr unsigned kMaxStalls = 200;     // then given up, after about 200 ms
+constexpr unsigned kPatientStalls = 8;  // retried at once
+constexpr unsigned kMaxStalls = 200;    // then given up, after about 200 ms
 constexpr uint64_t kSmallestSector = 512;
 
 // Whether a read at `position` finds nothing because the file ends there. A short count alone does not prove it: zeros

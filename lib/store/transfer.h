@@ -2,11 +2,12 @@
 // Both engines drive it the same way: prepare() -> system call -> advance(), until advance() says it is over.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <sys/uio.h>
 
 #include "store/io.h"
 
@@ -60,11 +61,11 @@ class Transfer {
   // only the block it is in.
   struct Span {
     Io* first;
-    Io* end;          // one past the last, nullptr at the end of the chain
-    uint64_t base;    // file offset of first
-    size_t total;     // bytes
-    size_t reached;   // bytes from base that have moved, never shrinks
-    size_t resume;    // where the attempt starts, <= reached
+    Io* end;         // one past the last, nullptr at the end of the chain
+    uint64_t base;   // file offset of first
+    size_t total;    // bytes
+    size_t reached;  // bytes from base that have moved, never shrinks
+    size_t resume;   // where the attempt starts, <= reached
   };
 
   void enter_span(Io* first, Io* end);

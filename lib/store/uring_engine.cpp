@@ -1,16 +1,17 @@
 // The io_uring engine: a few threads, each with a ring of its own that nobody else submits to.
+#include <liburing.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <liburing.h>
-#include <pthread.h>
-#include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -21,17 +22,17 @@ namespace vmem::store {
 namespace {
 
 constexpr unsigned kMaxRings = 16;
-constexpr unsigned kFileTable = 1024;               // files known to the kernel; later ones go by descriptor
-constexpr size_t kAsyncBytes = size_t{64} << 10;    // buffered transfers from here on are copied by kernel workers
+constexpr unsigned kFileTable = 1024;             // files known to the kernel; later ones go by descriptor
+constexpr size_t kAsyncBytes = size_t{64} << 10;  // buffered transfers from here on are copied by kernel workers
 
 // Everything but `sleeping` belongs to the ring's own thread once that runs.
 struct Ring {
   io_uring uring{};
   bool created = false;
-  int wake_fd = -1;           // eventfd; a read of it is kept in the ring, so that a wake is one more completion
+  int wake_fd = -1;  // eventfd; a read of it is kept in the ring, so that a wake is one more completion
   uint64_t wake_value = 0;
   bool wake_armed = false;
-  bool sleeping = false;      // protected by EngineBase::mutex_
+  bool sleeping = false;            // protected by EngineBase::mutex_
   std::vector<Transfer*> prepared;  // behind the submission entries the kernel has not taken; nullptr: the wake read
   std::thread thread;
 };
@@ -263,7 +264,8 @@ void UringEngine::give_up(Ring& ring, int error) {
 void UringEngine::enter(Ring& ring, bool wait) {
   const int rc = io_uring_submit_and_wait(&ring.uring, wait ? 1 : 0);
   if (rc >= 0) {
-    ring.prepared.erase(ring.prepared.begin(), ring.prepared.begin() + std::min<ptrdiff_t>(rc, std::ssize(ring.prepared)));
+    ring.prepared.erase(ring.prepared.begin(),
+                        ring.prepared.begin() + std::min<ptrdiff_t>(rc, std::ssize(ring.prepared)));
   } else if (rc == -EAGAIN || rc == -ENOMEM || rc == -EBUSY) {
     usleep(1000);  // the kernel is short of memory: entries stay queued and go with the next call
   } else if (rc != -EINTR) {

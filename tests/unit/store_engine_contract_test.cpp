@@ -1,7 +1,6 @@
 // What every body of store::Engine promises. Run on io_uring, threads and the fault-injecting wrapper without rules.
-#include <gtest/gtest.h>
-
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>

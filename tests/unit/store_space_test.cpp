@@ -1,6 +1,4 @@
 // What store::Space promises: extents that do not overlap, a hard budget, all or nothing, room that goes back.
-#include "store/space.h"
-
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -14,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "store/space.h"
 #include "store_test_util.h"
 
 namespace vmem::store {

@@ -13,7 +13,8 @@
 
 namespace vmem::store::test {
 
-core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads, std::unique_ptr<Engine>* out) {
+core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads,
+                               std::unique_ptr<Engine>* out) {
   EngineOptions options;
   options.depth = depth;
   options.threads = threads;
@@ -22,15 +23,21 @@ core::Status make_named_engine(const std::string& name, unsigned depth, unsigned
   return make_engine(options, out);
 }
 
-EngineBase* base_of(Engine& engine) { return dynamic_cast<EngineBase*>(&engine); }
+EngineBase* base_of(Engine& engine) {
+  return dynamic_cast<EngineBase*>(&engine);
+}
 
 Buffer::Buffer(size_t size)
     : data_(static_cast<char*>(mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))),
       size_(size) {
   if (data_ == MAP_FAILED) throw std::runtime_error("no memory for a test buffer");
 }
-Buffer::~Buffer() { munmap(data_, size_); }
-void Buffer::zero() { memset(data_, 0, size_); }
+Buffer::~Buffer() {
+  munmap(data_, size_);
+}
+void Buffer::zero() {
+  memset(data_, 0, size_);
+}
 void Buffer::fill(std::mt19937_64& random) {
   for (size_t at = 0; at + 8 <= size_; at += 8) {
     const uint64_t value = random();
@@ -74,7 +81,9 @@ TempFile::TempFile(const std::string& directory) {
   if (fd_ < 0) throw std::runtime_error("cannot create a test file");
   unlink(name.c_str());
 }
-TempFile::~TempFile() { close(fd_); }
+TempFile::~TempFile() {
+  close(fd_);
+}
 
 bool TempFile::matches(uint64_t offset, const char* bytes, size_t size) const {
   std::string have(size, '\0');
