@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# Sourced by the test runner and by run-guest.sh: turns what a test left behind into counts.
+
+# count_result STATUS LOG JSON: prints "PASSED FAILED SKIPPED" of one test program that ended with STATUS.
+#
+# JSON is GoogleTest's result file; where it is missing or empty the program was no GoogleTest program, or it died before
+# writing it: then the log decides. A program without GoogleTest lines counts as one test, or as the counts of its own
+# last line "N passed, N failed, N skipped". A status that no test accounts for (a leak found at exit, a crash, a
+# timeout) is one more failure, and so is a run in which no test ran.
+count_result() {
+  local status=$1 log=$2 json=$3 passed=0 failed=0 skipped=0 own
+  if [ -s "$json" ]; then
+    # One field a line, and line breaks inside strings are escaped: the indentation alone tells a test's own fields.
+    read -r passed failed skipped < <(tr -d '\r' <"$json" | awk '
+      function close_test() { if (result == "") return
+        if (bad) f++; else if (result == "COMPLETED") p++; else s++
+        result = ""; bad = 0 }
+      /^          "name": /      { close_test() }
+      /^          "result": "/   { split($0, part, "\""); result = part[4] }
+      /^          "failures": \[/ { bad = 1 }
+      END { close_test(); print p + 0, f + 0, s + 0 }')
+    [ $((passed + failed + skipped)) = 0 ] && failed=1
+    [ "$status" != 0 ] && [ "$failed" = 0 ] && failed=1
+  elif grep -aq '^\[ RUN      \] ' "$log"; then
+    read -r passed failed skipped < <(tr -d '\r' <"$log" | awk '
+      /^\[ RUN      \] /            { if (open) f++; open = 1 }
+      /\[       OK \] .* ms\)$/     { if (open) p++; open = 0 }
+      /\[  FAILED  \] .* ms\)$/     { if (open) f++; open = 0 }
+      /\[  SKIPPED \] .* ms\)$/     { if (open) s++; open = 0 }
+      END { print p + 0, f + open, s + 0 }')
+    [ "$failed" = 0 ] && failed=1
+  else
+    own=$(tr -d '\r' <"$log" | grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' | tail -1 || true)
+    if [ -n "$own" ]; then
+      read -r passed failed skipped < <(echo "$own" | tr -dc '0-9 \n')
+      [ "$status" != 0 ] && [ "$status" != 77 ] && [ "$failed" = 0 ] && failed=1
+    else
+      case $status in 0) passed=1 ;; 77) skipped=1 ;; *) failed=1 ;; esac
+    fi
+  fi
+  echo "$passed $failed $skipped"
+}
+
+# skip_reasons STATUS LOG: one line per distinct reason, with how often it was given.
+skip_reasons() {
+  local status=$1 log=$2
+  tr -d '\r' <"$log" | awk -v status="$status" '
+    /^\[ RUN      \] / { reason = ""; inside = 0 }
+    inside && !/\[  SKIPPED \]/ { reason = reason (reason == "" ? "" : " ") $0 }
+    /: Skipped$/ { inside = 1 }
+    /\[  SKIPPED \] .* ms\)$/ { count[reason == "" ? "no reason given" : reason]++; inside = 0 }
+    /^skipped: / { count[substr($0, 10)]++ }
+    /^\[ DISABLED \] / { count["disabled in the source"]++ }
+    { last = $0 }
+    END { for (r in count) { any = 1; printf "%s%s\n", r, (count[r] > 1 ? " (" count[r] " times)" : "") }
+          if (!any && status == 77) print last }'
+}
+
+# failed_tests LOG: the names GoogleTest gives to what failed, and the test that was running when the program died.
+failed_tests() {
+  tr -d '\r' <"$1" | awk '
+    /^\[ RUN      \] / { if (open != "") print open " (did not finish)"; open = $4 }
+    /\[       OK \] .* ms\)$/ || /\[  SKIPPED \] .* ms\)$/ { open = "" }
+    /\[  FAILED  \] .* ms\)$/ { if (open != "") print open; open = "" }
+    END { if (open != "") print open " (did not finish)" }'
+}
+
+totals_line() { echo "$1 passed, $2 failed, $3 skipped"; }

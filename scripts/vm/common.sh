@@ -1,0 +1,34 @@
+# shellcheck shell=bash
+# Sourced by the scripts of this folder: where kernels are kept, and how one is named.
+#
+# Kernel names: "6.1" and "6.12" are Debian's stock kernels of that line, "debug" is the KASAN + lockdep kernel.
+# A prepared kernel is a folder: stock ones look like an unpacked root (boot/, lib/modules/, usr/src/), the debug one
+# holds vmlinux-dbg and kdbg-build/.
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repo=$(cd "$here/../.." && pwd)
+cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}
+build=${BUILD:-$repo/build}
+case $build in /*) ;; *) build=$repo/$build ;; esac
+
+note() { echo "vm: $*" >&2; }
+die() { note "$*"; exit 1; }
+# Exit 77 is what the test runner counts as skipped; the reason is the last line of standard output.
+skip() { echo "skipped: $*"; exit 77; }
+
+# Folder of a kernel that is prepared already; fails quietly when it is not.
+kernel_dir() {
+  case $1 in
+    debug)
+      local d=${VMEM_DEBUG_KERNEL:-$cache/debug-6.12}
+      [ -f "$d/vmlinux-dbg" ] && echo "$d" ;;
+    *)
+      local d=$cache/stock-$1
+      compgen -G "$d/boot/vmlinuz-*" >/dev/null && compgen -G "$d/lib/modules/*/modules.dep" >/dev/null && echo "$d" ;;
+  esac
+}
+kernel_image() { if [ -f "$1/vmlinux-dbg" ]; then echo "$1/vmlinux-dbg"; else compgen -G "$1/boot/vmlinuz-*" | tail -1; fi; }
+# What to give `make -C kmod KDIR=`.
+kernel_headers() {
+  if [ -d "$1/kdbg-build" ]; then echo "$1/kdbg-build"; else compgen -G "$1/usr/src/linux-headers-*-amd64" | tail -1; fi
+}

@@ -1,0 +1,53 @@
+#!/bin/bash
+# mkinitrd.sh OUT KERNEL_DIR PLAN CONFIG [--in-tree MODULE].. [--load FILE.ko[:params]].. [--file HOST:GUEST].. [PROGRAM]..
+#
+# Makes the initial root of a test guest: busybox, init.sh, the kernel's own modules that are needed for the disks, the
+# modules under test, and programs with every shared library they are linked against. PLAN is the script init runs.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+out=$1 kernel=$2 plan=$3 config=$4; shift 4
+root=$(mktemp -d); chmod 755 "$root"; trap 'rm -rf "$root"' EXIT
+mkdir -p "$root"/{bin,dev,proc,sys,tmp,modules,load,lib,lib64,data,etc}
+busybox=$(command -v busybox) || skip "busybox is not installed (package busybox-static)"
+cp "$busybox" "$root/bin/busybox"; ln -s busybox "$root/bin/sh"
+cp "$here/init.sh" "$root/init"; chmod +x "$root/init"
+cp "$plan" "$root/plan"; cp "$config" "$root/config"
+printf 'root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/data:/bin/sh\n' >"$root/etc/passwd"
+printf 'root:x:0:\nnobody:x:65534:\n' >"$root/etc/group"
+
+in_tree() {
+  local version file name
+  [ -d "$kernel/lib/modules" ] || return 0   # the debug kernel has everything built in
+  version=$(find "$kernel/lib/modules" -mindepth 1 -maxdepth 1 -printf '%f\n' | grep -v cloud | head -1)
+  # A name that this kernel has built in, or lacks, yields nothing.
+  { PATH=$PATH:/sbin:/usr/sbin modprobe -d "$kernel" -S "$version" --show-depends "$1" 2>/dev/null || true; } |
+    awk '$1 == "insmod" {print $2}' |
+    while read -r file; do
+      name=$(basename "$file"); name=${name%.xz}; name=${name%.zst}
+      [ -f "$root/modules/$name" ] && continue
+      case $file in *.xz) xz -dc "$file" ;; *.zst) zstd -qdc "$file" ;; *) cat "$file" ;; esac >"$root/modules/$name"
+      echo "$name" >>"$root/modules.order"
+    done
+}
+# Debug information is most of a test program's size and the guest unpacks all of it into memory: leave it out.
+program() {
+  local target=$root/bin/${1##*/} library
+  cp -L "$1" "$target"; chmod 755 "$target"
+  if [ "$(head -c4 "$1")" = $'\177ELF' ]; then
+    strip --strip-debug "$target" 2>/dev/null || true
+    { ldd "$1" 2>/dev/null | grep -oE '/[^ ]+' || true; } | while read -r library; do
+      mkdir -p "$root${library%/*}"; cp -Ln "$library" "$root$library"
+    done
+  fi
+}
+for name in nvme ext4 crc32c_generic; do in_tree "$name"; done
+while [ $# -gt 0 ]; do
+  case $1 in
+    --in-tree) in_tree "$2"; shift 2 ;;
+    --load) file=${2%%:*} args=; [ "$file" = "$2" ] || args=${2#*:}
+      cp "$file" "$root/load/"; echo "${file##*/} $args" >>"$root/load.order"; shift 2 ;;
+    --file) mkdir -p "$root$(dirname "${2#*:}")"; cp -L "${2%%:*}" "$root${2#*:}"; shift 2 ;;
+    *) program "$1"; shift ;;
+  esac
+done
+(cd "$root" && find . -print0 | cpio --null -o -H newc -R 0:0 --quiet | gzip -1) >"$out"
