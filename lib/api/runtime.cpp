@@ -71,6 +71,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
     return error(ENODEV, "setting trap is kmod, but /dev/vmem is not there: load vmem.ko, or set auto");
   trap::UserfaultOptions user;
   user.allow_move = options.text(Option::transfer) != "copy";
+  if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
   Status s = trap::make_userfault_trap(user, out);
   if (s.ok() && options.text(Option::transfer) == "move" && !(*out)->caps().move) {
     return error(ENOTSUP,
@@ -80,6 +81,11 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
 }
 
 }  // namespace
+
+TestHooks& test_hooks() {
+  static TestHooks* hooks = new TestHooks;
+  return *hooks;
+}
 
 Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   pager::Config config;
@@ -102,6 +108,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   engine.allow_io_uring = options.text(Option::io_engine) != "threads";
   engine.require_io_uring = options.text(Option::io_engine) == "io_uring";
   if (Status s = store::make_engine(engine, &parts.engine); !s.ok()) return s;
+  if (test_hooks().wrap_engine) parts.engine = test_hooks().wrap_engine(std::move(parts.engine));
   store::SpaceOptions space;
   space.paths = options.text(Option::ssd_path);
   space.budget = options.number(Option::ssd_budget);
@@ -252,6 +259,12 @@ void Runtime::shutdown() {
   std::unique_lock gate(gate_);
   if (pager_ != nullptr) pager_->shutdown();  // regions that were made meanwhile
   pager_.reset();
+}
+
+std::string Runtime::check() {
+  Use pager;
+  if (!use_if_running(&pager).ok() || !pager) return "";
+  return pager->check();
 }
 
 }  // namespace vmem::api

@@ -1,6 +1,7 @@
 // The process's one runtime: settings, and the pager once something needs it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -37,6 +38,8 @@ class Runtime {
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
   void shutdown();
+  // Tests: the pager's own consistency check; "" when there is no pager.
+  std::string check();
 
  private:
   Runtime();
@@ -51,6 +54,13 @@ class Runtime {
   std::unique_ptr<pager::Pager> pager_;
   bool environment_read_ = false;  // protected by setup_
 };
+
+// What tests change about the next runtime that is built. Empty in production.
+struct TestHooks {
+  std::function<std::unique_ptr<store::Engine>(std::unique_ptr<store::Engine>)> wrap_engine;
+  std::function<void(trap::UserfaultOptions&)> adjust_trap;
+};
+TestHooks& test_hooks();
 
 // Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.
 core::Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out);

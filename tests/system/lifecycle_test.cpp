@@ -1,0 +1,300 @@
+// Freeing, sync, eviction and limits as seen from outside.
+#include <dirent.h>
+#include <fstream>
+#include <sstream>
+#include <sys/wait.h>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+using systest::SystemTest;
+using systest::stamp;
+
+constexpr size_t kMiB = 1 << 20;
+
+size_t count_entries(const char* folder) {
+  size_t n = 0;
+  DIR* d = opendir(folder);
+  while (readdir(d) != nullptr) ++n;
+  closedir(d);
+  return n;
+}
+
+size_t count_lines(const char* path) {
+  std::ifstream in(path);
+  size_t n = 0;
+  for (std::string line; std::getline(in, line);) ++n;
+  return n;
+}
+
+size_t resident_bytes(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/statm");
+  size_t pages = 0, resident = 0;
+  in >> pages >> resident;
+  return resident * 4096;
+}
+
+class Lifecycle : public SystemTest {};
+
+TEST_F(Lifecycle, ThreadsFaultingInARegionBeingFreedGetSigbusNotAHang) {
+  configure({{"host_budget", "32MiB"}});
+  if (IsSkipped()) return;
+  for (const char* block : {"2MiB", "64KiB"}) {
+    ASSERT_EQ(vmem_set("block_size", block), 0);
+    const pid_t child = fork();  // SIGBUS or SIGSEGV ends the child: never a hang, never exit 0
+    if (child == 0) {
+      setenv("VMEM_TEST_BLOCK", block, 1);
+      execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_FreesUnderFaults",
+            "--gtest_also_run_disabled_tests", nullptr);
+      _exit(98);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 55) << status;
+  }
+}
+
+// Run by the test above: a toucher must be ended by a signal when its region goes.
+TEST(LifecycleChild, DISABLED_FreesUnderFaults) {
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0);
+  ASSERT_EQ(vmem_set("block_size", getenv("VMEM_TEST_BLOCK")), 0);
+  void* p = nullptr;
+  ASSERT_EQ(vmem_alloc(&p, 256 * kMiB, VMEM_HOST_ONLY), 0) << vmem_last_error();
+  auto* bytes = static_cast<volatile unsigned char*>(p);
+  struct sigaction action = {};
+  action.sa_handler = [](int) { _exit(55); };
+  sigaction(SIGBUS, &action, nullptr);
+  sigaction(SIGSEGV, &action, nullptr);
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([=] {
+      for (uint64_t state = t + 1;;) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        bytes[state % (256 * kMiB)] = 1;
+      }
+    });
+  }
+  usleep(100000);
+  if (vmem_free(p) != 0) _exit(56);
+  for (std::thread& t : threads) t.join();
+}
+
+TEST_F(Lifecycle, MappingsDescriptorsMemoryAndDiskDoNotGrowWithRegions) {
+  configure({{"host_budget", "64MiB"}});
+  if (IsSkipped()) return;
+  const auto cycle = [](size_t i) {
+    void* p = nullptr;
+    ASSERT_EQ(vmem_alloc(&p, 4096 + i % 5 * 30000, VMEM_HOST_ONLY), 0) << vmem_last_error();
+    *static_cast<uint64_t*>(p) = i;
+    if (i % 16 == 0) vmem_evict(p, 4096, VMEM_SSD);
+    ASSERT_EQ(vmem_free(p), 0) << vmem_last_error();
+  };
+  for (size_t i = 0; i < 2000; ++i) cycle(i);
+  const size_t maps = count_lines("/proc/self/maps"), files = count_entries("/proc/self/fd");
+  const size_t memory = resident_bytes(getpid());
+  const size_t more = getenv("VMEM_LONG") != nullptr ? 100000 : 6000;
+  for (size_t i = 0; i < more; ++i) cycle(i);
+  EXPECT_LE(count_lines("/proc/self/maps"), maps + 4);
+  EXPECT_EQ(count_entries("/proc/self/fd"), files);
+  EXPECT_LE(resident_bytes(getpid()), memory + 4 * kMiB);
+  EXPECT_EQ(vmem::stats().ssd_bytes, 0u);
+}
+
+TEST_F(Lifecycle, ResidentMemorySeenFromOutsideStaysWithinBudgetPlus32MiB) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's shadow memory counts as resident";
+#endif
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  for (const char* block : {"2MiB", "64KiB", "4KiB"}) {
+    int ready[2];
+    ASSERT_EQ(pipe(ready), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      setenv("VMEM_TEST_BLOCK", block, 1);
+      setenv("VMEM_TEST_FD", std::to_string(ready[1]).c_str(), 1);
+      execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_UsesFourBudgets",
+            "--gtest_also_run_disabled_tests", nullptr);
+      _exit(98);
+    }
+    close(ready[1]);
+    char byte = 0;
+    ASSERT_EQ(read(ready[0], &byte, 1), 1);
+    const size_t base = resident_bytes(child);
+    size_t most = base;
+    int status = 0;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+      most = std::max(most, resident_bytes(child));
+      usleep(1000);
+    }
+    close(ready[0]);
+    EXPECT_EQ(WEXITSTATUS(status), 0) << block;
+    EXPECT_LE(most - base, (96 + 32) * kMiB) << block;
+    EXPECT_GT(most - base, 48 * kMiB) << "the measurement sees the blocks, " << block;
+  }
+}
+
+TEST(LifecycleChild, DISABLED_UsesFourBudgets) {
+  ASSERT_EQ(vmem_set("host_budget", "96MiB"), 0);
+  ASSERT_EQ(vmem_set("block_size", getenv("VMEM_TEST_BLOCK")), 0);
+  ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
+  ASSERT_EQ(write(atoi(getenv("VMEM_TEST_FD")), "x", 1), 1);
+  vmem::region region(384 * kMiB, VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  for (size_t i = 0; i < words.size(); ++i) words[i] = stamp(i, 1);
+  for (size_t i = 0; i < words.size(); i += 64) ASSERT_EQ(words[i], stamp(i, 1));
+  region.sync();
+}
+
+TEST_F(Lifecycle, SyncLeavesACopyOnTheSsdAndTheBlocksWhereTheyAre) {
+  for (const char* block : {"2MiB", "64KiB", "4KiB"}) {
+    vmem_shutdown();
+    configure({{"host_budget", "64MiB"}, {"block_size", block}});
+    if (IsSkipped()) return;
+    vmem::region region(16 * kMiB, VMEM_HOST_ONLY);
+    auto words = region.view<uint64_t>();
+    for (size_t i = 0; i < words.size(); ++i) words[i] = stamp(i, 1);
+    region.sync();
+    EXPECT_EQ(vmem::stats().write_bytes, 16 * kMiB);
+    EXPECT_EQ(region.query().host_bytes, 16 * kMiB);
+    words[5] = 77;  // must be seen although the block was write-protected
+    region.evict();
+    const auto stats = vmem::stats();
+    EXPECT_GT(stats.write_bytes, 16 * kMiB);
+    EXPECT_LT(stats.write_bytes, 32 * kMiB) << "unchanged blocks are dropped without a write";
+    EXPECT_EQ(words[5], 77u);
+    for (size_t i = 6; i < words.size(); ++i) ASSERT_EQ(words[i], stamp(i, 1));
+  }
+}
+
+TEST_F(Lifecycle, StoresDuringSyncAreNeverLost) {
+  for (const char* block : {"2MiB", "4KiB"}) {
+    vmem_shutdown();
+    configure({{"host_budget", "64MiB"}, {"block_size", block}});
+    if (IsSkipped()) return;
+    vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
+    auto words = region.view<uint64_t>();
+    std::atomic<bool> stop{false};
+    std::vector<uint64_t> counts(words.size());
+    std::thread writer([&] {
+      for (uint64_t state = 1; !stop;) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        const size_t i = state % words.size();
+        words[i] = ++counts[i];
+      }
+    });
+    for (int i = 0; i < 30; ++i) {
+      region.sync();
+      if (i % 3 == 0) region.evict();
+    }
+    stop = true;
+    writer.join();
+    region.evict();
+    for (size_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], counts[i]) << i << " " << block;
+  }
+}
+
+TEST_F(Lifecycle, DontNeedDropsOnlyBlocksWhollyInside) {
+  configure({{"host_budget", "64MiB"}});
+  if (IsSkipped()) return;
+  vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
+  auto bytes = region.view<unsigned char>();
+  memset(bytes.data(), 7, bytes.size());
+  ASSERT_EQ(vmem_advise(&bytes[1], 6 * kMiB, VMEM_ADVISE_DONT_NEED, 0), 0);
+  EXPECT_EQ(bytes[0], 7);
+  EXPECT_EQ(bytes[2 * kMiB - 1], 7);
+  EXPECT_EQ(bytes[2 * kMiB], 0);
+  EXPECT_EQ(bytes[6 * kMiB - 1], 0);
+  EXPECT_EQ(bytes[6 * kMiB], 7);
+  region.evict();
+  EXPECT_EQ(bytes[3 * kMiB], 0);
+  region.advise(VMEM_ADVISE_DONT_NEED);
+  EXPECT_EQ(bytes[8 * kMiB - 1], 0);
+  EXPECT_EQ(vmem::stats().ssd_bytes, 0u);
+}
+
+TEST_F(Lifecycle, PrefetchBringsBlocksBeforeTheyAreTouched) {
+  configure({{"host_budget", "64MiB"}});
+  if (IsSkipped()) return;
+  systest::TempFile file(16 * kMiB, 3);
+  vmem::region region(16 * kMiB, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+  region.prefetch();
+  for (int i = 0; i < 2000 && region.query().host_bytes < region.size(); ++i) usleep(5000);
+  EXPECT_EQ(region.query().host_bytes, region.size());
+  const uint64_t faults = vmem::stats().faults;
+  const auto want = systest::TempFile::content(16 * kMiB, 3);
+  EXPECT_EQ(memcmp(region.data(), want.data(), want.size()), 0);
+  EXPECT_EQ(vmem::stats().faults, faults);
+  region.prefetch(VMEM_SSD);
+  for (int i = 0; i < 2000 && region.query().host_bytes > 0; ++i) usleep(5000);
+  EXPECT_EQ(region.query().host_bytes, 0u);
+}
+
+TEST_F(Lifecycle, AdviceIsAcceptedAndDataStaysRight) {
+  configure({{"host_budget", "16MiB"}});
+  if (IsSkipped()) return;
+  vmem::region region(64 * kMiB, VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  uint64_t round = 0;
+  for (int advice : {VMEM_ADVISE_SEQUENTIAL, VMEM_ADVISE_RANDOM, VMEM_ADVISE_NORMAL, VMEM_ADVISE_COLD, VMEM_ADVISE_HOT,
+                     VMEM_ADVISE_PIN, VMEM_ADVISE_PRIORITY_HIGH, VMEM_ADVISE_PRIORITY_LOW, VMEM_ADVISE_PRIORITY_NORMAL,
+                     VMEM_ADVISE_SET_PREFERRED_LOCATION, VMEM_ADVISE_SET_READ_MOSTLY, VMEM_ADVISE_WILL_NEED}) {
+    ASSERT_EQ(vmem_advise(region.data(), region.size(), advice, VMEM_HOST), 0) << vmem_last_error();
+    ++round;
+    for (size_t i = 0; i < words.size(); i += 256) words[i] = stamp(i, round);
+    for (size_t i = 0; i < words.size(); i += 256) ASSERT_EQ(words[i], stamp(i, round));
+  }
+}
+
+TEST_F(Lifecycle, HotBlocksOutliveAScan) {
+  configure({{"host_budget", "32MiB"}, {"readahead", "0"}});
+  if (IsSkipped()) return;
+  vmem::region hot(8 * kMiB, VMEM_HOST_ONLY), scan(128 * kMiB, VMEM_HOST_ONLY);
+  hot.advise(VMEM_ADVISE_HOT);
+  memset(hot.data(), 1, hot.size());
+  memset(scan.data(), 2, scan.size());
+  EXPECT_EQ(hot.query().host_bytes, hot.size());
+}
+
+TEST_F(Lifecycle, KillLeavesNoFileBehind) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  std::string folder = systest::temp_folder() + "/vmem-kill.XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("VMEM_SSD_PATH", folder.c_str(), 1);
+    setenv("VMEM_HOST_BUDGET", "16MiB", 1);
+    setenv("VMEM_TEST_FD", std::to_string(ready[1]).c_str(), 1);
+    execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_WritesForEver",
+          "--gtest_also_run_disabled_tests", nullptr);
+    _exit(98);
+  }
+  close(ready[1]);
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1);
+  kill(child, SIGKILL);
+  int status = 0;
+  waitpid(child, &status, 0);
+  close(ready[0]);
+  EXPECT_EQ(count_entries(folder.c_str()), 2u) << "only . and ..";
+  EXPECT_EQ(rmdir(folder.c_str()), 0);
+}
+
+TEST(LifecycleChild, DISABLED_WritesForEver) {
+  vmem::region region(64 * kMiB, VMEM_HOST_ONLY);
+  for (unsigned round = 1;; ++round) {
+    memset(region.data(), static_cast<int>(round), region.size());
+    if (round == 2) {
+      ASSERT_EQ(write(atoi(getenv("VMEM_TEST_FD")), "x", 1), 1);
+    }
+  }
+}
+
+}  // namespace
