@@ -1,4 +1,9 @@
 // What to read before it is asked for. Pure, one object per region, called under the pager's lock.
+//
+// Up to eight streams are followed at once. A stream is a run of touches with one stride, forwards or backwards. It
+// starts with a small window, doubles it each time the reader gets to the marker, and halves it when what was read is
+// evicted unused. Touches that fit no stream start none of size: neighbours have to be seen several times, and more
+// often in a region where windows were wasted before.
 #pragma once
 
 #include <array>
@@ -32,24 +37,38 @@ class ReadAhead {
   std::optional<Window> on_fault(core::BlockIndex block, bool marker);
   // Blocks that were read ahead and evicted without a touch seen after them: shrink.
   void on_waste(core::BlockIndex block);
-  // The pager had no memory or depth for blocks of a window.
+  // The pager had no memory or depth for blocks of a window: the last ones of the window given most recently.
   void on_dropped(uint32_t blocks);
 
  private:
   struct Stream {
     bool live = false;
-    core::BlockIndex last = 0;   // last trapping touch
-    int64_t stride = 0;          // 0 until two touches agree
-    uint32_t confirmed = 0;      // touches that fitted
-    core::BlockIndex ahead = 0;  // first block not yet asked for
-    uint32_t window = 0;         // blocks, current size
-    uint64_t used = 0;           // for replacement: tick of the last use
+    core::BlockIndex last = 0;  // last trapping touch
+    int64_t stride = 1;         // never 0
+    int64_t ahead = 0;          // first block not yet asked for; may lie outside the region
+    uint32_t window = 0;        // blocks, size of the last window
+    uint32_t wasted = 0;        // blocks since the window last changed
+    bool extended = false;      // its first window was used
+    uint64_t used = 0;          // for replacement: tick of the last use
   };
+  static std::optional<uint64_t> steps(const Stream& s, int64_t from, int64_t to);
+  Stream* following(core::BlockIndex block, bool marker);
+  int64_t find_stride(core::BlockIndex block) const;
+  Stream& start(core::BlockIndex block, int64_t stride);
+  void forget(Stream& s);
+  std::optional<Window> extend(Stream& s, core::BlockIndex block, bool marker);
+  std::optional<Window> ask(Stream& s, uint64_t unread);
+
+  static constexpr size_t kHistory = 32;
   uint64_t blocks_;
   uint32_t max_;
   Access access_ = Access::normal;
   uint64_t tick_ = 0;
+  uint32_t caution_ = 0;  // further touches that must fit before a stream is believed; waste raises it, use lowers it
+  uint32_t stray_waste_ = 0;
   std::array<Stream, 8> streams_{};
+  std::array<core::BlockIndex, kHistory> history_{};  // touches that fitted no stream, newest at history_used_ - 1
+  uint64_t history_used_ = 0;
 };
 
 }  // namespace vmem::policy

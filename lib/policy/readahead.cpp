@@ -1,0 +1,198 @@
+#include "policy/readahead.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace vmem::policy {
+
+using core::BlockIndex;
+
+namespace {
+constexpr uint32_t kFirstWindow = 4;      // blocks
+constexpr int64_t kLongestStride = 4096;  // blocks
+constexpr uint32_t kMostCaution = 4;
+// Touches in a row that make a stream. Two neighbours happen by chance; the caution and the small first window pay for
+// it.
+constexpr uint32_t kTouchesSequential = 2, kTouchesStrided = 4;
+}  // namespace
+
+ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), max_(max_blocks) {}
+
+void ReadAhead::set_access(Access access) {
+  access_ = access;
+  streams_ = {};
+  history_used_ = 0;
+  caution_ = 0;
+}
+
+void ReadAhead::set_max(uint32_t max_blocks) {
+  max_ = max_blocks;
+  for (Stream& s : streams_) {
+    s.window = std::min(s.window, max_);
+    if (s.window == 0) s.live = false;
+  }
+}
+
+// Steps of the stream's stride from `from` to `to`; empty when `to` is not on its grid or lies before.
+std::optional<uint64_t> ReadAhead::steps(const Stream& s, int64_t from, int64_t to) {
+  const int64_t distance = to - from;
+  if (distance % s.stride != 0 || distance / s.stride < 0) return std::nullopt;
+  return static_cast<uint64_t>(distance / s.stride);
+}
+
+// The stream that goes on with this block; of several the nearest. A fault belongs to a stream anywhere in what was
+// asked for, and, while the stream is fresh, at the block after that or, for plain sequential ones, up to an eighth of
+// a window further.
+ReadAhead::Stream* ReadAhead::following(BlockIndex block, bool marker) {
+  Stream* best = nullptr;
+  uint64_t best_distance = UINT64_MAX;
+  for (Stream& s : streams_) {
+    if (!s.live) continue;
+    const auto n = steps(s, static_cast<int64_t>(s.last), static_cast<int64_t>(block));
+    if (!n) continue;
+    const uint64_t asked = steps(s, static_cast<int64_t>(s.last), s.ahead).value_or(1);
+    if (*n > asked + (std::abs(s.stride) == 1 ? s.window / 8 + 1 : 0)) continue;
+    // In a small region chance leads to the end of any window sooner or later.
+    if (!marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
+    const uint64_t distance = block > s.last ? block - s.last : s.last - block;
+    if (distance < best_distance) {
+      best = &s;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+// The shortest stride with which earlier touches, in their order, lead to this block; 0 when there is none.
+int64_t ReadAhead::find_stride(BlockIndex block) const {
+  const uint64_t oldest = history_used_ > kHistory ? history_used_ - kHistory : 0;
+  const int64_t longest = std::min<int64_t>(kLongestStride, static_cast<int64_t>(blocks_ / 8) + 1);
+  int64_t best = 0;
+  for (uint64_t i = history_used_; i-- > oldest;) {
+    const int64_t stride = static_cast<int64_t>(block - history_[i % kHistory]);
+    if (stride == 0 || std::abs(stride) > longest || (best != 0 && std::abs(stride) >= std::abs(best))) continue;
+    uint32_t need = (std::abs(stride) == 1 ? kTouchesSequential : kTouchesStrided) + caution_ - 2;
+    BlockIndex before = history_[i % kHistory] - static_cast<uint64_t>(stride);
+    for (uint64_t j = i; need != 0 && j-- > oldest;) {
+      if (history_[j % kHistory] != before) continue;
+      before -= static_cast<uint64_t>(stride);
+      --need;
+    }
+    if (need == 0) best = stride;
+  }
+  return best;
+}
+
+// A stream ends. One whose first window was for nothing makes the region's next ones wait longer.
+void ReadAhead::forget(Stream& s) {
+  if (s.live && !s.extended && access_ == Access::normal) caution_ = std::min(caution_ + 1, kMostCaution);
+  s.live = false;
+}
+
+ReadAhead::Stream& ReadAhead::start(BlockIndex block, int64_t stride) {
+  Stream* place = &streams_[0];
+  for (Stream& s : streams_) {
+    if (!s.live) {
+      place = &s;
+      break;
+    }
+    if (s.used < place->used) place = &s;
+  }
+  forget(*place);
+  *place = Stream{};
+  place->live = true;
+  place->last = block;
+  place->stride = stride;
+  place->ahead = static_cast<int64_t>(block) + stride;
+  place->used = tick_;
+  place->window = access_ == Access::sequential ? max_ : std::min(max_, kFirstWindow);
+  return *place;
+}
+
+// The reader of a stream has come to `block`: the next window, when it is time for one.
+std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker) {
+  const int64_t at = static_cast<int64_t>(block);
+  const uint64_t step = steps(s, static_cast<int64_t>(s.last), at).value_or(0);
+  const uint64_t left = steps(s, at, s.ahead).value_or(0);
+  const uint64_t unread = left > 0 ? left - 1 : 0;
+  s.last = block;
+  // Into the window, but neither to its marker nor block by block: chance, or a block that was evicted again.
+  if (!marker && step > 1 && left > 0) return std::nullopt;
+  s.used = tick_;
+  if (!marker && unread * 2 > s.window) return std::nullopt;
+  const bool gap = s.ahead != at && left == 0;
+  if (left == 0) s.ahead = at + s.stride;
+  s.wasted = 0;
+  if (!gap) {
+    s.window = static_cast<uint32_t>(std::min<uint64_t>(max_, uint64_t{s.window} * 2));
+    if (s.extended && caution_ > 0) --caution_;
+    s.extended = true;
+  }
+  return ask(s, unread);
+}
+
+std::optional<Window> ReadAhead::ask(Stream& s, uint64_t unread) {
+  if (s.ahead < 0 || s.ahead >= static_cast<int64_t>(blocks_) || unread >= uint64_t{s.window} * 2) return std::nullopt;
+  const int64_t room = s.stride > 0 ? (static_cast<int64_t>(blocks_) - 1 - s.ahead) / s.stride : s.ahead / -s.stride;
+  // What is asked for and not read yet stays below two windows.
+  const uint64_t count =
+      std::min({uint64_t{s.window}, uint64_t{s.window} * 2 - unread, static_cast<uint64_t>(room) + 1});
+  Window w;
+  w.first = static_cast<BlockIndex>(s.ahead);
+  w.stride = s.stride;
+  w.count = static_cast<uint32_t>(count);
+  // A quarter into the window: three quarters are still unread when the next one is asked for.
+  w.marker = static_cast<BlockIndex>(s.ahead + static_cast<int64_t>(count / 4) * s.stride);
+  s.ahead += static_cast<int64_t>(count) * s.stride;
+  return w;
+}
+
+std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker) {
+  if (max_ == 0 || access_ == Access::random || block >= blocks_) return std::nullopt;
+  ++tick_;
+  if (Stream* s = following(block, marker)) return extend(*s, block, marker);
+  int64_t stride = find_stride(block);
+  history_[history_used_++ % kHistory] = block;
+  if (access_ == Access::sequential && stride == 0) {
+    stride = block + 1 == blocks_ ? -1 : 1;
+    for (Stream& s : streams_) {
+      if (!s.live || s.extended || s.stride != 1 || s.last != block + 1) continue;
+      stride = -1;  // the forward stream begun there was a reader that goes backwards
+      s.live = false;
+    }
+  }
+  if (stride == 0) return std::nullopt;
+  return ask(start(block, stride), 0);
+}
+
+void ReadAhead::on_waste(BlockIndex block) {
+  for (Stream& s : streams_) {
+    if (!s.live) continue;
+    // Only what the stream asked for last can still be there unread: two windows back from its end.
+    const auto back = steps(s, static_cast<int64_t>(block), s.ahead);
+    if (!back || *back == 0 || *back > uint64_t{s.window} * 2) continue;
+    if (++s.wasted * 2 < s.window) return;
+    s.wasted = 0;
+    s.window /= 2;
+    if (s.window == 0) forget(s);
+    return;
+  }
+  // Of a stream forgotten since, which was given up unread.
+  if (++stray_waste_ < kFirstWindow) return;
+  stray_waste_ = 0;
+  if (access_ == Access::normal) caution_ = std::min(caution_ + 1, kMostCaution);
+}
+
+void ReadAhead::on_dropped(uint32_t blocks) {
+  Stream* latest = nullptr;
+  for (Stream& s : streams_) {
+    if (s.live && (latest == nullptr || s.used > latest->used)) latest = &s;
+  }
+  if (latest == nullptr) return;
+  const uint64_t asked = steps(*latest, static_cast<int64_t>(latest->last), latest->ahead).value_or(0);
+  const uint64_t back = std::min<uint64_t>(blocks, asked > 0 ? asked - 1 : 0);
+  latest->ahead -= static_cast<int64_t>(back) * latest->stride;
+  latest->window = std::max<uint32_t>(1, latest->window / 2);
+}
+
+}  // namespace vmem::policy
