@@ -20,15 +20,15 @@ enum class Priority : uint8_t { low, normal, high };
 enum class Temperature : uint8_t { cold, normal, hot };  // cold: evict first; hot: keep while anything else is left
 
 struct Admission {
-  core::ResidentId id;  // dense, below the capacity given by resize(); unique while resident
-  uint32_t weight;      // size in units of 4 KiB
+  core::ResidentId id = core::kNoResident;  // dense, below the capacity given by resize(); unique while resident
+  uint32_t weight = 0;                      // size in units of 4 KiB
   Priority priority = Priority::normal;
   Temperature temperature = Temperature::normal;
   bool pinned = false;      // evict only when nothing else is left
   bool sequential = false;  // its region is declared, or detected, as a one-time scan
   bool probes = true;       // this block may be probed
   // Bytes/4096 that were evicted since this block last left memory; empty when it never was here.
-  std::optional<uint64_t> age;
+  std::optional<uint64_t> age = std::nullopt;
 };
 
 struct Victim {
@@ -46,8 +46,10 @@ class Evictor {
   virtual const char* name() const = 0;
   virtual void resize(size_t residents, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
   virtual void admit(const Admission& what) = 0;
-  virtual void touched(core::ResidentId id) = 0;  // a probed block was wanted
-  virtual void remove(core::ResidentId id) = 0;   // it left for a reason of the pager's (freed, evicted by call, ..)
+  // A probed block was wanted; or the block was used in another way that could be seen, as by a lease (not its first
+  // use after it came in).
+  virtual void touched(core::ResidentId id) = 0;
+  virtual void remove(core::ResidentId id) = 0;  // it left for a reason of the pager's (freed, evicted by call, ..)
   virtual void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) = 0;
   // Up to out.size() victims, best first, worth at least `pages` if there are that many. Probe victims do not count
   // toward `pages`. A real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when

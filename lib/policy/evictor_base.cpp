@@ -1,0 +1,165 @@
+#include "policy/evictor_base.h"
+
+#include <algorithm>
+
+namespace vmem::policy {
+
+using core::kNoResident;
+using core::ResidentId;
+
+void EvictorBase::resize(size_t residents, uint64_t capacity_pages) {
+  lists_.resize(residents);
+  capacity_ = capacity_pages;
+}
+
+void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequential) {
+  const Node& n = lists_[id];
+  if (n.pinned) {
+    lists_.push_head(kPinned, id);
+  } else if (n.temperature == static_cast<unsigned>(Temperature::cold)) {
+    lists_.push_head(kCold, id);
+  } else if (n.temperature == static_cast<unsigned>(Temperature::hot)) {
+    lists_.push_head(kHot, id);
+  } else {
+    class_pages_[n.priority] += n.weight;
+    insert(n.priority, id, entry, age, sequential);
+  }
+}
+
+void EvictorBase::take_out(ResidentId id) {
+  const Node& n = lists_[id];
+  if (in_class(n)) {
+    leaving(n.priority, id);
+    class_pages_[n.priority] -= n.weight;
+  }
+  lists_.unlink(id);
+}
+
+void EvictorBase::admit(const Admission& what) {
+  if (what.id >= lists_.residents() || lists_[what.id].known) return;
+  Node& n = lists_[what.id];
+  n = Node{};
+  n.known = 1;
+  n.weight = std::clamp<uint32_t>(what.weight, 1, (1u << 14) - 1);
+  n.probes = what.probes;
+  n.pinned = what.pinned;
+  n.priority = static_cast<unsigned>(what.priority) & 3;
+  n.temperature = static_cast<unsigned>(what.temperature) & 3;
+  ++stats_.admitted;
+  if (what.age) ++stats_.refaulted;
+  place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
+}
+
+void EvictorBase::touched(ResidentId id) {
+  if (id >= lists_.residents() || !lists_[id].known) return;
+  Node& n = lists_[id];
+  if (n.probed) ++stats_.touched;
+  const bool probed = n.probed;
+  n.probed = 0;
+  if (n.parked) {
+    n.used = 1;
+  } else if (in_class(n)) {
+    reused(n.priority, id, probed);
+  } else {
+    lists_.move_to_head(static_cast<ListId>(n.list), id);
+  }
+}
+
+void EvictorBase::remove(ResidentId id) {
+  if (id >= lists_.residents() || !lists_[id].known) return;
+  if (!lists_[id].parked) take_out(id);
+  lists_[id] = Node{};
+}
+
+void EvictorBase::advise(ResidentId id, Temperature temperature, Priority priority, bool pinned) {
+  if (id >= lists_.residents() || !lists_[id].known) return;
+  Node& n = lists_[id];
+  const unsigned t = static_cast<unsigned>(temperature) & 3, p = static_cast<unsigned>(priority) & 3;
+  if (n.temperature == t && n.priority == p && n.pinned == pinned) return;  // it keeps its turn
+  if (!n.parked) take_out(id);
+  n.temperature = t;
+  n.priority = p;
+  n.pinned = pinned;
+  if (!n.parked) place(id, Entry::advised, 0, false);
+}
+
+void EvictorBase::hold(ResidentId id) {
+  if (id >= lists_.residents() || !lists_[id].known) return;
+  Node& n = lists_[id];
+  if (!n.parked) {
+    take_out(id);
+    n.parked = 1;
+    n.used = 0;
+    n.older = 0;
+  }
+  ++n.older;
+}
+
+void EvictorBase::unhold(ResidentId id) {
+  if (id >= lists_.residents() || !lists_[id].parked) return;
+  Node& n = lists_[id];
+  if (--n.older != 0) return;
+  n.parked = 0;
+  n.older = kNoResident;
+  place(id, Entry::unheld, 0, false);
+}
+
+bool EvictorBase::probe(ResidentId id) {
+  Node& n = lists_[id];
+  if (!n.probes || n.probed) return true;
+  if (probe_room_ == 0 || out_used_ + 1 >= out_.size()) return false;
+  --probe_room_;
+  n.probed = 1;
+  n.just_probed = 1;
+  out_[out_used_++] = {id, true};
+  ++stats_.probed;
+  return true;
+}
+
+// The lowest class above its floor; where all are below, the lowest that has anything.
+unsigned EvictorBase::class_to_shrink() const {
+  uint64_t total = 0;
+  for (const uint64_t p : class_pages_) total += p;
+  if (total == 0) return kClasses;
+  for (unsigned c = 0; c < kClasses; ++c) {
+    if (class_pages_[c] > total / kFloorShare) return c;
+  }
+  return kClasses;  // not reached: three shares of at most 1/16 do not make a whole
+}
+
+ResidentId EvictorBase::next_victim() {
+  if (!lists_.empty(kCold)) return lists_.tail(kCold);
+  const unsigned cls = class_to_shrink();
+  if (cls != kClasses) {
+    look_ahead(cls);
+    return pick(cls);
+  }
+  return !lists_.empty(kHot) ? lists_.tail(kHot) : lists_.tail(kPinned);
+}
+
+size_t EvictorBase::victims(uint64_t pages, std::span<Victim> out) {
+  out_ = out;
+  out_used_ = 0;
+  probe_room_ = out.size() / 2;  // a call that only probes would free nothing
+  for (uint64_t freed = 0; freed < pages && out_used_ < out.size();) {
+    const ResidentId id = next_victim();
+    if (id == kNoResident) break;
+    const uint64_t weight = lists_[id].weight;
+    const bool listed = lists_[id].just_probed;
+    take_out(id);
+    lists_[id] = Node{};
+    if (listed) {  // so little is left that the look ahead meets the eviction: each id is named once
+      std::find_if(out.begin(), out.end(), [id](const Victim& v) { return v.id == id; })->probe = false;
+    } else {
+      out[out_used_++] = {id, false};
+    }
+    freed += weight;
+    evicted_pages_ += weight;
+    ++stats_.evicted;
+  }
+  for (size_t i = 0; i < out_used_; ++i) lists_[out[i].id].just_probed = 0;
+  out_ = {};
+  return out_used_;
+}
+
+}  // namespace vmem::policy

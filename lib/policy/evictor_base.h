@@ -1,0 +1,83 @@
+// What every evictor shares: temperatures, pins, priorities and holds. A policy orders the blocks of one priority and
+// is asked for one victim at a time.
+//
+// Order of eviction: cold, then low, normal, high priority, then hot, then pinned. Two rules soften it:
+// - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a high-priority scan
+//   makes the others slow, it never starves them.
+// - Held blocks are in no list, so that nothing ever scans past them.
+#pragma once
+
+#include <array>
+
+#include "policy/resident_lists.h"
+
+namespace vmem::policy {
+
+class EvictorBase : public Evictor {
+ public:
+  void resize(size_t residents, uint64_t capacity_pages) override;
+  void admit(const Admission& what) override;
+  void touched(core::ResidentId id) override;
+  void remove(core::ResidentId id) override;
+  void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) override;
+  size_t victims(uint64_t pages, std::span<Victim> out) override;
+  void hold(core::ResidentId id) override;
+  void unhold(core::ResidentId id) override;
+  EvictorStats stats() const override { return stats_; }
+
+ protected:
+  static constexpr unsigned kClasses = 3;  // priorities
+  static constexpr unsigned kListsPerClass = 4;
+
+  EvictorBase() : lists_(kFirstPolicyList + kClasses * kListsPerClass) {}
+
+  // How a block enters, or comes back into, the order of its class.
+  enum class Entry : uint8_t {
+    fresh,    // never seen
+    refault,  // was here: `age` says how long ago
+    advised,  // advice changed: it was here all the time
+    unheld,   // the last hold ended: node.used tells whether a use was seen, node.proven which part it was in
+  };
+  virtual void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) = 0;
+  // A block of the class was wanted. It is in one of the class's lists; `probed`: a probe
+  // found out; else the use was seen another way.
+  virtual void reused(unsigned cls, core::ResidentId id, bool probed) = 0;
+  // It is about to leave the class's lists, for whatever reason.
+  virtual void leaving(unsigned cls, core::ResidentId id) = 0;
+  // The next to go, still in its list; kNoResident only when the class's lists are empty. Bounded work.
+  virtual core::ResidentId pick(unsigned cls) = 0;
+  // Takes blocks out of sight before their turn comes, by calling probe(). Called before each pick. Bounded work.
+  virtual void look_ahead(unsigned cls) = 0;
+
+  ListId list(unsigned cls, unsigned which) const {
+    return static_cast<ListId>(kFirstPolicyList + cls * kListsPerClass + which);
+  }
+  uint64_t class_pages(unsigned cls) const { return class_pages_[cls]; }
+  uint64_t capacity() const { return capacity_; }
+  // Pages this evictor gave back so far: the clock that ages are measured with.
+  uint64_t now() const { return evicted_pages_; }
+  // Puts the block into the victims as a probe, when it may be probed and is not. False: no room in this call, try
+  // later.
+  bool probe(core::ResidentId id);
+
+  ResidentLists lists_;
+
+ private:
+  static constexpr ListId kCold = 1, kHot = 2, kPinned = 3, kFirstPolicyList = 4;
+  static constexpr unsigned kFloorShare = 16;
+
+  bool in_class(const Node& n) const { return n.list >= kFirstPolicyList; }
+  void place(core::ResidentId id, Entry entry, uint64_t age, bool sequential);
+  void take_out(core::ResidentId id);
+  core::ResidentId next_victim();
+  unsigned class_to_shrink() const;
+
+  uint64_t capacity_ = 0, evicted_pages_ = 0;
+  std::array<uint64_t, kClasses> class_pages_{};
+  EvictorStats stats_{};
+  std::span<Victim> out_;  // during victims()
+  size_t out_used_ = 0;
+  size_t probe_room_ = 0;
+};
+
+}  // namespace vmem::policy

@@ -1,0 +1,20 @@
+#include "policy/simple_evictors.h"
+
+namespace vmem::policy {
+
+std::unique_ptr<Evictor> make_evictor(EvictorKind kind) {
+  switch (kind) {
+    case EvictorKind::fifo:
+      return std::make_unique<FifoEvictor>();
+    case EvictorKind::sieve:
+      return std::make_unique<SieveEvictor>();
+    case EvictorKind::s3fifo:
+    case EvictorKind::adaptive:
+      return std::make_unique<S3FifoEvictor>();
+    case EvictorKind::twoq:
+      return std::make_unique<TwoQEvictor>();
+  }
+  return std::make_unique<S3FifoEvictor>();
+}
+
+}  // namespace vmem::policy

@@ -1,0 +1,290 @@
+// Promises every evictor keeps. Hit rates: policy_hitrate_test.cpp.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "policy/evictor.h"
+
+namespace vmem::policy {
+namespace {
+
+using core::ResidentId;
+
+constexpr EvictorKind kKinds[] = {EvictorKind::adaptive, EvictorKind::fifo, EvictorKind::sieve, EvictorKind::s3fifo,
+                                  EvictorKind::twoq};
+
+class PolicyEvictor : public testing::TestWithParam<EvictorKind> {
+ protected:
+  PolicyEvictor() : evictor(make_evictor(GetParam())) { evictor->resize(1024, 1024); }
+
+  void admit(ResidentId id, uint32_t weight = 1) { evictor->admit({.id = id, .weight = weight}); }
+  // Real victims worth `pages`, probes left aside.
+  std::vector<ResidentId> evict(uint64_t pages) {
+    std::vector<ResidentId> ids;
+    std::array<Victim, 64> out;
+    for (uint64_t got = 0; got < pages;) {
+      const size_t n = evictor->victims(pages - got, out);
+      size_t real = 0;
+      for (size_t i = 0; i < n; ++i) {
+        if (!out[i].probe) ids.push_back(out[i].id), ++real;
+      }
+      if (real == 0) break;
+      got += real;
+    }
+    return ids;
+  }
+
+  std::unique_ptr<Evictor> evictor;
+};
+std::string kind_name(const testing::TestParamInfo<EvictorKind>& info) {
+  static const char* const kNames[] = {"adaptive", "fifo", "sieve", "s3fifo", "twoq"};
+  return kNames[static_cast<size_t>(info.param)];
+}
+INSTANTIATE_TEST_SUITE_P(AllKinds, PolicyEvictor, testing::ValuesIn(kKinds), kind_name);
+
+TEST_P(PolicyEvictor, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
+  evictor->admit({.id = 0, .weight = 1, .pinned = true});
+  evictor->admit({.id = 1, .weight = 1, .temperature = Temperature::hot});
+  evictor->admit({.id = 2, .weight = 1, .priority = Priority::high});
+  evictor->admit({.id = 3, .weight = 1, .priority = Priority::normal});
+  evictor->admit({.id = 4, .weight = 1, .priority = Priority::low});
+  evictor->admit({.id = 5, .weight = 1, .priority = Priority::high, .temperature = Temperature::cold});
+  EXPECT_EQ(evict(6), (std::vector<ResidentId>{5, 4, 3, 2, 1, 0}));
+}
+
+TEST_P(PolicyEvictor, AdviceMovesABlock) {
+  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  evictor->advise(7, Temperature::cold, Priority::normal, false);
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{7});
+  for (ResidentId id = 0; id < 4; ++id) evictor->advise(id, Temperature::hot, Priority::normal, false);
+  evictor->advise(4, Temperature::normal, Priority::normal, true);
+  evictor->advise(0, Temperature::normal, Priority::low, false);
+  const auto order = evict(7);
+  ASSERT_EQ(order.size(), 7u);
+  EXPECT_EQ(order[0], 0u);
+  EXPECT_EQ(order[6], 4u);
+  for (size_t i = 3; i < 6; ++i) EXPECT_LE(order[i], 3u) << "hot leave after all others";
+}
+
+TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
+  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  auto other = make_evictor(GetParam());
+  other->resize(1024, 1024);
+  for (ResidentId id = 0; id < 8; ++id) other->admit({.id = id, .weight = 1});
+  for (ResidentId id = 0; id < 8; ++id) evictor->advise(id, Temperature::normal, Priority::normal, false);
+  std::array<Victim, 1> a, b;
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_EQ(evictor->victims(1, a), 1u);
+    ASSERT_EQ(other->victims(1, b), 1u);
+    EXPECT_EQ(a[0].id, b[0].id);
+  }
+}
+
+TEST_P(PolicyEvictor, HeldBlocksAreNeverVictimsAndHoldsCount) {
+  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  for (ResidentId id = 0; id < 4; ++id) evictor->hold(id);
+  evictor->hold(0);
+  auto gone = evict(8);
+  std::sort(gone.begin(), gone.end());
+  EXPECT_EQ(gone, (std::vector<ResidentId>{4, 5, 6, 7}));
+  EXPECT_TRUE(evict(1).empty());
+  evictor->unhold(0);
+  EXPECT_TRUE(evict(1).empty()) << "one hold of two is left";
+  evictor->unhold(0);
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{0});
+}
+
+TEST_P(PolicyEvictor, AdviceOnAHeldBlockCountsWhenItIsLetGo) {
+  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  evictor->hold(6);
+  evictor->advise(6, Temperature::cold, Priority::normal, false);
+  EXPECT_NE(evict(1).at(0), 6u);
+  evictor->unhold(6);
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{6});
+}
+
+TEST_P(PolicyEvictor, VictimsAreWorthWhatWasAsked) {
+  for (ResidentId id = 0; id < 16; ++id) admit(id, id % 2 == 0 ? 512 : 1);
+  std::array<Victim, 64> out;
+  uint64_t pages = 0;
+  const size_t n = evictor->victims(1024, out);
+  for (size_t i = 0; i < n; ++i) {
+    if (!out[i].probe) pages += out[i].id % 2 == 0 ? 512 : 1;
+  }
+  EXPECT_GE(pages, 1024u);
+  EXPECT_LT(pages, 1024u + 512u) << "and not a block more";
+}
+
+TEST_P(PolicyEvictor, AVictimIsForgottenAndMayComeBack) {
+  admit(3);
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{3});
+  EXPECT_TRUE(evict(1).empty());
+  evictor->touched(3);  // too late, harmless
+  evictor->remove(3);
+  evictor->hold(3);
+  evictor->unhold(3);
+  EXPECT_TRUE(evict(1).empty());
+  evictor->admit({.id = 3, .weight = 1, .age = 0});
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{3});
+}
+
+TEST_P(PolicyEvictor, BlocksThatMayNotBeProbedAreNot) {
+  for (ResidentId id = 0; id < 512; ++id) evictor->admit({.id = id, .weight = 1, .probes = false});
+  std::array<Victim, 64> out;
+  while (const size_t n = evictor->victims(8, out)) {
+    for (size_t i = 0; i < n; ++i) EXPECT_FALSE(out[i].probe);
+  }
+  EXPECT_EQ(evictor->stats().probed, 0u);
+  EXPECT_EQ(evictor->stats().evicted, 512u);
+}
+
+TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
+  for (ResidentId id = 0; id < 32; ++id) admit(id);
+  ResidentId next = 32;
+  std::set<ResidentId> low_left;
+  for (ResidentId id = 0; id < 32; ++id) low_left.insert(id);
+  for (; next < 1000; ++next) {
+    evictor->admit({.id = next, .weight = 1, .priority = Priority::high});
+    if (next >= 256) {
+      for (const ResidentId id : evict(1)) low_left.erase(id);
+    }
+  }
+  EXPECT_GE(low_left.size(), 14u) << "1/16 of 256";
+  EXPECT_LE(low_left.size(), 18u);
+}
+
+// Random calls against a plain model of what is resident.
+TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
+  struct Known {
+    uint32_t weight;
+    bool pinned, probes;
+    int holds = 0;
+  };
+  constexpr ResidentId kIds = 300;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    std::mt19937_64 random(seed);
+    auto policy = make_evictor(GetParam());
+    policy->resize(kIds, 2000);
+    std::map<ResidentId, Known> known;
+    std::set<ResidentId> probed;
+    std::vector<Victim> out;
+    for (int step = 0; step < 20000; ++step) {
+      const auto id = static_cast<ResidentId>(random() % kIds);
+      const auto it = known.find(id);
+      switch (random() % 10) {
+        case 0:
+        case 1:
+        case 2:
+        case 3: {
+          if (it != known.end()) break;
+          Admission a{.id = id, .weight = static_cast<uint32_t>(1 + (random() % 4 == 0 ? random() % 512 : 0))};
+          a.priority = static_cast<Priority>(random() % 3);
+          a.temperature = random() % 4 == 0 ? static_cast<Temperature>(random() % 3) : Temperature::normal;
+          a.pinned = random() % 10 == 0;
+          a.sequential = random() % 5 == 0;
+          a.probes = random() % 3 != 0;
+          if (random() % 2 == 0) a.age = random() % 4000;
+          policy->admit(a);
+          known[id] = {a.weight, a.pinned, a.probes};
+          break;
+        }
+        case 4:
+          policy->touched(id);
+          break;
+        case 5:
+          if (random() % 4 != 0) break;
+          policy->remove(id);
+          known.erase(id);
+          break;
+        case 6: {
+          const bool pinned = random() % 5 == 0;
+          policy->advise(id, static_cast<Temperature>(random() % 3), static_cast<Priority>(random() % 3), pinned);
+          if (it != known.end()) it->second.pinned = pinned;
+          break;
+        }
+        case 7:
+          if (it == known.end()) break;
+          policy->hold(id);
+          ++it->second.holds;
+          break;
+        case 8:
+          if (it == known.end() || it->second.holds == 0) break;
+          policy->unhold(id);
+          --it->second.holds;
+          break;
+        case 9: {
+          out.resize(1 + random() % 32);
+          const uint64_t pages = 1 + random() % 600;
+          const size_t n = policy->victims(pages, out);
+          ASSERT_LE(n, out.size());
+          uint64_t freed = 0, largest = 0;
+          std::set<ResidentId> seen;
+          for (size_t i = 0; i < n; ++i) {
+            const Victim v = out[i];
+            ASSERT_TRUE(seen.insert(v.id).second) << "named twice";
+            const auto k = known.find(v.id);
+            ASSERT_NE(k, known.end()) << "not resident";
+            ASSERT_EQ(k->second.holds, 0) << "held";
+            if (v.probe) {
+              ASSERT_TRUE(k->second.probes);
+              continue;
+            }
+            freed += k->second.weight;
+            largest = std::max<uint64_t>(largest, k->second.weight);
+            if (k->second.pinned) {
+              for (const auto& [other, what] : known) ASSERT_TRUE(what.pinned || what.holds != 0) << other;
+            }
+            known.erase(k);
+          }
+          ASSERT_LT(freed, pages + largest) << "more than was asked";
+          if (freed < pages && n < out.size()) {
+            for (const auto& [other, what] : known) ASSERT_NE(what.holds, 0) << other << " could have been evicted";
+          }
+          break;
+        }
+      }
+    }
+    for (auto& [id, what] : known) {
+      for (; what.holds != 0; --what.holds) policy->unhold(id);
+    }
+    out.resize(64);
+    while (const size_t n = policy->victims(100, out)) {
+      for (size_t i = 0; i < n; ++i) {
+        if (out[i].probe) continue;
+        ASSERT_EQ(known.erase(out[i].id), 1u);
+      }
+    }
+    EXPECT_TRUE(known.empty()) << "all are evicted in the end";
+  }
+}
+
+TEST_P(PolicyEvictor, SameCallsSameAnswers) {
+  auto run = [&] {
+    std::mt19937_64 random(7);
+    auto policy = make_evictor(GetParam());
+    policy->resize(256, 256);
+    std::vector<std::pair<ResidentId, bool>> log;
+    std::array<Victim, 16> out;
+    std::set<ResidentId> in;
+    for (int i = 0; i < 5000; ++i) {
+      const auto id = static_cast<ResidentId>(random() % 256);
+      if (in.insert(id).second) policy->admit({.id = id, .weight = 1, .age = random() % 500});
+      policy->touched(static_cast<ResidentId>(random() % 256));
+      if (in.size() < 128) continue;
+      const size_t n = policy->victims(4, out);
+      for (size_t k = 0; k < n; ++k) {
+        log.emplace_back(out[k].id, out[k].probe);
+        if (!out[k].probe) in.erase(out[k].id);
+      }
+    }
+    return log;
+  };
+  EXPECT_EQ(run(), run());
+}
+
+}  // namespace
+}  // namespace vmem::policy
