@@ -1,8 +1,9 @@
 #!/bin/bash
-# mkinitrd.sh OUT KERNEL_DIR PLAN CONFIG [--in-tree MODULE].. [--load FILE.ko[:params]].. [--file HOST:GUEST].. [PROGRAM]..
+# mkinitrd.sh OUT KERNEL_DIR PLAN CONFIG [--in-tree MODULE].. [--load|--helper FILE.ko[:params]].. [--file HOST:GUEST].. [PROGRAM]..
 #
 # Makes the initial root of a test guest: busybox, init.sh, the kernel's own modules that are needed for the disks, the
-# modules under test, and programs with every shared library they are linked against. PLAN is the script init runs.
+# modules under test (--load: removed after the programs), and programs with every shared library they are linked against.
+# PLAN is the script init runs, CONFIG its settings.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 out=$1 kernel=$2 plan=$3 config=$4; shift 4
@@ -44,8 +45,8 @@ for name in nvme ext4 crc32c_generic; do in_tree "$name"; done
 while [ $# -gt 0 ]; do
   case $1 in
     --in-tree) in_tree "$2"; shift 2 ;;
-    --load) file=${2%%:*} args=; [ "$file" = "$2" ] || args=${2#*:}
-      cp "$file" "$root/load/"; echo "${file##*/} $args" >>"$root/load.order"; shift 2 ;;
+    --load | --helper) file=${2%%:*} args=; [ "$file" = "$2" ] || args=${2#*:}
+      cp "$file" "$root/load/"; echo "${1#--} ${file##*/} $args" >>"$root/load.order"; shift 2 ;;
     --file) mkdir -p "$root$(dirname "${2#*:}")"; cp -L "${2%%:*}" "$root${2#*:}"; shift 2 ;;
     *) program "$1"; shift ;;
   esac

@@ -7,6 +7,7 @@
 #   --container             adds a run of every program as each user under what Docker's default profile allows
 #   --only-container        .. and only that
 #   --module FILE.ko[:p=v]  loaded before the programs, removed after them; a module that cannot be removed is a failure
+#   --helper FILE.ko[:p=v]  .. that stays loaded (test_hmm.ko of the debug kernel leaks when it is removed)
 #   --in-tree NAME          also loads a module of the kernel itself, with what it needs
 #   --file HOST:GUEST       also copies a file
 #   --env NAME=VALUE        environment of the programs
@@ -42,6 +43,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
         --kernel) kernel=$2 ;;
         --user) users+=("$2") ;;
         --module) modules+=(--load "$2") ;;
+        --helper) modules+=(--helper "$2") ;;
         --in-tree | --file) extra+=("$1" "$2") ;;
         --env) environment+=("$2") ;;
         --before) before+=("$2") ;;
