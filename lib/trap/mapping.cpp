@@ -1,0 +1,133 @@
+#include "trap/mapping.h"
+
+#include <iterator>
+
+#include "core/types.h"
+#include "trap/os.h"
+
+namespace vmem::trap {
+
+namespace {
+
+constexpr int kSpaceFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+core::Status no_space(int error, size_t size) {
+  return core::system_error(error,
+                            "cannot map %s of address space (ENOMEM: raise `ulimit -v`, vm.max_map_count, or leave "
+                            "vm.overcommit_memory at 0 or 1)",
+                            core::human_bytes(size).c_str());
+}
+
+}  // namespace
+
+core::Status check_range(const char* call, uintptr_t start, size_t size) {
+  if (size != 0 && size % core::kPage == 0 && start % core::kPage == 0 && start + size > start) return {};
+  return core::error(EINVAL, "%s: address 0x%zx and size %zu must be multiples of %zu bytes, the size not 0", call,
+                     start, size, core::kPage);
+}
+
+core::Status reserve_space(size_t size, size_t align, uintptr_t* start) {
+  const size_t spare = align > core::kPage ? align - core::kPage : 0;
+  if (size + spare < size) return core::error(EINVAL, "size %zu with alignment %zu wraps around", size, align);
+  void* at = mmap(nullptr, size + spare, PROT_NONE, kSpaceFlags, -1, 0);
+  if (at == MAP_FAILED) return no_space(errno, size + spare);
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(at);
+  const uintptr_t aligned = core::round_up(begin, align);
+  if (aligned > begin) munmap(at, aligned - begin);
+  const size_t tail = begin + spare - aligned;
+  if (tail != 0) munmap(reinterpret_cast<void*>(aligned + size), tail);
+  *start = aligned;
+  return {};
+}
+
+core::Status replace_with_space(uintptr_t start, size_t size) {
+  void* at = mmap(reinterpret_cast<void*>(start), size, PROT_NONE, kSpaceFlags | MAP_FIXED, -1, 0);
+  return at == MAP_FAILED ? no_space(errno, size) : core::Status();
+}
+
+core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge) {
+  if (const int error = os::advise(start, size, MADV_DONTFORK); error != 0)
+    return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
+  if (const int error = os::advise(start, size, MADV_DONTDUMP); error != 0)
+    return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of core dumps", size, start);
+  const int error_huge = os::advise(start, size, huge == HugePages::yes ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  // EINVAL: a kernel without transparent huge pages; small pages serve.
+  if (error_huge != 0 && error_huge != -EINVAL)
+    return core::system_error(error_huge, "cannot set the page size of %zu bytes at 0x%zx", size, start);
+  if (mode != 0) {
+    if (const int error = os::enroll(fd, start, size, mode); error != 0)
+      return core::system_error(error, "cannot register %zu bytes at 0x%zx with userfaultfd", size, start);
+  }
+  if (mprotect(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE) != 0) return no_space(errno, size);
+  return {};
+}
+
+core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
+  void* at = mmap(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
+                  empty_file, 0);
+  if (at == MAP_FAILED) return no_space(errno, size);
+  if (const int error = os::advise(start, size, MADV_DONTFORK); error != 0)
+    return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
+  return {};
+}
+
+void RangeMap::cut(uintptr_t start, size_t size) {
+  const uintptr_t end = start + size;
+  auto it = entries_.upper_bound(start);
+  if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
+  while (it != entries_.end() && it->first < end) {
+    const uintptr_t from = it->first;
+    const Entry entry = it->second;
+    it = entries_.erase(it);
+    if (from < start) entries_[from] = {start - from, entry.transfer, entry.owned};
+    if (from + entry.size > end) entries_[end] = {from + entry.size - end, entry.transfer, entry.owned};
+  }
+}
+
+void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) {
+  const std::lock_guard lock(mutex_);
+  cut(start, size);
+  // Neighbouring blocks attached one by one become one entry.
+  auto next = entries_.find(start + size);
+  if (next != entries_.end() && !owned && !next->second.owned && next->second.transfer == transfer) {
+    size += next->second.size;
+    entries_.erase(next);
+  }
+  auto at = entries_.lower_bound(start);
+  if (at != entries_.begin() && !owned) {
+    Entry& before = std::prev(at)->second;
+    if (std::prev(at)->first + before.size == start && !before.owned && before.transfer == transfer) {
+      before.size += size;
+      return;
+    }
+  }
+  entries_[start] = {size, transfer, owned};
+}
+
+void RangeMap::erase(uintptr_t start, size_t size) {
+  const std::lock_guard lock(mutex_);
+  cut(start, size);
+}
+
+bool RangeMap::find(uintptr_t address, Entry* out) const {
+  const std::lock_guard lock(mutex_);
+  auto it = entries_.upper_bound(address);
+  if (it == entries_.begin()) return false;
+  --it;
+  if (it->first + it->second.size <= address) return false;
+  *out = it->second;
+  return true;
+}
+
+bool RangeMap::first_owned(Range* out) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [start, entry] : entries_) {
+    if (entry.owned) {
+      *out = {start, entry.size};
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace vmem::trap

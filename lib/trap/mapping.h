@@ -1,0 +1,53 @@
+// Address space for regions and frames, and who stands where in it. Blocking: only on the kernel's mmap lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "core/status.h"
+#include "trap/trap.h"
+
+namespace vmem::trap {
+
+enum class HugePages : bool { no, yes };
+
+// Refuses what is no range of whole pages: size 0, unaligned, wrapping. `call` names the caller in the message.
+core::Status check_range(const char* call, uintptr_t start, size_t size);
+
+// Inaccessible, private, anonymous address space without swap reservation, aligned to `align`. Release with munmap().
+core::Status reserve_space(size_t size, size_t align, uintptr_t* start);
+// Puts such address space over whatever is mapped at `start`.
+core::Status replace_with_space(uintptr_t start, size_t size);
+// Turns reserved space into memory that the descriptor watches: `mode` is that of os::enroll(), 0 for none. It becomes
+// accessible last, so that no touch ever finds memory that is accessible and not watched.
+core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge);
+// Maps an empty file over the range: every touch gets SIGBUS.
+core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size);
+
+// Which ranges are trapped, for the two things the kernel does not tell: how a range was attached, when its trap has to
+// be made anew, and what would turn into zeros when the descriptor is closed. Any thread.
+class RangeMap {
+ public:
+  struct Entry {
+    size_t size;
+    Transfer transfer;
+    bool owned;  // address space is ours (attach), not the caller's (attach_at)
+  };
+
+  void set(uintptr_t start, size_t size, Transfer transfer, bool owned);
+  void erase(uintptr_t start, size_t size);
+  // False when `address` is in no attached range.
+  bool find(uintptr_t address, Entry* out) const;
+  // Any range that is still there and owned.
+  bool first_owned(Range* out) const;
+
+ private:
+  void cut(uintptr_t start, size_t size);
+
+  mutable std::mutex mutex_;  // leaf; nothing is touched or called under it
+  std::map<uintptr_t, Entry> entries_;
+};
+
+}  // namespace vmem::trap

@@ -1,0 +1,158 @@
+// Every call that userfaultfd needs from the kernel, one function each: arguments in, 0 or a negative errno out.
+// Constants that are newer than the oldest headers we build with are spelled out here (values:
+// include/uapi/linux/userfaultfd.h and include/uapi/asm-generic/mman-common.h of Linux 6.14). mmap, madvise and
+// mprotect go through libc, so that sanitizers see them.
+#pragma once
+
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+namespace vmem::trap::os {
+
+inline constexpr unsigned kUserModeOnly = 1;                    // UFFD_USER_MODE_ONLY, Linux 5.11
+inline constexpr uint64_t kFeatureWp = uint64_t{1} << 0;        // 5.7
+inline constexpr uint64_t kFeatureThreadId = uint64_t{1} << 8;  // 4.14
+inline constexpr uint64_t kFeaturePoison = uint64_t{1} << 14;   // 6.6
+inline constexpr uint64_t kFeatureMove = uint64_t{1} << 16;     // 6.8
+inline constexpr uint64_t kRegisterMissing = uint64_t{1} << 0;
+inline constexpr uint64_t kRegisterWp = uint64_t{1} << 1;
+inline constexpr uint64_t kMoveDontWake = uint64_t{1} << 0;
+inline constexpr uint64_t kMoveAllowHoles = uint64_t{1} << 1;
+inline constexpr int kMadvPopulateWrite = 23;  // 5.14
+inline constexpr int kMremapDontUnmap = 4;     // 5.7
+
+struct MoveArgs {  // struct uffdio_move
+  uint64_t dst, src, len, mode;
+  int64_t moved;
+};
+struct PoisonArgs {  // struct uffdio_poison
+  uint64_t start, len, mode;
+  int64_t updated;
+};
+inline constexpr unsigned long kIoctlMove = _IOWR(UFFDIO, 0x05, MoveArgs);
+inline constexpr unsigned long kIoctlPoison = _IOWR(UFFDIO, 0x08, PoisonArgs);
+inline constexpr unsigned long kIoctlNew = _IO(UFFDIO, 0x00);  // USERFAULTFD_IOC_NEW, on /dev/userfaultfd, 6.1
+
+inline int result(long rc) {
+  return rc < 0 ? -errno : 0;
+}
+
+// A new userfaultfd, close-on-exec and non-blocking; flags: 0 or kUserModeOnly.
+inline int open_by_syscall(unsigned flags) {
+  const long fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | flags);
+  return fd < 0 ? -errno : static_cast<int>(fd);
+}
+
+inline int open_by_device() {
+  const int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+  if (device < 0) return -errno;
+  const int fd = ioctl(device, kIoctlNew, O_CLOEXEC | O_NONBLOCK);
+  const int error = errno;
+  close(device);
+  return fd < 0 ? -error : fd;
+}
+
+// The handshake; once per descriptor. offered: all features of this kernel.
+inline int handshake(int fd, uint64_t features, uint64_t* offered) {
+  uffdio_api args{};
+  args.api = UFFD_API;
+  args.features = features;
+  const int rc = result(ioctl(fd, UFFDIO_API, &args));
+  *offered = args.features;
+  return rc;
+}
+
+inline int enroll(int fd, uintptr_t start, size_t size, uint64_t mode) {
+  uffdio_register args{};
+  args.range = {start, size};
+  args.mode = mode;
+  return result(ioctl(fd, UFFDIO_REGISTER, &args));
+}
+
+// Works on any address, mapped or not.
+inline int wake(int fd, uintptr_t start, size_t size) {
+  uffdio_range args{start, size};
+  return result(ioctl(fd, UFFDIO_WAKE, &args));
+}
+
+// The next four do as much as they can and stop at the first trouble: `done` (bytes) counts what was done even when an
+// error is returned. None wakes anybody.
+inline int progress(long rc, int64_t counted, size_t* done) {
+  const int error = result(rc);
+  // The kernel puts a negative errno in the same field when nothing was done.
+  *done = counted > 0 ? static_cast<size_t>(counted) : 0;
+  return error;
+}
+
+inline int move(int fd, uintptr_t dst, uintptr_t src, size_t size, uint64_t mode, size_t* done) {
+  MoveArgs args{dst, src, size, mode | kMoveDontWake, 0};
+  const long rc = ioctl(fd, kIoctlMove, &args);
+  return progress(rc, args.moved, done);
+}
+
+inline int copy(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect, size_t* done) {
+  uffdio_copy args{};
+  args.dst = dst;
+  args.src = src;
+  args.len = size;
+  args.mode = UFFDIO_COPY_MODE_DONTWAKE | (protect ? UFFDIO_COPY_MODE_WP : 0);
+  const long rc = ioctl(fd, UFFDIO_COPY, &args);
+  return progress(rc, args.copy, done);
+}
+
+inline int zero(int fd, uintptr_t dst, size_t size, size_t* done) {
+  uffdio_zeropage args{};
+  args.range = {dst, size};
+  args.mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE;
+  const long rc = ioctl(fd, UFFDIO_ZEROPAGE, &args);
+  return progress(rc, args.zeropage, done);
+}
+
+inline int poison(int fd, uintptr_t dst, size_t size, size_t* done) {
+  PoisonArgs args{dst, size, 1 /* UFFDIO_POISON_MODE_DONTWAKE */, 0};
+  const long rc = ioctl(fd, kIoctlPoison, &args);
+  return progress(rc, args.updated, done);
+}
+
+// on: stores park from its return. off: wakes the range too.
+inline int write_protect(int fd, uintptr_t start, size_t size, bool on) {
+  uffdio_writeprotect args{};
+  args.range = {start, size};
+  args.mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0;
+  return result(ioctl(fd, UFFDIO_WRITEPROTECT, &args));
+}
+
+inline int advise(uintptr_t start, size_t size, int advice) {
+  return result(madvise(reinterpret_cast<void*>(start), size, advice));
+}
+
+// One piece of advice for several ranges of this process; returns bytes advised or a negative errno. The kernel accepts
+// MADV_DONTNEED here since 6.13, and only for the caller's own memory.
+inline long advise_many(int pidfd, const iovec* ranges, size_t count, int advice) {
+  const long rc = syscall(SYS_process_madvise, pidfd, ranges, count, advice, 0);
+  return rc < 0 ? -errno : rc;
+}
+
+inline int open_self() {
+  const long fd = syscall(SYS_pidfd_open, getpid(), 0);
+  return fd < 0 ? -errno : static_cast<int>(fd);
+}
+
+// Pages of [from, from + size) appear at `to` (whatever was mapped there goes); `from` stays mapped, registered and
+// empty.
+inline int remap(uintptr_t from, size_t size, uintptr_t to) {
+  void* at = mremap(reinterpret_cast<void*>(from), size, size, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
+                    reinterpret_cast<void*>(to));
+  return at == MAP_FAILED ? -errno : 0;
+}
+
+}  // namespace vmem::trap::os

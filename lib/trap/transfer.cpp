@@ -1,0 +1,129 @@
+#include "trap/transfer.h"
+
+#include <sched.h>
+#include <time.h>
+
+#include "trap/os.h"
+
+namespace vmem::trap {
+
+namespace {
+
+uint64_t now_ns() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// Decides whether one more try is worth it. The clock is read only when there is trouble.
+class Patience {
+ public:
+  explicit Patience(uint64_t busy_ns) : busy_ns_(busy_ns) {}
+
+  void progress() { tries_ = 0; }
+
+  // Waits a little; false when the time for this error is up or the error does not go away by itself.
+  bool again(int error) {
+    uint64_t limit;
+    if (error == -EAGAIN || error == -EINTR) {
+      limit = kAgainNs;
+    } else if (error == -EBUSY) {
+      limit = busy_ns_;
+    } else {
+      return false;
+    }
+    const uint64_t now = now_ns();
+    if (tries_++ == 0) since_ = now;
+    if (now - since_ >= limit) return false;
+    if (tries_ <= kYields) {
+      sched_yield();
+    } else {
+      const timespec pause{0, 50'000};
+      nanosleep(&pause, nullptr);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr unsigned kYields = 32;
+  uint64_t busy_ns_;
+  uint64_t since_ = 0;
+  unsigned tries_ = 0;
+};
+
+// step(offset, bytes, &done) -> error
+template <typename Step>
+Outcome run(size_t size, uint64_t busy_ns, Step step) {
+  Outcome out;
+  Patience patience(busy_ns);
+  while (out.done < size) {
+    size_t done = 0;
+    const int error = step(out.done, size - out.done, &done);
+    out.done += done;
+    if (done != 0) {
+      // Whatever stopped it after some progress shows again when it lasts.
+      patience.progress();
+      continue;
+    }
+    if (error == 0) {
+      out.error = -EIO;  // the kernel says it did everything, and nothing
+      return out;
+    }
+    if (!patience.again(error)) {
+      out.error = error;
+      return out;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Outcome move_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns) {
+  // Holes are not allowed from the start: over a hole the kernel would put page tables on both sides, and a huge page
+  // that comes later would be split.
+  uint64_t mode = 0;
+  bool populated = false;
+  return run(size, busy_ns, [&](size_t offset, size_t bytes, size_t* done) {
+    int error = os::move(fd, dst + offset, src + offset, bytes, mode, done);
+    if (error != -ENOENT || *done != 0) return error;
+    if (holes == Holes::keep && mode == 0) {
+      mode = os::kMoveAllowHoles;
+      return os::move(fd, dst + offset, src + offset, bytes, mode, done);
+    }
+    if (holes == Holes::populate && !populated) {
+      populated = true;
+      error = os::advise(src + offset, bytes, os::kMadvPopulateWrite);
+      return error != 0 ? error : os::move(fd, dst + offset, src + offset, bytes, mode, done);
+    }
+    return error;
+  });
+}
+
+Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect) {
+  return run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
+    return os::copy(fd, dst + offset, src + offset, bytes, protect, done);
+  });
+}
+
+Outcome zero_pages(int fd, uintptr_t dst, size_t size) {
+  return run(size, 0,
+             [&](size_t offset, size_t bytes, size_t* done) { return os::zero(fd, dst + offset, bytes, done); });
+}
+
+Outcome poison_pages(int fd, uintptr_t dst, size_t size) {
+  return run(size, 0,
+             [&](size_t offset, size_t bytes, size_t* done) { return os::poison(fd, dst + offset, bytes, done); });
+}
+
+int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
+  return run(size, 0,
+             [&](size_t, size_t bytes, size_t* done) {
+               const int error = os::write_protect(fd, start, size, on);
+               if (error == 0) *done = bytes;
+               return error;
+             })
+      .error;
+}
+
+}  // namespace vmem::trap

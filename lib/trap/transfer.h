@@ -1,0 +1,36 @@
+// Loops around the kernel's page transfers: they finish what the kernel left half done, wait out its short-lived
+// troubles and tell how far they came. Nothing here wakes a thread, logs or allocates.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace vmem::trap {
+
+// Longest wait for a page that somebody pins. A frame that was just read into may stay pinned for a moment after the
+// completion was seen: the kernel unpins from a work queue.
+inline constexpr uint64_t kFillBusyNs = 20'000'000;
+// A pin found while taking a block out is more likely a long one (a registered buffer): give up sooner.
+inline constexpr uint64_t kTakeBusyNs = 1'000'000;
+// Longest wait when the kernel keeps answering "again" without progress.
+inline constexpr uint64_t kAgainNs = 1'000'000'000;
+
+struct Outcome {
+  int error = 0;    // 0 or a negative errno
+  size_t done = 0;  // bytes from the start of the range
+};
+
+// What an absent page of the source means.
+enum class Holes : uint8_t {
+  populate,  // fill: it reads as zeros, so it becomes a page of zeros
+  keep,      // take: it stays absent on both sides
+};
+
+// Addresses and size in bytes, multiples of 4 KiB. Both blocking only as the constants above say.
+Outcome move_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns);
+Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect);
+Outcome zero_pages(int fd, uintptr_t dst, size_t size);
+Outcome poison_pages(int fd, uintptr_t dst, size_t size);
+int write_protect_pages(int fd, uintptr_t start, size_t size, bool on);
+
+}  // namespace vmem::trap

@@ -1,0 +1,456 @@
+// The trap without a module: one userfaultfd for all ranges of the process.
+//
+// State of a page of an attached range, and who changes it:
+//
+//   absent --fill, fill_zero--> present <--protect / unprotect--> protected
+//     ^  ^------take, drop--------'  '-----------take, drop-----------'
+//     '--unfail-- failed <--fail-- absent
+//
+// A touch of an absent page, and a store to a protected one, parks its thread in the kernel and queues a message for
+// wait(). Everything else here is a system call that changes page tables; none of them waits for a parked thread.
+//
+// Frames live in mappings of their own, registered for write protection alone: the kernel moves pages only into a
+// registered mapping, and this kind never traps.
+//
+// Lifetime: closing the descriptor would turn absent pages into zeros. The destructor therefore puts SIGBUS over ranges
+// that attach() made and nobody ended; ranges of attach_at() are the caller's to end first.
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "core/types.h"
+#include "trap/mapping.h"
+#include "trap/os.h"
+#include "trap/probe.h"
+#include "trap/transfer.h"
+#include "trap/trap.h"
+
+namespace vmem::trap {
+
+namespace {
+
+using core::Status;
+
+uintptr_t at(const void* address) {
+  return reinterpret_cast<uintptr_t>(address);
+}
+
+class UserfaultTrap final : public Trap {
+ public:
+  UserfaultTrap(const Probed& probed, int event, int empty_file)
+      : fd_(probed.fd),
+        self_(probed.self),
+        event_(event),
+        empty_file_(empty_file),
+        take_by_remap_(probed.take_by_remap),
+        caps_(probed.caps) {}
+  ~UserfaultTrap() override;
+  UserfaultTrap(const UserfaultTrap&) = delete;
+  UserfaultTrap& operator=(const UserfaultTrap&) = delete;
+
+  const Caps& caps() const override { return caps_; }
+  Status attach(size_t size, size_t align, Transfer transfer, void** address) override;
+  Status attach_at(void* address, size_t size, Transfer transfer) override;
+  Status detach(void* address, size_t size) override;
+  Status unmap(void* address, size_t size) override;
+  Status wait(std::span<Fault> out, int timeout_ms, size_t* count) override;
+  void interrupt() override;
+  Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
+  Status fill_zero(void* address, size_t size) override;
+  Status take(void* address, size_t size, void* frame, Transfer transfer) override;
+  Status drop(std::span<const Range> ranges) override;
+  Status protect(void* address, size_t size) override;
+  Status unprotect(void* address, size_t size) override;
+  Status fail(void* address, size_t size) override;
+  Status unfail(void* address, size_t size) override;
+  Status wake(void* address, size_t size) override;
+  Status reserve_frames(size_t size, bool huge, void** address) override;
+
+ private:
+  Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
+  Status place(uintptr_t start, size_t size, Transfer transfer);
+  Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
+  Status undo_fill(uintptr_t start, size_t done, uintptr_t frame, Transfer transfer, Protect protect, Status why);
+  void drop_batch(std::span<const Range> ranges, size_t* dropped);
+  size_t read_faults(std::span<Fault> out, int* error);
+
+  const int fd_, self_, event_, empty_file_;
+  const bool take_by_remap_;
+  const Caps caps_;
+  RangeMap ranges_;
+};
+
+UserfaultTrap::~UserfaultTrap() {
+  Range left;
+  while (ranges_.first_owned(&left)) {
+    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; its touches get SIGBUS from now on",
+              core::human_bytes(left.size).c_str(), left.address);
+    if (!detach(reinterpret_cast<void*>(left.address), left.size).ok()) {
+      // Leaking the descriptor hangs whoever touches the range; closing it would hand out zeros for data.
+      core::log(core::Level::error, "trap: cannot end it; its touches will wait for ever");
+      return;
+    }
+  }
+  close(fd_);
+  close(event_);
+  close(empty_file_);
+  if (self_ >= 0) close(self_);
+}
+
+Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
+  const bool moves = transfer == Transfer::move;
+  const uint64_t mode = os::kRegisterMissing | (!moves && caps_.write_protect ? os::kRegisterWp : 0);
+  return arm(fd_, start, size, mode, moves ? HugePages::yes : HugePages::no);
+}
+
+Status UserfaultTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
+  if (!core::is_power_of_two(align) || align < core::kPage)
+    return core::error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
+  if (Status s = check_transfer("attach", transfer, 0, size, 0); !s.ok()) return s;
+  if (transfer == Transfer::move) align = std::max(align, core::kHugePage);
+  uintptr_t start = 0;
+  if (Status s = reserve_space(size, align, &start); !s.ok()) return s;
+  if (Status s = place(start, size, transfer); !s.ok()) {
+    munmap(reinterpret_cast<void*>(start), size);
+    return s;
+  }
+  ranges_.set(start, size, transfer, true);
+  *address = reinterpret_cast<void*>(start);
+  return {};
+}
+
+Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
+  if (Status s = check_transfer("attach_at", transfer, at(address), size, 0); !s.ok()) return s;
+  if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
+  core::step("trap.attach_at.shut");
+  // On failure the range stays inaccessible: loud, and nothing is there to be read.
+  if (Status s = place(at(address), size, transfer); !s.ok()) return s;
+  ranges_.set(at(address), size, transfer, false);
+  return {};
+}
+
+Status UserfaultTrap::detach(void* address, size_t size) {
+  if (Status s = check_range("detach", at(address), size); !s.ok()) return s;
+  Status s = replace_with_sigbus(empty_file_, at(address), size);
+  core::step("trap.detach.mapped");
+  // Parked threads are queued at the descriptor, not at the mapping that is gone: they must be told to look again.
+  os::wake(fd_, at(address), size);
+  if (s.ok()) ranges_.erase(at(address), size);
+  return s;
+}
+
+Status UserfaultTrap::unmap(void* address, size_t size) {
+  if (Status s = check_range("unmap", at(address), size); !s.ok()) return s;
+  if (munmap(address, size) != 0)
+    return core::system_error(errno, "unmap: cannot unmap %zu bytes at %p", size, address);
+  ranges_.erase(at(address), size);
+  os::wake(fd_, at(address), size);
+  return {};
+}
+
+size_t UserfaultTrap::read_faults(std::span<Fault> out, int* error) {
+  std::array<uffd_msg, 64> messages;
+  size_t count = 0;
+  *error = 0;
+  while (count < out.size()) {
+    const size_t room = std::min(messages.size(), out.size() - count);
+    const ssize_t got = read(fd_, messages.data(), room * sizeof messages[0]);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) *error = errno;
+      break;
+    }
+    const size_t read_now = static_cast<size_t>(got) / sizeof messages[0];
+    for (size_t i = 0; i < read_now; ++i) {
+      const uffd_msg& m = messages[i];
+      if (m.event != UFFD_EVENT_PAGEFAULT) continue;  // no other kind was asked for
+      const uint64_t flags = m.arg.pagefault.flags;
+      out[count++] = {core::round_down(m.arg.pagefault.address, core::kPage),
+                      (flags & UFFD_PAGEFAULT_FLAG_WP) != 0      ? FaultKind::write_protect
+                      : (flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0 ? FaultKind::write
+                                                                 : FaultKind::read,
+                      m.arg.pagefault.feat.ptid};
+    }
+    if (read_now < room) break;
+  }
+  return count;
+}
+
+Status UserfaultTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+  *count = 0;
+  if (out.empty()) return core::error(EINVAL, "wait: no room for a fault");
+  int error = 0;
+  // Under load there is always one waiting: no poll then.
+  *count = read_faults(out, &error);
+  if (*count != 0) return {};
+  if (error == 0) {
+    std::array<pollfd, 2> wanted{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
+    const int ready = poll(wanted.data(), wanted.size(), timeout_ms);
+    if (ready < 0 && errno != EINTR) return core::system_error(errno, "wait: poll");
+    if (ready <= 0) return {};
+    if ((wanted[1].revents & POLLIN) != 0) {
+      uint64_t times;
+      if (read(event_, &times, sizeof times) < 0 && errno != EAGAIN)
+        return core::system_error(errno, "wait: reading the eventfd");
+      return {};
+    }
+    *count = read_faults(out, &error);
+  }
+  if (error != 0) return core::system_error(error, "wait: reading the userfaultfd");
+  return {};
+}
+
+void UserfaultTrap::interrupt() {
+  const int saved = errno;
+  const uint64_t one = 1;
+  // EAGAIN: 2^64 - 2 interrupts are pending; one more changes nothing.
+  [[maybe_unused]] const ssize_t n = write(event_, &one, sizeof one);
+  errno = saved;
+}
+
+Status UserfaultTrap::check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size,
+                                     uintptr_t frame) const {
+  if (Status s = check_range(call, start, size); !s.ok()) return s;
+  switch (transfer) {
+    case Transfer::copy:
+      if (frame % core::kPage != 0)
+        return core::error(EINVAL, "%s: frame 0x%zx is not aligned to %zu bytes", call, frame, core::kPage);
+      return {};
+    case Transfer::move:
+      if (!caps_.move)
+        return core::error(EOPNOTSUPP, "%s: moving pages needs UFFDIO_MOVE (Linux 6.8); use Transfer::copy", call);
+      if ((start | size | frame) % core::kHugePage != 0)
+        return core::error(EINVAL, "%s: moving needs multiples of 2 MiB: address 0x%zx, size %zu, frame 0x%zx", call,
+                           start, size, frame);
+      return {};
+    case Transfer::install:
+      break;
+  }
+  return core::error(EOPNOTSUPP, "%s: userfaultfd cannot map frames in place; that needs the module", call);
+}
+
+// After a fill that stopped half way: `done` bytes are visible, and a store may have changed them already. They go back
+// into the frame, so that the frame holds the block's bytes whatever happened.
+Status UserfaultTrap::undo_fill(uintptr_t start, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
+                                Status why) {
+  if (done == 0) return why;
+  core::step("trap.fill.undo");
+  Status back;
+  if (transfer == Transfer::copy && protect == Protect::yes) {
+    // Nobody could store: the frame has the same bytes.
+    const int error = os::advise(start, done, MADV_DONTNEED);
+    if (error != 0) back = core::system_error(error, "drop");
+  } else if (transfer == Transfer::copy) {
+    void* scratch = nullptr;
+    back = reserve_frames(core::round_up(done, core::kHugePage), false, &scratch);
+    if (back.ok()) {
+      back = take_pages(start, done, at(scratch));
+      if (back.ok()) memcpy(reinterpret_cast<void*>(frame), scratch, done);
+      munmap(scratch, core::round_up(done, core::kHugePage));
+    }
+  } else {
+    back = take_pages(start, done, frame);
+  }
+  if (back.ok()) return why;
+  return core::error(
+      ENOTRECOVERABLE,
+      "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%s); first trouble: %s",
+      start, done, std::string(back.text()).c_str(), std::string(why.text()).c_str());
+}
+
+Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
+  const uintptr_t start = at(address);
+  if (Status s = check_transfer("fill", transfer, start, size, at(frame)); !s.ok()) return s;
+  if (protect == Protect::yes && (transfer == Transfer::move || !caps_.write_protect))
+    return core::error(EOPNOTSUPP, "fill: %s cannot be write-protected as they become visible",
+                       transfer == Transfer::move ? "moved pages" : "pages of this kernel");
+  core::step("trap.fill.begin");
+  const Outcome out = transfer == Transfer::move ? move_pages(fd_, start, at(frame), size, Holes::populate, kFillBusyNs)
+                                                 : copy_pages(fd_, start, at(frame), size, protect == Protect::yes);
+  if (out.error != 0) {
+    const char* hint = out.error == -EEXIST ? " (a page is there already: the range was not absent)"
+                       : out.error == -EBUSY
+                           ? " (a page of the frame is pinned: by I/O in flight or a registered buffer)"
+                       : out.error == -ENOENT ? " (the range or the frame is not attached as one mapping)"
+                                              : "";
+    return undo_fill(start, out.done, at(frame), transfer, protect,
+                     core::system_error(out.error, "fill: %zu of %zu bytes at %p%s", out.done, size, address, hint));
+  }
+  core::step("trap.fill.filled");
+  os::wake(fd_, start, size);
+  return {};
+}
+
+Status UserfaultTrap::fill_zero(void* address, size_t size) {
+  if (Status s = check_range("fill_zero", at(address), size); !s.ok()) return s;
+  const Outcome out = zero_pages(fd_, at(address), size);
+  if (out.error == 0) {
+    os::wake(fd_, at(address), size);
+    return {};
+  }
+  Status why = core::system_error(out.error, "fill_zero: %zu of %zu bytes at %p%s", out.done, size, address,
+                                  out.error == -EEXIST ? " (a page is there already: the range was not absent)" : "");
+  if (out.done == 0) return why;
+  // Page tables are allocated with the first page, so this takes a range of more than 2 MiB and no memory at all. The
+  // part in place cannot go away again: somebody may have stored into it.
+  return core::error(ENOTRECOVERABLE, "%s; the range is torn", std::string(why.text()).c_str());
+}
+
+// Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.
+Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) {
+  if (!caps_.move) {
+    const int error = take_by_remap_ ? os::remap(start, size, frame) : -EOPNOTSUPP;
+    if (error == 0) return {};
+    return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
+  }
+  const Outcome out = move_pages(fd_, frame, start, size, Holes::keep, kTakeBusyNs);
+  if (out.error == 0) return {};
+  core::step("trap.take.undo");
+  if (out.done != 0) {
+    const Outcome back = move_pages(fd_, start, frame, out.done, Holes::keep, kFillBusyNs);
+    if (back.error != 0)
+      return core::error(
+          ENOTRECOVERABLE,
+          "take: %zu bytes of the range at 0x%zx are in the frame at 0x%zx and cannot go back (errno %d after "
+          "errno %d)",
+          out.done - back.done, start + back.done, frame + back.done, -back.error, -out.error);
+  }
+  os::wake(fd_, start, size);
+  return core::system_error(out.error, "take: %zu of %zu bytes at 0x%zx%s", out.done, size, start,
+                            out.error == -EBUSY    ? " (a page is pinned: by I/O in flight or a registered buffer)"
+                            : out.error == -EEXIST ? " (the frame is not empty)"
+                                                   : "");
+}
+
+Status UserfaultTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+  if (Status s = check_transfer("take", transfer, at(address), size, at(frame)); !s.ok()) return s;
+  core::step("trap.take.begin");
+  return take_pages(at(address), size, at(frame));
+}
+
+void UserfaultTrap::drop_batch(std::span<const Range> ranges, size_t* dropped) {
+  std::array<iovec, 64> batch;
+  while (*dropped < ranges.size()) {
+    const size_t n = std::min(batch.size(), ranges.size() - *dropped);
+    if (n < 2) return;
+    for (size_t i = 0; i < n; ++i) {
+      const Range& r = ranges[*dropped + i];
+      batch[i] = {reinterpret_cast<void*>(r.address), r.size};
+    }
+    long bytes = os::advise_many(self_, batch.data(), n, MADV_DONTNEED);
+    if (bytes <= 0) return;
+    size_t whole = 0;
+    while (whole < n && bytes >= static_cast<long>(batch[whole].iov_len))
+      bytes -= static_cast<long>(batch[whole++].iov_len);
+    *dropped += whole;
+    if (whole < n) return;  // the one-by-one loop finds out what is wrong with the next
+  }
+}
+
+Status UserfaultTrap::drop(std::span<const Range> ranges) {
+  for (const Range& r : ranges) {
+    if (Status s = check_range("drop", r.address, r.size); !s.ok()) return s;
+  }
+  size_t dropped = 0;
+  if (caps_.batch_drop) drop_batch(ranges, &dropped);
+  for (; dropped < ranges.size(); ++dropped) {
+    const Range& r = ranges[dropped];
+    if (const int error = os::advise(r.address, r.size, MADV_DONTNEED); error != 0)
+      return core::system_error(error, "drop: %zu bytes at 0x%zx, after %zu of %zu ranges", r.size, r.address, dropped,
+                                ranges.size());
+  }
+  return {};
+}
+
+Status UserfaultTrap::protect(void* address, size_t size) {
+  if (Status s = check_range("protect", at(address), size); !s.ok()) return s;
+  if (!caps_.write_protect) return core::error(EOPNOTSUPP, "protect: this kernel cannot write-protect (Linux 5.7 can)");
+  const int error = write_protect_pages(fd_, at(address), size, true);
+  if (error == 0) return {};
+  return core::system_error(error, "protect: %zu bytes at %p%s", size, address,
+                            error == -ENOENT ? " (not attached, or attached for moving)" : "");
+}
+
+Status UserfaultTrap::unprotect(void* address, size_t size) {
+  if (Status s = check_range("unprotect", at(address), size); !s.ok()) return s;
+  if (!caps_.write_protect) return core::error(EOPNOTSUPP, "unprotect: this kernel cannot write-protect");
+  const int error = write_protect_pages(fd_, at(address), size, false);
+  if (error == 0) return {};
+  return core::system_error(error, "unprotect: %zu bytes at %p%s", size, address,
+                            error == -ENOENT ? " (not attached, or attached for moving)" : "");
+}
+
+Status UserfaultTrap::fail(void* address, size_t size) {
+  if (Status s = check_range("fail", at(address), size); !s.ok()) return s;
+  if (caps_.poison) {
+    const Outcome out = poison_pages(fd_, at(address), size);
+    if (out.error != 0) {
+      // Only marks went in, nobody was woken: dropping them loses nothing.
+      if (out.done != 0) os::advise(at(address), out.done, MADV_DONTNEED);
+      return core::system_error(out.error, "fail: %zu bytes at %p%s", size, address,
+                                out.error == -EEXIST ? " (the range is not absent)" : "");
+    }
+  } else if (Status s = replace_with_sigbus(empty_file_, at(address), size); !s.ok()) {
+    return s;
+  }
+  os::wake(fd_, at(address), size);
+  return {};
+}
+
+Status UserfaultTrap::unfail(void* address, size_t size) {
+  if (Status s = check_range("unfail", at(address), size); !s.ok()) return s;
+  if (caps_.poison) {
+    if (const int error = os::advise(at(address), size, MADV_DONTNEED); error != 0)
+      return core::system_error(error, "unfail: %zu bytes at %p", size, address);
+    return {};
+  }
+  // The trap is made anew, as in attach_at(): a touch in this moment gets SIGSEGV where it got SIGBUS before.
+  RangeMap::Entry entry;
+  if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);
+  if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
+  return place(at(address), size, entry.transfer);
+}
+
+Status UserfaultTrap::wake(void* address, size_t size) {
+  if (Status s = check_range("wake", at(address), size); !s.ok()) return s;
+  const int error = os::wake(fd_, at(address), size);
+  return error == 0 ? Status() : core::system_error(error, "wake: %zu bytes at %p", size, address);
+}
+
+Status UserfaultTrap::reserve_frames(size_t size, bool huge, void** address) {
+  if (Status s = check_range("reserve_frames", 0, size); !s.ok()) return s;
+  uintptr_t start = 0;
+  if (Status s = reserve_space(size, core::kHugePage, &start); !s.ok()) return s;
+  const uint64_t mode = caps_.move ? os::kRegisterWp : 0;
+  if (Status s = arm(fd_, start, size, mode, huge ? HugePages::yes : HugePages::no); !s.ok()) {
+    munmap(reinterpret_cast<void*>(start), size);
+    return s;
+  }
+  *address = reinterpret_cast<void*>(start);
+  return {};
+}
+
+}  // namespace
+
+Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap>* out) {
+  Probed probed;
+  if (Status s = probe(options, &probed); !s.ok()) return s;
+  const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int empty_file = memfd_create("vmem-absent", MFD_CLOEXEC);
+  if (event < 0 || empty_file < 0) {
+    Status s = core::system_error(errno, "userfaultfd: cannot create an %s", event < 0 ? "eventfd" : "empty memfd");
+    if (event >= 0) close(event);
+    close(probed.fd);
+    if (probed.self >= 0) close(probed.self);
+    return s;
+  }
+  *out = std::make_unique<UserfaultTrap>(probed, event, empty_file);
+  return {};
+}
+
+}  // namespace vmem::trap
