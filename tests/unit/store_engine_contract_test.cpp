@@ -391,7 +391,7 @@ TEST_P(EngineContract, ShortTransfersAreContinued) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, EngineContract, testing::Values("io_uring", "threads"),
+INSTANTIATE_TEST_SUITE_P(Bodies, EngineContract, testing::Values("io_uring", "threads", "faulty"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

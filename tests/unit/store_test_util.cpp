@@ -11,6 +11,8 @@
 #include <filesystem>
 #include <stdexcept>
 
+#include "store/faulty_engine.h"
+
 namespace vmem::store::test {
 
 core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads,
@@ -20,10 +22,16 @@ core::Status make_named_engine(const std::string& name, unsigned depth, unsigned
   options.threads = threads;
   options.allow_io_uring = name != "threads";
   options.require_io_uring = name == "io_uring";
-  return make_engine(options, out);
+  core::Status status = make_engine(options, out);
+  if (!status.ok() || name != "faulty") return status;
+  std::unique_ptr<FaultyEngine> faulty;
+  status = FaultyEngine::wrap(std::move(*out), 1, &faulty);
+  *out = std::move(faulty);
+  return status;
 }
 
 EngineBase* base_of(Engine& engine) {
+  if (auto* faulty = dynamic_cast<FaultyEngine*>(&engine)) return &faulty->inner();
   return dynamic_cast<EngineBase*>(&engine);
 }
 

@@ -1,0 +1,223 @@
+#include "store/faulty_engine.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <system_error>
+
+namespace vmem::store {
+
+namespace {
+
+constexpr size_t kSector = 512;
+
+// Half of it in whole pages, or in sectors where there is no whole page.
+size_t half(size_t size) {
+  const size_t pages = core::round_down(size / 2, core::kPage);
+  return pages != 0 ? pages : core::round_down(size / 2, kSector);
+}
+
+}  // namespace
+
+core::Status FaultyEngine::wrap(std::unique_ptr<Engine> inner, uint64_t seed, std::unique_ptr<FaultyEngine>* out) {
+  auto* base = dynamic_cast<EngineBase*>(inner.get());
+  if (base == nullptr) return core::error(EINVAL, "only an engine of make_engine can be wrapped");
+  inner.release();
+  std::unique_ptr<FaultyEngine> engine(new FaultyEngine(std::unique_ptr<EngineBase>(base), seed));
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  core::Status status;
+  try {
+    engine->thread_ = std::thread([raw = engine.get()] { raw->run(); });
+  } catch (const std::system_error& failure) {
+    status = core::system_error(failure.code().value(), "cannot start the thread of a fault-injecting engine");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (status.ok()) *out = std::move(engine);
+  return status;
+}
+
+FaultyEngine::FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed) : inner_(inner.release()), random_(seed) {
+  inner_->set_injector(this);
+}
+
+FaultyEngine::~FaultyEngine() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;  // from here on submit() lets everything pass
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  delete inner_;  // what it still has in flight comes back through this object
+}
+
+FaultyEngine::RuleId FaultyEngine::add_rule(const Fault& fault) {
+  std::lock_guard lock(mutex_);
+  rules_.push_back(Rule{fault});
+  return static_cast<RuleId>(rules_.size() - 1);
+}
+
+void FaultyEngine::remove_rule(RuleId rule) {
+  std::lock_guard lock(mutex_);
+  rules_.at(static_cast<size_t>(rule)).removed = true;
+}
+
+void FaultyEngine::clear_rules() {
+  std::lock_guard lock(mutex_);
+  for (Rule& rule : rules_) rule.removed = true;
+}
+
+uint64_t FaultyEngine::fired(RuleId rule) const {
+  std::lock_guard lock(mutex_);
+  return rules_.at(static_cast<size_t>(rule)).fired;
+}
+
+bool FaultyEngine::wait_hanging(size_t count, unsigned timeout_ms) const {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return hanging_.size() >= count; });
+}
+
+void FaultyEngine::release() {
+  std::vector<Io*> all;
+  {
+    std::lock_guard lock(mutex_);
+    all.swap(hanging_);
+  }
+  inner_->submit(all);
+}
+
+EngineStats FaultyEngine::stats() const {
+  EngineStats out = inner_->stats();
+  std::lock_guard lock(mutex_);
+  out.errors += errors_;
+  return out;
+}
+
+bool FaultyEngine::matches(const Fault& fault, const Io& io) {
+  if (fault.op && *fault.op != io.op) return false;
+  if (fault.urgency && *fault.urgency != io.urgency) return false;
+  if (fault.file && *fault.file != io.file) return false;
+  if (fault.action == Fault::Action::flip_bit && io.op != Io::Op::read) return false;
+  if (fault.action == Fault::Action::torn_write && io.op != Io::Op::write) return false;
+  return io.offset < fault.end && io.offset + std::max<size_t>(io.size, 1) > fault.begin;
+}
+
+// The rule that fires for this request, or for one attempt of it. mutex_ held.
+const Fault* FaultyEngine::fire(const Io& io, bool attempt) {
+  for (Rule& rule : rules_) {
+    if (rule.removed || attempt != (rule.fault.action == Fault::Action::short_transfer)) continue;
+    if (rule.fired >= rule.fault.limit || !matches(rule.fault, io)) continue;
+    ++rule.matched;
+    if (rule.fault.nth != 0 && rule.matched != rule.fault.nth) continue;
+    if (rule.fault.probability < 1 && std::uniform_real_distribution<>(0, 1)(random_) >= rule.fault.probability)
+      continue;
+    ++rule.fired;
+    return &rule.fault;
+  }
+  return nullptr;
+}
+
+size_t FaultyEngine::attempt_limit(const Io& io, size_t want) {
+  std::lock_guard lock(mutex_);
+  const size_t part = half(want);
+  return part != 0 && fire(io, true) != nullptr ? part : want;
+}
+
+// Adds to `now` what goes to the inner engine at once. mutex_ held.
+void FaultyEngine::apply(const Fault& fault, Io* io, std::vector<Io*>* now) {
+  switch (fault.action) {
+    case Fault::Action::error:
+      ++errors_;
+      later_.emplace(Clock::now(), Later{io, fault.error});
+      break;
+    case Fault::Action::delay:
+      later_.emplace(Clock::now() + std::chrono::milliseconds(fault.delay_ms), Later{io, 0});
+      break;
+    case Fault::Action::hang:
+      hanging_.push_back(io);
+      break;
+    case Fault::Action::flip_bit:
+    case Fault::Action::torn_write: {
+      auto* stand = new Stand{*io, io, this, fault.action == Fault::Action::flip_bit};
+      if (!stand->flip) stand->io.size = half(io->size);
+      stand->io.done = on_stand_done;
+      stand->io.user = stand;
+      now->push_back(&stand->io);
+      break;
+    }
+    case Fault::Action::short_transfer:
+      now->push_back(io);
+      break;
+  }
+}
+
+void FaultyEngine::on_stand_done(Io& io) {
+  const std::unique_ptr<Stand> stand(static_cast<Stand*>(io.user));
+  Io& original = *stand->original;
+  original.result = io.result;
+  original.transferred = io.transferred;
+  if (!stand->flip) {
+    original.result = 0;
+    original.transferred = original.size;
+  } else if (io.result == 0 && io.transferred != 0) {
+    std::lock_guard lock(stand->engine->mutex_);
+    const uint64_t bit = stand->engine->random_() % (8 * io.transferred);
+    static_cast<unsigned char*>(io.buffer)[bit / 8] ^= static_cast<unsigned char>(1u << bit % 8);
+  }
+  if (original.done != nullptr) original.done(original);
+}
+
+void FaultyEngine::submit(std::span<Io* const> batch) {
+  std::vector<Io*> now;
+  now.reserve(batch.size());
+  {
+    std::lock_guard lock(mutex_);
+    for (Io* io : batch) {
+      const Fault* fault = stopping_ ? nullptr : fire(*io, false);
+      if (fault != nullptr) {
+        apply(*fault, io, &now);
+      } else {
+        now.push_back(io);
+      }
+    }
+  }
+  if (now.size() != batch.size()) changed_.notify_all();
+  inner_->submit(now);
+}
+
+// Ends requests with errors and submits delayed ones; at the end also those that hang.
+void FaultyEngine::run() noexcept {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const bool due = !later_.empty() && (stopping_ || later_.begin()->first <= Clock::now());
+    if (due) {
+      const Later next = later_.begin()->second;
+      later_.erase(later_.begin());
+      lock.unlock();
+      if (next.error == 0) {
+        inner_->submit({&next.io, 1});
+      } else {
+        next.io->result = -next.error;
+        next.io->transferred = 0;
+        if (next.io->done != nullptr) next.io->done(*next.io);
+      }
+      lock.lock();
+    } else if (stopping_) {
+      std::vector<Io*> all;
+      all.swap(hanging_);
+      lock.unlock();
+      inner_->submit(all);
+      return;
+    } else if (later_.empty()) {
+      changed_.wait(lock);
+    } else {
+      const Clock::time_point until = later_.begin()->first;
+      changed_.wait_until(lock, until);
+    }
+  }
+}
+
+}  // namespace vmem::store

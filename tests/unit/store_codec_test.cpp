@@ -1,0 +1,197 @@
+// Digests are XXH3-128 whatever the processor; compression loses nothing and damaged images are errors.
+#include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "store/codec.h"
+#include "store/digest.h"
+
+namespace vmem::store {
+namespace {
+
+using core::kPage;
+
+std::vector<char> random_bytes(size_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<char> out(size);
+  for (char& byte : out) byte = static_cast<char>(random());
+  return out;
+}
+
+// Compresses to about a third.
+std::vector<char> text_like(size_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<char> out;
+  while (out.size() < size) {
+    const uint64_t word = random() % 40;
+    for (int n = 0; n < 4 + static_cast<int>(word % 5); ++n)
+      out.push_back(static_cast<char>('a' + (word * 7 + n) % 26));
+  }
+  out.resize(size);
+  return out;
+}
+
+core::Digest reference(const void* bytes, size_t size) {
+  const XXH128_hash_t h = XXH3_128bits(bytes, size);
+  return {h.low64, h.high64};
+}
+
+TEST(DigestTest, IsXxh3OfTheLibraryForEveryKernelAndLength) {
+  const std::vector<char> bytes = random_bytes(300000, 1);
+  for (const size_t size : {0ul, 1ul, 3ul, 4ul, 8ul, 9ul, 16ul, 17ul, 128ul, 129ul, 240ul, 241ul, 1023ul, 1024ul,
+                            1025ul, 4096ul, 65536ul, 65537ul, 299990ul}) {
+    const core::Digest right = reference(bytes.data() + 5, size);
+    EXPECT_EQ(digest(bytes.data() + 5, size), right) << size;
+    EXPECT_EQ(digest_kernel::kPortable.hash(bytes.data() + 5, size), right) << size;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+      EXPECT_EQ(digest_kernel::kAvx2.hash(bytes.data() + 5, size), right) << size;
+    }
+#endif
+  }
+}
+
+TEST(DigestTest, PieceByPieceIsTheSame) {
+  const std::vector<char> bytes = random_bytes(1 << 20, 2);
+  std::mt19937_64 random(3);
+  Digester digester;
+  for (int round = 0; round < 8; ++round) {
+    digester.reset();
+    for (size_t at = 0; at < bytes.size();) {
+      const size_t n = std::min<size_t>(bytes.size() - at, random() % (round < 4 ? 700 : 300000));
+      digester.update(bytes.data() + at, n);
+      at += n;
+    }
+    EXPECT_EQ(digester.finish(), reference(bytes.data(), bytes.size()));
+  }
+}
+
+TEST(DigestTest, ZeroDigestIsThatOfZeros) {
+  for (const size_t size : {size_t{1}, kPage, size_t{65536}, size_t{65537}, core::kHugePage}) {
+    const std::vector<char> zeros(size);
+    EXPECT_EQ(zero_digest(size), reference(zeros.data(), size)) << size;
+    EXPECT_EQ(zero_digest(size), zero_digest(size));
+  }
+  for (size_t size = 1; size < 200; ++size) EXPECT_EQ(zero_digest(size * 8), zero_digest(size * 8));
+}
+
+class CodecTest : public testing::TestWithParam<Codec> {};
+
+TEST_P(CodecTest, WhatCompressesComesBackAndIsSmallerByWholePages) {
+  for (const size_t size : {2 * kPage, 3 * kPage, size_t{65536}, core::kHugePage, size_t{5} << 20}) {
+    const std::vector<char> block = text_like(size, size);
+    std::vector<char> out(size + 64, '\x77'), back(size);
+    size_t stored = 0;
+    Codec codec = Codec::raw;
+    encode(GetParam(), block.data(), size, out.data(), &stored, &codec);
+    ASSERT_EQ(codec, GetParam()) << size;
+    EXPECT_LT(stored, size);
+    EXPECT_EQ(stored % kPage, 0u);
+    for (size_t n = size; n < out.size(); ++n) EXPECT_EQ(out[n], '\x77') << "wrote beyond the block's size";
+    ASSERT_TRUE(decode(codec, out.data(), stored, back.data(), size).ok());
+    EXPECT_EQ(back, block);
+    std::vector<char> second(size + 64, '\x11');
+    size_t stored_again = 0;
+    encode(GetParam(), block.data(), size, second.data(), &stored_again, &codec);
+    ASSERT_EQ(stored_again, stored);
+    EXPECT_EQ(memcmp(out.data(), second.data(), stored), 0) << "equal blocks make equal images";
+  }
+}
+
+TEST_P(CodecTest, WhatDoesNotPayStaysRaw) {
+  std::vector<char> almost = random_bytes(8 * kPage, 9);
+  memset(almost.data(), 0, 200);  // gains bytes but no page
+  for (const auto& block :
+       {random_bytes(core::kHugePage, 8), almost, std::vector<char>(kPage), random_bytes(kPage, 4)}) {
+    std::vector<char> out(block.size());
+    size_t stored = 0;
+    Codec codec = Codec::zstd;
+    encode(GetParam(), block.data(), block.size(), out.data(), &stored, &codec);
+    EXPECT_EQ(codec, Codec::raw);
+    EXPECT_EQ(stored, block.size());
+  }
+}
+
+TEST_P(CodecTest, ADamagedImageIsAnErrorOrDecodesToSomethingTheDigestSees) {
+  const std::vector<char> block = text_like(16 * kPage, 5);
+  std::vector<char> image(block.size());
+  size_t stored = 0;
+  Codec codec = Codec::raw;
+  encode(GetParam(), block.data(), block.size(), image.data(), &stored, &codec);
+  ASSERT_EQ(codec, GetParam());
+  std::mt19937_64 random(6);
+  int refused = 0;
+  for (int n = 0; n < 3000; ++n) {
+    // Exactly as long as stored, so that the sanitizers see a read beyond it.
+    std::vector<char> bad(image.begin(), image.begin() + static_cast<ptrdiff_t>(stored));
+    const int hits = 1 + static_cast<int>(random() % 8);
+    for (int hit = 0; hit < hits; ++hit) {
+      bad[random() % (n % 3 == 0 ? 32 : bad.size())] ^= static_cast<char>(1 + random() % 255);
+    }
+    std::vector<char> back(block.size());
+    const core::Status status = decode(codec, bad.data(), bad.size(), back.data(), back.size());
+    if (!status.ok()) {
+      EXPECT_EQ(status.code(), -EIO);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 300);
+}
+
+TEST_P(CodecTest, WrongSizesAreErrors) {
+  const std::vector<char> block = text_like(16 * kPage, 5);
+  std::vector<char> image(block.size()), back(2 * block.size());
+  size_t stored = 0;
+  Codec codec = Codec::raw;
+  encode(GetParam(), block.data(), block.size(), image.data(), &stored, &codec);
+  EXPECT_EQ(decode(codec, image.data(), stored, back.data(), block.size() - kPage).code(), -EIO);
+  EXPECT_EQ(decode(codec, image.data(), stored, back.data(), block.size() + kPage).code(), -EIO);
+  EXPECT_EQ(decode(codec, image.data(), 4, back.data(), block.size()).code(), -EIO);
+  EXPECT_EQ(decode(codec, image.data(), 0, back.data(), block.size()).code(), -EIO);
+  const std::vector<char> zeros(stored);
+  EXPECT_EQ(decode(codec, zeros.data(), stored, back.data(), block.size()).code(), -EIO);
+}
+
+TEST_P(CodecTest, ThreadsDoNotShareContexts) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&wrong, t] {
+      for (uint64_t round = 0; round < 20; ++round) {
+        const std::vector<char> block = text_like(65536, 100 * t + round);
+        std::vector<char> image(block.size()), back(block.size());
+        size_t stored = 0;
+        Codec codec = Codec::raw;
+        encode(GetParam(), block.data(), block.size(), image.data(), &stored, &codec);
+        wrong += !decode(codec, image.data(), stored, back.data(), back.size()).ok() || back != block;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, CodecTest, testing::Values(Codec::lz4, Codec::zstd),
+                         [](const auto& param) { return param.param == Codec::lz4 ? "lz4" : "zstd"; });
+
+TEST(RawCodecTest, RawIsACopyOfTheSameLength) {
+  const std::vector<char> block = random_bytes(2 * kPage, 1);
+  std::vector<char> out(block.size()), back(block.size());
+  size_t stored = 0;
+  Codec codec = Codec::lz4;
+  encode(Codec::raw, block.data(), block.size(), out.data(), &stored, &codec);
+  EXPECT_EQ(codec, Codec::raw);
+  ASSERT_EQ(stored, block.size());
+  ASSERT_TRUE(decode(Codec::raw, block.data(), stored, back.data(), back.size()).ok());
+  EXPECT_EQ(back, block);
+  EXPECT_EQ(decode(Codec::raw, block.data(), kPage, back.data(), back.size()).code(), -EIO);
+  EXPECT_EQ(decode(static_cast<Codec>(3), block.data(), stored, back.data(), back.size()).code(), -EIO);
+}
+
+}  // namespace
+}  // namespace vmem::store

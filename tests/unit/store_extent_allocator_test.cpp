@@ -1,0 +1,156 @@
+// The allocator against a model that keeps one flag a page.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "store/extent_allocator.h"
+
+namespace vmem::store {
+namespace {
+
+constexpr uint64_t kChunk = ExtentAllocator::kChunkPages;
+
+class Model {
+ public:
+  std::vector<bool> free;
+  uint64_t first_fit(uint64_t pages) const {
+    uint64_t run = 0;
+    for (uint64_t n = 0; n < free.size(); ++n) {
+      run = free[n] ? run + 1 : 0;
+      if (run == pages) return n + 1 - pages;
+    }
+    return UINT64_MAX;
+  }
+  uint64_t trailing() const {
+    uint64_t run = 0;
+    while (run < free.size() && free[free.size() - 1 - run]) ++run;
+    return run;
+  }
+  uint64_t count() const { return static_cast<uint64_t>(std::count(free.begin(), free.end(), true)); }
+  void set(uint64_t first, uint64_t pages, bool value) {
+    std::fill_n(free.begin() + static_cast<ptrdiff_t>(first), pages, value);
+  }
+};
+
+TEST(ExtentAllocatorTest, RandomUseAgreesWithTheModel) {
+  std::mt19937_64 random(42);
+  ExtentAllocator extents;
+  Model model;
+  std::vector<std::pair<uint64_t, uint64_t>> live;
+  for (int n = 0; n < 4000; ++n) {
+    const auto dice = random() % 100;
+    if (dice < 4) {
+      const uint64_t pages = 1 + random() % (3 * kChunk);
+      if (model.free.size() < 40 * kChunk) {
+        extents.grow(pages);
+        model.free.resize(model.free.size() + pages, true);
+      }
+    } else if (dice < 52) {
+      const uint64_t pages = random() % 20 == 0 ? 1 + random() % (2 * kChunk) : 1 + random() % 40;
+      uint64_t first = 0;
+      const uint64_t expected = model.first_fit(pages);
+      ASSERT_EQ(extents.allocate(pages, &first), expected != UINT64_MAX);
+      if (expected == UINT64_MAX) continue;
+      ASSERT_EQ(first, expected);
+      model.set(first, pages, false);
+      live.emplace_back(first, pages);
+    } else if (dice < 95 && !live.empty()) {
+      const size_t which = random() % live.size();
+      const auto [first, pages] = live[which];
+      live[which] = live.back();
+      live.pop_back();
+      ASSERT_TRUE(extents.release(first, pages));
+      model.set(first, pages, true);
+    } else if (dice < 97) {
+      const uint64_t trailing = model.trailing();
+      ASSERT_EQ(extents.trailing_free_pages(), trailing);
+      const uint64_t cut = trailing == 0 ? 0 : random() % (trailing + 1);
+      extents.shrink(cut);
+      model.free.resize(model.free.size() - cut);
+    } else {
+      uint64_t first = 0;
+      uint64_t pages = 0;
+      if (!extents.take_idle(2 * kChunk, &first, &pages)) continue;
+      ASSERT_LE(pages, 2 * kChunk);
+      for (uint64_t page = first; page < first + pages; ++page) ASSERT_TRUE(model.free[page]);
+      ASSERT_EQ(extents.free_pages(), model.count() - pages);
+      extents.release_idle(first, pages);
+    }
+    ASSERT_EQ(extents.size_pages(), model.free.size());
+    ASSERT_EQ(extents.free_pages(), model.count());
+    if (n % 50 == 0) {
+      ASSERT_TRUE(extents.check());
+    }
+  }
+  ASSERT_TRUE(extents.check());
+}
+
+TEST(ExtentAllocatorTest, NeighboursBecomeOneRunAcrossChunks) {
+  ExtentAllocator extents;
+  extents.grow(5 * kChunk);
+  std::vector<uint64_t> firsts(5 * kChunk / 8);
+  for (uint64_t& first : firsts) ASSERT_TRUE(extents.allocate(8, &first));
+  EXPECT_EQ(extents.free_pages(), 0u);
+  std::shuffle(firsts.begin(), firsts.end(), std::mt19937_64(3));
+  for (const uint64_t first : firsts) ASSERT_TRUE(extents.release(first, 8));
+  EXPECT_EQ(extents.longest_free_run(), 5 * kChunk);
+  uint64_t first = 1;
+  EXPECT_TRUE(extents.allocate(5 * kChunk, &first));
+  EXPECT_EQ(first, 0u);
+}
+
+TEST(ExtentAllocatorTest, WhatIsNotInUseCannotBeReleased) {
+  ExtentAllocator extents;
+  extents.grow(kChunk + 10);
+  uint64_t first = 0;
+  ASSERT_TRUE(extents.allocate(100, &first));
+  EXPECT_FALSE(extents.release(first + 50, 51)) << "half of it is free";
+  EXPECT_FALSE(extents.release(first, 0));
+  EXPECT_FALSE(extents.release(kChunk + 9, 2)) << "beyond the end";
+  EXPECT_FALSE(extents.release(UINT64_MAX, 1));
+  EXPECT_FALSE(extents.release(1, UINT64_MAX));
+  EXPECT_TRUE(extents.release(first, 100));
+  EXPECT_FALSE(extents.release(first, 100)) << "twice";
+  EXPECT_EQ(extents.free_pages(), kChunk + 10);
+  EXPECT_TRUE(extents.check());
+}
+
+TEST(ExtentAllocatorTest, OnlyWhatWasUsedAndIsFreeAgainIsIdle) {
+  ExtentAllocator extents;
+  extents.grow(4 * kChunk);
+  EXPECT_EQ(extents.idle_pages(), 0u) << "never handed out: nothing to give back";
+  uint64_t first = 0;
+  ASSERT_TRUE(extents.allocate(2 * kChunk, &first));
+  ASSERT_TRUE(extents.release(first, 2 * kChunk));
+  EXPECT_EQ(extents.idle_pages(), 2 * kChunk);
+  uint64_t pages = 0;
+  ASSERT_TRUE(extents.take_idle(kChunk, &first, &pages));
+  EXPECT_EQ(pages, kChunk);
+  EXPECT_EQ(extents.idle_pages(), kChunk);
+  extents.release_idle(first, pages);
+  EXPECT_EQ(extents.idle_pages(), kChunk) << "given back already";
+  ASSERT_TRUE(extents.take_idle(kChunk, &first, &pages));
+  extents.release_idle(first, pages);
+  EXPECT_FALSE(extents.take_idle(kChunk, &first, &pages));
+  EXPECT_TRUE(extents.check());
+}
+
+TEST(ExtentAllocatorTest, NothingIsFoundWhereNothingIs) {
+  ExtentAllocator extents;
+  uint64_t first = 0;
+  EXPECT_FALSE(extents.allocate(1, &first));
+  EXPECT_EQ(extents.longest_free_run(), 0u);
+  EXPECT_EQ(extents.trailing_free_pages(), 0u);
+  extents.grow(10);
+  EXPECT_FALSE(extents.allocate(11, &first));
+  EXPECT_FALSE(extents.allocate(0, &first));
+  EXPECT_TRUE(extents.allocate(10, &first));
+  EXPECT_FALSE(extents.allocate(1, &first));
+  EXPECT_TRUE(extents.check());
+}
+
+}  // namespace
+}  // namespace vmem::store
