@@ -29,7 +29,7 @@ std::vector<char> text_like(size_t size, uint64_t seed) {
   std::vector<char> out;
   while (out.size() < size) {
     const uint64_t word = random() % 40;
-    for (int n = 0; n < 4 + static_cast<int>(word % 5); ++n)
+    for (int n = 0; n < 16 + static_cast<int>(word % 9); ++n)
       out.push_back(static_cast<char>('a' + (word * 7 + n) % 26));
   }
   out.resize(size);
