@@ -41,8 +41,8 @@ core::Status reserve_space(size_t size, size_t align, uintptr_t* start) {
 }
 
 core::Status replace_with_space(uintptr_t start, size_t size) {
-  void* at = mmap(reinterpret_cast<void*>(start), size, PROT_NONE, kSpaceFlags | MAP_FIXED, -1, 0);
-  return at == MAP_FAILED ? no_space(errno, size) : core::Status();
+  const int error = os::map_over(start, size, PROT_NONE, kSpaceFlags, -1);
+  return error != 0 ? no_space(error, size) : core::Status();
 }
 
 core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge) {
@@ -63,11 +63,10 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
 }
 
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
-  void* at = mmap(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED,
-                  empty_file, 0);
-  if (at == MAP_FAILED) return no_space(errno, size);
-  if (const int error = os::advise(start, size, MADV_DONTFORK); error != 0)
-    return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
+  const int error = os::map_over(start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, empty_file);
+  if (error != 0) return no_space(error, size);
+  if (const int fork_error = os::advise(start, size, MADV_DONTFORK); fork_error != 0)
+    return core::system_error(fork_error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
   return {};
 }
 
