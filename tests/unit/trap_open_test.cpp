@@ -1,0 +1,137 @@
+// What happens where userfaultfd is not allowed, and that each fallback can be forced.
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstddef>
+
+#include "trap/mapping.h"
+#include "trap/trap.h"
+
+namespace vmem::trap {
+namespace {
+
+// In a child whose userfaultfd(2) answers `error`: the code of make_userfault_trap() and its words.
+core::Status make_under_seccomp(int error) {
+  int ends[2];
+  if (pipe(ends) != 0) return core::system_error(errno, "pipe");
+  const pid_t child = fork();
+  if (child == 0) {
+    const std::array<sock_filter, 4> filter{{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    }};
+    const sock_fprog program{filter.size(), const_cast<sock_filter*>(filter.data())};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+      _exit(1);
+    UserfaultOptions options;
+    options.allow_device = false;
+    std::unique_ptr<Trap> trap;
+    const core::Status s = make_userfault_trap(options, &trap);
+    const std::string line = std::to_string(s.code()) + " " + std::string(s.text());
+    _exit(write(ends[1], line.data(), line.size()) == static_cast<ssize_t>(line.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::array<char, 4096> line{};
+  const ssize_t got = read(ends[0], line.data(), line.size() - 1);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (got <= 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) return core::error(ENOTSUP, "no seccomp here");
+  const int code = std::atoi(line.data());
+  return code == 0 ? core::Status() : core::Status(code, line.data());
+}
+
+TEST(TrapOpen, WhereItIsForbiddenTheErrorSaysHowToAllowIt) {
+  const core::Status s = make_under_seccomp(EPERM);
+  if (s.code() == -ENOTSUP) GTEST_SKIP() << s.text();
+  EXPECT_EQ(s.code(), -EPERM);
+  for (const char* hint : {"/dev/userfaultfd", "vm.unprivileged_userfaultfd", "CAP_SYS_PTRACE", "seccomp"})
+    EXPECT_NE(s.text().find(hint), std::string_view::npos) << hint << " is missing in: " << s.text();
+}
+
+TEST(TrapOpen, WhereTheKernelHasNoneTheErrorSaysSo) {
+  const core::Status s = make_under_seccomp(ENOSYS);
+  if (s.code() == -ENOTSUP) GTEST_SKIP() << s.text();
+  EXPECT_EQ(s.code(), -ENOSYS);
+  EXPECT_NE(s.text().find("CONFIG_USERFAULTFD"), std::string_view::npos) << s.text();
+}
+
+TEST(TrapOpen, EachFallbackCanBeForced) {
+  const auto caps_of = [](const UserfaultOptions& options, Caps* caps) {
+    std::unique_ptr<Trap> trap;
+    core::Status s = make_userfault_trap(options, &trap);
+    if (s.ok()) *caps = trap->caps();
+    return s;
+  };
+  Caps best, caps;
+  const core::Status s = caps_of({}, &best);
+  if (!s.ok()) GTEST_SKIP() << s.text();
+  EXPECT_STREQ(best.name, "userfaultfd");
+  EXPECT_FALSE(best.install);
+  UserfaultOptions options;
+  options.allow_move = false;
+  ASSERT_TRUE(caps_of(options, &caps).ok());
+  EXPECT_FALSE(caps.move);
+  EXPECT_EQ(caps.poison, best.poison);
+  options = {};
+  options.allow_write_protect = false;
+  ASSERT_TRUE(caps_of(options, &caps).ok());
+  EXPECT_FALSE(caps.write_protect);
+  EXPECT_EQ(caps.move, best.move);
+  options = {};
+  options.allow_poison = false;
+  ASSERT_TRUE(caps_of(options, &caps).ok());
+  EXPECT_FALSE(caps.poison);
+  options = {};
+  options.allow_privileged = false;
+  ASSERT_TRUE(caps_of(options, &caps).ok());
+  EXPECT_FALSE(caps.system_calls);
+  options = {};
+  options.allow_process_madvise = false;
+  ASSERT_TRUE(caps_of(options, &caps).ok());
+  EXPECT_FALSE(caps.batch_drop);
+}
+
+TEST(TrapRangeMap, RemembersWhatIsAttachedThroughCutsAndMerges) {
+  RangeMap map;
+  RangeMap::Entry e{};
+  EXPECT_FALSE(map.find(0x1000, &e));
+  map.set(0x10000, 0x8000, Transfer::move, true);
+  ASSERT_TRUE(map.find(0x17fff, &e));
+  EXPECT_EQ(e.transfer, Transfer::move);
+  EXPECT_FALSE(map.find(0x18000, &e));
+  EXPECT_FALSE(map.find(0xffff, &e));
+  map.erase(0x12000, 0x1000);  // a hole in the middle
+  EXPECT_FALSE(map.find(0x12000, &e));
+  EXPECT_TRUE(map.find(0x11fff, &e));
+  EXPECT_TRUE(map.find(0x13000, &e));
+  Range left{};
+  ASSERT_TRUE(map.first_owned(&left));
+  EXPECT_EQ(left.address, 0x10000u);
+  EXPECT_EQ(left.size, 0x2000u);
+  map.set(0x11000, 0x4000, Transfer::copy, false);  // over parts of two
+  ASSERT_TRUE(map.find(0x14fff, &e));
+  EXPECT_EQ(e.transfer, Transfer::copy);
+  ASSERT_TRUE(map.find(0x15000, &e));
+  EXPECT_EQ(e.transfer, Transfer::move);
+  map.set(0x19000, 0x1000, Transfer::copy, false);
+  map.set(0x18000, 0x1000, Transfer::copy, false);  // joins its right neighbour
+  map.set(0x1a000, 0x1000, Transfer::copy, false);  // and its left one
+  ASSERT_TRUE(map.find(0x19000, &e));
+  EXPECT_EQ(e.size, 0x3000u);
+  map.erase(0, SIZE_MAX);
+  EXPECT_FALSE(map.first_owned(&left));
+  EXPECT_FALSE(map.find(0x19000, &e));
+}
+
+}  // namespace
+}  // namespace vmem::trap
