@@ -1,38 +1,231 @@
 # libvmem. `make help` lists the targets. Everything built goes to $(BUILD).
 BUILD     ?= build
 CXX       ?= g++
+CC        ?= cc
 CXXFLAGS  ?= -O2 -g
+CFLAGS    ?= -O2 -g
 SAN       ?=
-CPPFLAGS  += -Iinclude -Ilib -D_GNU_SOURCE
-STD        = -std=c++20 -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -fPIC -fvisibility=hidden -pthread
-ifneq ($(SAN),)
-STD       += -fsanitize=$(SAN) -fno-omit-frame-pointer
-endif
-DEPS       = -MMD -MP
-LIBS       = -luring -lnuma -llz4 -lzstd -lxxhash -ldl -pthread
+CUDA      ?= auto
+GPU_ARCH  ?= sm_90
+PREFIX    ?= /usr/local
+LIBDIR    ?= $(PREFIX)/lib
+KDIR      ?= /lib/modules/$(shell uname -r)/build
+VERSION   := $(shell awk '/define VMEM_VERSION_MAJOR/{a=$$3} /define VMEM_VERSION_MINOR/{b=$$3} END{print a "." b}' include/vmem/vmem.h)
+SONAME    := libvmem-tier.so.$(firstword $(subst ., ,$(VERSION)))
 
-LIB_SRC   := $(wildcard lib/*/*.cpp)
+# Short lines, or whole commands with V=1.
+Q         := $(if $(V),,@)
+say        = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
+
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.SECONDARY:
+.DELETE_ON_ERROR:
+
+# ---- CUDA: auto takes a toolkit that is there, yes insists on one, no does without -------------------------------------
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+CUDA_LIB  := $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart_static.a $(CUDA_HOME)/targets/x86_64-linux/lib/libcudart_static.a))
+ifeq ($(CUDA),auto)
+  HAVE_CUDA := $(if $(and $(CUDA_HOME),$(CUDA_LIB)),1)
+else ifeq ($(CUDA),yes)
+  HAVE_CUDA := 1
+  $(if $(CUDA_LIB),,$(error CUDA=yes, but no libcudart_static.a in CUDA_HOME='$(CUDA_HOME)'))
+else
+  HAVE_CUDA :=
+endif
+
+override CPPFLAGS += -Iinclude -Ilib -D_GNU_SOURCE
+STD        = -std=c++20 -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -fPIC -fvisibility=hidden -pthread
+CSTD       = -std=c99 -Wall -Wextra -Werror -pthread
+SANFLAGS   = $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
+DEPS       = -MMD -MP
+LIBS       = -luring -lnuma -llz4 -lzstd -lxxhash -ldl -lrt -pthread
+ifdef HAVE_CUDA
+override CPPFLAGS += -DVMEM_HAVE_CUDA=1 -isystem $(CUDA_HOME)/include
+LIBS      += $(CUDA_LIB)
+endif
+
+# Objects depend on this file: it changes when the compiler or its flags do.
+FLAGS_NOW := $(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS)
+ifeq ($(filter-out clean help setup,$(or $(MAKECMDGOALS),all)),)
+else ifneq ($(file <$(BUILD)/flags),$(FLAGS_NOW))
+  $(shell mkdir -p $(BUILD))
+  $(file >$(BUILD)/flags,$(FLAGS_NOW))
+endif
+
+# ---- what there is: folders are picked up as they appear ------------------------------------------------------------------
+LIB_SRC   := $(wildcard lib/*/*.cpp lib/*/*/*.cpp)
+LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda_%,$(LIB_SRC)))
 LIB_OBJ   := $(LIB_SRC:%.cpp=$(BUILD)/%.o)
+UNIT_SRC  := $(wildcard tests/unit/*.cpp tests/unit/*/*.cpp)
+SYS_SRC   := $(wildcard tests/system/*.cpp)
+UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
+SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o)
+# One binary a source file.
+EXAMPLES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard examples/*.cpp))
+STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))
+BENCH     := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
+KMOD_TEST := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/kmod/*.cpp))
+ABI       := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/abi/*.c)) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/abi/*.cpp))
+# tools/NAME.cpp is a tool; so is a folder tools/NAME with a main.cpp or NAME.cpp in it.
+TOOL_DIRS := $(sort $(foreach d,$(wildcard tools/*/),$(if $(wildcard $(d)main.cpp $(d)$(notdir $(d:/=)).cpp),$(d:/=))))
+TOOLS     := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)) $(foreach d,$(TOOL_DIRS),$(BUILD)/$(d)/$(notdir $(d)))
+GPU_SRC   := $(wildcard tests/gpu/*.cu tests/gpu/*.cpp)
+
+SETUP      = $(BUILD)/.setup-$(1)
+LINK       = $(CXX) $(SANFLAGS) $(CXXFLAGS) $(LDFLAGS)
 
 .PHONY: all
-all: $(BUILD)/libvmem.a
+all: lib examples tools  ## the library, static and shared, examples, tools (tests: make build-tests)
+.PHONY: lib examples tools build-tests
+lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so
+examples: $(EXAMPLES)
+tools: $(TOOLS)
+build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(ABI)  ## all test and benchmark programs
 
-$(BUILD)/%.o: %.cpp
+.PHONY: sanitized-tests
+sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
+
+# ---- rules ----------------------------------------------------------------------------------------------------------------
+$(BUILD)/.setup-%: scripts/setup.sh
 	@mkdir -p $(@D)
-	$(CXX) $(CPPFLAGS) $(STD) $(CXXFLAGS) $(DEPS) -c $< -o $@
+	@$(if $(NO_SETUP),,scripts/setup.sh --quiet $*)
+	@touch $@
+
+$(BUILD)/%.o: %.cpp $(BUILD)/flags | $(call SETUP,build)
+	@mkdir -p $(@D)
+	$(call say,C++,$<)
+	$(Q)$(CXX) $(CPPFLAGS) $(STD) $(SANFLAGS) $(CXXFLAGS) $(DEPS) -c $< -o $@
+$(BUILD)/tests/%.o: tests/%.cpp $(BUILD)/flags | $(call SETUP,build) $(call SETUP,test)
+	@mkdir -p $(@D)
+	$(call say,C++,$<)
+	$(Q)$(CXX) $(CPPFLAGS) -Itools -Itests $(STD) $(SANFLAGS) $(CXXFLAGS) $(DEPS) -c $< -o $@
+$(BUILD)/examples/%.o $(BUILD)/tools/%.o: CPPFLAGS += -Itools
+$(BUILD)/%.o: %.c $(BUILD)/flags | $(call SETUP,build)
+	@mkdir -p $(@D)
+	$(call say,CC,$<)
+	$(Q)$(CC) $(CPPFLAGS) $(CSTD) $(SANFLAGS) $(CFLAGS) $(DEPS) -c $< -o $@
 
 $(BUILD)/libvmem.a: $(LIB_OBJ)
-	@mkdir -p $(@D)
-	rm -f $@; ar rcs $@ $^
+	@rm -f $@
+	$(call say,AR,$@)
+	$(Q)ar rcs $@ $^
 
-UNIT_SRC  := $(wildcard tests/unit/*.cpp)
-UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
+# nodelete: threads and signal handlers outlive a dlclose. exclude-libs: what is linked in statically stays inside.
+$(BUILD)/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
+	$(call say,LINK,$@)
+	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete \
+	  -Wl,-z,relro -Wl,--exclude-libs,ALL $(LIB_OBJ) $(LIBS) -o $@
+$(BUILD)/libvmem.so: $(BUILD)/$(SONAME)
+	@ln -sf $(SONAME) $@
+
 $(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(BUILD)/libvmem.a
+$(BUILD)/tests/system_tests: $(SYS_OBJ) $(BUILD)/libvmem.a
+$(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests:
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
+# GoogleTest's main is taken only by those who have none.
+$(STRESS) $(KMOD_TEST): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
+$(BENCH): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -lbenchmark $(LIBS) -o $@
+$(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ $(LIBS) -o $@
+define tool_folder
+$(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(BUILD)/libvmem.a
+	$$(call say,LINK,$$@)
+	$$(Q)$$(LINK) $$^ $$(LIBS) -o $$@
+endef
+$(foreach d,$(TOOL_DIRS),$(eval $(call tool_folder,$(d))))
+# These see the library as an application does: the shared one, by its development name.
+$(ABI): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.so
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $< -L$(BUILD) -lvmem -Wl,-rpath,'$$ORIGIN/../..' -lgtest_main -lgtest -pthread -o $@
+
+-include $(shell find $(BUILD)/lib $(BUILD)/tests $(BUILD)/tools $(BUILD)/examples -name '*.d' 2>/dev/null)
+
+# ---- GPU tests run on another machine: nothing but the C library and the driver is taken from there ----------------------
+# tests/gpu/NAME_test.cu, NAME_bench.cu (or .cpp) become binaries; other files there are linked into each of them.
+GPU_MAIN  := $(filter %_test.cu %_bench.cu %_test.cpp %_bench.cpp,$(GPU_SRC))
+GPU_BIN   := $(patsubst tests/gpu/%,$(BUILD)/gpu/%,$(basename $(GPU_MAIN)))
+GPU_OBJ    = $(patsubst %,$(BUILD)/%.o,$(basename $(filter-out $(GPU_MAIN),$(GPU_SRC))))
+GPU_LIBS   = -l:libgtest_main.a -l:libgtest.a -l:liburing.a -l:libnuma.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a
+$(BUILD)/tests/gpu/%.o: tests/gpu/%.cu $(BUILD)/flags | $(call SETUP,build) $(call SETUP,test)
 	@mkdir -p $(@D)
-	$(CXX) $(STD) $(CXXFLAGS) $^ -o $@ -lgtest -lgtest_main $(LIBS)
+	$(call say,NVCC,$<)
+	$(Q)$(CUDA_HOME)/bin/nvcc -ccbin $(CXX) -std=c++20 -arch=$(GPU_ARCH) -O2 -g -lineinfo $(CPPFLAGS) -Itools -Itests -MMD -MP -Xcompiler -fPIC,-pthread -c $< -o $@
+$(GPU_BIN): $(BUILD)/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_OBJ) $(BUILD)/libvmem.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
+.PHONY: gpu-tests
+gpu-tests: $(GPU_BIN)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
+	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
-.PHONY: unit
+# ---- running --------------------------------------------------------------------------------------------------------------
+.PHONY: setup demo unit test test-sanitizers bench check docs kmod debug-kernel install clean help
+setup:  ## install the packages everything here needs (asks nothing; prints the command when not root)
+	scripts/setup.sh build test check vm
+
+demo: $(BUILD)/examples/vmem-sort  ## sort 4 GiB, or FILE=.., with a quarter of it as memory
+	$(BUILD)/examples/vmem-sort $(ARGS) $(FILE)
+
 unit: $(BUILD)/tests/unit_tests
-	timeout -k 3 300 $<
+	scripts/run-tests.sh unit
 
--include $(LIB_OBJ:.o=.d) $(UNIT_OBJ:.o=.d)
+test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
+	@$(MAKE) all build-tests
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system abi stress vm kmod)
+
+test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
+	@scripts/run-sanitizers.sh
+
+bench: $(BENCH)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
+	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
+
+check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, settings page
+	@$(MAKE) all build-tests
+	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
+
+# clang-tidy runs again only for files whose object was made again.
+TIDY_SRC  := $(LIB_SRC) $(wildcard tools/*.cpp tools/*/*.cpp examples/*.cpp)
+TIDY      := $(TIDY_SRC:%.cpp=$(BUILD)/tidy/%.ok)
+.PHONY: tidy
+tidy: $(TIDY)
+$(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
+	@mkdir -p $(@D)
+	@echo "clang-tidy $<"
+	@clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
+	@touch $@
+
+docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md)
+	$(BUILD)/tools/docgen docs
+
+kmod:  ## the kernel module against KDIR= (default: the running kernel's headers)
+	$(MAKE) -C kmod KDIR="$(KDIR)" modules
+
+debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minutes), into the cache
+	scripts/setup.sh kernel
+	scripts/vm/build-debug-kernel.sh
+
+INSTALL_LIB := $(DESTDIR)$(LIBDIR)
+install: lib  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package
+	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem
+	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp) $(DESTDIR)$(PREFIX)/include/vmem/
+	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/
+	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
+	ln -sf $(SONAME) $(INSTALL_LIB)/libvmem.so
+	sed $(SUBST) scripts/package/vmem.pc.in >$(INSTALL_LIB)/pkgconfig/vmem.pc
+	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake
+	sed $(SUBST) scripts/package/vmem-config-version.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config-version.cmake
+SUBST = -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@SONAME@|$(SONAME)|g' \
+        -e 's|@PRIVATE_LIBS@|$(LIBS)|g'
+
+clean:  ## remove $(BUILD)
+	rm -rf $(BUILD)
+
+help:  ## this list
+	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system abi stress vm kmod'"

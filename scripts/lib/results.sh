@@ -6,23 +6,26 @@
 # JSON is GoogleTest's result file; where it is missing or empty the program was no GoogleTest program, or it died before
 # writing it: then the log decides. A program without GoogleTest lines counts as one test, or as the counts of its own
 # last line "N passed, N failed, N skipped". A status that no test accounts for (a leak found at exit, a crash, a
-# timeout) is one more failure, and so is a run in which no test ran.
+# timeout) is one more failure, and so is a run in which no test ran. A disabled test counts as skipped, except in a
+# suite named ..Child: those are the other half of a test that starts a process, and run inside it.
 count_result() {
   local status=$1 log=$2 json=$3 passed=0 failed=0 skipped=0 own
   if [ -s "$json" ]; then
     # One field a line, and line breaks inside strings are escaped: the indentation alone tells a test's own fields.
     read -r passed failed skipped < <(tr -d '\r' <"$json" | awk '
       function close_test() { if (result == "") return
-        if (bad) f++; else if (result == "COMPLETED") p++; else s++
+        if (bad) f++; else if (result == "COMPLETED") p++; else if (result == "SKIPPED" || class !~ /Child$/) s++
         result = ""; bad = 0 }
       /^          "name": /      { close_test() }
       /^          "result": "/   { split($0, part, "\""); result = part[4] }
+      /^          "classname": "/ { split($0, part, "\""); class = part[4] }
       /^          "failures": \[/ { bad = 1 }
       END { close_test(); print p + 0, f + 0, s + 0 }')
     [ $((passed + failed + skipped)) = 0 ] && failed=1
     [ "$status" != 0 ] && [ "$failed" = 0 ] && failed=1
   elif grep -aq '^\[ RUN      \] ' "$log"; then
     read -r passed failed skipped < <(tr -d '\r' <"$log" | awk '
+      / [A-Za-z]*Child\.DISABLED_/   { next }
       /^\[ RUN      \] /            { if (open) f++; open = 1 }
       /\[       OK \] .* ms\)$/     { if (open) p++; open = 0 }
       /\[  FAILED  \] .* ms\)$/     { if (open) f++; open = 0 }
@@ -45,6 +48,7 @@ count_result() {
 skip_reasons() {
   local status=$1 log=$2
   tr -d '\r' <"$log" | awk -v status="$status" '
+    / [A-Za-z]*Child\.DISABLED_/ { next }
     /^\[ RUN      \] / { reason = ""; inside = 0 }
     inside && !/\[  SKIPPED \]/ { reason = reason (reason == "" ? "" : " ") $0 }
     /: Skipped$/ { inside = 1 }
@@ -59,6 +63,7 @@ skip_reasons() {
 # failed_tests LOG: the names GoogleTest gives to what failed, and the test that was running when the program died.
 failed_tests() {
   tr -d '\r' <"$1" | awk '
+    / [A-Za-z]*Child\.DISABLED_/ { next }
     /^\[ RUN      \] / { if (open != "") print open " (did not finish)"; open = $4 }
     /\[       OK \] .* ms\)$/ || /\[  SKIPPED \] .* ms\)$/ { open = "" }
     /\[  FAILED  \] .* ms\)$/ { if (open != "") print open; open = "" }

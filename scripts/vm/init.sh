@@ -50,17 +50,17 @@ if [ "$FS" != none ]; then
   export VMEM_TEST_BLOCK_DEVICE=$raw
 fi
 chmod 1777 /data
-export TMPDIR=/data VMEM_TEST_DIR=/data GTEST_COLOR=no GTEST_BRIEF=0
+export TMPDIR=/data VMEM_TEST_DIR=/data
 
 worst=0
 # run NUMBER USER CONTAINER(0|1) PROGRAM ARGS..: one test. Its result travels as @@RESULT NUMBER STATUS, JSON, @@END.
 run() {
   number=$1 user=$2 flag=; [ "$3" = 1 ] && flag=-c; shift 3
   case $user in root) uid=0 ;; nobody) uid=65534 ;; *) uid=$user ;; esac
-  json=/tmp/result-$number.json
+  json=/tmp/result-$number.json   # the plan tells GoogleTest programs to write it
   echo "@@START $number"
   # shellcheck disable=SC2086
-  (cd /data && GTEST_OUTPUT=json:$json timeout -k 3 "$COMMAND_TIMEOUT" guest-enter -u $uid $flag -- "$@")
+  (cd /data && timeout -k 3 "$COMMAND_TIMEOUT" guest-enter -u $uid $flag -- "$@")
   status=$?
   case $status in 124 | 137 | 143) [ -w /proc/sysrq-trigger ] && { echo l; echo w; } >/proc/sysrq-trigger; dmesg | tail -60 ;; esac
   echo "@@STOP $number $status"

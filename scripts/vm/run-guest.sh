@@ -84,13 +84,15 @@ while [ $# -gt 0 ]; do
   shift; words=()
   while [ $# -gt 0 ] && [ "$1" != -- ]; do words+=("$1"); shift; done
   [ ${#words[@]} -gt 0 ] || die "an empty program between two --"
-  name=${words[0]##*/}
-  if [ -f "${words[0]}" ]; then programs+=("${words[0]}"); words[0]=$name
+  name=${words[0]##*/} gtest=''
+  if [ -f "${words[0]}" ]; then programs+=("${words[0]}"); ! grep -q gtest_output "${words[0]}" || gtest=1; words[0]=$name
   elif [[ ${words[0]} == */* ]]; then die "no such program: ${words[0]}"; fi
   for container in "${containers[@]}"; do
     for user in "${users[@]}"; do
       printf 'run %d %q %d' "$number" "$user" "$container" >>"$work/plan"
-      printf ' %q' "${words[@]}" >>"$work/plan"; echo >>"$work/plan"
+      printf ' %q' "${words[@]}" >>"$work/plan"
+      [ -z "$gtest" ] || printf ' --gtest_output=json:/tmp/result-%d.json --gtest_color=no' "$number" >>"$work/plan"
+      echo >>"$work/plan"
       in=''; [ "$container" = 1 ] && in=', container'
       titles+=("$name ($user$in)"); number=$((number + 1))
     done

@@ -1,0 +1,40 @@
+#!/bin/bash
+# run-sanitizers.sh [asan|tsan]..: builds unit, system and stress under the sanitizers and runs them; the last line counts.
+#
+# asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. What each needs is in docs/testing.md.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib/results.sh
+base=${BUILD:-build} passed=0 failed=0 skipped=0 rows=()
+[ $# -gt 0 ] || set -- asan tsan
+# One job a core, but each takes up to 1 GiB with the sanitizers on.
+jobs=${JOBS:-$(nproc)}
+
+# GCC 12's ThreadSanitizer refuses address layouts with more than 28 random bits: run without randomisation where the
+# kernel permits switching it off (some containers do not; there it may still be lucky).
+without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
+
+for name in "$@"; do
+  case $name in
+    asan) sanitizer=address,undefined wrap='' ;;
+    tsan) sanitizer=thread wrap=$(without_aslr) ;;
+    *) echo "run-sanitizers: no sanitizer '$name'; there are asan and tsan" >&2; exit 2 ;;
+  esac
+  echo "==== $name"
+  build=$base/$name log=$base/$name.log
+  if ! make -j"$jobs" BUILD="$build" SAN=$sanitizer CUDA=no CXXFLAGS="-O1 -g1" sanitized-tests >"$log" 2>&1; then
+    tail -40 "$log"; echo "FAIL $name: the build failed"; failed=$((failed + 1)); continue
+  fi
+  # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md.
+  BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-600} VMEM_SANITIZER=$name \
+    ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \
+    UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}" \
+    TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:history_size=4:suppressions=$PWD/tests/tsan.supp:${TSAN_OPTIONS:-}" \
+    scripts/run-tests.sh unit system stress | tee "$log"
+  read -r p f s < <(tail -1 "$log" | tr -dc '0-9 \n')
+  passed=$((passed + ${p:-0})) failed=$((failed + ${f:-1})) skipped=$((skipped + ${s:-0}))
+  rows+=("$(printf '%-8s %s' "$name" "$(totals_line "${p:-0}" "${f:-1}" "${s:-0}")")")
+done
+printf '%s\n' "====" "${rows[@]}"
+totals_line $passed $failed $skipped
+[ $failed = 0 ]

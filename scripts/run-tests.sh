@@ -1,0 +1,80 @@
+#!/bin/bash
+# run-tests.sh SUITE..: runs suites that are built and prints their totals; the last line is "N passed, N failed, N skipped".
+#
+#   unit    $BUILD/tests/unit_tests           system  $BUILD/tests/system_tests, tests/system/*.sh
+#   abi     $BUILD/tests/abi/*, tests/abi/*.sh   stress  $BUILD/tests/stress/*, each for VMEM_STRESS_SECONDS (5)
+#   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh
+#
+# A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
+# with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
+# such line counts as that many. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm and kmod.
+# A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
+# Exit: 0 when nothing failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib/results.sh
+export BUILD=${BUILD:-build}
+timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5}
+logs=$BUILD/test-logs; mkdir -p "$logs"
+all_passed=0 all_failed=0 all_skipped=0 rows=()
+exec </dev/null
+
+# run_one NAME DEADLINE PROGRAM ARGS..
+run_one() {
+  local name=$1 deadline=$2 log status p f s began=$SECONDS; shift 2
+  log=$logs/${name//[^A-Za-z0-9._-]/_}
+  rm -f "$log".{log,json}
+  local words=("$@")
+  if [ -x "$1" ] && grep -q gtest_output "$1"; then words+=("--gtest_output=json:$log.json" --gtest_color=no); fi
+  # The braces keep the shell's own line about a crash out of the summary.
+  { timeout -k 3 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1; status=$?; } 2>/dev/null
+  read -r p f s < <(count_result $status "$log.log" "$log.json")
+  suite_passed=$((suite_passed + p)) suite_failed=$((suite_failed + f)) suite_skipped=$((suite_skipped + s))
+  printf '%-4s %-44s %s  (%d s)\n' "$([ "$f" = 0 ] && echo ok || echo FAIL)" "$name" "$(totals_line "$p" "$f" "$s")" $((SECONDS - began))
+  [ "$s" = 0 ] || skip_reasons $status "$log.log" | sort -u | sed 's/^/       skipped: /'
+  # A script that ran several programs has said in its own lines how each went.
+  case $1 in *.sh) grep -aE '^(ok  |FAIL|     +(skipped|failed): )' "$log.log" | sed 's/^/     /' ;; esac
+  if [ "$f" != 0 ]; then
+    case $status in 124 | 137) echo "       not done after $deadline s" ;; esac
+    failed_tests "$log.log" | sed 's/^/       failed: /'
+    echo "       status $status; the end of $log.log:"; tail -n "${TAIL:-40}" "$log.log" | sed 's/^/       | /'
+  fi
+}
+programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
+scripts_of() { find "tests/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
+
+run_suite() {
+  local suite=$1 suite_passed=0 suite_failed=0 suite_skipped=0 began=$SECONDS program line n
+  echo "== $suite"
+  case $suite in
+    unit | system)
+      if [ -x "$BUILD/tests/${suite}_tests" ]; then run_one "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
+      elif compgen -G "tests/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $BUILD/tests/${suite}_tests is not built"; suite_failed=1; fi ;;
+    abi) for program in $(programs "$BUILD/tests/abi"); do run_one "abi/${program##*/}" "$timeout" "$program"; done ;;
+    stress)
+      for program in $(programs "$BUILD/tests/stress"); do
+        run_one "stress/${program##*/}" $((seconds * 4 + 120)) "$program" --seconds "$seconds"
+        n=0
+        while read -r line; do
+          case $line in '' | '#'*) continue ;; esac
+          n=$((n + 1))
+          # shellcheck disable=SC2086  # a line holds several arguments
+          run_one "stress/${program##*/} $line" $((seconds * 4 + 120)) "$program" --seconds "$seconds" $line
+        done < <(cat "tests/stress/${program##*/}.variants" 2>/dev/null)
+      done ;;
+    vm | kmod) ;;
+    *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
+  esac
+  case $suite in
+    system | abi | unit | stress) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
+    vm | kmod) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
+  esac
+  rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")
+  all_passed=$((all_passed + suite_passed)) all_failed=$((all_failed + suite_failed)) all_skipped=$((all_skipped + suite_skipped))
+}
+for suite in "$@"; do run_suite "$suite"; done
+echo "=="
+printf '%s\n' "${rows[@]}"
+[ $((all_passed + all_failed)) != 0 ] || { echo "run-tests: nothing ran"; all_failed=1; }
+totals_line $all_passed $all_failed $all_skipped
+[ $all_failed = 0 ]

@@ -1,0 +1,71 @@
+#!/bin/bash
+# setup.sh [--quiet] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
+#
+# Groups: build (default), test, check, vm, kernel. CUDA is never installed: the library builds without it and takes a
+# toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
+# the essentials are there. Does nothing, at once, when nothing is missing. --quiet says nothing in that case.
+set -euo pipefail
+
+declare -A packages=(
+  [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev"
+  [test]="libgtest-dev libbenchmark-dev"
+  [check]="clang-format clang-tidy shellcheck"
+  [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev"
+  [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
+)
+# A package that provides the name counts too (pkgconf for pkg-config).
+declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
+  [shellcheck]=shellcheck [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [busybox-static]=busybox)
+
+quiet='' groups=()
+for word in "$@"; do
+  case $word in
+    --quiet) quiet=1 ;;
+    *) [ -n "${packages[$word]:-}" ] || { echo "setup: no group '$word'; there are: ${!packages[*]}" >&2; exit 2; }; groups+=("$word") ;;
+  esac
+done
+[ ${#groups[@]} -gt 0 ] || groups=(build)
+
+wanted=()
+for group in "${groups[@]}"; do for package in ${packages[$group]}; do wanted+=("$package"); done; done
+missing=()
+if command -v dpkg-query >/dev/null; then
+  installed=" $(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "${wanted[@]}" 2>/dev/null | sed -n 's/^ii *//p' | tr '\n' ' ') "
+  for package in "${wanted[@]}"; do
+    [[ $installed == *" $package "* ]] && continue
+    [ -n "${commands[$package]:-}" ] && command -v "${commands[$package]}" >/dev/null && continue
+    missing+=("$package")
+  done
+else
+  echo "setup: this is no Debian or Ubuntu; their names for what is needed: ${wanted[*]}" >&2
+fi
+
+if [ ${#missing[@]} -eq 0 ]; then
+  [ -n "$quiet" ] || echo "setup: ${groups[*]}: everything is there"
+elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  echo "setup: ${groups[*]}: installing ${missing[*]}" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "${missing[@]}" </dev/null >&2; }
+  # The package lists of a fresh machine are empty or old; they are fetched only when the install cannot do without.
+  install || { apt-get update -qq >&2 && install; } || echo "setup: apt-get could not install ${missing[*]}" >&2
+else
+  echo "setup: missing: ${missing[*]}" >&2
+  echo "setup: install with:  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+fi
+
+# What cannot be done without, tried rather than looked up: packages may come from elsewhere.
+compiles() { echo "$1" | ${CXX:-g++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
+for group in "${groups[@]}"; do
+  case $group in
+    build)
+      command -v "${CXX:-g++}" >/dev/null || { echo "setup: no C++ compiler (${CXX:-g++})" >&2; exit 1; }
+      [ ${#missing[@]} -eq 0 ] || compiles '#include <liburing.h>
+        #include <numa.h>
+        #include <lz4.h>
+        #include <zstd.h>
+        #include <xxhash.h>' || { echo "setup: the libraries' headers are not there; the command above installs them" >&2; exit 1; } ;;
+    test)
+      [ ${#missing[@]} -eq 0 ] || compiles '#include <gtest/gtest.h>' || { echo "setup: no GoogleTest; the command above installs it" >&2; exit 1; } ;;
+    *) ;;   # what needs these skips visibly without them
+  esac
+done
