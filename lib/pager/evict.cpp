@@ -347,10 +347,9 @@ void Pager::put_back(Move* m, After& after) {
     free_move(m);
     return;
   }
-  r.table.change(m->block, from, State::installing);
   resident.stamp = stamp_now();
   m->protect = false;
-  after.install.push_back(m);
+  start_installing(m, from, after);
 }
 
 void Pager::forget_store_copy(Region& r, BlockIndex b) {

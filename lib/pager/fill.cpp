@@ -276,22 +276,30 @@ void Pager::finish_read(Move* m, After& after) {
     pump(after);
     return;
   }
-  r.table.change(m->block, State::filling, State::installing);
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0;
+  start_installing(m, State::filling, after);
+}
+
+// Locked. From here install() owns the block; the policy must not name it.
+void Pager::start_installing(Move* m, State from, After& after) {
+  Region& r = *m->region;
+  r.table.change(m->block, from, State::installing);
+  const ResidentId id = r.table[m->block].aux;
+  m->pinned_in_policy = residents_[id].admitted;
+  if (m->pinned_in_policy) policy_->hold(id);
   after.install.push_back(m);
 }
 
 // The block is held: it goes in place. The move finishes in install().
 void Pager::begin_install(Region& r, BlockIndex b, After& after) {
   Block& block = r.table[b];
-  r.table.change(b, State::held, State::installing);
   Move* m = new_move(r, b);
   m->image = residents_[block.aux].frame;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0;
-  after.install.push_back(m);
+  start_installing(m, State::held, after);
 }
 
 void Pager::give_frame(Region& r, std::byte* image) {
@@ -315,6 +323,7 @@ void Pager::install(Move* m, After& after) {
   }
   Lock lock(mutex_);
   Block& block = r.table[m->block];
+  if (m->pinned_in_policy) policy_->unhold(block.aux);
   if (!s.ok()) {
     // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
     core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
@@ -336,10 +345,14 @@ void Pager::install(Move* m, After& after) {
     resident.frame = nullptr;
   }
   r.table.change(m->block, State::installing, State::resident);
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
   if (m->protect) {
-    block.flags |= core::kProtected;
-  } else {
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    if ((block.flags & core::kWantedWrite) != 0) {
+      // A store met the protection between fill() and this lock: it was reported as a wish, nobody else will answer it.
+      trap_->unprotect(at, r.block_size).ignore();
+    } else {
+      block.flags |= core::kProtected;
+    }
   }
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   admit(r, m->block, resident.stamp);

@@ -122,6 +122,7 @@ class Pager {
     bool zeros = false;      // .. because it is all zeros
     bool out = false;        // its pages are in `image`, not in the region
     bool protect = false;    // install: with write protection
+    bool pinned_in_policy = false; // install: known to the policy already, held there meanwhile
     bool speculative = false;
     bool was_untouched = false;  // fill: the state it came from
     uint64_t started_ns = 0;     // fill: when the fault was read; 0 when nobody waits
@@ -182,6 +183,7 @@ class Pager {
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after);
   void begin_install(Region& r, core::BlockIndex b, After& after);
+  void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
   void install(Move* m, After& after);
   static void on_read(store::Io& io);

@@ -104,7 +104,7 @@ UserfaultTrap::~UserfaultTrap() {
 
 Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
   const bool moves = transfer == Transfer::move;
-  const uint64_t mode = os::kRegisterMissing | (!moves && caps_.write_protect ? os::kRegisterWp : 0);
+  const uint64_t mode = os::kRegisterMissing | (caps_.write_protect ? os::kRegisterWp : 0);
   return arm(fd_, start, size, mode, moves ? HugePages::yes : HugePages::no);
 }
 
