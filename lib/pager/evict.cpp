@@ -420,6 +420,7 @@ void Pager::note_write_failure(Move* m) {
 void Pager::finish_write(Move* m, After& after) {
   Region& r = *m->region;
   core::step("evict.written");
+  bool dropped = false;
   if (m->status.ok() && m->in_place && !m->keep) {
     bool wanted;
     {
@@ -434,6 +435,7 @@ void Pager::finish_write(Move* m, After& after) {
       const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
       if (Status s = trap_->drop({&range, 1}); !s.ok())
         core::fatal("memory of a block could not be dropped: %s", s.text().data());
+      dropped = true;
     }
   }
   core::Extent old;
@@ -456,10 +458,10 @@ void Pager::finish_write(Move* m, After& after) {
   }
   block.digest = m->digest;
   block.flags |= core::kDigest;
-  if (m->keep || (block.flags & core::kWanted) != 0) {
+  if (!dropped && (m->keep || (block.flags & core::kWanted) != 0)) {
     put_back(m, after);
   } else {
-    let_go(m, State::writing, after);
+    let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
   }
   pump(after);
   revive_dropped();

@@ -55,7 +55,8 @@ TEST_P(Paging, RandomWritesBySeveralThreadsAreAllKept) {
   vmem::region region(GetParam().bytes, VMEM_HOST_ONLY);
   auto words = region.view<uint64_t>();
   constexpr unsigned kThreads = 4;
-  const size_t touches = std::min<size_t>(words.size() / kThreads, GetParam().block <= 65536 ? 20000 : 3000);
+  // About 1 GiB of traffic whatever the block size.
+  const size_t touches = std::clamp<size_t>((size_t{1} << 30) / GetParam().block / kThreads, 12, 8000);
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
