@@ -1,7 +1,7 @@
 // What every body of store::Engine promises. Run on io_uring, threads and the fault-injecting wrapper without rules.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -233,6 +233,28 @@ TEST_P(EngineContract, AFullDiskIsSaidToBeFullAndSparesTheOthersOfTheRun) {
     EXPECT_EQ(batch.ios()[n].result, n < 16 ? 0 : -ENOSPC) << n;
   }
   EXPECT_EQ(engine_->stats().errors, 16u);
+}
+
+TEST_P(EngineContract, ALimitOnFileSizeIsAnErrorAndNotADeath) {
+  make(4);
+  if (IsSkipped()) return;
+  TempFile file(4 * core::kPage, false);
+  const FileId id = add(file);
+  Buffer buffer(8 * core::kPage);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{6 * core::kPage, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  Batch batch;
+  for (size_t n = 0; n < 8; ++n) {
+    batch.add(Io::Op::write, id, n * core::kPage, buffer.data() + n * core::kPage, core::kPage);
+  }
+  batch.submit(*engine_);
+  batch.wait();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  for (size_t n = 0; n < 8; ++n) {
+    EXPECT_EQ(batch.ios()[n].result, n < 6 ? 0 : -EFBIG) << n;
+  }
 }
 
 TEST_P(EngineContract, AFlushSucceedsAndABadFileFails) {

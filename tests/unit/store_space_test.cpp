@@ -1,9 +1,12 @@
 // What store::Space promises: extents that do not overlap, a hard budget, all or nothing, room that goes back.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +15,8 @@
 #include <random>
 #include <thread>
 
+#include "core/log.h"
+#include "core/step.h"
 #include "store/space.h"
 #include "store_test_util.h"
 
@@ -268,6 +273,112 @@ TEST_F(SpaceTest, WhatIsFreedGoesBackToTheFileSystem) {
   EXPECT_TRUE(eventually([&] { return stat_of(path).st_size == 0; }));
   ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&last, 1}).ok());
   EXPECT_EQ(last.offset(), 0u);
+}
+
+TEST_F(SpaceTest, AFileThatCannotGrowRefusesAllOrNothing) {
+  auto space = make(file_path("store"));
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{64 * kPage, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::vector<Extent> fits(60), too_many(5);
+  const core::Status first = space->allocate(kPage, 0, fits);
+  const core::Status second = space->allocate(kPage, 0, too_many);
+  const uint64_t used = space->used();
+  const core::Status rest = space->allocate(kPage, 0, std::span(too_many).first(4));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(first.ok()) << first.text();
+  EXPECT_EQ(second.code(), -ENOSPC);
+  EXPECT_NE(second.text().find(file_path("store")), std::string_view::npos) << second.text();
+  EXPECT_NE(second.text().find("File too large"), std::string_view::npos) << second.text();
+  EXPECT_EQ(used, 60 * kPage);
+  EXPECT_TRUE(rest.ok()) << rest.text();
+  Extent one;
+  EXPECT_TRUE(space->allocate(core::kMaxBlock, 0, {&one, 1}).ok()) << "it grows again once it may";
+}
+
+TEST_F(SpaceTest, FragmentsServeARunThatFitsNowhereInOnePiece) {
+  auto space = make(file_path("store"));
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{64 * kPage, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::vector<Extent> all(64), run(32);
+  const core::Status first = space->allocate(kPage, 0, all);
+  for (size_t n = 0; n < all.size(); n += 2) space->release(all[n]);
+  const core::Status second = space->allocate(kPage, 0, run);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_TRUE(first.ok()) << first.text();
+  EXPECT_TRUE(second.ok()) << second.text();
+  for (const Extent extent : run) EXPECT_EQ(extent.offset() / kPage % 2, 0u);
+  EXPECT_EQ(space->used(), 64 * kPage);
+}
+
+TEST_F(SpaceTest, WhatIsNotInUseIsNotReleased) {
+  auto space = make(dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  Extent one;
+  ASSERT_TRUE(space->allocate(4 * kPage, 0, {&one, 1}).ok());
+  core::set_log_sink([](int, const char*, void*) {}, nullptr);
+  space->release(Extent{});
+  space->release(Extent::make(77, 0, kPage, 0));
+  space->release(Extent::make(0, 3 * kPage, 4 * kPage, 0));
+  EXPECT_EQ(space->used(), 4 * kPage);
+  space->release(one);
+  space->release(one);
+  core::set_log_sink(nullptr, nullptr);
+  EXPECT_EQ(space->used(), 0u);
+}
+
+void linger(const char* step) {
+  if (strncmp(step, "space.", 6) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+}
+
+TEST_F(SpaceTest, ThreadsNeverShareAPageWhileFilesGrowShrinkAndGetHoles) {
+  constexpr uint64_t kBudget = uint64_t{400} << 20;
+  auto space = make(file_path("a") + ":" + file_path("b"), kBudget);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  core::step_hook = linger;
+  std::vector<std::vector<std::atomic<bool>>> taken(2);
+  for (auto& path : taken) path = std::vector<std::atomic<bool>>(size_t{1} << 19);
+  std::atomic<int> shared{0}, refused{0};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t);
+      const auto claim = [&](Extent extent, bool value) {
+        for (uint64_t page = 0; page < extent.length() / kPage; ++page) {
+          shared += taken[extent.path()][extent.offset() / kPage + page].exchange(value) == value;
+        }
+      };
+      for (int round = 0; round < 6; ++round) {
+        std::vector<Extent> mine;
+        for (int n = 0; n < 60; ++n) {
+          std::vector<Extent> some(1 + random() % 3);
+          if (!space->allocate((1 + random() % 512) * kPage, 0, some).ok()) {
+            ++refused;
+            continue;
+          }
+          for (const Extent extent : some) claim(extent, true);
+          mine.insert(mine.end(), some.begin(), some.end());
+        }
+        std::shuffle(mine.begin(), mine.end(), random);
+        for (const Extent extent : mine) {
+          claim(extent, false);
+          space->release(extent);
+        }
+        if (round % 3 == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(shared.load(), 0);
+  EXPECT_EQ(space->used(), 0u);
+  EXPECT_TRUE(eventually([&] { return stat_of(file_path("a")).st_size == 0 && stat_of(file_path("b")).st_size == 0; }));
+  space.reset();
+  core::step_hook = nullptr;
 }
 
 }  // namespace

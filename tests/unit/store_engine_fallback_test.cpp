@@ -1,0 +1,214 @@
+// The engine where io_uring is forbidden, and the hazards of the kernel it was built around. The forbidding tests run
+// in a child of their own: a seccomp filter cannot be taken off.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "core/log.h"
+#include "store/io.h"
+#include "store_test_util.h"
+
+namespace vmem::store {
+namespace {
+
+using core::kPage;
+using test::Batch;
+using test::Buffer;
+using test::TempFile;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kForksWell = false;
+#else
+constexpr bool kForksWell = true;
+#endif
+
+// Every later call of that system call in any thread fails with `error`. False where filters are refused.
+bool forbid(unsigned system_call, unsigned error) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error & SECCOMP_RET_DATA)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
+  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
+int warnings = 0;
+void count_warnings(int, const char* line, void*) {
+  ++warnings;
+  fprintf(stderr, "%s\n", line);
+}
+
+// Exit code 0: io works through threads and exactly one line said so; 77: filters are refused.
+[[noreturn]] void run_where_setup_fails(unsigned error) {
+  if (!forbid(SYS_io_uring_setup, error)) _exit(77);
+  core::set_log_sink(count_warnings, nullptr);
+  EngineOptions options;
+  for (int n = 0; n < 3; ++n) {
+    std::unique_ptr<Engine> engine;
+    if (!make_engine(options, &engine).ok() || strcmp(engine->name(), "threads") != 0) _exit(2);
+    TempFile file(4 * kPage, true);
+    Buffer buffer(4 * kPage);
+    FileId id = 0;
+    if (!engine->add_file(file.fd(), &id).ok()) _exit(3);
+    Batch batch;
+    batch.add(Io::Op::read, id, 0, buffer.data(), buffer.size());
+    batch.submit(*engine);
+    batch.wait();
+    if (batch.ios()[0].result != 0 || !file.matches(0, buffer.data(), buffer.size())) _exit(4);
+  }
+  options.require_io_uring = true;
+  std::unique_ptr<Engine> engine;
+  if (make_engine(options, &engine).code() != -static_cast<int>(error)) _exit(5);
+  _exit(warnings == 1 ? 0 : 6);
+}
+
+class EngineFallback : public testing::Test {
+ protected:
+  EngineFallback() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+bool filters_work() {
+  const pid_t pid = fork();
+  if (pid == 0) _exit(forbid(SYS_io_uring_setup, EPERM) ? 0 : 1);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+#define NEEDS_FILTERS()                                                         \
+  if (!kForksWell) GTEST_SKIP() << "ThreadSanitizer does not survive the fork"; \
+  if (!filters_work()) GTEST_SKIP() << "seccomp filters are refused here"
+
+TEST_F(EngineFallback, WhereIoUringIsForbiddenThreadsDoTheWorkAndOneLineSaysWhy) {
+  NEEDS_FILTERS();
+  EXPECT_EXIT(run_where_setup_fails(EPERM), testing::ExitedWithCode(0), "slower.*seccomp profile");
+}
+
+TEST_F(EngineFallback, WhereIoUringIsUnknownThreadsDoTheWorkAndOneLineSaysWhy) {
+  NEEDS_FILTERS();
+  EXPECT_EXIT(run_where_setup_fails(ENOSYS), testing::ExitedWithCode(0), "slower.*kernel lacks it");
+}
+
+[[noreturn]] void run_where_enter_fails_later() {
+  EngineOptions options;
+  options.require_io_uring = true;
+  std::unique_ptr<Engine> engine;
+  if (!make_engine(options, &engine).ok()) _exit(77);
+  TempFile file(4 * kPage, true);
+  Buffer buffer(4 * kPage);
+  FileId id = 0;
+  if (!engine->add_file(file.fd(), &id).ok()) _exit(3);
+  for (int round = 0; round < 4; ++round) {
+    Batch batch;
+    for (size_t n = 0; n < 4; ++n) {
+      // Two neighbours, so that a merged run fails too.
+      batch.add(Io::Op::read, id, n / 2 * 3 * kPage + n % 2 * kPage, buffer.data() + n * kPage, kPage)
+          .short_read_is_zero = true;
+    }
+    batch.submit(*engine);
+    batch.wait();
+    for (const Io& io : batch.ios()) {
+      if (io.result != (round == 0 ? 0 : -EPERM)) _exit(4);
+    }
+    if (round == 0 && !forbid(SYS_io_uring_enter, EPERM)) _exit(5);
+  }
+  engine.reset();
+  _exit(0);
+}
+
+TEST_F(EngineFallback, WhenIoUringIsForbiddenLaterRequestsFailLoudlyAndNothingHangs) {
+  NEEDS_FILTERS();
+  std::unique_ptr<Engine> engine;
+  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  engine.reset();
+  EXPECT_EXIT(run_where_enter_fails_later(), testing::ExitedWithCode(0), "io_uring_enter failed for good");
+}
+
+TEST_F(EngineFallback, OptionsThatContradictAreRefused) {
+  EngineOptions options;
+  options.allow_io_uring = false;
+  options.require_io_uring = true;
+  std::unique_ptr<Engine> engine;
+  EXPECT_EQ(make_engine(options, &engine).code(), -EINVAL);
+}
+
+// A thread submits and then sits in the kernel, in a fault that only somebody who has seen its reads complete resolves:
+// what an application does that prefetches a block and calls read(2) into it.
+TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
+  const int uffd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
+  if (uffd < 0) GTEST_SKIP() << "userfaultfd with kernel-mode faults is not permitted: " << strerror(errno);
+  uffdio_api api{UFFD_API, 0, 0};
+  ASSERT_EQ(ioctl(uffd, UFFDIO_API, &api), 0);
+  for (const char* name : {"io_uring", "threads"}) {
+    std::unique_ptr<Engine> engine;
+    if (!test::make_named_engine(name, 16, 1, &engine).ok()) continue;
+    void* absent = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uffdio_register area{};
+    area.range = {reinterpret_cast<uint64_t>(absent), kPage};
+    area.mode = UFFDIO_REGISTER_MODE_MISSING;
+    ASSERT_EQ(ioctl(uffd, UFFDIO_REGISTER, &area), 0);
+    TempFile file(4 << 20, true);
+    Buffer buffer(4 << 20), page(kPage);
+    FileId id = 0;
+    ASSERT_TRUE(engine->add_file(file.fd(), &id).ok());
+    Batch batch;
+    for (size_t n = 0; n < 16; ++n) {
+      batch.add(Io::Op::read, id, n << 18, buffer.data() + (n << 18), 1 << 18);
+    }
+    std::atomic<bool> submitted{false};
+    ssize_t got = 0;
+    std::thread submitter([&] {
+      const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+      batch.submit(*engine);
+      submitted = true;
+      got = read(zeros, absent, 8);
+      close(zeros);
+    });
+    while (!submitted) std::this_thread::yield();
+    batch.wait();  // hangs when the engine submits on the caller's thread
+    uffdio_copy copy{reinterpret_cast<uint64_t>(absent), reinterpret_cast<uint64_t>(page.data()), kPage, 0, 0};
+    ASSERT_EQ(ioctl(uffd, UFFDIO_COPY, &copy), 0);
+    submitter.join();
+    EXPECT_EQ(got, 8);
+    munmap(absent, kPage);
+  }
+  close(uffd);
+}
+
+TEST(EngineHazard, AThreadMaySubmitAndExit) {
+  for (const char* name : {"io_uring", "threads"}) {
+    std::unique_ptr<Engine> engine;
+    if (!test::make_named_engine(name, 4, 1, &engine).ok()) continue;
+    TempFile file(64 * kPage, false);
+    Buffer buffer(64 * kPage);
+    FileId id = 0;
+    ASSERT_TRUE(engine->add_file(file.fd(), &id).ok());
+    Batch batch;
+    for (size_t n = 0; n < 32; ++n) batch.add(Io::Op::write, id, n * 2 * kPage, buffer.data() + n * 2 * kPage, kPage);
+    batch.add(Io::Op::flush, id, 0, nullptr, 0);
+    std::thread([&] { batch.submit(*engine); }).join();
+    batch.wait();
+    for (const Io& io : batch.ios()) EXPECT_EQ(io.result, 0);
+  }
+}
+
+}  // namespace
+}  // namespace vmem::store
