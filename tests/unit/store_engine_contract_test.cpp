@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -353,6 +355,44 @@ TEST_P(EngineContract, ManyThreadsMaySubmitAtOnce) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+void dawdle(const char* step) {
+  static std::atomic<uint64_t> calls{0};
+  if (strncmp(step, "store.", 6) != 0) return;
+  const uint64_t call = ++calls * 0x9e3779b97f4a7c15;
+  if (call >> 62 == 0) std::this_thread::sleep_for(std::chrono::microseconds(call >> 40 & 1023));
+  if (call >> 62 == 1) std::this_thread::yield();
+}
+
+TEST_P(EngineContract, DelaysAtEveryStepLoseNothing) {
+  make(3, 3);
+  if (IsSkipped()) return;
+  constexpr size_t kThreads = 3, kEach = 120;
+  TempFile file(kThreads * kEach * core::kPage, true);
+  const FileId id = add(file);
+  core::step_hook = dawdle;
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(t + 50);
+      Buffer buffer(kEach * core::kPage);
+      Batch batch;
+      for (size_t n = 0; n < kEach; ++n) {
+        Io& io =
+            batch.add(Io::Op::read, id, (t * kEach + n) * core::kPage, buffer.data() + n * core::kPage, core::kPage);
+        io.urgency = static_cast<core::Urgency>(random() % core::kUrgencies);
+      }
+      batch.submit_in_pieces(*engine_, random);
+      batch.wait();
+      wrong += !file.matches(t * kEach * core::kPage, buffer.data(), buffer.size());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  engine_.reset();
+  core::step_hook = nullptr;
   EXPECT_EQ(wrong.load(), 0);
 }
 
