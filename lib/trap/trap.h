@@ -111,6 +111,7 @@ struct UserfaultOptions {
   bool allow_privileged = true;  // false: behave as an ordinary user would
   bool allow_device = true;      // /dev/userfaultfd
   bool allow_process_madvise = true;
+  bool allow_table_reclaim = true;  // rely on MADV_DONTNEED freeing page tables (Linux 6.14)
 };
 
 // userfaultfd: /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever is allowed.
