@@ -137,6 +137,41 @@ inline int map_over(uintptr_t start, size_t size, int protection, int flags, int
   return result(syscall(SYS_mmap, start, size, protection, flags | MAP_FIXED, fd, 0));
 }
 
+inline constexpr uint64_t kPageExists = uint64_t{3} << 62;  // present, or swapped, migrating, poisoned
+
+// One word a page, in the format of /proc/self/pagemap. False when they cannot be read.
+inline bool page_states(int pagemap, uintptr_t start, size_t pages, uint64_t* out) {
+  const size_t bytes = pages * sizeof(uint64_t);
+  return pread(pagemap, out, bytes, static_cast<off_t>(start / 4096 * sizeof(uint64_t))) == static_cast<ssize_t>(bytes);
+}
+
+// struct pm_scan_arg of linux/fs.h, Linux 6.7.
+struct ScanArgs {
+  uint64_t size, flags, start, end, walk_end, out, out_len, max_pages;
+  uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+inline constexpr unsigned long kIoctlScan = _IOWR('f', 16, ScanArgs);  // PAGEMAP_SCAN
+inline constexpr uint64_t kScanPresent = 1 << 3;
+inline constexpr uint64_t kScanSwapped = 1 << 4;  // also poisoned, migrating
+inline constexpr uint64_t kScanHuge = 1 << 6;
+
+// pagemap: /proc/self/pagemap. 1 when a page of the range is in one of the categories, 0 when none is, or a negative
+// errno.
+inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories) {
+  uint64_t found[3];  // struct page_region
+  ScanArgs args{};
+  args.size = sizeof args;
+  args.start = start;
+  args.end = start + size;
+  args.out = reinterpret_cast<uintptr_t>(found);
+  args.out_len = 1;
+  args.max_pages = 1;
+  args.category_anyof_mask = categories;
+  args.return_mask = categories;
+  const int rc = ioctl(pagemap, kIoctlScan, &args);
+  return rc < 0 ? -errno : rc > 0;
+}
+
 inline int advise(uintptr_t start, size_t size, int advice) {
   return result(madvise(reinterpret_cast<void*>(start), size, advice));
 }

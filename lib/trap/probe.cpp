@@ -94,25 +94,27 @@ volatile uint64_t* words_at(uintptr_t address) {
 }
 
 // In and out again; the bytes must have travelled and the emptied side must read as zeros.
-bool try_move(int fd, const Scratch& scratch, size_t size) {
+bool try_move(int fd, int pagemap, const Scratch& scratch, size_t size) {
   volatile uint64_t* frame = words_at(scratch.frame());
   const size_t last = size / sizeof(uint64_t) - 1;
   for (size_t page = 0; page < size; page += kPage) frame[page / sizeof(uint64_t)] = 1;
   frame[0] = 0x5ca1ab1e;
   frame[last] = 0xdecade;
-  if (move_pages(fd, scratch.region(), scratch.frame(), size, Holes::populate, kTakeBusyNs).error != 0) return false;
+  if (move_pages(fd, pagemap, scratch.region(), scratch.frame(), size, Holes::populate, kTakeBusyNs).error != 0)
+    return false;
   volatile uint64_t* region = words_at(scratch.region());
   if (region[0] != 0x5ca1ab1e || region[last] != 0xdecade) return false;
-  if (move_pages(fd, scratch.frame(), scratch.region(), size, Holes::keep, kTakeBusyNs).error != 0) return false;
+  if (move_pages(fd, pagemap, scratch.frame(), scratch.region(), size, Holes::keep, kTakeBusyNs).error != 0)
+    return false;
   const bool same = frame[0] == 0x5ca1ab1e && frame[last] == 0xdecade;
   os::advise(scratch.frame(), kHugePage, MADV_DONTNEED);
   return same && frame[0] == 0;
 }
 
-bool probe_move(int fd) {
+bool probe_move(int fd, int pagemap) {
   Scratch small, huge;  // two, because small pages leave page tables behind that would split the huge one
-  return small.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, small, kPage) &&
-         huge.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, huge, kHugePage);
+  return small.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, pagemap, small, kPage) &&
+         huge.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, pagemap, huge, kHugePage);
 }
 
 bool fill_page(int fd, const Scratch& scratch, uintptr_t at, bool protect) {
@@ -144,6 +146,22 @@ bool probe_remap(int fd) {
   if (os::remap(scratch.region(), kPage, scratch.frame()) != 0) return false;
   // The emptied page can be filled again only when it is empty and watched still.
   return *words_at(scratch.frame()) == 0xf111 && fill_page(fd, scratch, scratch.region(), false);
+}
+
+// A page table that a small page left in a range would split the huge page that is moved there next. True when dropping
+// the range takes the table away as well.
+bool probe_table_reclaim(int fd, int pagemap) {
+  Scratch scratch;
+  if (!scratch.make(fd, os::kRegisterMissing | os::kRegisterWp, os::kRegisterWp).ok()) return false;
+  if (zero_pages(fd, scratch.region(), kPage).error != 0) return false;
+  if (os::advise(scratch.region(), kHugePage, MADV_DONTNEED) != 0) return false;
+  *words_at(scratch.frame()) = 1;
+  // No huge page to be had just now: nothing is learnt, and the cautious answer is no.
+  if (os::any_page(pagemap, scratch.frame(), kHugePage, os::kScanHuge) != 1) return false;
+  if (os::any_page(pagemap, scratch.region(), kHugePage, os::kScanPresent | os::kScanSwapped) != 0) return false;
+  return move_pages(fd, pagemap, scratch.region(), scratch.frame(), kHugePage, Holes::populate, kTakeBusyNs).error ==
+             0 &&
+         os::any_page(pagemap, scratch.region(), kHugePage, os::kScanHuge) == 1;
 }
 
 bool probe_batch_drop(int fd, int self) {
@@ -223,7 +241,11 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.caps.name = "userfaultfd";
   // Frames are registered for write protection, which never fires, because the kernel moves pages only into a
   // registered mapping, and a frame must not trap.
-  probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probe_move(fd);
+  // The page map tells what really happened where the kernel miscounts (see move_pages).
+  if (options.allow_move && wp && (wanted & os::kFeatureMove) != 0)
+    probed.pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  probed.caps.move = probed.pagemap >= 0 && probe_move(fd, probed.pagemap);
+  probed.frees_tables = probed.caps.move && options.allow_table_reclaim && probe_table_reclaim(fd, probed.pagemap);
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
   probed.caps.poison = options.allow_poison && (wanted & os::kFeaturePoison) != 0 && probe_poison(fd);
   probed.take_by_remap = probe_remap(fd);
@@ -231,6 +253,10 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   if (options.allow_process_madvise) {
     probed.self = os::open_self();
     probed.caps.batch_drop = probed.self >= 0 && probe_batch_drop(fd, probed.self);
+  }
+  if (!probed.caps.move && probed.pagemap >= 0) {
+    close(probed.pagemap);
+    probed.pagemap = -1;
   }
   if (!probed.caps.batch_drop && probed.self >= 0) {
     close(probed.self);
@@ -244,9 +270,11 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
         "this kernel can neither move pages out of a trapped range (UFFDIO_MOVE, Linux 6.8) nor remap them "
         "(MREMAP_DONTUNMAP, Linux 5.7): nothing could be evicted");
   }
-  core::log(core::Level::info, "userfaultfd: move %d, write protection %d, poison %d, system calls %d, batch drop %d",
+  core::log(core::Level::info,
+            "userfaultfd: move %d, write protection %d, poison %d, system calls %d, batch drop %d, table "
+            "reclaim %d",
             probed.caps.move, probed.caps.write_protect, probed.caps.poison, probed.caps.system_calls,
-            probed.caps.batch_drop);
+            probed.caps.batch_drop, probed.frees_tables);
   *out = probed;
   return {};
 }

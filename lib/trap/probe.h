@@ -7,9 +7,11 @@
 namespace vmem::trap {
 
 struct Probed {
-  int fd = -1;    // the descriptor; the caller closes it
-  int self = -1;  // pidfd of this process when caps.batch_drop; the caller closes it
-  bool take_by_remap = false;
+  int fd = -1;                 // the descriptor; the caller closes it
+  int self = -1;               // pidfd of this process when caps.batch_drop; the caller closes it
+  int pagemap = -1;            // /proc/self/pagemap when caps.move; the caller closes it
+  bool take_by_remap = false;  // MREMAP_DONTUNMAP works
+  bool frees_tables = false;   // dropping a range takes its empty page tables away
   Caps caps;
 };
 

@@ -3,6 +3,10 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
+#include <array>
+
+#include "core/types.h"
 #include "trap/os.h"
 
 namespace vmem::trap {
@@ -79,24 +83,46 @@ Outcome run(size_t size, uint64_t busy_ns, Step step) {
 
 }  // namespace
 
-Outcome move_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns) {
+size_t moved_already(int pagemap, uintptr_t dst, uintptr_t src, size_t size) {
+  constexpr size_t kBatch = 64;
+  std::array<uint64_t, kBatch> there, here;
+  for (size_t done = 0; done < size;) {
+    const size_t pages = std::min(kBatch, (size - done) / core::kPage);
+    if (!os::page_states(pagemap, src + done, pages, there.data())) return done;
+    if (!os::page_states(pagemap, dst + done, pages, here.data())) return done;
+    for (size_t i = 0; i < pages; ++i, done += core::kPage) {
+      if ((there[i] & os::kPageExists) != 0 || (here[i] & os::kPageExists) == 0) return done;
+    }
+  }
+  return size;
+}
+
+Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns) {
   // Holes are not allowed from the start: over a hole the kernel would put page tables on both sides, and a huge page
   // that comes later would be split.
   uint64_t mode = 0;
   bool populated = false;
   return run(size, busy_ns, [&](size_t offset, size_t bytes, size_t* done) {
-    int error = os::move(fd, dst + offset, src + offset, bytes, mode, done);
-    if (error != -ENOENT || *done != 0) return error;
-    if (holes == Holes::keep && mode == 0) {
-      mode = os::kMoveAllowHoles;
-      return os::move(fd, dst + offset, src + offset, bytes, mode, done);
+    for (;;) {
+      const int error = os::move(fd, dst + offset, src + offset, bytes, mode, done);
+      if (*done != 0) return error;
+      if (error == -EEXIST) {
+        // Linux 6.18 moves several small pages in one step, and when the step before had to be repeated it forgets to
+        // count them, tries them again and finds them in its way (mm/userfaultfd.c, move_pages(): `err` keeps its
+        // -EAGAIN).
+        *done = moved_already(pagemap, dst + offset, src + offset, bytes);
+        return error;
+      }
+      if (error != -ENOENT) return error;
+      if (holes == Holes::keep && mode == 0) {
+        mode = os::kMoveAllowHoles;
+      } else if (holes == Holes::populate && !populated) {
+        populated = true;
+        if (const int trouble = os::advise(src + offset, bytes, os::kMadvPopulateWrite); trouble != 0) return trouble;
+      } else {
+        return error;
+      }
     }
-    if (holes == Holes::populate && !populated) {
-      populated = true;
-      error = os::advise(src + offset, bytes, os::kMadvPopulateWrite);
-      return error != 0 ? error : os::move(fd, dst + offset, src + offset, bytes, mode, done);
-    }
-    return error;
   });
 }
 

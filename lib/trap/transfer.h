@@ -27,10 +27,14 @@ enum class Holes : uint8_t {
 };
 
 // Addresses and size in bytes, multiples of 4 KiB. Both blocking only as the constants above say.
-Outcome move_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns);
+// The destination is absent and nobody else fills it: move_pages() relies on that. pagemap: /proc/self/pagemap.
+Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns);
 Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect);
 Outcome zero_pages(int fd, uintptr_t dst, size_t size);
 Outcome poison_pages(int fd, uintptr_t dst, size_t size);
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on);
+
+// Bytes at the start of the range that have left `src` and are at `dst`: pages absent there and not absent here.
+size_t moved_already(int pagemap, uintptr_t dst, uintptr_t src, size_t size);
 
 }  // namespace vmem::trap
