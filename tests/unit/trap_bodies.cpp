@@ -37,17 +37,19 @@ Body userfault(const char* name, UserfaultOptions options) {
 }  // namespace
 
 std::vector<Body> bodies() {
-  UserfaultOptions no_move, no_poison, user_mode, no_wp, oldest;
+  UserfaultOptions no_move, no_poison, user_mode, no_wp, no_reclaim, oldest;
   no_move.allow_move = false;
   no_poison.allow_poison = false;
   user_mode.allow_privileged = false;
   no_wp.allow_write_protect = false;
+  no_reclaim.allow_table_reclaim = false;
   oldest.allow_move = oldest.allow_poison = oldest.allow_write_protect = oldest.allow_process_madvise = false;
   return {userfault("uffd", {}),
           userfault("uffd_no_move", no_move),
           userfault("uffd_no_poison", no_poison),
           userfault("uffd_user_mode", user_mode),
           userfault("uffd_no_wp", no_wp),
+          userfault("uffd_no_table_reclaim", no_reclaim),
           userfault("uffd_oldest", oldest)};
 }
 

@@ -547,37 +547,53 @@ TEST_P(TrapContract, DropMakesRangesAbsentAndLeavesTheRest) {
   munmap(frame, kHugePage);
 }
 
-std::atomic<uint64_t*> stray_target{nullptr};
+// What the step hook below does, once each: puts a page in the way of a fill, and stores into what it had put in place.
+struct Interference {
+  Trap* trap;
+  uint64_t *obstacle, *stored;
+  void* page;
+  bool placed, done;
+} interference;
 
 TEST_P(TrapContract, AFillThatStopsHalfWayIsUndoneAndKeepsStoresMadeMeanwhile) {
   for (const Kind kind : kinds()) {
-    // For moves, two huge pages: the first goes in, the second is there already.
-    const size_t unit = kind.transfer == Transfer::move ? kHugePage : kPage;
-    if (kind.size != (kind.transfer == Transfer::move ? size_t{32} << 20 : size_t{64} << 10)) continue;
+    const bool moves = kind.transfer == Transfer::move;
+    if (kind.size != (moves ? size_t{32} << 20 : size_t{64} << 10)) continue;
     SCOPED_TRACE(kind.size);
     Block b;
     make_block(kind, &b);
-    const size_t blocker = 3 * unit / sizeof(uint64_t);
-    write_pattern(b.slot, unit, 9);
-    OK(trap_->fill(b.words + blocker, unit, b.slot, kind.transfer, Protect::no));
     write_pattern(b.frame, kind.size, 1);
-    stray_target = b.words + 7;
+    void* page;
+    OK(trap_->reserve_frames(kHugePage, false, &page));
+    write_pattern(page, kPage, 9);
+    uint64_t* obstacle = b.words + 3 * (moves ? kHugePage : kPage) / sizeof(uint64_t);
+    interference = {trap_.get(), obstacle, b.words + 7, page, false, false};
     core::step_hook = [](const char* step) {
-      if (std::string_view(step) == "trap.fill.undo") __atomic_store_n(stray_target.load(), 77, __ATOMIC_RELAXED);
+      if (std::string_view(step) == "trap.fill.begin" && !interference.placed) {
+        interference.placed = true;
+        const Status s =
+            interference.trap->fill(interference.obstacle, kPage, interference.page, Transfer::copy, Protect::no);
+        EXPECT_TRUE(s.ok()) << s.text();
+      } else if (std::string_view(step) == "trap.fill.undo" && !interference.done) {
+        interference.done = true;
+        __atomic_store_n(interference.stored, 77, __ATOMIC_RELAXED);
+      }
     };
     const Status s = b.fill();
     core::step_hook = nullptr;
     EXPECT_EQ(s.code(), -EEXIST) << s.text();
-    EXPECT_EQ(first_wrong(b.words + blocker, unit, 9), -1);
+    EXPECT_TRUE(interference.done);
+    EXPECT_EQ(first_wrong(obstacle, kPage, 9), -1);
     // The frame is complete, with the store; the range is absent, so the same fill works once the obstacle is gone.
     uint64_t* frame_words = reinterpret_cast<uint64_t*>(b.frame);
     EXPECT_EQ(frame_words[7], 77u);
     frame_words[7] = pattern(1, 7);
     EXPECT_EQ(first_wrong(b.frame, kind.size, 1), -1);
-    const Range obstacle{reinterpret_cast<uintptr_t>(b.words + blocker), unit};
-    OK(trap_->drop({&obstacle, 1}));
+    const Range range{reinterpret_cast<uintptr_t>(obstacle), kPage};
+    OK(trap_->drop({&range, 1}));
     OK(b.fill());
     EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
+    munmap(page, kHugePage);
     b.release();
   }
 }

@@ -1,8 +1,10 @@
 // What happens where userfaultfd is not allowed, and that each fallback can be forced.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -12,6 +14,7 @@
 #include <cstddef>
 
 #include "trap/mapping.h"
+#include "trap/transfer.h"
 #include "trap/trap.h"
 
 namespace vmem::trap {
@@ -131,6 +134,33 @@ TEST(TrapRangeMap, RemembersWhatIsAttachedThroughCutsAndMerges) {
   map.erase(0, SIZE_MAX);
   EXPECT_FALSE(map.first_owned(&left));
   EXPECT_FALSE(map.find(0x19000, &e));
+}
+
+// Linux 6.18 can move pages and then claim that they are in its own way; only the page map tells that from a real
+// obstacle.
+TEST(TrapTransfer, PagesThatTheKernelMovedWithoutCountingAreRecognized) {
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (pagemap < 0) GTEST_SKIP() << "no /proc/self/pagemap";
+  constexpr size_t kPages = 100, kPage = 4096;
+  const auto map = [] {
+    void* at = mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    madvise(at, kPages * kPage, MADV_NOHUGEPAGE);
+    return reinterpret_cast<uintptr_t>(at);
+  };
+  const uintptr_t dst = map(), src = map();
+  const auto touch = [](uintptr_t start, size_t page) { *reinterpret_cast<volatile char*>(start + page * kPage) = 1; };
+  const auto moved = [&] { return moved_already(pagemap, dst, src, kPages * kPage) / kPage; };
+  EXPECT_EQ(moved(), 0u);  // absent on both sides
+  for (size_t i = 0; i < kPages; ++i) touch(dst, i);
+  EXPECT_EQ(moved(), kPages);
+  touch(src, 70);
+  EXPECT_EQ(moved(), 70u);
+  touch(src, 0);  // present on both sides: a real obstacle
+  EXPECT_EQ(moved(), 0u);
+  EXPECT_EQ(moved_already(-1, dst, src, kPages * kPage), 0u);
+  munmap(reinterpret_cast<void*>(dst), kPages * kPage);
+  munmap(reinterpret_cast<void*>(src), kPages * kPage);
+  close(pagemap);
 }
 
 }  // namespace
