@@ -41,7 +41,7 @@ DEPS       = -MMD -MP
 LIBS       = -luring -lnuma -llz4 -lzstd -lxxhash -ldl -lrt -pthread
 ifdef HAVE_CUDA
 override CPPFLAGS += -DVMEM_HAVE_CUDA=1 -isystem $(CUDA_HOME)/include
-LIBS      += $(CUDA_LIB)
+LIBS      += -L$(patsubst %/,%,$(dir $(CUDA_LIB))) -lcudart_static
 endif
 
 # Objects depend on this file: it changes when the compiler or its flags do.
@@ -221,7 +221,7 @@ install: lib  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake pa
 	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake
 	sed $(SUBST) scripts/package/vmem-config-version.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config-version.cmake
 SUBST = -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@SONAME@|$(SONAME)|g' \
-        -e 's|@PRIVATE_LIBS@|$(LIBS)|g'
+        -e 's|@PRIVATE_LIBS@|$(LIBS)|g' -e 's|@PRIVATE_LIBS_LIST@|$(subst $() ,;,$(strip $(LIBS)))|g'
 
 clean:  ## remove $(BUILD)
 	rm -rf $(BUILD)

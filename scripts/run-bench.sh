@@ -3,7 +3,7 @@
 #
 # Measures on the disk under TMPDIR. The machine should be quiet; docs/benchmarks.md says what is compared.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build} failed=0
 mkdir -p "$build/bench"
 for program in $(find "$build/tests/bench" -maxdepth 1 -type f -perm -u+x ! -name '*.o' 2>/dev/null | sort); do

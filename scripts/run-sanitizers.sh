@@ -3,7 +3,7 @@
 #
 # asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. What each needs is in docs/testing.md.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
 base=${BUILD:-build} passed=0 failed=0 skipped=0 rows=()
 [ $# -gt 0 ] || set -- asan tsan

@@ -11,7 +11,7 @@
 # A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 # Exit: 0 when nothing failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
 export BUILD=${BUILD:-build}
 timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5}

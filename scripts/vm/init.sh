@@ -52,6 +52,14 @@ fi
 chmod 1777 /data
 export TMPDIR=/data VMEM_TEST_DIR=/data
 
+# Where each thread of a program that does not end stands in the kernel.
+stacks() {
+  echo "@@OVERDUE after $COMMAND_TIMEOUT s; its threads:"
+  for task in /proc/"$1"/task/*; do
+    echo "thread ${task##*/} $(cat "$task/comm") state $(sed -n 's/^State:.//p' "$task/status"): $(sed 's/^[^ ]* //; s/+.*//' "$task/stack" | tr '\n' ' ')"
+  done
+}
+
 worst=0
 # run NUMBER USER CONTAINER(0|1) PROGRAM ARGS..: one test. Its result travels as @@RESULT NUMBER STATUS, JSON, @@END.
 run() {
@@ -59,10 +67,15 @@ run() {
   case $user in root) uid=0 ;; nobody) uid=65534 ;; *) uid=$user ;; esac
   json=/tmp/result-$number.json   # the plan tells GoogleTest programs to write it
   echo "@@START $number"
+  # A session of its own, so that what the program started goes with it when its time is up.
   # shellcheck disable=SC2086
-  (cd /data && timeout -k 3 "$COMMAND_TIMEOUT" guest-enter -u $uid $flag -- "$@")
-  status=$?
-  case $status in 124 | 137 | 143) [ -w /proc/sysrq-trigger ] && { echo l; echo w; } >/proc/sysrq-trigger; dmesg | tail -60 ;; esac
+  (cd /data && exec setsid guest-enter -u $uid $flag -- "$@") &
+  pid=$!
+  (sleep "$COMMAND_TIMEOUT"; echo overdue >/tmp/overdue-$number; stacks $pid; kill -9 -$pid) &
+  watch=$!
+  wait $pid; status=$?
+  kill $watch 2>/dev/null
+  [ -f /tmp/overdue-$number ] && status=124
   echo "@@STOP $number $status"
   say "@@RESULT $number $status"
   [ -f "$json" ] && cat "$json" >/dev/ttyS1

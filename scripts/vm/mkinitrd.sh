@@ -30,16 +30,16 @@ in_tree() {
       echo "$name" >>"$root/modules.order"
     done
 }
-# Debug information is most of a test program's size and the guest unpacks all of it into memory: leave it out.
-program() {
-  local target=$root/bin/${1##*/} library
-  cp -L "$1" "$target"; chmod 755 "$target"
-  if [ "$(head -c4 "$1")" = $'\177ELF' ]; then
-    strip --strip-debug "$target" 2>/dev/null || true
-    { ldd "$1" 2>/dev/null | grep -oE '/[^ ]+' || true; } | while read -r library; do
-      mkdir -p "$root${library%/*}"; cp -Ln "$library" "$root$library"
-    done
-  fi
+# install FILE GUEST_PATH: with the shared libraries of a program, without debug information, which is most of a test
+# program's size and would all be unpacked into the guest's memory.
+install() {
+  local target=$root$2 library
+  mkdir -p "${target%/*}"; cp -L "$1" "$target"
+  [ "$(head -c4 "$1" | tr -d '\0')" = $'\177ELF' ] || return 0
+  strip --strip-debug "$target" 2>/dev/null || true
+  { ldd "$1" 2>/dev/null | grep -oE '/[^ ]+' || true; } | while read -r library; do
+    mkdir -p "$root${library%/*}"; cp -Ln "$library" "$root$library"
+  done
 }
 for name in nvme ext4 crc32c_generic; do in_tree "$name"; done
 while [ $# -gt 0 ]; do
@@ -47,8 +47,8 @@ while [ $# -gt 0 ]; do
     --in-tree) in_tree "$2"; shift 2 ;;
     --load | --helper) file=${2%%:*} args=; [ "$file" = "$2" ] || args=${2#*:}
       cp "$file" "$root/load/"; echo "${1#--} ${file##*/} $args" >>"$root/load.order"; shift 2 ;;
-    --file) mkdir -p "$root$(dirname "${2#*:}")"; cp -L "${2%%:*}" "$root${2#*:}"; shift 2 ;;
-    *) program "$1"; shift ;;
+    --file) install "${2%%:*}" "${2#*:}"; shift 2 ;;
+    *) install "$1" "/bin/${1##*/}"; chmod 755 "$root/bin/${1##*/}"; shift ;;
   esac
 done
 (cd "$root" && find . -print0 | cpio --null -o -H newc -R 0:0 --quiet | gzip -1) >"$out"

@@ -135,14 +135,17 @@ boot() {
 }
 [ -z "$verbose" ] || { touch "$work/console.log"; tail -f "$work/console.log" >&2 & follower=$!; trap 'kill $follower 2>/dev/null; rm -rf "$work"' EXIT; }
 boot
-if [ $verdict = 126 ]; then note "the guest died before userland; once more"; boot; fi
+if [ $verdict = 126 ]; then
+  mkdir -p "$build/vm"; cat "$work/qemu.log" "$work/console.log" >"$build/vm/early-death.log"
+  note "the guest died before userland (its console: $build/vm/early-death.log); once more"; boot
+fi
 tr -d '\r' <"$work/console.log" >"$work/console"; tr -d '\r' <"$work/results.log" >"$work/results"
 [ -z "$log" ] || { mkdir -p "$(dirname "$log")"; cp "$work/console" "$log"; }
 
 passed=0 failed=0 skipped=0
 add() { passed=$((passed + $1)); failed=$((failed + $2)); skipped=$((skipped + $3)); }
 for ((i = 0; i < number; i++)); do
-  sed -n "/^@@START $i\$/,/^@@STOP $i /p" "$work/console" | grep -v '^@@' >"$work/log" || true
+  sed -n "/^@@START $i\$/,/^@@STOP $i /p" "$work/console" | grep -vE '^@@ST(ART|OP)' >"$work/log" || true
   status=$(awk -v n="$i" '$1 == "@@RESULT" && $2 == n {print $3}' "$work/results")
   sed -n "/^@@RESULT $i /,/^@@END $i\$/p" "$work/results" | grep -v '^@@' >"$work/json" || true
   if [ -z "$status" ]; then status=$([ $verdict = 124 ] && echo 124 || echo 255); : >"$work/json"; fi
@@ -152,7 +155,7 @@ for ((i = 0; i < number; i++)); do
   [ "$s" = 0 ] || skip_reasons "$status" "$work/log" | sed 's/^/       skipped: /'
   if [ "$f" != 0 ]; then
     failed_tests "$work/log" | sed 's/^/       failed: /'
-    echo "       status $status; the last lines of its output:"; tail -25 "$work/log" | sed 's/^/       | /'
+    echo "       status $status; the last lines of its output:"; grep -avE '^\[ *[0-9]+\.[0-9]+\]' "$work/log" | tail -25 | sed 's/^/       | /'
   fi
 done
 problem() { add 0 1 0; echo "FAIL $1 on $label"; }

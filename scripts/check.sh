@@ -1,0 +1,128 @@
+#!/bin/bash
+# check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
+#
+#   format layers doors header names settings words sizes shell tidy
+# Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
+set -uo pipefail
+shopt -s lastpipe   # report counts in this shell, at the end of a pipe
+cd "$(dirname "$0")/.." || exit 1
+build=${BUILD:-build}
+passed=0 failed=0 skipped=0
+export LC_ALL=C.UTF-8
+
+tracked() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
+# report NAME: standard input is what is wrong.
+report() {
+  local text; text=$(cat)
+  if [ -z "$text" ]; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; sed 's/^/       /' <<<"$text"; failed=$((failed + 1)); fi
+}
+missing() { echo "skip $1: $2 is not installed"; skipped=$((skipped + 1)); }
+
+check_format() {
+  command -v clang-format >/dev/null || { missing format clang-format; return; }
+  tracked 'lib/*.cpp' 'lib/*.h' 'tests/*.cpp' 'tests/*.h' 'tests/*.cu' 'tools/*.cpp' 'tools/*.h' 'examples/*.cpp' 'include/vmem/*.hpp' |
+    xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1: not formatted (clang-format -i)/p' | sort | uniq | report format
+}
+
+# Includes go one way: core below all; trap, policy, store and device know core alone; the pager knows those; api knows
+# the pager. Nobody outside lib may be included, except the public headers.
+check_layers() {
+  local file room target allowed
+  tracked 'lib/*/*' | while read -r file; do
+    room=${file#lib/}; room=${room%%/*}
+    case $room in
+      core) allowed="core" ;;
+      trap | policy | store | device) allowed="core $room" ;;
+      pager) allowed="core trap policy store device pager" ;;
+      api) allowed="core trap policy store device pager api" ;;
+      *) echo "$file: no such room in the house"; continue ;;
+    esac
+    grep -noE '^ *# *include *"[^"]+"' "$file" | sed -E 's/^([0-9]+):.*"([^"]+)"/\1 \2/' | while read -r line target; do
+      case $target in
+        vmem/*) ;;
+        */*) [[ " $allowed " == *" ${target%%/*} "* ]] || echo "$file:$line: lib/$room may not include \"$target\"" ;;
+        *) [ -f "$(dirname "$file")/$target" ] && echo "$file:$line: include it as \"$room/$target\"" || echo "$file:$line: \"$target\" is in no room" ;;
+      esac
+    done
+  done | report layers
+}
+
+# One room owns each door to the outside.
+check_doors() {
+  door() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
+  { door store 'liburing'; door device 'cuda'; door trap 'linux/userfaultfd|vmem/vmem_uapi'
+    tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
+  } | report doors
+}
+
+# The public header alone, as C99 and as C++, with every warning; and without CUDA's headers.
+check_header() {
+  { for language in "c -std=c99" "c -std=c17" "c++ -std=c++11" "c++ -std=c++20"; do
+      for header in include/vmem/*.h; do
+        # The ioctl header may use what the kernel's headers give, which is not strict C99.
+        # shellcheck disable=SC2086  # language holds two words
+        echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x $language -Iinclude -Wall -Wextra -pedantic -Werror -fsyntax-only - 2>&1
+      done
+    done
+    for header in include/vmem/*.hpp; do
+      [ -f "$header" ] && echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++20 -Iinclude -Wall -Wextra -Wshadow -Werror -fsyntax-only - 2>&1
+    done
+    ! grep -nE 'include *<cuda' include/vmem/*
+  } | report header
+}
+
+# vmem.h, the symbol map and the shared library name the same calls, all of them in VMEM_1.
+check_names() {
+  local header map exported
+  header=$(${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u)
+  map=$(sed -n '/global:/,/local:/p' lib/api/libvmem.map | grep -oE 'vmem_[a-z_]+' | sort -u)
+  { diff <(echo "$header") <(echo "$map") | sed -n 's/^< \(.*\)/\1: in vmem.h, not in lib\/api\/libvmem.map/p; s/^> \(.*\)/\1: in lib\/api\/libvmem.map, not in vmem.h/p'
+    if [ -e "$build/libvmem.so" ]; then
+      exported=$(nm -D --defined-only "$build/libvmem.so" | awk '$2 != "A" {print $3}' | sort -u)
+      diff <(sed 's/$/@@VMEM_1/' <<<"$map") <(echo "$exported") | sed -n 's/^< \(.*\)/\1: not exported by libvmem.so/p; s/^> \(.*\)/\1: exported by libvmem.so, not in the map/p'
+      readelf -d "$build/libvmem.so" | grep -q 'SONAME.*libvmem-tier\.so\.[0-9]*\]' || echo "libvmem.so: the soname is not libvmem-tier.so.N"
+    fi
+  } | report names
+}
+
+check_settings() {
+  local folder; folder=$(mktemp -d)
+  { "$build/tools/docgen" "$folder" && diff -q "$folder/settings.md" docs/settings.md >/dev/null || echo "docs/settings.md is not what the options table says: make docs"; } 2>&1 | report settings
+  rm -rf "$folder"
+}
+
+# The repository is complete and knows no machine: no unfinished marks, no paths of somebody's home.
+check_words() {
+  { tracked | grep -vE '^(LICENSE|kmod/COPYING|scripts/check\.sh)' | xargs grep -nIE '\b(TODO|FIXME|XXX|HACK)\b' 2>/dev/null | sed 's/^/unfinished: /'
+    tracked | grep -v '^scripts/check\.sh' | xargs grep -nIE '(^|[^A-Za-z0-9_.$/}-])/(home|root|work|Users)/[A-Za-z0-9._-]+' 2>/dev/null | sed 's/^/a path of one machine: /'
+    tracked | xargs grep -lIE '[[:space:]]+$' 2>/dev/null | grep -E '\.(cpp|h|hpp|c|sh|md)$' | sed 's/$/: blanks at the end of a line/'
+    git ls-files -s | awk '$1 == "100755" {print $4}' | while read -r f; do head -c2 "$f" 2>/dev/null | grep -q '#!' || echo "$f: executable, but no script"; done
+  } | head -40 | report words
+}
+
+# Files are argued about at 600 lines; headers at 250. The public headers hold the documentation of every call.
+check_sizes() {
+  { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | xargs wc -l | awk '$2 != "total" && $1 > 600 {print $2 ": " $1 " lines, at most 600"}'
+    tracked 'lib/*.h' 'tools/*.h' 'tests/*.h' | xargs wc -l | awk '$2 != "total" && $1 > 250 {print $2 ": " $1 " lines, a header has at most 250"}'
+    [ ! -d kmod ] || tracked 'kmod/*.c' 'kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 wanted"}'
+  } | report sizes
+}
+
+check_shell() {
+  command -v shellcheck >/dev/null || { missing shell shellcheck; return; }
+  tracked '*.sh' .ci/run | xargs shellcheck -x -S warning -e SC1091,SC2034,SC2154,SC2054,SC2030,SC2031 2>&1 | head -60 | report shell
+}
+
+check_tidy() {
+  command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
+  # Quiet while it is clean: only findings are shown.
+  make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
+}
+
+[ $# -gt 0 ] || set -- format layers doors header names settings words sizes shell tidy
+for name in "$@"; do
+  declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
+  "check_$name"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

@@ -1,0 +1,36 @@
+#!/bin/bash
+# An installed library can be found by pkg-config and by CMake, linked shared and static, moved into another root, and run.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+build=${BUILD:-build}; work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+make BUILD="$build" DESTDIR="$work/root" PREFIX=/usr LIBDIR=/usr/lib/x86_64-linux-gnu install >/dev/null
+lib=$work/root/usr/lib/x86_64-linux-gnu
+cat >"$work/app.c" <<'C'
+#include <stdio.h>
+#include <vmem/vmem.h>
+int main(void) { return vmem_set("no_such_setting", "1") == 0 || puts(vmem_last_error()) < 0; }
+C
+config() { PKG_CONFIG_LIBDIR=$lib/pkgconfig pkg-config --define-variable=prefix="$work/root/usr" --define-variable=libdir="$lib" "$@" vmem; }
+# shellcheck disable=SC2046  # flags are words
+cc "$work/app.c" -o "$work/shared" $(config --cflags --libs)
+readelf -d "$work/shared" | grep -q 'NEEDED.*libvmem-tier\.so\.1\]'
+LD_LIBRARY_PATH=$lib "$work/shared" | grep -q no_such_setting
+# shellcheck disable=SC2046
+c++ -x c "$work/app.c" -x none -o "$work/static" $(config --cflags) "$lib/libvmem.a" $(config --static --libs | sed "s/-lvmem\b//")
+"$work/static" | grep -q no_such_setting
+echo "pkg-config: shared and static programs run"
+command -v cmake >/dev/null || { echo "CMake is not installed: its package was not tried"; exit 0; }
+cat >"$work/CMakeLists.txt" <<'C'
+cmake_minimum_required(VERSION 3.16)
+project(app C CXX)
+find_package(vmem 1.0 REQUIRED)
+add_executable(app app.c)
+target_link_libraries(app vmem::vmem)
+add_executable(app_static app.c)
+target_link_libraries(app_static vmem::static)
+C
+cmake -S "$work" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/root/usr" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu >"$work/log" 2>&1 &&
+  cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$work/cmake/app" | grep -q no_such_setting
+"$work/cmake/app_static" | grep -q no_such_setting
+echo "CMake: shared and static programs run"
