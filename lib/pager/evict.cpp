@@ -146,7 +146,7 @@ Pager::Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
   }
   if (!keep && !probe) leaving_bytes_ += r.block_size;
-  if (keep && resident.admitted) policy_->hold(block.aux);
+  if ((keep || probe) && resident.admitted) policy_->hold(block.aux);
   return m;
 }
 
@@ -202,10 +202,10 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
       if (m->probe && m->status.ok()) {
         r.table.change(m->block, State::taking, State::held);
         residents_[r.table[m->block].aux].frame = m->image;
+        policy_->unhold(r.table[m->block].aux);
         settle_probe(r, m->block, after);
         free_move(m);
       } else if (!m->status.ok()) {
-        if (m->probe) policy_->touched(r.table[m->block].aux);
         if (m->stored != 0) note_write_failure(m);
         put_back(m, after);
       } else if (m->clean) {
@@ -321,7 +321,7 @@ void Pager::put_back(Move* m, After& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   Resident& resident = residents_[block.aux];
-  if (m->keep && resident.admitted) policy_->unhold(block.aux);
+  if ((m->keep || m->probe) && resident.admitted) policy_->unhold(block.aux);
 
   if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
     // Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
