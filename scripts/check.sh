@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings words sizes shell tidy
+#   format layers doors header names settings readme words sizes shell tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -91,6 +91,11 @@ check_settings() {
   rm -rf "$folder"
 }
 
+# The README's example is the one that is built and run.
+check_readme() {
+  { diff -q <(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d') examples/hello.cpp >/dev/null || echo "README.md: its example is not examples/hello.cpp"; } | report readme
+}
+
 # The repository is complete and knows no machine: no unfinished marks, no paths of somebody's home.
 check_words() {
   { tracked | grep -vE '^(LICENSE|kmod/COPYING|scripts/check\.sh)' | xargs grep -nIE '\b(TODO|FIXME|XXX|HACK)\b' 2>/dev/null | sed 's/^/unfinished: /'
@@ -100,11 +105,14 @@ check_words() {
   } | head -40 | report words
 }
 
-# Files are argued about at 600 lines; headers at 250. The public headers hold the documentation of every call.
+# Sources are argued about at 600 lines, headers at 250; a fifth more is an argument lost. The public headers hold the
+# documentation of every call and are free. The module promises to be small.
 check_sizes() {
-  { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | xargs wc -l | awk '$2 != "total" && $1 > 600 {print $2 ": " $1 " lines, at most 600"}'
-    tracked 'lib/*.h' 'tools/*.h' 'tests/*.h' | xargs wc -l | awk '$2 != "total" && $1 > 250 {print $2 ": " $1 " lines, a header has at most 250"}'
-    [ ! -d kmod ] || tracked 'kmod/*.c' 'kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 wanted"}'
+  lines() { xargs -r wc -l | awk -v want="$1" -v limit="$2" -v note="$3" '$2 != "total" && $1 > limit {print $2 ": " $1 " lines, at most " want}
+    $2 != "total" && $1 > want && $1 <= limit {print "note " $2 ": " $1 " lines, " want " wanted" >note}'; }
+  { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | lines 600 720 /dev/stderr
+    tracked 'lib/*.h' 'tools/*.h' | lines 250 300 /dev/stderr
+    tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 promised"}'
   } | report sizes
 }
 
@@ -119,7 +127,7 @@ check_tidy() {
   make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
-[ $# -gt 0 ] || set -- format layers doors header names settings words sizes shell tidy
+[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"
