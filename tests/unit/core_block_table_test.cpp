@@ -1,0 +1,160 @@
+// The table of blocks: exactly the legal transitions, and counts that always agree with the entries.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "core/block_table.h"
+
+namespace {
+
+using vmem::core::BlockTable;
+using vmem::core::in_memory;
+using vmem::core::in_transition;
+using vmem::core::legal;
+using vmem::core::State;
+using vmem::core::state_name;
+
+constexpr size_t kStates = static_cast<size_t>(State::count_);
+
+State state(size_t i) {
+  return static_cast<State>(i);
+}
+
+// Written out a second time, by what each change means, so that a slip in the table of the library shows.
+const std::map<State, std::set<State>>& expected() {
+  using enum State;
+  static const std::map<State, std::set<State>> kAll = {
+      // a fault or acquire reads it, a device takes it, or no memory came in time
+      {untouched, {filling, entering, failed}},
+      // the same, or its contents are dropped
+      {stored, {filling, entering, failed, untouched}},
+      // read: wanted, not wanted yet, unreadable; given up; handed to a device
+      {filling, {installing, held, failed, stored, untouched, entering}},
+      {held, {installing, taking, entering}},
+      {installing, {resident, held}},
+      {resident, {taking, entering}},
+      // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device
+      {taking, {held, installing, resident, writing, stored, untouched, entering}},
+      {writing, {held, installing, resident, stored, untouched}},
+      {failed, {untouched, stored}},
+      {entering, {on_device, stored, untouched, held, failed}},
+      {on_device, {leaving}},
+      {leaving, {on_device, held, taking, stored, untouched, failed, entering}},
+  };
+  return kAll;
+}
+
+// Some way from untouched to each state over legal steps.
+std::vector<State> way_to(State target) {
+  std::map<State, std::vector<State>> ways{{State::untouched, {}}};
+  for (size_t round = 0; round < kStates; ++round) {
+    const auto known = ways;
+    for (const auto& [from, way] : known) {
+      for (size_t to = 0; to < kStates; ++to) {
+        if (!legal(from, state(to)) || ways.count(state(to)) != 0) continue;
+        ways[state(to)] = way;
+        ways[state(to)].push_back(state(to));
+      }
+    }
+  }
+  return ways.at(target);
+}
+
+TEST(CoreBlockTable, ExactlyTheseTransitionsAreLegal) {
+  for (size_t from = 0; from < kStates; ++from) {
+    for (size_t to = 0; to < kStates; ++to) {
+      EXPECT_EQ(legal(state(from), state(to)), expected().at(state(from)).count(state(to)) != 0)
+          << state_name(state(from)) << " -> " << state_name(state(to));
+    }
+  }
+}
+
+TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
+  BlockTable table;
+  ASSERT_TRUE(table.create(kStates * kStates).ok());
+  size_t block = 0;
+  std::map<State, uint64_t> counts;
+  for (size_t from = 0; from < kStates; ++from) {
+    for (size_t to = 0; to < kStates; ++to) {
+      if (!legal(state(from), state(to))) continue;
+      State now = State::untouched;
+      for (State next : way_to(state(from))) table.change(block, now, next), now = next;
+      table.change(block, state(from), state(to));
+      EXPECT_EQ(table[block].state, state(to));
+      ++counts[state(to)];
+      ++block;
+    }
+  }
+  for (size_t s = 1; s < kStates; ++s) EXPECT_EQ(table.count(state(s)), counts[state(s)]) << state_name(state(s));
+  EXPECT_EQ(table.check(), "");
+}
+
+TEST(CoreBlockTable, CheckNoticesAStateThatWasWrittenBesideChange) {
+  BlockTable table;
+  ASSERT_TRUE(table.create(8).ok());
+  table.change(3, State::untouched, State::filling);
+  EXPECT_EQ(table.check(), "");
+  table[3].state = State::resident;
+  EXPECT_NE(table.check(), "");
+}
+
+TEST(CoreBlockTableDeathTest, AnIllegalTransitionEndsTheProcessWithWords) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  BlockTable table;
+  ASSERT_TRUE(table.create(8).ok());
+  EXPECT_DEATH(table.change(5, State::untouched, State::resident), "block 5: untouched -> resident");
+}
+
+TEST(CoreBlockTableDeathTest, ALegalTransitionFromTheWrongStateEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  BlockTable table;
+  ASSERT_TRUE(table.create(8).ok());
+  EXPECT_DEATH(table.change(2, State::stored, State::filling),
+               "block 2: stored -> filling asked for, but it is untouched");
+}
+
+TEST(CoreBlockTable, NextTouchedSkipsChunksAndMissesNothing) {
+  BlockTable table;
+  constexpr uint64_t kBlocks = 100000;
+  ASSERT_TRUE(table.create(kBlocks).ok());
+  EXPECT_EQ(table.next_touched(0), kBlocks);
+  EXPECT_EQ(table.next_touched(kBlocks), kBlocks);
+  const std::set<uint64_t> changed = {0, 2047, 2048, 50000, kBlocks - 1};
+  for (uint64_t b : changed) table.change(b, State::untouched, State::filling);
+  std::set<uint64_t> found;
+  uint64_t visited = 0;
+  for (uint64_t b = table.next_touched(0); b < kBlocks; b = table.next_touched(b + 1)) {
+    ++visited;
+    if (table[b].state != State::untouched) found.insert(b);
+  }
+  EXPECT_EQ(found, changed);
+  EXPECT_LE(visited, 4u * 2048) << "whole chunks nobody changed are skipped";
+}
+
+TEST(CoreBlockTable, AHugeTableCostsAddressSpaceOnly) {
+  BlockTable table;
+  const uint64_t blocks = uint64_t{1} << 32;  // 16 TiB of 4 KiB blocks
+  ASSERT_TRUE(table.create(blocks).ok());
+  EXPECT_EQ(table.footprint(), 0u);
+  table.change(blocks - 1, State::untouched, State::filling);
+  EXPECT_EQ(table.footprint(), 64u << 10);
+  EXPECT_EQ(table.next_touched(0), blocks / 2048 * 2048 - 2048);
+  EXPECT_EQ(table.check(), "");
+}
+
+TEST(CoreBlockTable, StatesThatAreOwnedAndStatesThatOccupyMemory) {
+  const std::set<State> moving = {State::filling, State::installing, State::taking,
+                                  State::writing, State::entering,   State::leaving};
+  const std::set<State> memory = {State::filling,  State::held,   State::installing,
+                                  State::resident, State::taking, State::writing};
+  std::set<std::string> names;
+  for (size_t s = 0; s < kStates; ++s) {
+    EXPECT_EQ(in_transition(state(s)), moving.count(state(s)) != 0) << state_name(state(s));
+    EXPECT_EQ(in_memory(state(s)), memory.count(state(s)) != 0) << state_name(state(s));
+    EXPECT_TRUE(names.insert(state_name(state(s))).second);
+  }
+  EXPECT_STREQ(state_name(State::count_), "?");
+}
+
+}  // namespace
