@@ -1,0 +1,461 @@
+#include "pager_fakes.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/step.h"
+
+namespace vmem::pager::test {
+
+using core::Status;
+using store::Io;
+using trap::FaultKind;
+
+namespace {
+
+constexpr int kDropped = 0xdd;
+
+// A test that waits for what never comes ends with words instead of hanging.
+template <typename Condition>
+void wait_or_die(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const char* what,
+                 Condition condition) {
+  if (changed.wait_for(lock, std::chrono::seconds(60), condition)) return;
+  fprintf(stderr, "pager_fakes: waited 60 s for %s\n", what);
+  abort();
+}
+
+uintptr_t number(const void* p) {
+  return reinterpret_cast<uintptr_t>(p);
+}
+
+void* map(size_t size, size_t align) {
+  auto* raw = static_cast<std::byte*>(
+      mmap(nullptr, size + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (raw == MAP_FAILED) return nullptr;
+  auto* at = reinterpret_cast<std::byte*>(core::round_up(number(raw), align));
+  if (at != raw) munmap(raw, static_cast<size_t>(at - raw));
+  if (raw + align != at) munmap(at + size, static_cast<size_t>(raw + align - at));
+  return at;
+}
+
+}  // namespace
+
+FakeTrap::FakeTrap(bool move, bool write_protect) {
+  caps_.move = move;
+  caps_.write_protect = write_protect;
+  caps_.poison = true;
+  caps_.name = "fake";
+}
+
+FakeTrap::~FakeTrap() {
+  for (const auto& [base, size] : attached_) munmap(reinterpret_cast<void*>(base), size);
+}
+
+void FakeTrap::called(const char* name) {
+  ++calls_[name];
+  changed_.notify_all();
+}
+
+void FakeTrap::set(uintptr_t at, size_t size, Page page) {
+  for (uintptr_t p = at; p < at + size; p += core::kPage) {
+    if (page == Page::absent) {
+      pages_.erase(p);
+    } else {
+      pages_[p] = page;
+    }
+  }
+}
+
+bool FakeTrap::all(uintptr_t at, size_t size, Page page) {
+  for (uintptr_t p = at; p < at + size; p += core::kPage) {
+    const auto it = pages_.find(p);
+    if ((it == pages_.end() ? Page::absent : it->second) != page) return false;
+  }
+  return true;
+}
+
+void FakeTrap::wake_locked(uintptr_t at, size_t size) {
+  for (uintptr_t p = at; p < at + size; p += core::kPage) ++woken_[p];
+  changed_.notify_all();
+}
+
+bool FakeTrap::touch(uintptr_t at, bool write, const std::function<void(uint64_t*)>& use) {
+  const uintptr_t page = core::round_down(at, core::kPage);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto it = pages_.find(page);
+    const Page now = it == pages_.end() ? Page::absent : it->second;
+    if (now == Page::failed) return false;
+    if (now == Page::present || (now == Page::protected_ && !write)) {
+      use(reinterpret_cast<uint64_t*>(at));
+      return true;
+    }
+    const FaultKind kind = now == Page::protected_ ? FaultKind::write_protect
+                           : write                 ? FaultKind::write
+                                                   : FaultKind::read;
+    reports_.push_back({page, kind, 0});
+    changed_.notify_all();
+    const uint64_t before = woken_[page];
+    wait_or_die(lock, changed_, "a touch to be answered", [&] { return woken_[page] != before; });
+  }
+}
+
+bool FakeTrap::load(const void* at, uint64_t* value) {
+  return touch(number(at), false, [&](uint64_t* p) { *value = *p; });
+}
+
+bool FakeTrap::store(void* at, uint64_t value) {
+  return touch(number(at), true, [&](uint64_t* p) { *p = value; });
+}
+
+void FakeTrap::until_quiet() {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "the reports to be taken", [&] { return waiting_ && reports_.empty(); });
+}
+
+void FakeTrap::report(const void* at, FaultKind kind) {
+  std::lock_guard lock(mutex_);
+  reports_.push_back({core::round_down(number(at), core::kPage), kind, 0});
+  changed_.notify_all();
+}
+
+size_t FakeTrap::calls(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  return calls_[name];
+}
+
+void FakeTrap::until_called(const std::string& name, size_t times) {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, name.c_str(), [&] { return calls_[name] >= times; });
+}
+
+void FakeTrap::fail_take(int error) {
+  std::lock_guard lock(mutex_);
+  take_error_ = error;
+}
+
+Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** address) {
+  void* at = map(size, align);
+  if (at == nullptr) return core::error(ENOMEM, "no address space");
+  std::lock_guard lock(mutex_);
+  attached_[number(at)] = size;
+  *address = at;
+  return {};
+}
+
+Status FakeTrap::attach_at(void*, size_t, trap::Transfer) {
+  return core::error(ENOTSUP, "not in this fake");
+}
+
+Status FakeTrap::detach(void* address, size_t size) {
+  std::lock_guard lock(mutex_);
+  set(number(address), size, Page::failed);
+  wake_locked(number(address), size);
+  called("detach");
+  return {};
+}
+
+Status FakeTrap::unmap(void* address, size_t) {
+  std::lock_guard lock(mutex_);
+  // Stays mapped, as failed pages, so that late touches of a test meet SIGBUS and not another test's memory.
+  called("unmap");
+  return attached_.count(number(address)) != 0 ? Status() : core::error(EINVAL, "never attached");
+}
+
+Status FakeTrap::wait(std::span<trap::Fault> out, int, size_t* count) {
+  std::unique_lock lock(mutex_);
+  waiting_ = true;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return interrupted_ || !reports_.empty(); });
+  waiting_ = false;
+  interrupted_ = false;
+  for (*count = 0; *count < out.size() && !reports_.empty(); reports_.pop_front()) out[(*count)++] = reports_.front();
+  return {};
+}
+
+void FakeTrap::interrupt() {
+  std::lock_guard lock(mutex_);
+  interrupted_ = true;
+  changed_.notify_all();
+}
+
+Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) {
+  std::lock_guard lock(mutex_);
+  if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
+  memcpy(at, frame, size);
+  if (transfer == trap::Transfer::move) memset(frame, 0, size);
+  set(number(at), size, protect == trap::Protect::yes ? Page::protected_ : Page::present);
+  wake_locked(number(at), size);
+  called("fill");
+  return {};
+}
+
+Status FakeTrap::fill_zero(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
+  memset(at, 0, size);
+  set(number(at), size, Page::present);
+  wake_locked(number(at), size);
+  called("fill_zero");
+  return {};
+}
+
+Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
+  std::lock_guard lock(mutex_);
+  called("take");
+  if (take_error_ != 0) return core::error(take_error_, "pinned");
+  memcpy(frame, at, size);
+  memset(at, kDropped, size);
+  set(number(at), size, Page::absent);
+  return {};
+}
+
+Status FakeTrap::drop(std::span<const trap::Range> ranges) {
+  std::lock_guard lock(mutex_);
+  for (const trap::Range& r : ranges) {
+    memset(reinterpret_cast<void*>(r.address), kDropped, r.size);
+    set(r.address, r.size, Page::absent);
+  }
+  called("drop");
+  return {};
+}
+
+Status FakeTrap::protect(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  for (uintptr_t p = number(at); p < number(at) + size; p += core::kPage) {
+    if (auto it = pages_.find(p); it != pages_.end() && it->second == Page::present) it->second = Page::protected_;
+  }
+  called("protect");
+  return {};
+}
+
+Status FakeTrap::unprotect(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  for (uintptr_t p = number(at); p < number(at) + size; p += core::kPage) {
+    if (auto it = pages_.find(p); it != pages_.end() && it->second == Page::protected_) it->second = Page::present;
+  }
+  wake_locked(number(at), size);
+  called("unprotect");
+  return {};
+}
+
+Status FakeTrap::fail(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  set(number(at), size, Page::failed);
+  wake_locked(number(at), size);
+  called("fail");
+  return {};
+}
+
+Status FakeTrap::unfail(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  set(number(at), size, Page::absent);
+  wake_locked(number(at), size);
+  called("unfail");
+  return {};
+}
+
+Status FakeTrap::wake(void* at, size_t size) {
+  std::lock_guard lock(mutex_);
+  wake_locked(number(at), size);
+  called("wake");
+  return {};
+}
+
+Status FakeTrap::reserve_frames(size_t size, bool, void** address) {
+  *address = map(size, core::kHugePage);
+  return *address != nullptr ? Status() : core::error(ENOMEM, "no address space");
+}
+
+FakeEngine::FakeEngine() : thread_([this] { run(); }) {}
+
+FakeEngine::~FakeEngine() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void FakeEngine::hold(Io::Op op, bool on) {
+  std::lock_guard lock(mutex_);
+  if (on) {
+    holds_.insert(op);
+  } else {
+    holds_.erase(op);
+  }
+}
+
+void FakeEngine::until_held(size_t count) {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "requests to arrive", [&] { return held_.size() >= count; });
+}
+
+size_t FakeEngine::held() {
+  std::lock_guard lock(mutex_);
+  return held_.size();
+}
+
+void FakeEngine::let_go() {
+  std::lock_guard lock(mutex_);
+  ready_.insert(ready_.end(), held_.begin(), held_.end());
+  held_.clear();
+  changed_.notify_all();
+}
+
+void FakeEngine::fail(Io::Op op, int error) {
+  std::lock_guard lock(mutex_);
+  errors_[op] = error;
+}
+
+uint64_t FakeEngine::count(Io::Op op) {
+  std::lock_guard lock(mutex_);
+  return counts_[op];
+}
+
+void FakeEngine::until_count(Io::Op op, uint64_t count) {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "requests to end", [&] { return counts_[op] >= count; });
+}
+
+void FakeEngine::flip_stored_bits() {
+  std::lock_guard lock(mutex_);
+  for (auto& [id, bytes] : files_) {
+    for (size_t i = 0; i < bytes.size(); i += core::kPage) bytes[i] ^= 4;
+  }
+}
+
+Status FakeEngine::add_file(int, store::FileId* id) {
+  *id = 1;
+  return {};
+}
+
+void FakeEngine::submit(std::span<Io* const> batch) {
+  std::lock_guard lock(mutex_);
+  for (Io* io : batch) (holds_.count(io->op) != 0 ? held_ : ready_).push_back(io);
+  changed_.notify_all();
+}
+
+void FakeEngine::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || !ready_.empty(); });
+    if (ready_.empty()) return;
+    Io* io = ready_.front();
+    ready_.pop_front();
+    const int error = errors_[io->op];
+    std::vector<uint8_t>& file = files_[io->file];
+    if (error == 0 && io->op != Io::Op::flush) {
+      if (file.size() < io->offset + io->size) file.resize(io->offset + io->size);
+      uint8_t* at = file.data() + io->offset;
+      if (io->op == Io::Op::read) {
+        memcpy(io->buffer, at, io->size);
+      } else {
+        memcpy(at, io->buffer, io->size);
+      }
+    }
+    io->transferred = error == 0 ? io->size : 0;
+    io->result = -error;
+    const Io::Op op = io->op;
+    lock.unlock();
+    io->done(*io);
+    lock.lock();
+    ++counts_[op];
+    changed_.notify_all();
+  }
+}
+
+Status FakeSpace::allocate(size_t size, unsigned codec, std::span<core::Extent> out) {
+  std::lock_guard lock(mutex_);
+  if (used_ + size * out.size() > budget_)
+    return core::error(ENOSPC, "ssd_budget %llu is used up", static_cast<unsigned long long>(budget_));
+  for (core::Extent& e : out) {
+    e = core::Extent::make(0, next_, size, codec);
+    live_[next_] = size;
+    next_ += size;
+    used_ += size;
+  }
+  return {};
+}
+
+void FakeSpace::release(core::Extent extent) {
+  std::lock_guard lock(mutex_);
+  const auto it = live_.find(extent.offset());
+  if (it == live_.end()) {
+    fprintf(stderr, "pager_fakes: an extent was released twice\n");
+    abort();
+  }
+  used_ -= it->second;
+  live_.erase(it);
+}
+
+void FakeSpace::set_budget(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  budget_ = bytes;
+}
+
+uint64_t FakeSpace::used() const {
+  std::lock_guard lock(mutex_);
+  return used_;
+}
+
+size_t FakeSpace::extents() const {
+  std::lock_guard lock(mutex_);
+  return live_.size();
+}
+
+std::string FakeSpace::describe(core::Extent extent) const {
+  return core::strprintf("path fake, offset %llu", static_cast<unsigned long long>(extent.offset()));
+}
+
+namespace {
+
+std::mutex gate_mutex;
+std::condition_variable gate_changed;
+std::string gate_step;
+size_t gate_reached = 0;
+bool gate_open = true;
+
+}  // namespace
+
+Gate::Gate(const char* step) {
+  {
+    std::lock_guard lock(gate_mutex);
+    gate_step = step;
+    gate_reached = 0;
+    gate_open = false;
+  }
+  core::step_hook.store(at);
+}
+
+Gate::~Gate() {
+  open();
+  core::step_hook.store(nullptr);
+}
+
+void Gate::at(const char* step) {
+  std::unique_lock lock(gate_mutex);
+  if (gate_open || gate_step != step) return;
+  ++gate_reached;
+  gate_changed.notify_all();
+  wait_or_die(lock, gate_changed, "a gate to be opened", [] { return gate_open; });
+}
+
+void Gate::until_reached(size_t threads) {
+  std::unique_lock lock(gate_mutex);
+  wait_or_die(lock, gate_changed, "a step to be reached", [&] { return gate_reached >= threads; });
+}
+
+void Gate::open() {
+  std::lock_guard lock(gate_mutex);
+  gate_open = true;
+  gate_changed.notify_all();
+}
+
+}  // namespace vmem::pager::test

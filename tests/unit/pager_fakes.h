@@ -1,0 +1,142 @@
+// A trap, an engine and a space in memory, under which a test decides what happens when: touches are real threads, a
+// read or write ends when the test says so, and a gate holds any named step of a move.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pager/pager.h"
+#include "store/io.h"
+#include "store/space.h"
+#include "trap/trap.h"
+
+namespace vmem::pager::test {
+
+// Ordinary memory with a page table of its own. Touches go through load() and store(), which park as the kernel parks a
+// thread. Dropped memory is overwritten, so that whoever looks at it afterwards shows.
+class FakeTrap final : public trap::Trap {
+ public:
+  explicit FakeTrap(bool move = true, bool write_protect = true);
+  ~FakeTrap() override;
+
+  // What a thread sees: false is SIGBUS. Blocks while the page is absent (or protected, for a store).
+  bool load(const void* at, uint64_t* value);
+  bool store(void* at, uint64_t value);
+  // Until the pager has taken every report and asks for more; the reports so far have been acted on.
+  void until_quiet();
+  // Reports a fault that no thread has (any more).
+  void report(const void* at, trap::FaultKind kind);
+  size_t calls(const std::string& name);
+  void until_called(const std::string& name, size_t times);
+  // The next take() fails so.
+  void fail_take(int error);
+
+  const trap::Caps& caps() const override { return caps_; }
+  core::Status attach(size_t size, size_t align, trap::Transfer transfer, void** address) override;
+  core::Status attach_at(void*, size_t, trap::Transfer) override;
+  core::Status detach(void* address, size_t size) override;
+  core::Status unmap(void* address, size_t size) override;
+  core::Status wait(std::span<trap::Fault> out, int timeout_ms, size_t* count) override;
+  void interrupt() override;
+  core::Status fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) override;
+  core::Status fill_zero(void* at, size_t size) override;
+  core::Status take(void* at, size_t size, void* frame, trap::Transfer transfer) override;
+  core::Status drop(std::span<const trap::Range> ranges) override;
+  core::Status protect(void* at, size_t size) override;
+  core::Status unprotect(void* at, size_t size) override;
+  core::Status fail(void* at, size_t size) override;
+  core::Status unfail(void* at, size_t size) override;
+  core::Status wake(void* at, size_t size) override;
+  core::Status reserve_frames(size_t size, bool huge, void** address) override;
+
+ private:
+  enum class Page : uint8_t { absent, present, protected_, failed };
+  bool touch(uintptr_t at, bool write, const std::function<void(uint64_t*)>& use);
+  void set(uintptr_t at, size_t size, Page page);
+  bool all(uintptr_t at, size_t size, Page page);
+  void called(const char* name);
+  void wake_locked(uintptr_t at, size_t size);
+
+  trap::Caps caps_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uintptr_t, Page> pages_;  // those not absent
+  std::map<uintptr_t, size_t> attached_;
+  std::deque<trap::Fault> reports_;
+  std::map<uintptr_t, uint64_t> woken_;  // page -> how often; a parked thread leaves when it changes
+  std::map<std::string, size_t> calls_;
+  bool waiting_ = false, interrupted_ = false;
+  int take_error_ = 0;
+};
+
+// Files in memory. done() is called on a thread of its own.
+class FakeEngine final : public store::Engine {
+ public:
+  FakeEngine();
+  ~FakeEngine() override;
+
+  void hold(store::Io::Op op, bool on);  // requests wait for let_go()
+  void until_held(size_t count);
+  size_t held();
+  void let_go();
+  void fail(store::Io::Op op, int error);  // from now on; 0: no more
+  uint64_t count(store::Io::Op op);        // ended, failures included
+  void until_count(store::Io::Op op, uint64_t count);
+  void flip_stored_bits();  // of everything
+
+  const char* name() const override { return "fake"; }
+  void submit(std::span<store::Io* const> batch) override;
+  core::Status add_file(int, store::FileId* id) override;
+  void remove_file(store::FileId) override {}
+  store::EngineStats stats() const override { return {}; }
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<store::Io*> ready_, held_;
+  std::map<store::FileId, std::vector<uint8_t>> files_;
+  std::set<store::Io::Op> holds_;
+  std::map<store::Io::Op, int> errors_;
+  std::map<store::Io::Op, uint64_t> counts_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+class FakeSpace final : public store::Space {
+ public:
+  core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
+  void release(core::Extent extent) override;
+  store::FileId file(core::Extent) const override { return 0; }
+  void set_budget(uint64_t bytes) override;
+  uint64_t used() const override;
+  std::string describe(core::Extent extent) const override;
+  size_t extents() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uint64_t, size_t> live_;  // offset -> size
+  uint64_t next_ = 0, used_ = 0, budget_ = UINT64_MAX;
+};
+
+// Holds the threads that reach a named step (core/step.h) until it is opened. One at a time in the process.
+class Gate {
+ public:
+  explicit Gate(const char* step);
+  ~Gate();
+  void until_reached(size_t threads = 1);
+  void open();
+
+ private:
+  static void at(const char* step);
+};
+
+}  // namespace vmem::pager::test

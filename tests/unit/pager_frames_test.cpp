@@ -1,0 +1,203 @@
+// Host memory of bounded size: used = credits + free frames + bounce slabs + tables, and never above the budget.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <set>
+
+#include "pager/frames.h"
+#include "pager_fakes.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::pager::FramePool;
+using vmem::pager::test::FakeTrap;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class PagerFrames : public ::testing::Test {
+ protected:
+  FakeTrap trap;
+  FramePool pool{trap, 16 * kMiB, {}};
+};
+
+TEST_F(PagerFrames, FramesAreDistinctAndEndWithTheBudget) {
+  std::set<std::byte*> frames;
+  for (int i = 0; i < 8; ++i) {
+    std::byte* f = pool.get(kHugePage, 0);
+    ASSERT_NE(f, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(f) % kHugePage, 0u);
+    memset(f, i, kHugePage);
+    EXPECT_TRUE(frames.insert(f).second);
+  }
+  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_EQ(pool.available(), 0u);
+  EXPECT_EQ(pool.get(kHugePage, 0), nullptr);
+  EXPECT_EQ(pool.get(4096, 0), nullptr);
+  EXPECT_FALSE(pool.take_credit(1, 0));
+  EXPECT_EQ(pool.used(), 16 * kMiB);
+}
+
+TEST_F(PagerFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
+  std::byte* f = pool.get(kHugePage, 0);
+  pool.put(f, kHugePage);
+  EXPECT_EQ(pool.used(), 2 * kMiB);
+  EXPECT_EQ(pool.in_use(), 0u);
+  EXPECT_EQ(pool.available(), 16 * kMiB);
+  EXPECT_EQ(pool.get(kHugePage, 0), f);
+  EXPECT_EQ(pool.used(), 2 * kMiB);
+}
+
+TEST_F(PagerFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
+  std::byte* big[8];
+  for (auto& f : big) f = pool.get(kHugePage, 0);
+  for (auto& f : big) pool.put(f, kHugePage);
+  EXPECT_EQ(pool.used(), 16 * kMiB);
+  for (int i = 0; i < 256; ++i) ASSERT_NE(pool.get(64 << 10, 0), nullptr) << i;
+  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_EQ(pool.get(64 << 10, 0), nullptr);
+}
+
+TEST_F(PagerFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
+  for (int i = 0; i < 6; ++i) ASSERT_NE(pool.get(kHugePage, 4 * kMiB), nullptr);
+  EXPECT_EQ(pool.get(kHugePage, 4 * kMiB), nullptr);
+  EXPECT_FALSE(pool.take_credit(1, 4 * kMiB));
+  EXPECT_NE(pool.get(kHugePage, 2 * kMiB), nullptr);
+  EXPECT_NE(pool.get(kHugePage, 0), nullptr);
+}
+
+TEST_F(PagerFrames, ACreditTravelsWithoutAFrame) {
+  ASSERT_TRUE(pool.take_credit(3 * kMiB, 0));
+  EXPECT_EQ(pool.used(), 3 * kMiB);
+  // A block moved in place: the frame's slot comes back, its credit stays with the region.
+  std::byte* f = pool.get(kHugePage, 0);
+  pool.put_slot(f, kHugePage);
+  EXPECT_EQ(pool.used(), 5 * kMiB);
+  pool.give_credit(2 * kMiB);
+  pool.give_credit(3 * kMiB);
+  EXPECT_EQ(pool.used(), 0u);
+}
+
+TEST_F(PagerFrames, ALoweredBudgetIsReachedByTrimAndByFramesThatComeBack) {
+  std::byte* frames[8];
+  for (auto& f : frames) f = pool.get(kHugePage, 0);
+  for (int i = 0; i < 4; ++i) pool.put(frames[i], kHugePage);
+  pool.set_budget(6 * kMiB);
+  pool.trim();
+  EXPECT_EQ(pool.used(), 8 * kMiB) << "what is handed out cannot be taken back";
+  EXPECT_EQ(pool.available(), 0u);
+  EXPECT_EQ(pool.get(kHugePage, 0), nullptr);
+  pool.put(frames[4], kHugePage);
+  EXPECT_EQ(pool.used(), 6 * kMiB) << "a frame that comes back above the budget is not kept";
+  pool.put(frames[5], kHugePage);
+  EXPECT_EQ(pool.used(), 6 * kMiB);
+  EXPECT_EQ(pool.available(), 2 * kMiB);
+}
+
+TEST_F(PagerFrames, BounceBuffersAreBoundedAndReused) {
+  EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asked for any";
+  ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
+  EXPECT_EQ(pool.used(), 2 * kMiB) << "the first slab is there before the first fault";
+  EXPECT_EQ(pool.overhead(), 2 * kMiB);
+  std::set<std::byte*> buffers;
+  for (int i = 0; i < 64; ++i) {
+    EXPECT_EQ(pool.free_bounce(64 << 10), 64u - static_cast<size_t>(i));
+    std::byte* b = pool.get_bounce(64 << 10);
+    ASSERT_NE(b, nullptr);
+    memset(b, i, 64 << 10);
+    EXPECT_TRUE(buffers.insert(b).second);
+  }
+  EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "the limit holds";
+  EXPECT_EQ(pool.used(), 4 * kMiB);
+  std::byte* one = *buffers.begin();
+  pool.put_bounce(one, 64 << 10);
+  EXPECT_EQ(pool.get_bounce(64 << 10), one);
+  EXPECT_EQ(pool.used(), 4 * kMiB);
+}
+
+TEST_F(PagerFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
+  ASSERT_TRUE(pool.take_credit(15 * kMiB, 0));
+  const Status s = pool.want_bounce(4096, 4 * kMiB);
+  EXPECT_EQ(s.code(), -ENOMEM);
+  EXPECT_NE(s.text().find("16 MiB"), std::string_view::npos) << s.text();
+  EXPECT_EQ(pool.used(), 15 * kMiB);
+}
+
+TEST_F(PagerFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
+  pool.set_tables(3 * kMiB);
+  EXPECT_EQ(pool.used(), 3 * kMiB);
+  EXPECT_EQ(pool.overhead(), 3 * kMiB);
+  ASSERT_TRUE(pool.take_credit(13 * kMiB, 0));
+  pool.set_tables(5 * kMiB);
+  EXPECT_EQ(pool.used(), 18 * kMiB);
+  EXPECT_EQ(pool.available(), 0u);
+  EXPECT_FALSE(pool.take_credit(4096, 0));
+  pool.give_credit(13 * kMiB);
+  EXPECT_EQ(pool.available(), 11 * kMiB);
+}
+
+TEST_F(PagerFrames, AFrameFromTheSystemIsZeroAfterRelease) {
+  std::byte* slot = pool.get_slot(kHugePage);
+  ASSERT_NE(slot, nullptr);
+  EXPECT_EQ(pool.used(), 0u) << "a slot is address space only";
+  memset(slot, 7, kHugePage);
+  vmem::pager::release_pages(slot, kHugePage);
+  EXPECT_EQ(slot[12345], std::byte{0});
+  pool.put_slot(slot, kHugePage);
+}
+
+// The equation, after each of many random calls, against a model that counts by hand.
+TEST_F(PagerFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
+  std::mt19937 random(7);
+  constexpr size_t kSizes[] = {4096, 64 << 10, kHugePage};
+  std::vector<std::pair<std::byte*, size_t>> frames, bounce;
+  uint64_t credits = 0, tables = 0, handed = 0, slabs = 0;
+  ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
+  slabs = pool.overhead();
+  for (int n = 0; n < 20000; ++n) {
+    const size_t size = kSizes[random() % 3];
+    const uint64_t reserve = random() % 2 == 0 ? 0 : kMiB;
+    switch (random() % 8) {
+      case 0:
+      case 1:
+        if (std::byte* f = pool.get(size, reserve)) frames.emplace_back(f, size), handed += size;
+        break;
+      case 2:
+      case 3:
+        if (!frames.empty()) {
+          std::swap(frames[random() % frames.size()], frames.back());
+          pool.put(frames.back().first, frames.back().second);
+          handed -= frames.back().second;
+          frames.pop_back();
+        }
+        break;
+      case 4:
+        if (pool.take_credit(size, reserve)) credits += size;
+        break;
+      case 5:
+        if (credits != 0) pool.give_credit(credits), credits = 0;
+        break;
+      case 6:
+        if (bounce.empty() || random() % 2 == 0) {
+          if (std::byte* b = pool.get_bounce(64 << 10)) bounce.emplace_back(b, 64 << 10);
+        } else {
+          pool.put_bounce(bounce.back().first, 64 << 10);
+          bounce.pop_back();
+        }
+        slabs = pool.overhead() - tables;
+        break;
+      default:
+        if (pool.available() > 2 * kMiB) tables = random() % kMiB, pool.set_tables(tables);
+        break;
+    }
+    ASSERT_EQ(pool.in_use(), credits + handed + slabs + tables) << n;
+    if (pool.used() > pool.budget()) pool.trim();
+    ASSERT_LE(pool.used(), pool.budget()) << n;
+    ASSERT_LE(pool.used() - pool.in_use(), pool.budget()) << n;
+  }
+}
+
+}  // namespace
