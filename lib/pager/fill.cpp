@@ -130,6 +130,19 @@ void Pager::used(Region& r, BlockIndex b) {
     core::add(counters_.prefetch_hits);
   }
   if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
+  if (marker && r.access == policy::Access::sequential) drop_behind(r, b);
+}
+
+// A declared scan of more than memory holds will not come back soon: what it has passed makes room at once, so that the
+// same few frames, warm and huge, serve the whole scan, and write-back keeps step with the stores.
+void Pager::drop_behind(Region& r, BlockIndex b) {
+  if (r.span < frames_.budget() / 2) return;
+  const BlockIndex keep = std::max<BlockIndex>(2, (uint64_t{16} << 20) / r.block_size);
+  if (b < r.behind) r.behind = 0;  // the scan began again
+  if (b < r.behind + 2 * keep || evict_requests_.size() >= kMaxSpeculative) return;
+  evict_requests_.push_back({&r, r.behind, b - keep});
+  r.behind = b - keep + 1;
+  need_evict_.notify_one();
 }
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.

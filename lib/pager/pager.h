@@ -190,6 +190,7 @@ class Pager {
   void finish_read(Move* m, After& after);
   void give_frame(Region& r, std::byte* image);
   void used(Region& r, core::BlockIndex b);
+  void drop_behind(Region& r, core::BlockIndex b);
   void starve(Region& r, core::BlockIndex b, core::Urgency urgency);
   void pump(After& after);
   void pump_speculative(After& after);
