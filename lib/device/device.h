@@ -1,0 +1,175 @@
+// The only door to CUDA: managed ranges whose parts are made on a device and destroyed again one by one. Mechanism
+// only: the pager decides what goes where and when. Two bodies, CUDA and simulated, pass one contract suite
+// (tests/unit/device_contract_suite.h).
+//
+// A range's life, in units of kUnit bytes ("made" = device memory stands behind it):
+//
+//   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
+//                ^                                                 │ hold(Access::read or none), copy_out, wait
+//                └── settle ── hole, CPU touches park <── punch ───┘
+//
+//   In:  take the block out of the CPU's view; prepare(); trap.wake(range), for threads parked in the trap that stood
+//        there; copy_in(); order_after(ticket, stream); when the ticket is done: open().
+//   Out: wait until the release tickets of the streams that used it are done; hold(Access::read); copy_out(); wait;
+//        punch(); trap.attach_at(range); put the bytes where CPU touches find them; settle(range).
+//   Drop: hold(Access::read), or it is open for reading only; punch(); trap.attach_at(); settle().
+//
+// CPU touches of a unit that is shut, held or punched park in park.h's SIGSEGV handler until open() or settle(). System
+// calls with such a buffer answer EFAULT instead: nothing in user space can park them.
+//
+// Threads: every call may come from any thread, except that two calls never name overlapping ranges at once (the pager
+// owns a block's transition). No call needs a lock of the caller's; all may allocate memory. "Blocks" below says which
+// calls wait for a device. A thread's current CUDA device, its capture mode and its last error stay as they were.
+//
+// Errors: -ENODEV no such device; -EINVAL misaligned or foreign address, unit in the wrong state, stream of another
+// device; -EBUSY stream captures a graph; -ENOMEM; -EIO the device is lost (sticky CUDA error such as 700, or
+// cudaDeviceReset), with the first reason: from then on every call that needs that device answers so at once.
+// On error nothing has changed unless the call says otherwise.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+
+namespace vmem::device {
+
+inline constexpr size_t kUnit = core::kHugePage;  // ranges are multiples of it, and aligned to it
+inline constexpr unsigned kMaxDevices = 64;
+inline constexpr int kHost = -1;  // a location of advise()
+
+// prepare(): another thread reached the block in the microseconds between map and mprotect and saw an empty page. Its
+// computation is wrong already: say so and abort.
+inline constexpr int kIntruder = EUCLEAN;
+
+struct Range {
+  uintptr_t address;
+  size_t size;  // bytes
+};
+
+// What the CPU may do without being stopped.
+enum class Access : uint8_t { none, read, read_write };
+
+struct Copy {
+  uintptr_t block;  // in a made unit; any offset and length that stay inside one reservation
+  void* frame;      // pinned host memory; stays valid and untouched until the ticket is done
+  size_t size;      // bytes
+};
+
+enum class Link : uint8_t { self, nvlink, pcie, none };  // none: no peer access
+
+struct Info {
+  int device;
+  std::string name;
+  std::string pci;          // "0000:1b:00.0"; "" simulated
+  int numa_node;            // -1 unknown
+  uint64_t total_bytes;     // of its memory
+  std::vector<Link> links;  // by device
+};
+
+struct Memory {
+  uint64_t free, total;  // bytes, all processes
+  uint64_t used;         // bytes of made units; exact
+};
+
+enum class Advice : uint8_t { preferred_location, read_mostly, accessed_by };
+
+// A point on a stream. Copies name the same point. Empty (default) counts as done. Must not outlive its Devices.
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+using Ticket = std::shared_ptr<Event>;
+
+enum class Touch : uint8_t { load, store };
+// What to do with a CPU touch that the unit's access forbids and no move explains: a store to a unit that is open for
+// reading, or a fault on an open or settled one. true: try again (the hook has opened the unit, or knows that it is
+// right). false: it is an error of the program; the handler installed before ours gets it. Runs on one thread of
+// park.h's own; may lock, wait and call any function here; the toucher waits for it.
+using TouchHook = std::function<bool(uintptr_t address, Touch touch)>;
+
+class Devices {
+ public:
+  virtual ~Devices() = default;          // every range released, every ticket gone
+  virtual const char* name() const = 0;  // "cuda", "sim"
+  virtual int count() const = 0;
+  // Read once, valid as long as this. device < count().
+  virtual const Info& info(int device) const = 0;
+  // Makes the CUDA context of a device on its first use (hundreds of ms and MiB).
+  virtual core::Status memory(int device, Memory* out) = 0;
+  // Ok, or -EIO with the reason. Notices a reset; a sticky error is noticed by whichever call meets it first.
+  virtual core::Status health(int device) = 0;
+
+  // One managed range: `size` bytes of address space, aligned to kUnit, all of it holes (PROT_NONE, not inherited by
+  // fork, settled), ready for trap.attach_at(). `device` is where it is born; parts may be made on any.
+  virtual core::Status reserve(size_t size, int device, void** base) = 0;
+  // Frees it with whatever is in it: made units, holes, traps. No copy may be in flight, no trap attached. Afterwards
+  // the addresses belong to nobody; parked threads get their SIGSEGV. Blocks: CUDA waits for work under way.
+  virtual core::Status release(void* base) = 0;
+
+  // Makes holes into units on `device`: zeros, shut. Adjacent ranges are made as one: about 58 us for 2 MiB and little
+  // more for 32 MiB. Each group of adjacent ranges is one mapping of the process. Advice is applied again.
+  // Blocks for the driver's work, not for kernels; many threads may prepare at once. -ENOMEM: the budget's owner let
+  // it overflow (sim); -kIntruder: abort. *torn after an error: every named unit is a punched hole now, so put the trap
+  // back and settle(); else nothing has changed.
+  virtual core::Status prepare(std::span<const Range> ranges, int device, bool* torn) = 0;
+  // Issues the copies on one of the device's streams and returns; *done is reached when all are through. The units are
+  // made on `device`; in: shut; out: shut or held. Never waits for a user's stream.
+  virtual core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) = 0;
+  virtual core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) = 0;
+  // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
+  // go to the touch hook). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may have
+  // been done: the same call may be made again.
+  virtual core::Status open(std::span<const Range> ranges, Access access) = 0;
+  // Takes access away from made units while they move: when it returns no CPU store (read) or touch (none) can happen
+  // before open(); touchers park. Units that are shut stay shut. read_write: -EINVAL.
+  virtual core::Status hold(std::span<const Range> ranges, Access still_allowed) = 0;
+  // Destroys made units, device and host memory both, and leaves holes without access in one step: no other mapping can
+  // land there. CPU touches park until settle(). Refuses a unit the CPU may write: hold() it first, or its last bytes
+  // may not be those copied out. The caller has waited for copies; GPU kernels that touch it lose the device.
+  virtual core::Status punch(std::span<const Range> ranges) = 0;
+  // Something else answers for the holes now (a trap): parked threads try again.
+  virtual core::Status settle(std::span<const Range> ranges) = 0;
+  // Moves made units to another device, bytes and CPU access unchanged, adjacent ranges as one. Blocks until done. No
+  // kernel may use them meanwhile. On error a unit may be on either device and counts for both until punched.
+  virtual core::Status migrate(std::span<const Range> ranges, int to) = 0;
+
+  // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,
+  // kHost (not for accessed_by of units that are made: the CPU's access is the pager's), ignored by read_mostly.
+  virtual core::Status advise(Range range, Advice advice, int location, bool set) = 0;
+  // Bytes of made units whose page the CPU has touched since and maps now. The driver keeps host memory for at least
+  // those, until the unit is punched, also after the GPU has taken the page back: keep the largest value seen.
+  virtual core::Status host_resident_bytes(Range range, uint64_t* bytes) = 0;
+
+  // stream: cudaStream_t as void*, or nullptr, the calling thread's default stream.
+  // May work of this device be ordered with it? -EINVAL other device, -EBUSY capture, -EIO lost.
+  virtual core::Status check_stream(void* stream, int device) = 0;
+  // Work put on the stream after the call runs after the ticket. Never blocks. The stream may be another device's.
+  virtual core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) = 0;
+  // *out is reached when all work now on the stream is done.
+  virtual core::Status record(void* stream, int device, Ticket* out) = 0;
+  // -EIO: the device is lost and the ticket will never tell; what it stood for must be taken as not done.
+  virtual core::Status poll(const Ticket& ticket, bool* done) = 0;
+  // Sleeps until it is reached. Only for copies: a user's stream may take for ever.
+  virtual core::Status wait(const Ticket& ticket) = 0;
+
+  // Host memory for copies at full speed, for all devices. kPage-aligned. Stays the caller's. Blocks (about 16 ms/GiB).
+  virtual core::Status pin(void* frames, size_t size) = 0;
+  virtual core::Status unpin(void* frames) = 0;
+};
+
+enum class Kind : uint8_t { automatic, cuda, sim, none };
+
+// automatic: CUDA if it can be had, else *out is null, the call succeeds and *why says why there is no device tier.
+// cuda: that reason as -ENODEV. Tries once with one unit whether a destroyed part of a range can be made again.
+// One CUDA Devices at a time. Installs park.h's handler when there is a device.
+core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why);
+
+}  // namespace vmem::device

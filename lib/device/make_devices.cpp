@@ -1,0 +1,34 @@
+// Which body there is.
+#include <errno.h>
+
+#include "device/cuda_device.h"
+#include "device/device.h"
+#include "device/sim_device.h"
+
+namespace vmem::device {
+
+core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why) {
+  out->reset();
+  why->clear();
+  switch (kind) {
+    case Kind::none:
+      *why = "the device tier is switched off (setting device)";
+      return {};
+    case Kind::sim: {
+      std::unique_ptr<SimDevices> sim;
+      if (core::Status s = make_sim_devices(SimOptions{}, &sim); !s.ok()) return s;
+      *out = std::move(sim);
+      return {};
+    }
+    case Kind::cuda:
+    case Kind::automatic:
+      break;
+  }
+  core::Status status = make_cuda_devices(out);
+  if (status.ok()) return {};
+  *why = status.text();
+  if (kind == Kind::cuda) return status;
+  return {};
+}
+
+}  // namespace vmem::device

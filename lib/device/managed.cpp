@@ -1,0 +1,446 @@
+#include "device/managed.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/block_table.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "device/pagemap.h"
+#include "device/park.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+
+namespace {
+
+constexpr unsigned bit(UnitState s) {
+  return 1u << static_cast<unsigned>(s);
+}
+constexpr unsigned kHoles = bit(UnitState::hole) | bit(UnitState::punched);
+constexpr unsigned kMade = bit(UnitState::shut) | bit(UnitState::held) | bit(UnitState::read) | bit(UnitState::open);
+constexpr unsigned kAny = kHoles | kMade;
+
+Status protect(uintptr_t address, size_t size, int protection) {
+  if (mprotect(reinterpret_cast<void*>(address), size, protection) == 0) return {};
+  return core::system_error(errno, "changing the CPU's access to %#zx bytes at %#zx failed%s", size, address,
+                            errno == ENOMEM ? " (raise vm.max_map_count?)" : "");
+}
+
+}  // namespace
+
+const char* unit_state_name(UnitState state) {
+  static const char* const kNames[] = {"hole", "punched", "shut", "held", "read", "open"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+void place_hole(uintptr_t address, size_t size) {
+  void* const at = reinterpret_cast<void*>(address);
+  if (mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != at)
+    core::fatal("cannot take %zu bytes at %p out of use: %s. The process would see bytes that are not its own.", size,
+                at, strerror(errno));
+  // Failure costs a child or a dump address space only.
+  madvise(at, size, MADV_DONTFORK);
+  madvise(at, size, MADV_DONTDUMP);
+}
+
+Reservation::~Reservation() {
+  if (units != nullptr) munmap(units, size / kUnit * sizeof(Unit));
+}
+
+Status ManagedDevices::usable(int device) {
+  if (device < 0 || device >= count())
+    return error(ENODEV, "there is no device %d: this process has %d", device, count());
+  return health(device);
+}
+
+ReservationPtr ManagedDevices::find(uintptr_t address) const {
+  std::shared_lock lock(registry_mutex_);
+  auto it = registry_.upper_bound(address);
+  if (it == registry_.begin()) return nullptr;
+  const ReservationPtr& r = std::prev(it)->second;
+  return address - r->base < r->size ? r : nullptr;
+}
+
+Status ManagedDevices::memory(int device, Memory* out) {
+  if (Status s = usable(device); !s.ok()) return s;
+  if (Status s = body_memory(device, out); !s.ok()) return s;
+  out->used = used_[device].load(std::memory_order_relaxed);
+  return {};
+}
+
+Status ManagedDevices::reserve(size_t size, int device, void** base) {
+  if (size == 0 || size % kUnit != 0 || size > size_t{1} << 46)
+    return error(EINVAL, "a managed range of %#zx bytes: the size must be a multiple of 2 MiB, at most 64 TiB", size);
+  if (Status s = usable(device); !s.ok()) return s;
+  auto r = std::make_shared<Reservation>();
+  void* units = mmap(nullptr, size / kUnit * sizeof(Unit), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (units == MAP_FAILED) return core::system_error(errno, "no memory for the state of %zu units", size / kUnit);
+  r->units = static_cast<Unit*>(units);
+  r->size = size;
+  r->device = device;
+  if (Status s = body_reserve(*r); !s.ok()) return s;
+  void* const at = reinterpret_cast<void*>(r->base);
+  if (Status s = park::add(at, size); !s.ok()) {
+    body_release(*r);
+    return s;
+  }
+  std::unique_lock lock(registry_mutex_);
+  registry_[r->base] = r;
+  *base = at;
+  return {};
+}
+
+Status ManagedDevices::release(void* base) {
+  ReservationPtr r;
+  {
+    std::unique_lock lock(registry_mutex_);
+    auto it = registry_.find(reinterpret_cast<uintptr_t>(base));
+    if (it == registry_.end()) return error(EINVAL, "%p is not the base of a managed range", base);
+    r = it->second;
+    registry_.erase(it);
+  }
+  core::step("device.release");
+  park::remove(base);
+  body_release(*r);
+  size_t made = r->made.load();
+  for (size_t i = 0; made != 0; ++i) {
+    if (!is_made(r->units[i].state)) continue;
+    used_[r->units[i].device].fetch_sub(kUnit, std::memory_order_relaxed);
+    --made;
+  }
+  return {};
+}
+
+Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
+                               Spans* out) const {
+  std::vector<Range> sorted(ranges.begin(), ranges.end());
+  std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
+  uintptr_t end = 0;
+  for (const Range& range : sorted) {
+    if (range.size == 0 || range.address % kUnit != 0 || range.size % kUnit != 0)
+      return error(EINVAL, "%s of %#zx bytes at %#zx: address and size must be multiples of 2 MiB", what, range.size,
+                   range.address);
+    ReservationPtr r = find(range.address);
+    if (r == nullptr || range.size > r->base + r->size - range.address)
+      return error(EINVAL, "%s of %#zx bytes at %#zx: not inside one managed range of libvmem", what, range.size,
+                   range.address);
+    if (range.address < end) return error(EINVAL, "%s: %#zx is named twice in one call", what, range.address);
+    Span span{r.get(), r->index(range.address), range.size / kUnit};
+    for (size_t i = 0; i < span.count; ++i) {
+      const UnitState state = span.unit(i).state.load();
+      if ((bit(state) & allowed_states) == 0)
+        return error(EINVAL, "%s at %#zx: the unit is %s", what, span.address() + i * kUnit, unit_state_name(state));
+    }
+    if (!out->list.empty() && out->list.back().reservation == r.get() && end == range.address)
+      out->list.back().count += span.count;
+    else
+      out->list.push_back(span);
+    end = range.address + range.size;
+    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(std::move(r));
+  }
+  return {};
+}
+
+void ManagedDevices::mark(const Span& span, UnitState state) {
+  for (size_t i = 0; i < span.count; ++i) span.unit(i).state.store(state);
+}
+
+Status ManagedDevices::make(const Span& span, int device) {
+  const uintptr_t address = span.address();
+  park::set(address, span.size(), park::Gate::shut);
+  core::step("device.map");
+  if (Status s = body_map(span); !s.ok()) return s;
+  core::step("device.mapped");
+  if (Status s = protect(address, span.size(), PROT_NONE); !s.ok()) return s;
+  core::step("device.shut");
+  madvise(reinterpret_cast<void*>(address), span.size(), MADV_DONTFORK);
+  uint64_t touched = 0;
+  if (Status s = mapped_pages(address, span.size(), true, &touched); !s.ok()) return s;
+  if (touched != 0)
+    return error(kIntruder,
+                 "a thread touched the block at %#zx in the instant between mapping and shutting it, and may have seen "
+                 "zeros or lost a store",
+                 address);
+  for (size_t i = 0; i < span.count; ++i) {
+    span.unit(i).device.store(static_cast<uint8_t>(device));
+    span.unit(i).state.store(UnitState::shut);
+  }
+  used_[device].fetch_add(span.size(), std::memory_order_relaxed);
+  span.reservation->made.fetch_add(span.count, std::memory_order_relaxed);
+  if (Status s = apply_advice(span); !s.ok()) return s;
+  core::step("device.populate");
+  return body_populate(span, device);
+}
+
+void ManagedDevices::unmake(const Span& span) {
+  park::set(span.address(), span.size(), park::Gate::shut);
+  core::step("device.punch");
+  place_hole(span.address(), span.size());
+  body_unmapped(span);
+  for (size_t i = 0; i < span.count; ++i) {
+    Unit& unit = span.unit(i);
+    if (!is_made(unit.state.exchange(UnitState::punched))) continue;
+    used_[unit.device.load()].fetch_sub(kUnit, std::memory_order_relaxed);
+    span.reservation->made.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* torn) {
+  *torn = false;
+  Spans spans;
+  if (Status s = usable(device); !s.ok()) return s;
+  if (Status s = resolve("making a block", ranges, kHoles, &spans); !s.ok()) return s;
+  if (Status s = park::check(); !s.ok()) return s;
+  Status status;
+  for (size_t i = 0; i < spans.list.size() && status.ok(); ++i) status = make(spans.list[i], device);
+  if (status.ok()) return {};
+  for (const Span& span : spans.list) unmake(span);
+  *torn = true;
+  return status;
+}
+
+Status ManagedDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
+                                    Spans* keep) {
+  if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);
+  for (const Copy& copy : copies) {
+    ReservationPtr r = find(copy.block);
+    if (copy.size == 0 || r == nullptr || copy.size > r->base + r->size - copy.block)
+      return error(EINVAL, "%s: %#zx bytes at %#zx are not inside one managed range of libvmem", what, copy.size,
+                   copy.block);
+    for (size_t i = r->index(copy.block); i <= r->index(copy.block + copy.size - 1); ++i) {
+      const UnitState state = r->units[i].state.load();
+      if ((bit(state) & allowed_states) == 0)
+        return error(EINVAL, "%s at %#zx: the unit is %s", what, r->base + i * kUnit, unit_state_name(state));
+      if (r->units[i].device.load() != device)
+        return error(EINVAL, "%s at %#zx: the unit is on device %d, not %d", what, r->base + i * kUnit,
+                     r->units[i].device.load(), device);
+    }
+    const auto frame = reinterpret_cast<uintptr_t>(copy.frame);
+    std::lock_guard lock(pin_mutex_);
+    auto pin = pins_.upper_bound(frame);
+    if (pin == pins_.begin() || (--pin, frame - pin->first >= pin->second) ||
+        copy.size > pin->second - (frame - pin->first))
+      return error(EINVAL, "%s: %#zx bytes of host memory at %p are not pinned", what, copy.size, copy.frame);
+    if (keep->keep.empty() || keep->keep.back() != r) keep->keep.push_back(std::move(r));
+  }
+  return {};
+}
+
+Status ManagedDevices::copy_in(int device, std::span<const Copy> copies, Ticket* done) {
+  Spans keep;
+  if (Status s = usable(device); !s.ok()) return s;
+  if (Status s = check_copies("copying to a device", device, copies, bit(UnitState::shut), &keep); !s.ok()) return s;
+  core::step("device.copy_in");
+  return body_copy(device, Direction::in, copies, done);
+}
+
+Status ManagedDevices::copy_out(int device, std::span<const Copy> copies, Ticket* done) {
+  Spans keep;
+  if (Status s = usable(device); !s.ok()) return s;
+  if (Status s =
+          check_copies("copying from a device", device, copies, bit(UnitState::shut) | bit(UnitState::held), &keep);
+      !s.ok())
+    return s;
+  core::step("device.copy_out");
+  return body_copy(device, Direction::out, copies, done);
+}
+
+Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
+  if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
+  Spans spans;
+  if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok()) return s;
+  const bool store = access == Access::read_write;
+  for (const Span& span : spans.list) {
+    core::step("device.open");
+    if (Status s = protect(span.address(), span.size(), store ? PROT_READ | PROT_WRITE : PROT_READ); !s.ok()) return s;
+    mark(span, store ? UnitState::open : UnitState::read);
+    park::set(span.address(), span.size(), park::Gate::open);
+  }
+  return {};
+}
+
+Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed) {
+  if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
+  Spans spans;
+  if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok()) return s;
+  if (Status s = park::check(); !s.ok()) return s;
+  const bool loads = still_allowed == Access::read;
+  for (const Span& whole : spans.list) {
+    // Units that are shut stay shut when loads may go on: nobody can have begun to read them.
+    for (size_t i = 0; i < whole.count;) {
+      if (loads && whole.unit(i).state.load() == UnitState::shut) {
+        ++i;
+        continue;
+      }
+      size_t n = 1;
+      while (i + n < whole.count && !(loads && whole.unit(i + n).state.load() == UnitState::shut)) ++n;
+      const Span span{whole.reservation, whole.first + i, n};
+      park::set(span.address(), span.size(), loads ? park::Gate::writers : park::Gate::shut);
+      core::step("device.hold");
+      if (Status s = protect(span.address(), span.size(), loads ? PROT_READ : PROT_NONE); !s.ok()) {
+        for (size_t k = 0; k < n; ++k) {
+          const UnitState state = span.unit(k).state.load();
+          park::set(span.address() + k * kUnit, kUnit,
+                    state == UnitState::shut   ? park::Gate::shut
+                    : state == UnitState::held ? park::Gate::writers
+                                               : park::Gate::open);
+        }
+        return s;
+      }
+      mark(span, loads ? UnitState::held : UnitState::shut);
+      i += n;
+    }
+  }
+  return {};
+}
+
+Status ManagedDevices::punch(std::span<const Range> ranges) {
+  Spans spans;
+  if (Status s = resolve("destroying a block (hold it first)", ranges, kMade & ~bit(UnitState::open), &spans); !s.ok())
+    return s;
+  for (const Span& span : spans.list)
+    if (Status s = body_before_punch(span); !s.ok()) return s;
+  if (Status s = park::check(); !s.ok()) return s;
+  for (const Span& span : spans.list) unmake(span);
+  return {};
+}
+
+Status ManagedDevices::settle(std::span<const Range> ranges) {
+  Spans spans;
+  if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok()) return s;
+  for (const Span& span : spans.list) {
+    mark(span, UnitState::hole);
+    park::set(span.address(), span.size(), park::Gate::open);
+  }
+  return {};
+}
+
+Status ManagedDevices::migrate(std::span<const Range> ranges, int to) {
+  Spans spans;
+  if (Status s = usable(to); !s.ok()) return s;
+  if (Status s = resolve("moving a block to another device", ranges, kMade, &spans); !s.ok()) return s;
+  for (const Span& span : spans.list) {
+    // Counted on both while it moves: the new place is taken before the old one is free.
+    used_[to].fetch_add(span.size(), std::memory_order_relaxed);
+    core::step("device.migrate");
+    if (Status s = body_migrate(span, to); !s.ok()) {
+      used_[to].fetch_sub(span.size(), std::memory_order_relaxed);
+      return s;
+    }
+    for (size_t i = 0; i < span.count; ++i)
+      used_[span.unit(i).device.exchange(static_cast<uint8_t>(to))].fetch_sub(kUnit, std::memory_order_relaxed);
+  }
+  return {};
+}
+
+Status ManagedDevices::advise(Range range, Advice advice, int location, bool set) {
+  if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
+    return error(ENODEV, "advice for device %d: this process has %d", location, count());
+  Spans spans;
+  if (Status s = resolve("advice", std::span(&range, 1), kAny, &spans); !s.ok()) return s;
+  const Span& span = spans.list.front();
+  {
+    std::lock_guard lock(advice_mutex_);
+    for (size_t i = 0; i < span.count; ++i) {
+      AdviceSet wanted = advice_table_[span.unit(i).advice.load()];
+      if (advice == Advice::preferred_location) wanted.preferred = set ? location : AdviceSet::kNowhere;
+      if (advice == Advice::read_mostly) wanted.read_mostly = set;
+      if (advice == Advice::accessed_by && location != kHost)
+        wanted.accessed_by =
+            set ? wanted.accessed_by | uint64_t{1} << location : wanted.accessed_by & ~(uint64_t{1} << location);
+      auto known = std::find(advice_table_.begin(), advice_table_.end(), wanted);
+      if (known == advice_table_.end()) {
+        if (advice_table_.size() == 256) return error(ENOSPC, "more than 255 different combinations of advice");
+        known = advice_table_.insert(known, wanted);
+      }
+      span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
+    }
+  }
+  if (advice == Advice::accessed_by && location == kHost) return {};
+  for (size_t i = 0; i < span.count;) {
+    size_t n = 0;
+    while (i + n < span.count && is_made(span.unit(i + n).state.load())) ++n;
+    if (n != 0) {
+      const Range made{span.address() + i * kUnit, n * kUnit};
+      if (Status s = body_advise(made, advice, location, set); !s.ok()) return s;
+    }
+    i += n + 1;
+  }
+  return {};
+}
+
+Status ManagedDevices::apply_advice(const Span& span) {
+  for (size_t i = 0; i < span.count;) {
+    const uint8_t id = span.unit(i).advice.load();
+    size_t n = 1;
+    while (i + n < span.count && span.unit(i + n).advice.load() == id) ++n;
+    const Range range{span.address() + i * kUnit, n * kUnit};
+    i += n;
+    if (id == 0) continue;
+    AdviceSet set;
+    {
+      std::lock_guard lock(advice_mutex_);
+      set = advice_table_[id];
+    }
+    Status s;
+    if (set.read_mostly) s = body_advise(range, Advice::read_mostly, 0, true);
+    if (s.ok() && set.preferred != AdviceSet::kNowhere)
+      s = body_advise(range, Advice::preferred_location, set.preferred, true);
+    for (int d = 0; d < count() && s.ok(); ++d)
+      if ((set.accessed_by >> d & 1) != 0) s = body_advise(range, Advice::accessed_by, d, true);
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+Status ManagedDevices::host_resident_bytes(Range range, uint64_t* bytes) {
+  *bytes = 0;
+  Spans spans;
+  if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok()) return s;
+  const Span& span = spans.list.front();
+  for (size_t i = 0; i < span.count; ++i) {
+    if (!is_made(span.unit(i).state.load())) continue;
+    uint64_t pages = 0;
+    if (Status s = mapped_pages(span.address() + i * kUnit, kUnit, false, &pages); !s.ok()) return s;
+    *bytes += pages * core::kPage;
+  }
+  return {};
+}
+
+Status ManagedDevices::pin(void* frames, size_t size) {
+  const auto base = reinterpret_cast<uintptr_t>(frames);
+  if (base == 0 || size == 0 || base % core::kPage != 0 || size % core::kPage != 0)
+    return error(EINVAL, "pinning %#zx bytes at %p: both must be multiples of 4 KiB", size, frames);
+  {
+    std::lock_guard lock(pin_mutex_);
+    auto next = pins_.lower_bound(base);
+    if ((next != pins_.end() && next->first - base < size) ||
+        (next != pins_.begin() && base - std::prev(next)->first < std::prev(next)->second))
+      return error(EEXIST, "pinning %#zx bytes at %p: some are pinned already", size, frames);
+    pins_[base] = size;
+  }
+  Status status = body_pin(frames, size);
+  if (!status.ok()) {
+    std::lock_guard lock(pin_mutex_);
+    pins_.erase(base);
+  }
+  return status;
+}
+
+Status ManagedDevices::unpin(void* frames) {
+  {
+    std::lock_guard lock(pin_mutex_);
+    if (pins_.erase(reinterpret_cast<uintptr_t>(frames)) == 0)
+      return error(EINVAL, "unpinning %p: it is not the start of pinned memory", frames);
+  }
+  return body_unpin(frames);
+}
+
+}  // namespace vmem::device

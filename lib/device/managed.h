@@ -1,0 +1,151 @@
+// What both bodies of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
+// (map, mprotect, pagemap, parking) and remembered advice. A body adds the calls that need a device.
+//
+// Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_; leaves, none held while calling a body.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "device/device.h"
+
+namespace vmem::device {
+
+enum class UnitState : uint8_t {
+  hole,     // no access, not ours to park: a trap stands there (all zero: what a new reservation has)
+  punched,  // no access, parks
+  shut,     // made, no access, parks
+  held,     // made, CPU may read, stores park
+  read,     // made, CPU may read, stores go to the hook
+  open,     // made, CPU may read and write
+};
+constexpr bool is_made(UnitState s) {
+  return s >= UnitState::shut;
+}
+const char* unit_state_name(UnitState state);
+
+struct Unit {
+  std::atomic<UnitState> state;
+  std::atomic<uint8_t> device;  // made: where
+  std::atomic<uint8_t> advice;  // index into the advice table; 0: none
+  std::atomic<uint8_t> moving;  // sim: copies in flight
+};
+static_assert(sizeof(Unit) == 4);
+
+struct Reservation {
+  ~Reservation();
+  uintptr_t base = 0;
+  size_t size = 0;        // bytes
+  Unit* units = nullptr;  // size / kUnit, lazily allocated zero pages
+  // The body's own: what the driver gave (it may start before base), or the sim's second view of the bytes.
+  void* body = nullptr;
+  size_t body_size = 0;
+  uint64_t body_offset = 0;
+  int device = 0;
+  std::atomic<size_t> made{0};  // units
+
+  size_t index(uintptr_t address) const { return (address - base) / kUnit; }
+};
+using ReservationPtr = std::shared_ptr<Reservation>;
+
+class ManagedDevices : public Devices {
+ public:
+  int count() const final { return static_cast<int>(infos_.size()); }
+  const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
+  core::Status memory(int device, Memory* out) final;
+  core::Status reserve(size_t size, int device, void** base) final;
+  core::Status release(void* base) final;
+  core::Status prepare(std::span<const Range> ranges, int device, bool* torn) final;
+  core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) final;
+  core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) final;
+  core::Status open(std::span<const Range> ranges, Access access) final;
+  core::Status hold(std::span<const Range> ranges, Access still_allowed) final;
+  core::Status punch(std::span<const Range> ranges) final;
+  core::Status settle(std::span<const Range> ranges) final;
+  core::Status migrate(std::span<const Range> ranges, int to) final;
+  core::Status advise(Range range, Advice advice, int location, bool set) final;
+  core::Status host_resident_bytes(Range range, uint64_t* bytes) final;
+  core::Status pin(void* frames, size_t size) final;
+  core::Status unpin(void* frames) final;
+
+ protected:
+  ManagedDevices() = default;
+  // Adjacent units of one reservation.
+  struct Span {
+    Reservation* reservation;
+    size_t first, count;
+    uintptr_t address() const { return reservation->base + first * kUnit; }
+    size_t size() const { return count * kUnit; }
+    Unit& unit(size_t i) const { return reservation->units[first + i]; }
+  };
+  enum class Direction : uint8_t { in, out };
+
+  // -ENODEV for a number that does not exist, else health().
+  core::Status usable(int device);
+
+  // The body's part. Arguments have been checked.
+  virtual core::Status body_memory(int device, Memory* out) = 0;
+  // Fills base (aligned), body and body_size; nothing is resident and the whole body range is without access.
+  virtual core::Status body_reserve(Reservation& r) = 0;
+  virtual void body_release(Reservation& r) = 0;
+  // Maps the empty units at their own address, readable and writable. Only mmap: a thread may slip in until the caller
+  // has shut them.
+  virtual core::Status body_map(const Span& span) = 0;
+  // The mapping is gone; its memory must be too when this returns.
+  virtual void body_unmapped(const Span&) {}
+  // Gives the units memory on the device, zeroed. Blocks until it is there.
+  virtual core::Status body_populate(const Span& span, int device) = 0;
+  virtual core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
+  virtual core::Status body_migrate(const Span& span, int to) = 0;
+  virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
+  virtual core::Status body_pin(void* frames, size_t size) = 0;
+  virtual core::Status body_unpin(void* frames) = 0;
+  virtual core::Status body_before_punch(const Span&) { return {}; }
+
+  // Bytes of made units, those being made included.
+  uint64_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
+  // The reservation that holds the address, or null.
+  ReservationPtr find(uintptr_t address) const;
+
+  std::vector<Info> infos_;  // filled by the body's constructor
+
+ private:
+  struct AdviceSet {
+    static constexpr int kNowhere = -3;
+    int preferred = kNowhere;
+    bool read_mostly = false;
+    uint64_t accessed_by = 0;  // bit per device
+    friend bool operator==(const AdviceSet&, const AdviceSet&) = default;
+  };
+  // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive.
+  struct Spans {
+    std::vector<Span> list;
+    std::vector<ReservationPtr> keep;
+  };
+  core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
+  core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
+                            Spans* keep);
+  core::Status make(const Span& span, int device);
+  // Turns the span into punched holes; made units leave the books.
+  void unmake(const Span& span);
+  core::Status apply_advice(const Span& span);
+  void mark(const Span& span, UnitState state);
+
+  mutable std::shared_mutex registry_mutex_;
+  std::map<uintptr_t, ReservationPtr> registry_;  // by base; protected by registry_mutex_
+  std::mutex advice_mutex_;
+  std::vector<AdviceSet> advice_table_{AdviceSet{}};  // at most 256; protected by advice_mutex_
+  std::mutex pin_mutex_;
+  std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
+  std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units
+};
+
+// Address space without access over whatever is there, in one step; not inherited by fork, not dumped. Ends the
+// process with words when the kernel refuses: the old mapping must not stay.
+void place_hole(uintptr_t address, size_t size);
+
+}  // namespace vmem::device

@@ -1,0 +1,492 @@
+#include "device/sim_device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/step.h"
+#include "device/park.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+using core::strprintf;
+
+namespace {
+thread_local int current_device = 0;
+std::atomic<SimDevices*> current{nullptr};
+constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
+}  // namespace
+
+struct SimDevices::SimEvent : Event {
+  explicit SimEvent(int d) : device(d) {}
+  const int device;
+  bool reached = false;  // protected by mutex_
+};
+
+// One thread that runs its queue in order, started at the first use.
+struct SimDevices::Stream {
+  explicit Stream(int d) : device(d) {}
+  ~Stream() { finish(); }
+  // Runs what is queued, then ends.
+  void finish() {
+    {
+      std::lock_guard lock(mutex);
+      stop = true;
+    }
+    changed.notify_all();
+    if (thread.joinable()) thread.join();
+  }
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return stop || !queue.empty(); });
+      if (queue.empty()) return;
+      std::function<void()> work = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+    }
+  }
+  const int device;
+  std::atomic<bool> capturing{false};
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> queue;  // protected by mutex
+  bool stop = false;                        // protected by mutex; what is queued still runs
+  std::thread thread;
+};
+
+SimDevices::SimDevices(const SimOptions& options) : options_(options) {
+  for (int d = 0; d < options.devices; ++d) {
+    Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
+    for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
+    infos_.push_back(std::move(info));
+    auto device = std::make_unique<Device>();
+    device->default_stream = std::make_unique<Stream>(d);
+    for (auto& streams : device->copy_streams)
+      for (int i = 0; i < 2; ++i) streams.push_back(std::make_unique<Stream>(d));
+    devices_.push_back(std::move(device));
+  }
+}
+
+Status SimDevices::start() {
+  memfd_ = memfd_create("vmem-sim-device", MFD_CLOEXEC);
+  if (memfd_ < 0) return core::system_error(errno, "no memory file for simulated devices");
+  if (Status s = park::install(); !s.ok()) {
+    close(memfd_);
+    memfd_ = -1;
+    return s;
+  }
+  current.store(this);
+  return {};
+}
+
+SimDevices::~SimDevices() {
+  SimDevices* self = this;
+  current.compare_exchange_strong(self, nullptr);
+  for (auto& d : devices_) {
+    d->default_stream->finish();
+    for (auto& streams : d->copy_streams)
+      for (auto& s : streams) s->finish();
+  }
+  if (memfd_ < 0) return;
+  park::uninstall();
+  close(memfd_);
+}
+
+SimDevices* current_sim() {
+  return current.load();
+}
+
+// --- health and refusals --------------------------------------------------------------------------------------------
+
+Status SimDevices::health(int device) {
+  std::lock_guard lock(mutex_);
+  const Device& d = *devices_[static_cast<size_t>(device)];
+  if (d.lost) return error(EIO, "device %d is lost: %s", device, d.reason.c_str());
+  return {};
+}
+
+void SimDevices::lose(int device, const std::string& reason) {
+  {
+    std::lock_guard lock(mutex_);
+    Device& d = *devices_[static_cast<size_t>(device)];
+    if (!d.lost) d.reason = reason;
+    d.lost = true;
+  }
+  changed_.notify_all();
+}
+
+void SimDevices::violation(std::string what) {
+  std::lock_guard lock(mutex_);
+  violations_.push_back(std::move(what));
+}
+
+std::vector<std::string> SimDevices::violations() const {
+  std::lock_guard lock(mutex_);
+  return violations_;
+}
+
+void SimDevices::set_hook(SimHook hook) {
+  std::lock_guard lock(hook_mutex_);
+  hook_ = hook ? std::make_shared<SimHook>(std::move(hook)) : nullptr;
+}
+
+Status SimDevices::run_hook(SimOp op, int device, uintptr_t address, size_t size) {
+  std::shared_ptr<SimHook> hook;
+  {
+    std::lock_guard lock(hook_mutex_);
+    hook = hook_;
+  }
+  return hook ? (*hook)(op, device, address, size) : Status();
+}
+
+// --- memory ---------------------------------------------------------------------------------------------------------
+
+Status SimDevices::body_memory(int device, Memory* out) {
+  out->total = options_.memory_bytes;
+  out->free = options_.memory_bytes - std::min(options_.memory_bytes, used(device));
+  return {};
+}
+
+std::byte* SimDevices::view(const Reservation& r, uintptr_t address) const {
+  return static_cast<std::byte*>(r.body) + (address - r.base);
+}
+
+static off_t file_offset(const Reservation& r, uintptr_t address) {
+  return static_cast<off_t>(r.body_offset + (address - r.base));
+}
+
+// Frees the bytes behind [address, address + size).
+static void discard(int memfd, const Reservation& r, uintptr_t address, size_t size) {
+  fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset(r, address), static_cast<off_t>(size));
+}
+
+Status SimDevices::body_reserve(Reservation& r) {
+  if (Status s = run_hook(SimOp::reserve, r.device, 0, r.size); !s.ok()) return s;
+  uint64_t offset;
+  {
+    std::lock_guard lock(mutex_);
+    offset = file_end_;
+    if (ftruncate(memfd_, static_cast<off_t>(offset + r.size)) != 0)
+      return core::system_error(errno, "no room for %zu more simulated bytes", r.size);
+    file_end_ += r.size;
+  }
+  const size_t span = r.size + kUnit;
+  void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(space);
+  r.base = core::round_up(start, kUnit);
+  if (r.base > start) munmap(space, r.base - start);
+  if (start + span > r.base + r.size) munmap(reinterpret_cast<void*>(r.base + r.size), start + span - r.base - r.size);
+
+  void* second = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, static_cast<off_t>(offset));
+  if (second == MAP_FAILED) {
+    const int err = errno;
+    munmap(reinterpret_cast<void*>(r.base), r.size);
+    return core::system_error(err, "no address space for the second view of %zu bytes", r.size);
+  }
+  r.body = second;
+  r.body_size = r.size;
+  r.body_offset = offset;
+  madvise(second, r.size, MADV_DONTFORK);
+  place_hole(r.base, r.size);
+  return {};
+}
+
+void SimDevices::body_release(Reservation& r) {
+  for (size_t i = 0, made = r.made.load(); made != 0; ++i) {
+    if (!is_made(r.units[i].state)) continue;
+    if (r.units[i].moving.load() != 0)
+      violation(strprintf("range %#zx released while unit %zu was being copied", r.base, i));
+    --made;
+  }
+  discard(memfd_, r, r.base, r.size);
+  munmap(reinterpret_cast<void*>(r.base), r.size);
+  munmap(r.body, r.body_size);
+}
+
+Status SimDevices::body_map(const Span& span) {
+  if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
+  // A kernel that outlived the last punch may have written into the hole: never show its bytes.
+  discard(memfd_, *span.reservation, span.address(), span.size());
+  void* const at = reinterpret_cast<void*>(span.address());
+  if (mmap(at, span.size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd_,
+           file_offset(*span.reservation, span.address())) != at)
+    return core::system_error(errno, "mapping %zu bytes at %p (raise vm.max_map_count?)", span.size(), at);
+  return {};
+}
+
+void SimDevices::body_unmapped(const Span& span) {
+  run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();  // munmap of a made unit cannot fail
+  discard(memfd_, *span.reservation, span.address(), span.size());
+}
+
+Status SimDevices::body_populate(const Span& span, int device) {
+  const uint64_t made = used(device);
+  if (made > options_.memory_bytes) {
+    // CUDA would push other blocks out to host memory, behind everybody's back.
+    violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
+                        static_cast<size_t>(options_.memory_bytes)));
+    return error(ENOMEM, "device %d has %zu bytes, %zu would be made", device,
+                 static_cast<size_t>(options_.memory_bytes), static_cast<size_t>(made));
+  }
+  if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
+  return health(device);
+}
+
+Status SimDevices::body_before_punch(const Span& span) {
+  for (size_t i = 0; i < span.count; ++i)
+    if (span.unit(i).moving.load() != 0) {
+      std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * kUnit);
+      violation(what);
+      return Status(EBUSY, std::move(what));
+    }
+  return {};
+}
+
+Status SimDevices::body_migrate(const Span& span, int to) {
+  if (Status s = run_hook(SimOp::migrate, to, span.address(), span.size()); !s.ok()) return s;
+  for (size_t i = 0; i < span.count; ++i)
+    if (span.unit(i).moving.load() != 0)
+      violation(strprintf("unit at %#zx moved to device %d while it is being copied", span.address() + i * kUnit, to));
+  if (used(to) > options_.memory_bytes) violation(strprintf("device %d oversubscribed by a move", to));
+  return health(to);
+}
+
+Status SimDevices::body_advise(Range range, Advice, int location, bool) {
+  return run_hook(SimOp::advise, location, range.address, range.size);
+}
+
+Status SimDevices::body_pin(void* frames, size_t size) {
+  return run_hook(SimOp::pin, -1, reinterpret_cast<uintptr_t>(frames), size);
+}
+
+Status SimDevices::body_unpin(void*) {
+  return {};
+}
+
+// --- copies and kernels ---------------------------------------------------------------------------------------------
+
+Status SimDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
+  const bool in = direction == Direction::in;
+  auto moving = [in](const Reservation& r, const Copy& copy, bool begin) {
+    bool clash = false;
+    for (size_t i = r.index(copy.block); i <= r.index(copy.block + copy.size - 1); ++i) {
+      std::atomic<uint8_t>& m = r.units[i].moving;
+      if (in)
+        clash |= ((begin ? m.fetch_add(1) : m.fetch_sub(1)) & kCopyingOut) != 0;
+      else
+        clash |= begin ? m.fetch_or(kCopyingOut) != 0 : (m.fetch_and(static_cast<uint8_t>(~kCopyingOut)), false);
+    }
+    return clash;
+  };
+  struct Item {
+    ReservationPtr r;
+    Copy copy;
+  };
+  std::vector<Item> items;
+  for (const Copy& copy : copies) {
+    items.push_back({find(copy.block), copy});
+    if (moving(*items.back().r, copy, true)) violation(strprintf("two copies of the unit at %#zx at once", copy.block));
+  }
+  Device& d = *devices_[static_cast<size_t>(device)];
+  const auto side = static_cast<size_t>(direction);
+  Stream* stream = d.copy_streams[side][d.next[side].fetch_add(1) % d.copy_streams[side].size()].get();
+  auto event = std::make_shared<SimEvent>(device);
+  enqueue(stream, [this, device, in, moving, items = std::move(items), event] {
+    for (const Item& item : items) {
+      const Copy& copy = item.copy;
+      core::step(in ? "device.copying_in" : "device.copying_out");
+      Status s = run_hook(in ? SimOp::copy_in : SimOp::copy_out, device, copy.block, copy.size);
+      if (!s.ok()) lose(device, std::string(s.text()));
+      if (health(device).ok()) {
+        std::byte* bytes = view(*item.r, copy.block);
+        std::memcpy(in ? static_cast<void*>(bytes) : copy.frame, in ? copy.frame : bytes, copy.size);
+      }
+      moving(*item.r, copy, false);
+    }
+    {
+      std::lock_guard lock(mutex_);
+      event->reached = true;
+    }
+    changed_.notify_all();
+  });
+  if (done != nullptr) *done = std::move(event);
+  return {};
+}
+
+std::byte* SimKernel::at(const void* address, size_t size, bool store) {
+  return sim_.kernel_access(device_, reinterpret_cast<uintptr_t>(address), size, store);
+}
+
+std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size, bool store) {
+  if (!health(device).ok()) return nullptr;
+  auto illegal = [&](const char* why) -> std::byte* {
+    lose(device,
+         strprintf("error 700, illegal address: a kernel's %s at %#zx: %s", store ? "store" : "load", address, why));
+    return nullptr;
+  };
+  ReservationPtr r = find(address);
+  if (r == nullptr || size == 0 || size > r->base + r->size - address) return illegal("not managed memory");
+  for (size_t i = r->index(address); i <= r->index(address + size - 1); ++i) {
+    const Unit& unit = r->units[i];
+    if (!is_made(unit.state.load())) return illegal("a hole");
+    if (info(device).links[unit.device.load()] == Link::none) return illegal("on a device without peer access");
+    const uint8_t moving = unit.moving.load();
+    if ((moving & ~kCopyingOut) != 0 || (store && (moving & kCopyingOut) != 0)) {
+      violation(strprintf("a kernel's %s at %#zx while it is being copied %s", store ? "store" : "load", address,
+                          (moving & kCopyingOut) != 0 ? "out" : "in"));
+      return illegal("it is being copied");
+    }
+  }
+  return view(*r, address);
+}
+
+// --- streams --------------------------------------------------------------------------------------------------------
+
+SimDevices::Stream* SimDevices::stream_of(void* stream, int device_if_null) {
+  if (stream == nullptr) return devices_[static_cast<size_t>(device_if_null)]->default_stream.get();
+  std::lock_guard lock(mutex_);
+  return live_streams_.count(stream) != 0 ? static_cast<Stream*>(stream) : nullptr;
+}
+
+void SimDevices::enqueue(Stream* stream, std::function<void()> work) {
+  {
+    std::lock_guard lock(stream->mutex);
+    if (!stream->thread.joinable()) stream->thread = std::thread([stream] { stream->run(); });
+    stream->queue.push_back(std::move(work));
+  }
+  stream->changed.notify_all();
+}
+
+void SimDevices::set_current_device(int device) {
+  current_device = device;
+}
+
+void* SimDevices::create_stream(int device) {
+  auto* stream = new Stream(device);
+  std::lock_guard lock(mutex_);
+  live_streams_.insert(stream);
+  return stream;
+}
+
+void SimDevices::destroy_stream(void* stream) {
+  {
+    std::lock_guard lock(mutex_);
+    live_streams_.erase(stream);
+  }
+  delete static_cast<Stream*>(stream);
+}
+
+void SimDevices::capture(void* stream, bool on) {
+  if (Stream* s = stream_of(stream, current_device); s != nullptr) s->capturing.store(on);
+}
+
+Status SimDevices::checked_stream(void* stream, int device, Stream** out) {
+  if (Status s = usable(device); !s.ok()) return s;
+  Stream* s = stream_of(stream, device);
+  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
+  if (s->device != device)
+    return error(EINVAL, "the stream %p is device %d's, not device %d's", stream, s->device, device);
+  if (s->capturing.load())
+    return error(EBUSY, "the stream %p captures a graph: acquire, launch the graph, release", stream);
+  *out = s;
+  return {};
+}
+
+Status SimDevices::check_stream(void* stream, int device) {
+  Stream* s = nullptr;
+  if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
+  if (stream == nullptr && current_device != device)
+    return error(EINVAL, "the default stream of this thread is device %d's, not device %d's (cudaSetDevice)",
+                 current_device, device);
+  return {};
+}
+
+Status SimDevices::order_after(const Ticket& ticket, void* stream, int device_of_stream) {
+  Stream* s = nullptr;
+  if (Status c = checked_stream(stream, device_of_stream, &s); !c.ok()) return c;
+  if (ticket == nullptr) return {};
+  auto event = std::static_pointer_cast<SimEvent>(ticket);
+  if (Status h = health(event->device); !h.ok()) return h;
+  enqueue(s, [this, event] {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
+  });
+  return {};
+}
+
+Status SimDevices::record(void* stream, int device, Ticket* out) {
+  Stream* s = nullptr;
+  if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
+  auto event = std::make_shared<SimEvent>(device);
+  enqueue(s, [this, event] {
+    {
+      std::lock_guard lock(mutex_);
+      event->reached = true;
+    }
+    changed_.notify_all();
+  });
+  *out = std::move(event);
+  return {};
+}
+
+Status SimDevices::poll(const Ticket& ticket, bool* done) {
+  *done = true;
+  if (ticket == nullptr) return {};
+  const auto* event = static_cast<const SimEvent*>(ticket.get());
+  if (Status s = health(event->device); !s.ok()) return s;
+  std::lock_guard lock(mutex_);
+  *done = event->reached;
+  return {};
+}
+
+Status SimDevices::wait(const Ticket& ticket) {
+  if (ticket == nullptr) return {};
+  const auto* event = static_cast<const SimEvent*>(ticket.get());
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
+  }
+  return health(event->device);
+}
+
+Status SimDevices::launch(void* stream, SimFunction kernel) {
+  Stream* s = stream_of(stream, current_device);
+  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
+  if (Status h = health(s->device); !h.ok()) return h;
+  enqueue(s, [this, s, kernel = std::move(kernel)] {
+    if (!health(s->device).ok()) return;
+    SimKernel here(*this, s->device);
+    kernel(here);
+  });
+  return {};
+}
+
+Status SimDevices::synchronize(void* stream) {
+  Ticket all;
+  Stream* s = stream_of(stream, current_device);
+  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
+  if (Status r = record(stream, s->device, &all); !r.ok()) return r;
+  return wait(all);
+}
+
+Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out) {
+  if (options.devices < 1 || options.devices > static_cast<int>(kMaxDevices))
+    return error(EINVAL, "%d simulated devices: 1 to %u can be had", options.devices, kMaxDevices);
+  auto sim = std::make_unique<SimDevices>(options);
+  if (Status s = sim->start(); !s.ok()) return s;
+  *out = std::move(sim);
+  return {};
+}
+
+}  // namespace vmem::device

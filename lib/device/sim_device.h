@@ -1,0 +1,126 @@
+// The simulated body: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on which
+// the whole device tier is tested without a GPU.
+//
+// A made unit is a part of one process-wide memfd, mapped shared at its address (what the CPU sees) and, for the whole
+// range, at a second one (what kernels and copies use, so that mprotect does not stop them). Streams are threads.
+// Kernels are functions that reach blocks through SimKernel::at(), which checks what a GPU would check, and more:
+//   - a hole, or a unit on a device without peer access: error 700, sticky, as with CUDA;
+//   - a touch of bytes whose copy in has not ended, a store to bytes being copied out, a copy or a punch that overlaps
+//     another copy: with CUDA wrong data, here error 700 and an entry in violations().
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "device/managed.h"
+
+namespace vmem::device {
+
+struct SimOptions {
+  int devices = 1;
+  uint64_t memory_bytes = uint64_t{1} << 30;  // each; a prepare beyond it: -ENOMEM, and a violation
+  Link link = Link::nvlink;                   // between any two
+};
+
+enum class SimOp : uint8_t { reserve, map, populate, copy_in, copy_out, unmapped, migrate, advise, pin };
+
+// Runs before each operation, copies on their stream's thread: sleep for a slow device, return an error for one that
+// fails (a copy that fails loses the device, as with CUDA). Must not call Devices.
+using SimHook = std::function<core::Status(SimOp op, int device, uintptr_t address, size_t size)>;
+
+class SimDevices;
+
+// What a simulated kernel may do.
+class SimKernel {
+ public:
+  SimKernel(SimDevices& sim, int device) : sim_(sim), device_(device) {}
+  int device() const { return device_; }
+  // The bytes [address, address + size), inside one range, for this access only. Null after error 700: return then.
+  std::byte* at(const void* address, size_t size, bool store);
+
+ private:
+  SimDevices& sim_;
+  const int device_;
+};
+using SimFunction = std::function<void(SimKernel&)>;
+
+class SimDevices final : public ManagedDevices {
+ public:
+  explicit SimDevices(const SimOptions& options);
+  core::Status start();  // once, before anything else
+  ~SimDevices() override;
+  const char* name() const override { return "sim"; }
+  core::Status health(int device) override;
+  core::Status check_stream(void* stream, int device) override;
+  core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
+  core::Status record(void* stream, int device, Ticket* out) override;
+  core::Status poll(const Ticket& ticket, bool* done) override;
+  core::Status wait(const Ticket& ticket) override;
+
+  // --- the application's side, and the test's ---
+  // A cudaStream_t. nullptr is the default stream of the calling thread's current device.
+  void* create_stream(int device);
+  void destroy_stream(void* stream);           // waits for its work
+  static void set_current_device(int device);  // of this thread; 0 at first
+  core::Status launch(void* stream, SimFunction kernel);
+  core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
+  void capture(void* stream, bool on);     // as if a graph were being captured
+  // As cudaDeviceReset, or a fault nobody saw coming.
+  void lose(int device, const std::string& reason);
+  void set_hook(SimHook hook);
+  std::vector<std::string> violations() const;
+
+ protected:
+  core::Status body_memory(int device, Memory* out) override;
+  core::Status body_reserve(Reservation& r) override;
+  void body_release(Reservation& r) override;
+  core::Status body_map(const Span& span) override;
+  void body_unmapped(const Span& span) override;
+  core::Status body_populate(const Span& span, int device) override;
+  core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
+  core::Status body_migrate(const Span& span, int to) override;
+  core::Status body_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status body_pin(void* frames, size_t size) override;
+  core::Status body_unpin(void* frames) override;
+  core::Status body_before_punch(const Span& span) override;
+
+ private:
+  friend class SimKernel;
+  struct Stream;
+  struct SimEvent;
+  struct Device {
+    bool lost = false;   // protected by mutex_
+    std::string reason;  // protected by mutex_
+    std::unique_ptr<Stream> default_stream;
+    std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
+    std::atomic<unsigned> next[2] = {};
+  };
+  Stream* stream_of(void* stream, int device_if_null);
+  core::Status checked_stream(void* stream, int device, Stream** out);
+  void enqueue(Stream* stream, std::function<void()> work);
+  core::Status run_hook(SimOp op, int device, uintptr_t address, size_t size);
+  void violation(std::string what);
+  std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
+  std::byte* view(const Reservation& r, uintptr_t address) const;
+
+  const SimOptions options_;
+  int memfd_ = -1;
+  mutable std::mutex mutex_;  // devices_' state, events, live streams, violations
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  std::set<void*> live_streams_;         // protected by mutex_
+  std::vector<std::string> violations_;  // protected by mutex_
+  uint64_t file_end_ = 0;                // protected by mutex_
+  std::mutex hook_mutex_;
+  std::shared_ptr<SimHook> hook_;  // protected by hook_mutex_
+};
+
+core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
+// The living SimDevices, or null: for tests that reach it through the C API. The last one made.
+SimDevices* current_sim();
+
+}  // namespace vmem::device
