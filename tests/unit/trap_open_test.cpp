@@ -12,10 +12,15 @@
 
 #include <array>
 #include <cstddef>
+#include <cstring>
+#include <thread>
 
 #include "trap/mapping.h"
+#include "trap/os.h"
+#include "trap/probe.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
+#include "trap_bodies.h"
 
 namespace vmem::trap {
 namespace {
@@ -134,6 +139,61 @@ TEST(TrapRangeMap, RemembersWhatIsAttachedThroughCutsAndMerges) {
   map.erase(0, SIZE_MAX);
   EXPECT_FALSE(map.first_owned(&left));
   EXPECT_FALSE(map.find(0x19000, &e));
+}
+
+TEST(TrapTransfer, HugeFramesStayWholeWhateverLayWhereTheyGo) {
+  Probed probed;
+  if (const core::Status s = probe({}, &probed); !s.ok()) GTEST_SKIP() << s.text();
+  close(probed.fd);
+  if (probed.self >= 0) close(probed.self);
+  if (!probed.frees_tables) {
+    if (probed.pagemap >= 0) close(probed.pagemap);
+    GTEST_SKIP() << "MADV_DONTNEED does not free page tables here (Linux 6.14 does), or no huge page is to be had";
+  }
+  std::unique_ptr<Trap> trap;
+  ASSERT_TRUE(make_userfault_trap({}, &trap).ok());
+  constexpr size_t kSize = size_t{2} << 20;
+  void *region, *huge, *small;
+  ASSERT_TRUE(trap->attach(kSize, kSize, Transfer::move, &region).ok());
+  ASSERT_TRUE(trap->reserve_frames(kSize, true, &huge).ok());
+  ASSERT_TRUE(trap->reserve_frames(kSize, false, &small).ok());
+  const auto is_huge = [&](void* at) {
+    return os::any_page(probed.pagemap, reinterpret_cast<uintptr_t>(at), kSize, os::kScanHuge) == 1;
+  };
+  memset(huge, 1, kSize);
+  memset(small, 2, kSize);
+  if (!is_huge(huge)) GTEST_SKIP() << "no huge page to be had";
+  const auto there_and_back = [&](void* frame) {
+    EXPECT_TRUE(trap->fill(region, kSize, frame, Transfer::move, Protect::no).ok());
+    const bool was_huge = is_huge(region);
+    EXPECT_TRUE(trap->take(region, kSize, frame, Transfer::move).ok());
+    return was_huge;
+  };
+  EXPECT_FALSE(there_and_back(small));
+  EXPECT_TRUE(there_and_back(huge)) << "after small pages";
+  EXPECT_TRUE(trap->fail(region, kSize).ok());
+  EXPECT_TRUE(trap->unfail(region, kSize).ok());
+  EXPECT_TRUE(there_and_back(huge)) << "after a failed block";
+  for (const bool store : {false, true}) {
+    std::thread toucher([&] {
+      if (store) {
+        __atomic_store_n(static_cast<char*>(region), 3, __ATOMIC_RELAXED);
+      } else {
+        EXPECT_EQ(__atomic_load_n(static_cast<char*>(region), __ATOMIC_RELAXED), 1);
+      }
+    });
+    testing::next_fault(*trap);
+    EXPECT_TRUE(trap->fill(region, kSize, huge, Transfer::move, Protect::no).ok());
+    EXPECT_TRUE(is_huge(region)) << (store ? "after a store" : "after a load");
+    toucher.join();
+    EXPECT_TRUE(trap->take(region, kSize, huge, Transfer::move).ok());
+    EXPECT_TRUE(is_huge(huge));
+  }
+  EXPECT_TRUE(trap->detach(region, kSize).ok());
+  EXPECT_TRUE(trap->unmap(region, kSize).ok());
+  munmap(huge, kSize);
+  munmap(small, kSize);
+  close(probed.pagemap);
 }
 
 // Linux 6.18 can move pages and then claim that they are in its own way; only the page map tells that from a real

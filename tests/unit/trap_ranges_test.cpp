@@ -1,0 +1,304 @@
+// The promises of trap/trap.h about ranges and waiting, on every body.
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "trap_contract.h"
+
+namespace vmem::trap::testing {
+namespace {
+
+class TrapRanges : public TrapContract {};
+
+INSTANTIATE_TEST_SUITE_P(Bodies, TrapRanges, ::testing::ValuesIn(bodies()),
+                         [](const auto& body) { return body.param.name; });
+
+TEST_P(TrapRanges, AFailedBlockRaisesSigbusUntilItIsUnfailed) {
+  for (const Kind kind : kinds()) {
+    if (kind.size > kHugePage) continue;
+    SCOPED_TRACE(kind.size);
+    Block b;
+    make_block(kind, &b);
+    uint64_t value = 0;
+    int parked_signal = 0;
+    std::thread parked([&] { parked_signal = load(b.words, &value); });
+    next_fault(*trap_);
+    OK(trap_->fail(b.words, kind.size));
+    parked.join();
+    EXPECT_EQ(parked_signal, SIGBUS);
+    EXPECT_EQ(load(b.words + b.count() - 1, &value), SIGBUS);
+    OK(trap_->unfail(b.words, kind.size));
+    std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
+    next_fault(*trap_);
+    write_pattern(b.frame, kind.size, 6);
+    OK(b.fill());
+    again.join();
+    EXPECT_EQ(value, pattern(6, 1));
+    EXPECT_EQ(first_wrong(b.words, kind.size, 6), -1);
+    b.release();
+  }
+}
+
+TEST_P(TrapRanges, DetachEndsParkedThreadsAndLaterTouchesWithSigbus) {
+  for (const Kind kind : kinds()) {
+    if (kind.size > kHugePage) continue;
+    Block b;
+    make_block(kind, &b);
+    std::array<int, 3> signals{};
+    std::array<std::thread, 3> threads;
+    uint64_t ignored[3];
+    for (size_t i = 0; i < 3; ++i) threads[i] = std::thread([&, i] { signals[i] = load(b.words + i, &ignored[i]); });
+    next_fault(*trap_);  // one was read; the others may be queued still, or on their way
+    OK(trap_->detach(b.words, kind.size));
+    for (std::thread& t : threads) t.join();
+    for (int s : signals) EXPECT_EQ(s, SIGBUS);
+    EXPECT_EQ(load(b.words, ignored), SIGBUS);
+    // Messages of a range that is gone, and waking it, harm nobody.
+    OK(trap_->wake(b.words, kind.size));
+    OK(trap_->unmap(b.words, kind.size));
+    OK(trap_->wake(b.words, kind.size));
+    EXPECT_EQ(load(b.words, ignored), SIGSEGV);
+    munmap(b.frame, kind.size);
+    munmap(b.slot, kind.size);
+  }
+}
+
+TEST_P(TrapRanges, AttachAtNeverShowsAnAccessibleEmptyPage) {
+  for (const Kind kind : {Kind{size_t{64} << 10, Transfer::copy}, Kind{kHugePage, Transfer::move}}) {
+    if (kind.transfer == Transfer::move && !trap_->caps().move) continue;
+    Block b;
+    make_block(kind, &b);
+    const size_t room = 2 * kHugePage;
+    void* managed = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(managed, MAP_FAILED);
+    uint64_t* hole = reinterpret_cast<uint64_t*>(core::round_up(reinterpret_cast<uintptr_t>(managed), kHugePage));
+    std::atomic<bool> stop{false};
+    std::atomic<int> wrong{0}, seen{0};
+    std::thread toucher([&] {
+      while (!stop) {
+        uint64_t value = 0;
+        const int signal_number = load(hole + 5, &value);
+        if (signal_number == 0) {
+          ++seen;
+          if (value != pattern(8, 5)) ++wrong;
+        } else if (signal_number != SIGSEGV) {
+          ++wrong;
+        }
+      }
+    });
+    Server server(*trap_, [](const Fault&) {});
+    write_pattern(b.frame, kind.size, 8);
+    for (int round = 0; round < 50; ++round) {
+      OK(trap_->attach_at(hole, kind.size, kind.transfer));
+      OK(trap_->fill(hole, kind.size, b.frame, kind.transfer, Protect::no));
+      if (kind.transfer == Transfer::move) {
+        OK(trap_->take(hole, kind.size, b.frame, kind.transfer));
+        OK(trap_->fill(hole, kind.size, b.frame, kind.transfer, Protect::no));
+      }
+      const int before = seen;
+      while (seen == before) std::this_thread::yield();
+      if (kind.transfer == Transfer::move) {
+        OK(trap_->take(hole, kind.size, b.frame, kind.transfer));
+      }
+      // The managed range gets the address back, shut; whoever parked in the trap meets it there.
+      ASSERT_NE(
+          syscall(SYS_mmap, hole, kind.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0),
+          -1);
+      OK(trap_->wake(hole, kind.size));
+    }
+    stop = true;
+    toucher.join();
+    EXPECT_EQ(wrong, 0);
+    munmap(managed, room);
+    b.release();
+  }
+}
+
+TEST_P(TrapRanges, NeighboursAttachedOneByOneShareAMapping) {
+  constexpr size_t kBlocks = 64, kSize = 16 * kPage;
+  void* space = mmap(nullptr, kBlocks * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(space, MAP_FAILED);
+  const size_t before = count_mappings();
+  for (size_t i = 0; i < kBlocks; ++i)
+    OK(trap_->attach_at(static_cast<std::byte*>(space) + i * kSize, kSize, Transfer::copy));
+  EXPECT_LE(count_mappings(), before + 4);
+  munmap(space, kBlocks * kSize);
+}
+
+TEST_P(TrapRanges, SystemCallsIntoAbsentBlocksAreServedOrRefusedAsTheCapsSay) {
+  Block b;
+  make_block({size_t{64} << 10, Transfer::copy}, &b);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  write_pattern(b.frame, b.kind.size, 2);
+  Server server(*trap_, [&](const Fault& fault) {
+    const uintptr_t offset = fault.address - reinterpret_cast<uintptr_t>(b.words);
+    const Status s =
+        trap_->fill(reinterpret_cast<void*>(fault.address), kPage, b.frame + offset, Transfer::copy, Protect::no);
+    EXPECT_TRUE(s.ok() || s.code() == -EEXIST) << s.text();
+  });
+  const uint64_t word = 4711;
+  // Out of an absent page, into an absent page.
+  const ssize_t wrote = write(ends[1], b.words + 512, 8);
+  const int write_error = errno;
+  if (trap_->caps().system_calls) {
+    EXPECT_EQ(wrote, 8);
+    uint64_t got = 0;
+    EXPECT_EQ(read(ends[0], &got, 8), 8);
+    EXPECT_EQ(got, pattern(2, 512));
+  } else {
+    EXPECT_EQ(wrote, -1);
+    EXPECT_EQ(write_error, EFAULT);
+  }
+  ASSERT_EQ(write(ends[1], &word, 8), 8);
+  const ssize_t got = read(ends[0], b.words + 1024, 8);
+  if (trap_->caps().system_calls) {
+    EXPECT_EQ(got, 8);
+    EXPECT_EQ(b.words[1024], 4711u);
+    EXPECT_EQ(b.words[1025], pattern(2, 1025));
+  } else {
+    EXPECT_EQ(got, -1);
+    EXPECT_EQ(errno, EFAULT);
+  }
+  close(ends[0]);
+  close(ends[1]);
+  b.release();
+}
+
+TEST_P(TrapRanges, AForkedChildHasNeitherRangesNorFrames) {
+  for (const Kind kind : kinds()) {
+    if (kind.size != kHugePage) continue;
+    Block b;
+    make_block(kind, &b);
+    write_pattern(b.frame, kind.size, 1);
+    OK(b.fill());
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      unsigned char resident[512];
+      int present = 0;
+      for (void* at : {static_cast<void*>(b.words), static_cast<void*>(b.frame), static_cast<void*>(b.slot)}) {
+        if (mincore(at, kPage, resident) == 0 || errno != ENOMEM) ++present;  // ENOMEM: nothing is mapped there
+      }
+      _exit(present);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), 0);
+    // And the parent's block can still travel: no page became shared.
+    EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
+    OK(b.take());
+    b.release();
+  }
+}
+
+TEST_P(TrapRanges, AttachingAndDetachingLeavesNoMapping) {
+  const auto cycle = [&](size_t i) {
+    const bool moves = trap_->caps().move && i % 2 == 0;
+    void* region;
+    OK(trap_->attach(kHugePage, kHugePage, moves ? Transfer::move : Transfer::copy, &region));
+    if (i % 3 == 0) {
+      OK(trap_->fail(region, kHugePage));
+      OK(trap_->unfail(region, kHugePage));
+    }
+    OK(trap_->detach(region, kHugePage));
+    OK(trap_->unmap(region, kHugePage));
+  };
+  for (size_t i = 0; i < 6; ++i) cycle(i);
+  const size_t before = count_mappings();
+  for (size_t i = 0; i < 1000; ++i) cycle(i);
+  EXPECT_LE(count_mappings(), before + 8);  // the test's own heap may grow
+}
+
+TEST_P(TrapRanges, ARangeLeftAttachedAtTheEndRaisesSigbusInsteadOfShowingZeros) {
+  void* region;
+  OK(trap_->attach(kPage, kPage, Transfer::copy, &region));
+  ::testing::internal::CaptureStderr();
+  trap_.reset();
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("still attached"), std::string::npos);
+  uint64_t value = 0;
+  EXPECT_EQ(load(static_cast<uint64_t*>(region), &value), SIGBUS);
+  munmap(region, kPage);
+}
+
+TEST_P(TrapRanges, WaitReturnsOnInterruptOnTimeoutAndInPortions) {
+  std::array<Fault, 2> faults;
+  size_t count = 9;
+  trap_->interrupt();
+  OK(trap_->wait(faults, -1, &count));
+  EXPECT_EQ(count, 0u);
+  OK(trap_->wait(faults, 0, &count));
+  EXPECT_EQ(count, 0u);
+  EXPECT_EQ(trap_->wait({}, 0, &count).code(), -EINVAL);
+  Block b;
+  make_block({size_t{64} << 10, Transfer::copy}, &b);
+  std::array<std::thread, 5> threads;
+  std::array<uint64_t, 5> values{};
+  for (size_t i = 0; i < 5; ++i) threads[i] = std::thread([&, i] { load(b.words + 512 * i, &values[i]); });
+  size_t total = 0;
+  while (total < 5) {
+    OK(trap_->wait(faults, -1, &count));
+    EXPECT_LE(count, faults.size());
+    total += count;
+  }
+  EXPECT_EQ(total, 5u);  // each reported once, none lost
+  // A wake without a fill: they park, and are reported, again.
+  OK(trap_->wake(b.words, b.kind.size));
+  next_fault(*trap_);
+  write_pattern(b.frame, b.kind.size, 1);
+  OK(b.fill());
+  for (std::thread& t : threads) t.join();
+  for (size_t i = 0; i < 5; ++i) EXPECT_EQ(values[i], pattern(1, 512 * i));
+  b.release();
+}
+
+TEST_P(TrapRanges, MalformedCallsAreRefused) {
+  Block b;
+  make_block({size_t{64} << 10, Transfer::copy}, &b);
+  std::byte* at = reinterpret_cast<std::byte*>(b.words);
+  void* out = nullptr;
+  EXPECT_EQ(trap_->attach(0, kPage, Transfer::copy, &out).code(), -EINVAL);
+  EXPECT_EQ(trap_->attach(kPage + 1, kPage, Transfer::copy, &out).code(), -EINVAL);
+  EXPECT_EQ(trap_->attach(kPage, 3 * kPage, Transfer::copy, &out).code(), -EINVAL);
+  EXPECT_EQ(trap_->attach(kPage, 512, Transfer::copy, &out).code(), -EINVAL);
+  EXPECT_EQ(trap_->attach(SIZE_MAX - kPage + 1, kPage, Transfer::copy, &out).code(), -ENOMEM);
+  EXPECT_EQ(out, nullptr);
+  EXPECT_EQ(trap_->fill(at + 1, kPage, b.frame, Transfer::copy, Protect::no).code(), -EINVAL);
+  EXPECT_EQ(trap_->fill(at, kPage, b.frame + 1, Transfer::copy, Protect::no).code(), -EINVAL);
+  EXPECT_EQ(trap_->fill(at, 0, b.frame, Transfer::copy, Protect::no).code(), -EINVAL);
+  const int move_error = trap_->caps().move ? -EINVAL : -EOPNOTSUPP;
+  EXPECT_EQ(trap_->attach(kPage, kPage, Transfer::move, &out).code(), move_error);
+  EXPECT_EQ(trap_->fill(at, kPage, b.frame, Transfer::move, Protect::no).code(), move_error);
+  EXPECT_EQ(trap_->take(at, kPage, b.frame, Transfer::move).code(), move_error);
+  if (!trap_->caps().install) {
+    EXPECT_EQ(trap_->attach(kPage, kPage, Transfer::install, &out).code(), -EOPNOTSUPP);
+    EXPECT_EQ(trap_->fill(at, kPage, b.frame, Transfer::install, Protect::no).code(), -EOPNOTSUPP);
+  }
+  for (const auto call : {&Trap::detach, &Trap::unmap, &Trap::fill_zero, &Trap::protect, &Trap::unprotect, &Trap::fail,
+                          &Trap::unfail, &Trap::wake}) {
+    EXPECT_EQ((trap_.get()->*call)(at + 8, kPage).code(), -EINVAL);
+    EXPECT_EQ((trap_.get()->*call)(at, 100).code(), -EINVAL);
+  }
+  EXPECT_EQ(trap_->reserve_frames(100, false, &out).code(), -EINVAL);
+  // A present block: neither filled again nor failed, and nothing changes.
+  write_pattern(b.frame, b.kind.size, 1);
+  OK(b.fill());
+  write_pattern(b.frame, b.kind.size, 2);
+  EXPECT_EQ(b.fill().code(), -EEXIST);
+  EXPECT_EQ(first_wrong(b.words, b.kind.size, 1), -1);
+  EXPECT_EQ(first_wrong(b.frame, b.kind.size, 2), -1);
+  if (trap_->caps().poison) {
+    EXPECT_EQ(trap_->fail(b.words, b.kind.size).code(), -EEXIST);
+  }
+  // Memory that is no trap.
+  write_pattern(b.slot, kPage, 3);
+  EXPECT_FALSE(trap_->fill(b.slot, kPage, b.frame, Transfer::copy, Protect::no).ok());
+  EXPECT_EQ(first_wrong(b.slot, kPage, 3), -1);
+  b.release();
+}
+
+}  // namespace
+}  // namespace vmem::trap::testing
