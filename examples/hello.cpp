@@ -1,14 +1,13 @@
 // A vector four times larger than the memory it may use, through a plain pointer.
 #include <cstdio>
 #include <numeric>
-
 #include <vmem/vmem.hpp>
 
 int main() {
   vmem::set("host_budget", "64MiB");
-  vmem::region region(256 << 20);                     // 256 MiB of zeros, costs nothing yet
+  vmem::region region(256 << 20);  // 256 MiB of zeros, costs nothing yet
   auto numbers = region.view<unsigned long>();
-  std::iota(numbers.begin(), numbers.end(), 0ul);     // blocks go to the SSD as memory runs out
+  std::iota(numbers.begin(), numbers.end(), 0ul);  // blocks go to the SSD as memory runs out
   vmem_prefetch(region.data(), 32 << 20, VMEM_HOST, nullptr);
   const unsigned long sum = std::accumulate(numbers.begin(), numbers.end(), 0ul);
   const auto stats = vmem::stats();

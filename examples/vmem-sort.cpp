@@ -2,8 +2,10 @@
 //
 // Runs of the file are sorted where they lie in a region, then merged into a second one that is mapped over the output
 // file. libvmem moves the blocks; the program only says what it will read next and what it no longer needs.
-#include <CLI/CLI.hpp>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,9 +14,7 @@
 #include <mutex>
 #include <queue>
 #include <string>
-#include <sys/stat.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "common/raw_disk.h"
@@ -103,7 +103,9 @@ int compare(const unsigned char* a, size_t n, const unsigned char* b, size_t m) 
   return c != 0 ? c : n < m ? -1 : n > m ? 1 : 0;
 }
 
-size_t key_length(const unsigned char* p, size_t n) { return n != 0 && p[n - 1] == '\n' ? n - 1 : n; }
+size_t key_length(const unsigned char* p, size_t n) {
+  return n != 0 && p[n - 1] == '\n' ? n - 1 : n;
+}
 
 void sort_lines(const unsigned char* from, unsigned char* to, size_t size) {
   struct Line {
@@ -139,7 +141,8 @@ std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, bool
         n -= n % sizeof(Record);
       } else {
         const void* newline = memchr(data + at + n, '\n', size - at - n);
-        n = newline == nullptr ? size - at : static_cast<size_t>(static_cast<const unsigned char*>(newline) - (data + at)) + 1;
+        n = newline == nullptr ? size - at
+                               : static_cast<size_t>(static_cast<const unsigned char*>(newline) - (data + at)) + 1;
       }
     }
     runs.push_back({at, n});
@@ -283,7 +286,8 @@ int run(Settings s) {
   if (made) {
     s.input = folder + "/vmem-sort." + std::to_string(getpid()) + ".in";
     s.make -= s.make % sizeof(Record);
-    if (const std::string e = rawdisk::fill(s.input, s.make, 1); !e.empty()) throw std::runtime_error(s.input + ": " + e);
+    if (const std::string e = rawdisk::fill(s.input, s.make, 1); !e.empty())
+      throw std::runtime_error(s.input + ": " + e);
   }
   if (s.output.empty()) s.output = made ? s.input + ".sorted" : s.input + ".sorted";
   const uint64_t size = file_size(s.input);
@@ -322,8 +326,8 @@ int run(Settings s) {
     vmem::region sorted(size, VMEM_HOST_ONLY);
     sorted.name("runs");
     input.advise(VMEM_ADVISE_SEQUENTIAL);
-    const auto runs = cut(static_cast<const unsigned char*>(input.data()), size, std::max<uint64_t>(budget / (6 * s.threads), 1 << 20),
-                          s.lines);
+    const auto runs = cut(static_cast<const unsigned char*>(input.data()), size,
+                          std::max<uint64_t>(budget / (6 * s.threads), 1 << 20), s.lines);
     sort_runs(input, sorted, runs, s, &checksum);
     sorted_at = now();
     input.free();
@@ -343,9 +347,11 @@ int run(Settings s) {
   const double gbs = moved / (end - start);
   const double touched = static_cast<double>(v.faults + v.prefetched_blocks);
   printf("\n| what | figure |\n|---|---|\n");
-  printf("| sort runs / merge / verify | %.1f / %.1f / %.1f s |\n", sorted_at - start, merged_at - sorted_at, end - merged_at);
+  printf("| sort runs / merge / verify | %.1f / %.1f / %.1f s |\n", sorted_at - start, merged_at - sorted_at,
+         end - merged_at);
   printf("| total | %.1f s, %.2f GB/s of input |\n", end - start, static_cast<double>(size) / 1e9 / (end - start));
-  printf("| SSD read / written | %.2f / %.2f GB |\n", static_cast<double>(v.read_bytes) / 1e9, static_cast<double>(v.write_bytes) / 1e9);
+  printf("| SSD read / written | %.2f / %.2f GB |\n", static_cast<double>(v.read_bytes) / 1e9,
+         static_cast<double>(v.write_bytes) / 1e9);
   printf("| faults (mean, longest) | %llu (%.0f us, %.1f ms) |\n", static_cast<unsigned long long>(v.faults),
          v.faults != 0 ? static_cast<double>(v.fault_ns_total) / 1e3 / static_cast<double>(v.faults) : 0,
          static_cast<double>(v.fault_ns_max) / 1e6);

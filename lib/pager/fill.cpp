@@ -19,25 +19,36 @@ using core::Status;
 using core::Urgency;
 using trap::Transfer;
 
-void Pager::fault_loop() {
+// One round of faults; true when there may be more. One thread at a time.
+bool Pager::serve_faults(int timeout_ms) {
   std::array<trap::Fault, 64> faults;
+  size_t count = 0;
+  if (Status s = trap_->wait(faults, timeout_ms, &count); !s.ok()) {
+    VMEM_LOG_ONCE(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
+    return false;
+  }
+  if (count == 0) return timeout_ms < 0;
+  core::step("fault.read");
+  const uint64_t now = now_ns();
   After after;
-  while (!stop_faults_.load(std::memory_order_relaxed)) {
-    size_t count = 0;
-    if (Status s = trap_->wait(faults, -1, &count); !s.ok()) {
-      core::log(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
-                static_cast<int>(s.text().size()), s.text().data());
-      return;
-    }
-    if (count == 0) continue;
-    core::step("fault.read");
-    const uint64_t now = now_ns();
-    {
-      Lock lock(mutex_);
-      for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
-      pump_speculative(after);
-    }
-    run(after);
+  {
+    Lock lock(mutex_);
+    for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
+    pump_speculative(after);
+  }
+  run(after);
+  return timeout_ms < 0 || count == faults.size();
+}
+
+void Pager::fault_loop() {
+  while (!stop_faults_.load(std::memory_order_relaxed) && serve_faults(-1)) {
+  }
+}
+
+// On an I/O thread: the reads that faults cause are issued without waking another thread.
+void Pager::faults_ready(void* self) {
+  while (static_cast<Pager*>(self)->serve_faults(0)) {
   }
 }
 

@@ -28,7 +28,9 @@ Pager::Pager(Parts parts, Config config)
 }
 
 Status Pager::start() {
-  fault_thread_ = std::thread([this] { fault_loop(); });
+  const int fd = trap_->fault_descriptor();
+  watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);
+  if (!watching_) fault_thread_ = std::thread([this] { fault_loop(); });
   for (unsigned i = 0; i < config_.evict_threads; ++i) evict_threads_.emplace_back([this] { evict_loop(); });
   return {};
 }
@@ -39,6 +41,7 @@ Pager::~Pager() {
     stop_ = true;
     need_evict_.notify_all();
   }
+  if (watching_) engine_->unwatch();
   stop_faults_.store(true);
   if (fault_thread_.joinable()) {
     trap_->interrupt();

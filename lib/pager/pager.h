@@ -114,15 +114,15 @@ class Pager {
     core::Extent extent;  // written to; the block's own when it is overwritten in place
     bool new_extent = false;
     core::Digest digest;
-    bool keep = false;       // sync: the block stays in memory
-    bool probe = false;      // only out of sight: the frame is kept
-    bool from_held = false;  // it was held before, so it has a frame already
-    bool in_place = false;   // image is the region's own memory, write-protected
-    bool clean = false;      // nothing to write
-    bool zeros = false;      // .. because it is all zeros
-    bool out = false;        // its pages are in `image`, not in the region
-    bool protect = false;    // install: with write protection
-    bool pinned_in_policy = false; // install: known to the policy already, held there meanwhile
+    bool keep = false;              // sync: the block stays in memory
+    bool probe = false;             // only out of sight: the frame is kept
+    bool from_held = false;         // it was held before, so it has a frame already
+    bool in_place = false;          // image is the region's own memory, write-protected
+    bool clean = false;             // nothing to write
+    bool zeros = false;             // .. because it is all zeros
+    bool out = false;               // its pages are in `image`, not in the region
+    bool protect = false;           // install: with write protection
+    bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
     bool speculative = false;
     bool was_untouched = false;  // fill: the state it came from
     uint64_t started_ns = 0;     // fill: when the fault was read; 0 when nobody waits
@@ -180,6 +180,8 @@ class Pager {
 
   // fill.cpp
   void fault_loop();
+  bool serve_faults(int timeout_ms);
+  static void faults_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after);
   void begin_install(Region& r, core::BlockIndex b, After& after);
@@ -274,6 +276,7 @@ class Pager {
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_;
   std::atomic<bool> stop_faults_{false};
+  bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
 
   static constexpr size_t kMaxSpeculative = 1024;
 };

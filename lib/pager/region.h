@@ -62,7 +62,7 @@ struct Region {
   std::string name;
   std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
-  uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
+  uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
   core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
   bool dying = false;
   std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts

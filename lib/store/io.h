@@ -62,6 +62,12 @@ class Engine {
   virtual core::Status add_file(int fd, FileId* id) = 0;
   virtual void remove_file(FileId id) = 0;
   virtual EngineStats stats() const = 0;
+  // Calls ready(user) on an I/O thread whenever `fd` polls readable, so that one thread can serve what comes from there
+  // and the transfers it causes without waking another. ready() follows the rules of done(). One descriptor an engine.
+  // False: this engine cannot; poll yourself.
+  virtual bool watch(int /*fd*/, void (* /*ready*/)(void*), void* /*user*/) { return false; }
+  // Ends it; ready() is not running and will not be called again when this returns. Not from ready().
+  virtual void unwatch() {}
 };
 
 // io_uring where it is permitted, else pread/pwrite threads; says once which and why.

@@ -1,5 +1,6 @@
 // The io_uring engine: a few threads, each with a ring of its own that nobody else submits to.
 #include <liburing.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -33,9 +35,14 @@ struct Ring {
   uint64_t wake_value = 0;
   bool wake_armed = false;
   bool sleeping = false;            // protected by EngineBase::mutex_
+  bool watch_armed = false;         // a poll of the watched descriptor is in the ring
+  bool watch_ready = false;         // .. and it has fired
   std::vector<Transfer*> prepared;  // behind the submission entries the kernel has not taken; nullptr: the wake read
   std::thread thread;
 };
+
+// Stands for the poll of the watched descriptor where others have their Transfer.
+Transfer* const kWatch = reinterpret_cast<Transfer*>(uintptr_t{1});
 
 class UringEngine final : public EngineBase {
  public:
@@ -44,8 +51,16 @@ class UringEngine final : public EngineBase {
   ~UringEngine() override;
   core::Status start();
   const char* name() const override { return "io_uring"; }
+  bool watch(int fd, void (*ready)(void*), void* user) override;
+  void unwatch() override;
 
  private:
+  struct Watch {
+    int fd = -1;
+    void (*ready)(void*) = nullptr;
+    void* user = nullptr;
+    bool running = false;
+  };
   uint64_t pick_sleepers(size_t count) override;
   void wake(uint64_t sleepers) override;
   void file_added(FileId id, FileSlot slot) override;
@@ -57,19 +72,23 @@ class UringEngine final : public EngineBase {
   void finish(Transfer* transfer);
   void issue(Ring& ring, Transfer* transfer);
   void arm_wake(Ring& ring);
+  void arm_watch(Ring& ring, int fd);
+  void serve_watch(Ring& ring);
   void enter(Ring& ring, bool wait);
   void give_up(Ring& ring, int error);
 
   std::vector<Ring> rings_;
+  Watch watch_;  // served by the first ring; protected by mutex_
+  std::condition_variable watch_idle_;
   unsigned next_ring_ = 0;   // protected by mutex_
   bool file_table_ = false;  // set before the threads start
   std::array<std::atomic<bool>, kFileTable> in_table_{};
 };
 
 core::Status UringEngine::create_ring(Ring& ring) {
-  // One entry for each transfer in flight and one for the wake read: neither queue can overflow (the completion queue
-  // has twice the entries).
-  const unsigned entries = depth() + 1;
+  // One entry for each transfer in flight, one for the wake read and one for the watched descriptor: neither queue can
+  // overflow (the completion queue has twice the entries).
+  const unsigned entries = depth() + 2;
   // Completions wait for the thread's next system call instead of interrupting it in done(); TASKRUN_FLAG tells a look
   // at the queue that some wait. Linux 5.19; the ring works without.
   int rc = io_uring_queue_init(entries, &ring.uring, IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG);
@@ -214,6 +233,49 @@ void UringEngine::arm_wake(Ring& ring) {
   ring.wake_armed = true;
 }
 
+void UringEngine::arm_watch(Ring& ring, int fd) {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);
+  io_uring_prep_poll_add(sqe, fd, POLLIN);
+  io_uring_sqe_set_data(sqe, kWatch);
+  ring.prepared.push_back(kWatch);
+  ring.watch_armed = true;
+}
+
+bool UringEngine::watch(int fd, void (*ready)(void*), void* user) {
+  uint64_t sleepers = 0;
+  {
+    std::lock_guard lock(mutex_);
+    watch_ = {fd, ready, user, false};
+    if (rings_[0].sleeping) {
+      rings_[0].sleeping = false;
+      sleepers = 1;
+    }
+  }
+  wake(sleepers);
+  return true;
+}
+
+void UringEngine::unwatch() {
+  std::unique_lock lock(mutex_);
+  watch_.fd = -1;  // a poll that fires from now on finds nobody to call
+  watch_idle_.wait(lock, [&] { return !watch_.running; });
+}
+
+void UringEngine::serve_watch(Ring& ring) {
+  ring.watch_ready = false;
+  Watch watch;
+  {
+    std::lock_guard lock(mutex_);
+    if (watch_.fd < 0) return;
+    watch_.running = true;
+    watch = watch_;
+  }
+  watch.ready(watch.user);
+  std::lock_guard lock(mutex_);
+  watch_.running = false;
+  watch_idle_.notify_all();
+}
+
 void UringEngine::finish(Transfer* transfer) {
   core::step("store.finish");
   std::lock_guard lock(mutex_);
@@ -228,6 +290,9 @@ void UringEngine::reap(Ring& ring) {
     io_uring_cqe_seen(&ring.uring, cqe);
     if (transfer == nullptr) {
       ring.wake_armed = false;
+    } else if (transfer == kWatch) {
+      ring.watch_armed = false;
+      ring.watch_ready = true;
     } else if (transfer->advance(result)) {
       finish(transfer);
     } else {
@@ -245,10 +310,15 @@ void UringEngine::give_up(Ring& ring, int error) {
                 strerror(error), error);
   std::vector<Transfer*> refused;
   refused.swap(ring.prepared);
-  ring.prepared.reserve(2 * (size_t{depth()} + 1));
+  ring.prepared.reserve(2 * (size_t{depth()} + 2));
   for (Transfer* transfer : refused) {
     if (transfer == nullptr) {
       ring.wake_armed = false;
+      continue;
+    }
+    if (transfer == kWatch) {
+      ring.watch_armed = false;
+      ring.watch_ready = true;  // without a poll: look every time
       continue;
     }
     while (!transfer->advance(-error)) {
@@ -278,6 +348,8 @@ void UringEngine::run(Ring& ring) noexcept {
   bool delivered = false;
   for (;;) {
     reap(ring);
+    if (ring.watch_ready) serve_watch(ring);
+    int watched = -1;
     Io* io = nullptr;
     bool wait = false;
     bool over = false;
@@ -285,6 +357,7 @@ void UringEngine::run(Ring& ring) noexcept {
     {
       std::unique_lock lock(mutex_);
       ring.sleeping = false;
+      if (&ring == &rings_[0] && !stopping_) watched = watch_.fd;
       if (delivered) --outstanding_;
       delivered = false;
       while (Transfer* transfer = take()) {
@@ -305,6 +378,7 @@ void UringEngine::run(Ring& ring) noexcept {
     if (helpers != 0) wake(helpers);
     if (over) return;
     if (wait && !ring.wake_armed) arm_wake(ring);
+    if (watched >= 0 && !ring.watch_armed) arm_watch(ring, watched);
     if (wait || io_uring_sq_ready(&ring.uring) != 0) enter(ring, wait);
     if (io != nullptr) {
       deliver(io);

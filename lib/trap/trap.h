@@ -71,6 +71,8 @@ class Trap {
   // Waits until there are faults and fills at most out.size() of them; a fault may be reported again, and may be
   // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 faults on timeout and after interrupt().
   virtual core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) = 0;
+  // A descriptor that polls readable while wait() would find faults; -1: there is none.
+  virtual int fault_descriptor() const { return -1; }
   // Makes the current or next wait() return; async-signal-safe.
   virtual void interrupt() = 0;
 

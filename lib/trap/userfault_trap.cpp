@@ -67,6 +67,7 @@ class UserfaultTrap final : public Trap {
   Status detach(void* address, size_t size) override;
   Status unmap(void* address, size_t size) override;
   Status wait(std::span<Fault> out, int timeout_ms, size_t* count) override;
+  int fault_descriptor() const override { return fd_; }
   void interrupt() override;
   Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   Status fill_zero(void* address, size_t size) override;

@@ -1,17 +1,17 @@
-// Host and SSD tiers beside the limit (raw io_uring with huge-page buffers) and beside mmap with the best advice under an
-// equal memory limit, in one run, as ratios. What it does not measure: other machines' disks, memory pressure from other
-// processes, and anything after the first few GiB.
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+// Host and SSD tiers beside the limit (raw io_uring with huge-page buffers) and beside mmap with the best advice under
+// an equal memory limit, in one run, as ratios. What it does not measure: other machines' disks, memory pressure from
+// other processes, and anything after the first few GiB.
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <map>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "common/raw_disk.h"
@@ -37,8 +37,8 @@ double cpu_seconds() {
 }
 
 struct Sample {
-  double value = 0;         // GB/s, operations/s or us
-  double cores_per_gbs = 0; // 0: not taken
+  double value = 0;          // GB/s, operations/s or us
+  double cores_per_gbs = 0;  // 0: not taken
   double p99 = 0;
   std::string error;
 };
@@ -109,7 +109,8 @@ Sample touch_latency(const void* p, uint64_t bytes, size_t block, uint64_t touch
 std::string make_cgroup(uint64_t limit) {
   for (const char* base : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
     const bool v1 = std::string(base).ends_with("memory");
-    if (access((std::string(base) + (v1 ? "/memory.limit_in_bytes" : "/cgroup.controllers")).c_str(), R_OK) != 0) continue;
+    if (access((std::string(base) + (v1 ? "/memory.limit_in_bytes" : "/cgroup.controllers")).c_str(), R_OK) != 0)
+      continue;
     const std::string folder = std::string(base) + "/vmem-bench." + std::to_string(getpid());
     if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) continue;
     std::ofstream out(folder + (v1 ? "/memory.limit_in_bytes" : "/memory.max"));
@@ -192,7 +193,8 @@ Spread spread(const std::vector<Sample>& samples) {
 
 class Bench {
  public:
-  explicit Bench(const Settings& s) : s_(s), budget_(s.bytes / 4), file_(s.folder + "/vmem-bench." + std::to_string(getpid())) {}
+  explicit Bench(const Settings& s)
+      : s_(s), budget_(s.bytes / 4), file_(s.folder + "/vmem-bench." + std::to_string(getpid())) {}
   ~Bench() {
     unlink(file_.c_str());
     if (!fast_.empty()) unlink(fast_.c_str());
@@ -202,37 +204,48 @@ class Bench {
     if (const std::string e = rawdisk::fill(file_, s_.bytes, 1); !e.empty()) throw std::runtime_error(e);
     vmem::set("ssd_path", s_.folder);
     for (const char* block : {"2MiB"}) {
-      row("sequential read of a file, 2 MiB", "GB/s", "read-file", [&] { return raw(false, false); },
+      row(
+          "sequential read of a file, 2 MiB", "GB/s", "read-file", [&] { return raw(false, false); },
           [&] { return vmem_file_read(file_, block, "auto"); }, "read");
-      row("sequential read of anonymous memory, 2 MiB, verified", "GB/s", "read-anon", [&] { return raw(false, false); },
-          [&] { return vmem_anon_read(block, "auto"); }, "read");
-      row("read-modify-write + sync, shared file, 2 MiB", "GB/s", "rmw-file", [&] { return raw(true, false); },
+      row(
+          "sequential read of anonymous memory, 2 MiB, verified", "GB/s", "read-anon",
+          [&] { return raw(false, false); }, [&] { return vmem_anon_read(block, "auto"); }, "read");
+      row(
+          "read-modify-write + sync, shared file, 2 MiB", "GB/s", "rmw-file", [&] { return raw(true, false); },
           [&] { return vmem_rmw(block, true); }, "rmw");
-      row("read-modify-write + sync, anonymous, 2 MiB", "GB/s", "rmw-anon", [&] { return raw(true, false); },
+      row(
+          "read-modify-write + sync, anonymous, 2 MiB", "GB/s", "rmw-anon", [&] { return raw(true, false); },
           [&] { return vmem_rmw(block, false); }, "");
-      row("sequential read of a file, 2 MiB, UFFDIO_COPY forced", "GB/s", "read-copy", [&] { return raw(false, false); },
-          [&] { return vmem_file_read(file_, block, "copy"); }, "read");
+      row(
+          "sequential read of a file, 2 MiB, UFFDIO_COPY forced", "GB/s", "read-copy",
+          [&] { return raw(false, false); }, [&] { return vmem_file_read(file_, block, "copy"); }, "read");
     }
     for (const auto& [block, text] : {std::pair<size_t, const char*>{65536, "64 KiB"}, {4096, "4 KiB"}}) {
       for (unsigned threads : {1u, 8u}) {
-        row("random 8-byte reads, " + std::string(text) + " blocks, " + std::to_string(threads) + " threads", "op/s",
+        row(
+            "random 8-byte reads, " + std::string(text) + " blocks, " + std::to_string(threads) + " threads", "op/s",
             "random-" + std::to_string(block) + "-" + std::to_string(threads),
             [&, b = block] { return raw_random(b, threads); }, [&, b = block] { return vmem_random(b, threads); },
             threads == 8 ? "random8" : "random1");
       }
     }
-    for (const auto& [block, text] : {std::pair<size_t, const char*>{4096, "4 KiB"}, {65536, "64 KiB"}, {2 << 20, "2 MiB"}}) {
-      row("fault latency, " + std::string(text) + ", p50", "us", "latency-" + std::to_string(block),
+    for (const auto& [block, text] :
+         {std::pair<size_t, const char*>{4096, "4 KiB"}, {65536, "64 KiB"}, {2 << 20, "2 MiB"}}) {
+      row(
+          "fault latency, " + std::string(text) + ", p50", "us", "latency-" + std::to_string(block),
           [&, b = block] { return raw_latency(b); }, [&, b = block] { return vmem_latency(b); }, "", true);
     }
     if (access(s_.fast.c_str(), W_OK) == 0 && wanted("fast")) {
       fast_ = s_.fast + "/vmem-bench." + std::to_string(getpid());
       if (const std::string e = rawdisk::fill(fast_, s_.bytes / 2, 1); e.empty()) {
-        row("sequential read, source in memory (tmpfs), 2 MiB", "GB/s", "fast", [&] { return raw_fast(); },
+        row(
+            "sequential read, source in memory (tmpfs), 2 MiB", "GB/s", "fast", [&] { return raw_fast(); },
             [&] { return vmem_file_read(fast_, "2MiB", "auto"); }, "");
       }
     }
-    row("resident memory, no faults", "GB/s", "hits", [&] { return plain_memory(); }, [&] { return vmem_resident(); }, "");
+    row(
+        "resident memory, no faults", "GB/s", "hits", [&] { return plain_memory(); }, [&] { return vmem_resident(); },
+        "");
     report();
   }
 
@@ -374,8 +387,10 @@ class Bench {
   }
 
   void report() const {
-    printf("| what | unit | limit | libvmem (low to high) | mmap, same memory limit | libvmem / limit | libvmem / mmap | cores "
-           "per GB/s |\n|---|---|---|---|---|---|---|---|\n");
+    printf(
+        "| what | unit | limit | libvmem (low to high) | mmap, same memory limit | libvmem / limit | libvmem / mmap | "
+        "cores "
+        "per GB/s |\n|---|---|---|---|---|---|---|---|\n");
     Json out = Json::array();
     for (const Row& r : rows_) {
       const Spread raw = spread(r.raw), ours = spread(r.vmem), peer = spread(r.mmap);
@@ -392,8 +407,9 @@ class Bench {
       } else {
         snprintf(versus, sizeof versus, "%.2f", raw.median > 0 ? ours.median / raw.median : 0);
       }
-      printf("| %s | %s | %.*f | **%.*f** (%.*f to %.*f) | %s | %s | %s | %s |\n", r.what.c_str(), r.unit.c_str(), digits,
-             raw.median, digits, ours.median, digits, ours.low, digits, ours.high, mmap_text, versus, ratio_text, cores);
+      printf("| %s | %s | %.*f | **%.*f** (%.*f to %.*f) | %s | %s | %s | %s |\n", r.what.c_str(), r.unit.c_str(),
+             digits, raw.median, digits, ours.median, digits, ours.low, digits, ours.high, mmap_text, versus,
+             ratio_text, cores);
       out.push_back({{"what", r.what},
                      {"unit", r.unit},
                      {"limit", raw.median},

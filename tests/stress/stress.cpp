@@ -3,8 +3,9 @@
 //
 // Locks of the test: a region is cut in cells of 64 KiB, each with a mutex over its bytes and their shadow; a region is
 // replaced only with its own lock held exclusively. libvmem never takes them, so a fault under one of them is fine.
-#include <CLI/CLI.hpp>
+#include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -14,7 +15,6 @@
 #include <shared_mutex>
 #include <string>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include "api/runtime.h"
@@ -145,8 +145,9 @@ void one(Shadowed& r, const Settings& s, Random& random, void* stream) {
         if (const int rel = vmem_release(bytes + from, few, stream); rel != 0) fail("release", r, from, rel);
       }
     } else if (kind < 992) {
-      static const int kAdvice[] = {VMEM_ADVISE_SEQUENTIAL, VMEM_ADVISE_RANDOM, VMEM_ADVISE_NORMAL, VMEM_ADVISE_COLD,
-                                    VMEM_ADVISE_HOT, VMEM_ADVISE_PIN, VMEM_ADVISE_PRIORITY_LOW, VMEM_ADVISE_PRIORITY_HIGH};
+      static const int kAdvice[] = {VMEM_ADVISE_SEQUENTIAL,   VMEM_ADVISE_RANDOM,       VMEM_ADVISE_NORMAL,
+                                    VMEM_ADVISE_COLD,         VMEM_ADVISE_HOT,          VMEM_ADVISE_PIN,
+                                    VMEM_ADVISE_PRIORITY_LOW, VMEM_ADVISE_PRIORITY_HIGH};
       const int rc = vmem_advise(bytes + from, length, kAdvice[random.below(std::size(kAdvice))], 0);
       if (rc != 0 && rc != -ENOSPC) fail("advise", r, from, rc);
     } else {
@@ -215,13 +216,15 @@ int run(const Settings& s) {
     fprintf(stderr, "FAILED: %s\n", check.c_str());
     ++failures;
   }
-  printf("%llu operations, %llu faults, %llu evictions (%llu clean), %.1f MiB read, %.1f MiB written, host %.1f of %.1f MiB, "
-         "%llu failures\n",
-         static_cast<unsigned long long>(operations.load()), static_cast<unsigned long long>(v.faults),
-         static_cast<unsigned long long>(v.evictions), static_cast<unsigned long long>(v.clean_drops),
-         static_cast<double>(v.read_bytes) / 1048576, static_cast<double>(v.write_bytes) / 1048576,
-         static_cast<double>(v.host_bytes) / 1048576, static_cast<double>(v.host_budget) / 1048576,
-         static_cast<unsigned long long>(failures.load()));
+  printf(
+      "%llu operations, %llu faults, %llu evictions (%llu clean), %.1f MiB read, %.1f MiB written, host %.1f of %.1f "
+      "MiB, "
+      "%llu failures\n",
+      static_cast<unsigned long long>(operations.load()), static_cast<unsigned long long>(v.faults),
+      static_cast<unsigned long long>(v.evictions), static_cast<unsigned long long>(v.clean_drops),
+      static_cast<double>(v.read_bytes) / 1048576, static_cast<double>(v.write_bytes) / 1048576,
+      static_cast<double>(v.host_bytes) / 1048576, static_cast<double>(v.host_budget) / 1048576,
+      static_cast<unsigned long long>(failures.load()));
   vmem_shutdown();
   return failures == 0 ? 0 : 1;
 }

@@ -1,13 +1,14 @@
 // Bad input gets a specific error, words, and changes nothing.
 #include <sys/wait.h>
+
 #include <thread>
 
 #include "support.h"
 
 namespace {
 
-using systest::SystemTest;
 using systest::stamp;
+using systest::SystemTest;
 
 class Api : public SystemTest {
  protected:
@@ -38,11 +39,12 @@ TEST_F(Api, RangesMustLieInsideOneRegion) {
   vmem::region other(1 << 20, VMEM_HOST_ONLY);
   auto* p = static_cast<char*>(region.data());
   int local = 0;
-  for (int rc : {vmem_prefetch(nullptr, 1, VMEM_HOST, nullptr), vmem_prefetch(&local, 4, VMEM_HOST, nullptr),
-                 vmem_prefetch(p, 0, VMEM_HOST, nullptr), vmem_prefetch(p, (1 << 20) + 1, VMEM_HOST, nullptr),
-                 vmem_prefetch(p + (1 << 20), 1, VMEM_HOST, nullptr), vmem_prefetch(p - 1, 2, VMEM_HOST, nullptr),
-                 vmem_sync(p, SIZE_MAX), vmem_evict(p + 5, SIZE_MAX - 4, VMEM_SSD), vmem_advise(p, 0, VMEM_ADVISE_HOT, 0),
-                 vmem_acquire(p, (2 << 20), VMEM_READ, VMEM_HOST, nullptr), vmem_release(p, 4096, nullptr)}) {
+  for (int rc :
+       {vmem_prefetch(nullptr, 1, VMEM_HOST, nullptr), vmem_prefetch(&local, 4, VMEM_HOST, nullptr),
+        vmem_prefetch(p, 0, VMEM_HOST, nullptr), vmem_prefetch(p, (1 << 20) + 1, VMEM_HOST, nullptr),
+        vmem_prefetch(p + (1 << 20), 1, VMEM_HOST, nullptr), vmem_prefetch(p - 1, 2, VMEM_HOST, nullptr),
+        vmem_sync(p, SIZE_MAX), vmem_evict(p + 5, SIZE_MAX - 4, VMEM_SSD), vmem_advise(p, 0, VMEM_ADVISE_HOT, 0),
+        vmem_acquire(p, (2 << 20), VMEM_READ, VMEM_HOST, nullptr), vmem_release(p, 4096, nullptr)}) {
     EXPECT_EQ(rc, -EINVAL);
   }
   EXPECT_STRNE(vmem_last_error(), "");

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+
 #include <thread>
 
 #include "support.h"
@@ -21,13 +22,17 @@ struct Case {
   const char* direct;
   size_t size;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class Files : public SystemTest, public ::testing::WithParamInterface<Case> {
  protected:
   void SetUp() override {
     SystemTest::SetUp();
-    configure({{"block_size", GetParam().block}, {"transfer", GetParam().transfer}, {"direct_io", GetParam().direct},
+    configure({{"block_size", GetParam().block},
+               {"transfer", GetParam().transfer},
+               {"direct_io", GetParam().direct},
                {"host_budget", "16MiB"}});
   }
   size_t size() const { return GetParam().size; }
@@ -91,10 +96,8 @@ TEST_P(Files, APartOfAFileIsMappedFromItsOffset) {
 }
 
 const Case kCases[] = {
-    {"move_2m", "2MiB", "auto", "on", 64 * kMiB + 12345},
-    {"copy_2m", "2MiB", "copy", "on", 64 * kMiB + 4096},
-    {"copy_64k", "64KiB", "auto", "on", 20 * kMiB + 777},
-    {"copy_4k", "4KiB", "auto", "on", 8 * kMiB + 1},
+    {"move_2m", "2MiB", "auto", "on", 64 * kMiB + 12345},  {"copy_2m", "2MiB", "copy", "on", 64 * kMiB + 4096},
+    {"copy_64k", "64KiB", "auto", "on", 20 * kMiB + 777},  {"copy_4k", "4KiB", "auto", "on", 8 * kMiB + 1},
     {"buffered_2m", "2MiB", "auto", "off", 32 * kMiB + 5},
 };
 INSTANTIATE_TEST_SUITE_P(, Files, ::testing::ValuesIn(kCases), [](const auto& p) { return p.param.name; });

@@ -1,13 +1,14 @@
 // Leases on host memory, as the header words them.
 #include <sys/wait.h>
+
 #include <thread>
 
 #include "support.h"
 
 namespace {
 
-using systest::SystemTest;
 using systest::stamp;
+using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20;
 

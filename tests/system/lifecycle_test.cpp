@@ -1,16 +1,17 @@
 // Freeing, sync, eviction and limits as seen from outside.
 #include <dirent.h>
+#include <sys/wait.h>
+
 #include <fstream>
 #include <sstream>
-#include <sys/wait.h>
 #include <thread>
 
 #include "support.h"
 
 namespace {
 
-using systest::SystemTest;
 using systest::stamp;
+using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20;
 

@@ -6,8 +6,8 @@
 namespace {
 
 using systest::Settings;
-using systest::SystemTest;
 using systest::stamp;
+using systest::SystemTest;
 
 struct Case {
   const char* name;
@@ -17,7 +17,9 @@ struct Case {
   Settings more;
 };
 
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
 
 class Paging : public SystemTest, public ::testing::WithParamInterface<Case> {
  protected:
@@ -173,7 +175,8 @@ TEST_F(PagingMore, ACyclicScanOverFourBudgetsStillHits) {
   for (int i = 0; i < 6; ++i) pass();
   const uint64_t before = vmem::stats().read_bytes;
   for (int i = 0; i < 4; ++i) pass();
-  const double missed = static_cast<double>(vmem::stats().read_bytes - before) / (4.0 * static_cast<double>(region.size()));
+  const double missed =
+      static_cast<double>(vmem::stats().read_bytes - before) / (4.0 * static_cast<double>(region.size()));
   EXPECT_LT(missed, 0.95) << "at least a part of the data stays resident";
 }
 

@@ -1,17 +1,17 @@
 // What system tests share: a runtime with settings of their own, temporary files, touches that may raise SIGBUS.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csetjmp>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <fstream>
 #include <string>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -93,11 +93,21 @@ class SystemTest : public ::testing::Test {
 
  private:
   static void reset() {
-    for (const auto& [name, value] : Settings{{"host_budget", "64MiB"}, {"block_size", "2MiB"}, {"transfer", "auto"},
-                                              {"compression", "none"}, {"checksum", "on"}, {"io_engine", "auto"},
-                                              {"readahead", "8MiB"}, {"direct_io", "on"}, {"io_depth", "16"},
-                                              {"fault_timeout_ms", "10000"}, {"ssd_budget", "1T"}, {"ssd_path", ""},
-                                              {"evict_threads", "1"}, {"io_threads", "1"}, {"log", "warning"}}) {
+    for (const auto& [name, value] : Settings{{"host_budget", "64MiB"},
+                                              {"block_size", "2MiB"},
+                                              {"transfer", "auto"},
+                                              {"compression", "none"},
+                                              {"checksum", "on"},
+                                              {"io_engine", "auto"},
+                                              {"readahead", "8MiB"},
+                                              {"direct_io", "on"},
+                                              {"io_depth", "16"},
+                                              {"fault_timeout_ms", "10000"},
+                                              {"ssd_budget", "1T"},
+                                              {"ssd_path", ""},
+                                              {"evict_threads", "1"},
+                                              {"io_threads", "1"},
+                                              {"log", "warning"}}) {
       ASSERT_EQ(vmem_set(name, value.c_str()), 0) << vmem_last_error();
     }
   }

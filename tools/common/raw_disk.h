@@ -1,6 +1,11 @@
-// The limit beside every figure: what io_uring with O_DIRECT and huge-page buffers gets from the same file system, in the
-// same run. Used by examples and benchmarks; not part of the library.
+// The limit beside every figure: what io_uring with O_DIRECT and huge-page buffers gets from the same file system, in
+// the same run. Used by examples and benchmarks; not part of the library.
 #pragma once
+
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -9,11 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
-#include <liburing.h>
 #include <string>
-#include <sys/mman.h>
-#include <unistd.h>
 #include <vector>
 
 namespace rawdisk {
@@ -150,7 +151,8 @@ inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed) 
       reinterpret_cast<uint64_t*>(buffer)[i] = z ^ (z >> 31);
     }
     const size_t n = bytes - at < step ? (bytes - at + 4095) / 4096 * 4096 : step;
-    if (pwrite(use, buffer, n, static_cast<off_t>(at)) != static_cast<ssize_t>(n)) error = std::string("write: ") + strerror(errno);
+    if (pwrite(use, buffer, n, static_cast<off_t>(at)) != static_cast<ssize_t>(n))
+      error = std::string("write: ") + strerror(errno);
   }
   if (error.empty() && ftruncate(fd, static_cast<off_t>(bytes)) != 0) error = strerror(errno);
   fsync(fd);
