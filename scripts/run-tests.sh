@@ -18,6 +18,7 @@ timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5}
 logs=$BUILD/test-logs; mkdir -p "$logs"
 all_passed=0 all_failed=0 all_skipped=0 rows=()
 exec </dev/null
+ulimit -c 0
 
 # run_one NAME DEADLINE PROGRAM ARGS..
 run_one() {
@@ -37,7 +38,7 @@ run_one() {
   if [ "$f" != 0 ]; then
     case $status in 124 | 137) echo "       not done after $deadline s" ;; esac
     failed_tests "$log.log" | sed 's/^/       failed: /'
-    echo "       status $status; the end of $log.log:"; tail -n "${TAIL:-40}" "$log.log" | sed 's/^/       | /'
+    echo "       status $status; from $log.log:"; failed_output "$log.log" | sed 's/^/       | /'
   fi
 }
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }

@@ -70,4 +70,21 @@ failed_tests() {
     END { if (open != "") print open " (did not finish)" }'
 }
 
+# failed_output LOG: what the tests that failed printed, or the end of the log where no GoogleTest speaks.
+failed_output() {
+  if grep -aq '^\[ RUN      \] ' "$1"; then
+    tr -d '\r' <"$1" | awk '
+      function show(  i) { for (i = n > 30 ? n - 30 : 0; i < n; i++) print line[i] }
+      / [A-Za-z]*Child\.DISABLED_/ { next }
+      /^\[ RUN      \] / { if (open) show(); open = 1; n = 0 }
+      open { line[n++] = $0 }
+      /\[       OK \] .* ms\)$/ || /\[  SKIPPED \] .* ms\)$/ { open = 0 }
+      /\[  FAILED  \] .* ms\)$/ { if (open) show(); open = 0 }
+      !open { last[k++ % 8] = $0 }
+      END { if (open) show(); else for (i = k > 8 ? k - 8 : 0; i < k; i++) print last[i % 8] }' | head -150
+  else
+    tail -40 "$1"
+  fi
+}
+
 totals_line() { echo "$1 passed, $2 failed, $3 skipped"; }

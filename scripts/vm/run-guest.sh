@@ -155,7 +155,9 @@ for ((i = 0; i < number; i++)); do
   [ "$s" = 0 ] || skip_reasons "$status" "$work/log" | sed 's/^/       skipped: /'
   if [ "$f" != 0 ]; then
     failed_tests "$work/log" | sed 's/^/       failed: /'
-    echo "       status $status; the last lines of its output:"; grep -avE '^\[ *[0-9]+\.[0-9]+\]' "$work/log" | tail -25 | sed 's/^/       | /'
+    echo "       status $status; its output:"
+    grep -avE '^\[ *[0-9]+\.[0-9]+\]' "$work/log" >"$work/own" || true
+    failed_output "$work/own" | sed 's/^/       | /'
   fi
 done
 problem() { add 0 1 0; echo "FAIL $1 on $label"; }
