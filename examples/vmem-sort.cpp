@@ -296,6 +296,12 @@ int run(Settings s) {
 
   if (s.budget.empty()) s.budget = std::to_string(std::max<uint64_t>(size / 4, 64 << 20));
   vmem::set("host_budget", s.budget);
+  const uint64_t memory = std::stoull(vmem::get("host_budget"));
+  // Each thread sorts a run in memory, and the merge holds a few blocks of every run: both must fit.
+  s.threads = static_cast<unsigned>(std::clamp<uint64_t>(memory / (64 << 20), 1, s.threads));
+  uint64_t block = 2 << 20;
+  while (block > (64 << 10) && 24 * s.threads * 4 * block > memory) block /= 2;
+  vmem::set("block_size", std::to_string(block));
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
   printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n", s.input.c_str(),

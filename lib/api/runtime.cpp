@@ -68,7 +68,7 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
 Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   const std::string wanted = options.text(Option::trap);
   if (wanted == "kmod")
-    return error(ENODEV, "setting trap is kmod, but /dev/vmem is not there: load vmem.ko, or set auto");
+    return error(ENODEV, "setting trap is kmod, but this version works with userfaultfd only; set auto or uffd");
   trap::UserfaultOptions user;
   user.allow_move = options.text(Option::transfer) != "copy";
   if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
@@ -88,6 +88,11 @@ TestHooks& test_hooks() {
 }
 
 Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
+  if (const std::string device = options.text(Option::device); device == "cuda" || device == "sim") {
+    return error(ENODEV,
+                 "setting device is %s, but this version pages between host memory and SSD only; set auto or none",
+                 device.c_str());
+  }
   pager::Config config;
   config.host_budget =
       options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;

@@ -142,6 +142,9 @@ Pager::Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->from_held = held;
   m->in_place = in_place;
   m->clean = !r.writable() || (block.flags & core::kProtected) != 0;
+  m->has_digest = (block.flags & core::kDigest) != 0;
+  resident.in_place = in_place;
+  resident.dropping = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
   }
@@ -168,7 +171,7 @@ void Pager::take_one(Move* m) {
   core::step("evict.taken");
   if (m->probe || m->clean) return;
   m->digest = store::digest(m->image, r.block_size);
-  m->clean = (block.flags & core::kDigest) != 0 && m->digest == block.digest;
+  m->clean = m->has_digest && m->digest == block.digest;
   if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
     m->clean = m->zeros = true;
   }
@@ -188,6 +191,15 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
     }
   }
   if (!drops.empty()) {
+    {
+      // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
+      Lock lock(mutex_);
+      for (Move* m : batch) {
+        if (m->status.ok() && !m->probe && m->clean && m->in_place && !m->keep) {
+          residents_[m->region->table[m->block].aux].dropping = true;
+        }
+      }
+    }
     if (Status s = trap_->drop(drops); !s.ok())
       core::fatal("memory of blocks could not be dropped: %s", s.text().data());
   }
@@ -429,6 +441,8 @@ void Pager::finish_write(Move* m, After& after) {
       if (wanted) {
         m->keep = true;  // somebody waits for it: spare the read
         leaving_bytes_ -= r.block_size;
+      } else {
+        residents_[r.table[m->block].aux].dropping = true;
       }
     }
     if (!wanted) {

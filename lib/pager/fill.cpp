@@ -93,6 +93,13 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       break;
     case State::taking:
     case State::writing:
+      if (const Resident& resident = residents_[block.aux];
+          resident.in_place && !resident.dropping && fault.kind != trap::FaultKind::write_protect) {
+        // The block's pages are in place, so the program dropped this one itself (madvise), and it may be one of our
+        // own threads that met the hole while hashing: it must not wait for itself. A page that is there makes this
+        // fail.
+        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      }
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wish;
       break;

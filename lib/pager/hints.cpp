@@ -165,6 +165,8 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       r.table.change(b, State::resident, State::taking);
       Move* m = new_move(r, b);
       m->in_place = r.transfer != trap::Transfer::install;
+      residents_[block.aux].in_place = m->in_place;
+      residents_[block.aux].dropping = true;
       m->image = m->in_place ? r.address(b) : residents_[block.aux].frame;
       leaving_bytes_ += r.block_size;
       lock.unlock();

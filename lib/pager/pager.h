@@ -119,6 +119,7 @@ class Pager {
     bool from_held = false;         // it was held before, so it has a frame already
     bool in_place = false;          // image is the region's own memory, write-protected
     bool clean = false;             // nothing to write
+    bool has_digest = false;        // of what the store holds
     bool zeros = false;             // .. because it is all zeros
     bool out = false;               // its pages are in `image`, not in the region
     bool protect = false;           // install: with write protection
@@ -136,6 +137,8 @@ class Pager {
     uint32_t stamp = 0;          // of its last eviction, 0 = never
     int32_t stride = 0;          // of its read-ahead window
     bool admitted = false;       // known to the policy
+    bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
+    bool dropping = false;       // .. and are being dropped: an absent page is ours, not the program's doing
   };
   struct After {  // work for when the lock is gone
     std::vector<store::Io*> submit;

@@ -1,5 +1,6 @@
 // Freeing, sync, eviction and limits as seen from outside.
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -195,6 +196,25 @@ TEST_F(Lifecycle, StoresDuringSyncAreNeverLost) {
     writer.join();
     region.evict();
     for (size_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], counts[i]) << i << " " << block;
+  }
+}
+
+TEST_F(Lifecycle, PagesTheProgramDropsItselfReadZeroAndStopNothing) {
+  for (const char* block : {"2MiB", "64KiB"}) {
+    vmem_shutdown();
+    configure({{"host_budget", "64MiB"}, {"block_size", block}});
+    if (IsSkipped()) return;
+    vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
+    auto bytes = region.view<unsigned char>();
+    memset(bytes.data(), 7, bytes.size());
+    ASSERT_EQ(madvise(&bytes[4096], 8192, MADV_DONTNEED), 0);
+    region.sync();
+    ASSERT_EQ(madvise(&bytes[5 * kMiB], 4096, MADV_DONTNEED), 0);
+    region.evict();
+    EXPECT_EQ(bytes[4096], 0);
+    EXPECT_EQ(bytes[5 * kMiB], 0);
+    EXPECT_EQ(bytes[4095], 7);
+    EXPECT_EQ(bytes[8 * kMiB - 1], 7);
   }
 }
 
