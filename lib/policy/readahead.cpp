@@ -11,22 +11,24 @@ namespace {
 constexpr uint32_t kFirstWindow = 4;      // blocks
 constexpr int64_t kLongestStride = 4096;  // blocks
 constexpr uint32_t kMostCaution = 4;
+constexpr uint32_t kExtensionsToGrow = 8;
 // Touches in a row that make a stream. Two neighbours happen by chance; the caution and the small first window pay for
 // it.
 constexpr uint32_t kTouchesSequential = 2, kTouchesStrided = 4;
 }  // namespace
 
-ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), max_(max_blocks) {}
+ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), max_(max_blocks), limit_(max_blocks) {}
 
 void ReadAhead::set_access(Access access) {
   access_ = access;
   streams_ = {};
   history_used_ = 0;
   caution_ = 0;
+  limit_ = max_;
 }
 
 void ReadAhead::set_max(uint32_t max_blocks) {
-  max_ = max_blocks;
+  max_ = limit_ = max_blocks;
   for (Stream& s : streams_) {
     s.window = std::min(s.window, max_);
     if (s.window == 0) s.live = false;
@@ -105,7 +107,7 @@ ReadAhead::Stream& ReadAhead::start(BlockIndex block, int64_t stride) {
   place->stride = stride;
   place->ahead = static_cast<int64_t>(block) + stride;
   place->used = tick_;
-  place->window = access_ == Access::sequential ? max_ : std::min(max_, kFirstWindow);
+  place->window = access_ == Access::sequential ? limit_ : std::min(limit_, kFirstWindow);
   return *place;
 }
 
@@ -124,7 +126,11 @@ std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker
   if (left == 0) s.ahead = at + s.stride;
   s.wasted = 0;
   if (!gap) {
-    s.window = static_cast<uint32_t>(std::min<uint64_t>(max_, uint64_t{s.window} * 2));
+    if (s.window >= limit_ && limit_ < max_ && ++extensions_ >= kExtensionsToGrow) {
+      ++limit_;
+      extensions_ = 0;
+    }
+    s.window = static_cast<uint32_t>(std::min<uint64_t>(limit_, uint64_t{s.window} * 2));
     if (s.extended && caution_ > 0) --caution_;
     s.extended = true;
   }
@@ -165,7 +171,15 @@ std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker) {
   return ask(start(block, stride), 0);
 }
 
+// Two kinds: a reader that turned away ends its stream; readers that all go on but slower than the blocks are evicted
+// need smaller windows, for all of them compete for the same memory.
 void ReadAhead::on_waste(BlockIndex block) {
+  if (++wasted_ * 2 >= limit_ && limit_ > 1) {
+    limit_ /= 2;
+    wasted_ = 0;
+    extensions_ = 0;
+    for (Stream& s : streams_) s.window = std::min(s.window, limit_);
+  }
   for (Stream& s : streams_) {
     if (!s.live) continue;
     // Only what the stream asked for last can still be there unread: two windows back from its end.

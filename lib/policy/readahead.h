@@ -66,6 +66,9 @@ class ReadAhead {
   uint64_t tick_ = 0;
   uint32_t caution_ = 0;  // further touches that must fit before a stream is believed; waste raises it, use lowers it
   uint32_t stray_waste_ = 0;
+  uint32_t limit_;           // blocks a window may have now: halved by waste, grows back slowly
+  uint32_t wasted_ = 0;      // blocks of all streams since limit_ last shrank
+  uint32_t extensions_ = 0;  // at the limit, since it last grew
   std::array<Stream, 8> streams_{};
   std::array<core::BlockIndex, kHistory> history_{};  // touches that fitted no stream, newest at history_used_ - 1
   uint64_t history_used_ = 0;

@@ -215,9 +215,21 @@ TEST(PolicyReadAhead, WasteHalvesTheWindowAndEndsTheStream) {
   for (uint32_t i = 0; i < 16; ++i) ra.on_waste(w->first + 31 - i);
   w = ra.on_fault(w->first + w->count, false);
   ASSERT_TRUE(w);
-  EXPECT_EQ(w->count, 32u) << "halved, and doubled by the reader who is still there";
+  EXPECT_EQ(w->count, 16u);
   for (uint32_t i = 0; i < 40; ++i) ra.on_waste(w->first + w->count - 1);
   EXPECT_FALSE(ra.on_fault(w->marker, true)) << "nothing is left of the stream";
+}
+
+TEST(PolicyReadAhead, TheWindowGrowsBackSlowlyAfterWaste) {
+  ReadAhead ra(100000, 32);
+  ra.on_fault(0, false);
+  auto w = ra.on_fault(1, false);
+  for (int i = 0; i < 4; ++i) w = ra.on_fault(w->marker, true);
+  for (uint32_t i = 0; i < 16; ++i) ra.on_waste(w->first + 31 - i);
+  uint32_t windows = 0;
+  for (w = ra.on_fault(w->first + w->count, false); w->count < 32; ++windows) w = ra.on_fault(w->marker, true);
+  EXPECT_GE(windows, 64u);
+  EXPECT_LE(windows, 200u);
 }
 
 TEST(PolicyReadAhead, DroppedBlocksAreAskedForAgain) {
