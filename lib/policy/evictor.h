@@ -27,6 +27,7 @@ struct Admission {
   bool pinned = false;      // evict only when nothing else is left
   bool sequential = false;  // its region is declared, or detected, as a one-time scan
   bool probes = true;       // this block may be probed
+  bool ahead = false;       // read before anybody asked: its first touched() is its first use, and proves nothing
   // Bytes/4096 that were evicted since this block last left memory; empty when it never was here.
   std::optional<uint64_t> age = std::nullopt;
 };
@@ -46,8 +47,8 @@ class Evictor {
   virtual const char* name() const = 0;
   virtual void resize(size_t residents, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
   virtual void admit(const Admission& what) = 0;
-  // A probed block was wanted; or the block was used in another way that could be seen, as by a lease (not its first
-  // use after it came in).
+  // A probed block was wanted; or the block was used in another way that could be seen, as by a lease. Not for the use
+  // that a block was brought in for, except where it was read ahead.
   virtual void touched(core::ResidentId id) = 0;
   virtual void remove(core::ResidentId id) = 0;  // it left for a reason of the pager's (freed, evicted by call, ..)
   virtual void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) = 0;

@@ -42,6 +42,7 @@ void EvictorBase::admit(const Admission& what) {
   n.known = 1;
   n.weight = std::clamp<uint32_t>(what.weight, 1, (1u << 14) - 1);
   n.probes = what.probes;
+  n.ahead = what.ahead;
   n.pinned = what.pinned;
   n.priority = static_cast<unsigned>(what.priority) & 3;
   n.temperature = static_cast<unsigned>(what.temperature) & 3;
@@ -57,10 +58,14 @@ void EvictorBase::touched(ResidentId id) {
   const bool probed = n.probed;
   n.probed = 0;
   if (n.parked) {
-    n.used = 1;
+    if (!n.ahead) n.used = 1;
+    n.ahead = 0;
+  } else if (in_class(n) && n.ahead) {
+    first_used(n.priority, id);
   } else if (in_class(n)) {
     reused(n.priority, id, probed);
   } else {
+    n.ahead = 0;
     lists_.move_to_head(static_cast<ListId>(n.list), id);
   }
 }

@@ -27,7 +27,7 @@ class EvictorBase : public Evictor {
 
  protected:
   static constexpr unsigned kClasses = 3;  // priorities
-  static constexpr unsigned kListsPerClass = 4;
+  static constexpr unsigned kListsPerClass = 5;
 
   EvictorBase() : lists_(kFirstPolicyList + kClasses * kListsPerClass) {}
 
@@ -42,6 +42,8 @@ class EvictorBase : public Evictor {
   // A block of the class was wanted. It is in one of the class's lists; `probed`: a probe
   // found out; else the use was seen another way.
   virtual void reused(unsigned cls, core::ResidentId id, bool probed) = 0;
+  // The first use of a block that was read ahead: node.ahead is to be cleared.
+  virtual void first_used(unsigned, core::ResidentId id) { lists_[id].ahead = 0; }
   // It is about to leave the class's lists, for whatever reason.
   virtual void leaving(unsigned cls, core::ResidentId id) = 0;
   // The next to go, still in its list; kNoResident only when the class's lists are empty. Bounded work.

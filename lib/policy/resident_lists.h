@@ -28,6 +28,7 @@ struct Node {
   uint32_t priority : 2 = 0;     // Priority
   uint32_t temperature : 2 = 0;  // Temperature
   uint32_t just_probed : 1 = 0;  // by the victims() call under way
+  uint32_t ahead : 1 = 0;        // read ahead, its first use not seen yet
   uint32_t proven : 1 = 0;       // the policy's own: belongs to the protected part
 };
 static_assert(sizeof(Node) == 16);

@@ -1,0 +1,299 @@
+#include "policy/adaptive_evictor.h"
+
+#include <algorithm>
+
+namespace vmem::policy {
+
+using core::kNoResident;
+using core::ResidentId;
+
+namespace {
+constexpr int kMostSteps = 16;         // of any loop inside one call
+constexpr uint64_t kWindowShare = 16;  // the window is 1/16 of its class, and room for what is read ahead
+constexpr unsigned kRarest = 6;
+constexpr uint64_t kTrickle = 64;  // of blocks that are refused, one in so many is let in all the same
+
+// Running mean over about `n` values.
+void lean(uint64_t* mean, uint64_t value, int64_t n) {
+  *mean += static_cast<uint64_t>((static_cast<int64_t>(value) - static_cast<int64_t>(*mean)) / n);
+}
+}  // namespace
+
+uint64_t AdaptiveEvictor::window_target(const Class& c, uint64_t total) const {
+  return total / kWindowShare + std::min(c.most_ahead, total / 4);
+}
+
+ResidentId AdaptiveEvictor::oldest(unsigned cls, unsigned part) const {
+  const ResidentId out = lists_.tail(list(cls, part + 1));
+  return out != kNoResident ? out : lists_.tail(list(cls, part));
+}
+
+void AdaptiveEvictor::put(unsigned cls, ResidentId id, bool proven) {
+  lists_[id].proven = proven;
+  lists_[id].stamp = stamp_now();
+  lists_.move_to_head(list(cls, proven ? kMain : kWindow), id);
+}
+
+// What the window cannot hold goes to the main part while that has room: at first without bound, later up to what the
+// class had when it was last shrunk.
+void AdaptiveEvictor::fill_main(unsigned cls) {
+  const Class& c = classes_[cls];
+  const uint64_t total = c.full == 0 ? class_pages(cls) : c.full;
+  const uint64_t target = window_target(c, total);
+  for (int i = 0; i < 2; ++i) {
+    const ResidentId id = oldest(cls, kWindow);
+    if (id == kNoResident || window_pages(cls) <= target + lists_[id].weight) return;
+    if (c.full != 0 && main_pages(cls) + lists_[id].weight + target > total) return;
+    if (lists_[id].used) return;  // of a one-time scan: it stays first in line
+    lists_[id].proven = 1;
+    lists_[id].stamp = stamp_now();
+    lists_.move_to_head(list(cls, lists_[id].probed ? kMainOut : kMain), id);
+  }
+}
+
+void AdaptiveEvictor::note_idle(Class& c, uint64_t idle, uint64_t weight) {
+  const uint64_t number = now() / epoch_length();
+  Epoch& e = c.epochs[number % kEpochs];
+  if (e.number != number) e = {number, 0, 0};
+  e.pages += weight;
+  e.idle += idle * weight;
+}
+
+uint64_t AdaptiveEvictor::idle_when_left(const Class& c, uint64_t age) const {
+  const uint64_t number = (now() - std::min(age, now())) / epoch_length();
+  const Epoch& e = c.epochs[number % kEpochs];
+  return e.number == number ? e.idle / e.pages : 0;
+}
+
+// Of the main part: what was idle longest, as far as is known. kNoResident: nothing is known.
+ResidentId AdaptiveEvictor::worst(unsigned cls, uint64_t* idle) const {
+  const ResidentId out = lists_.tail(list(cls, kMainOut)), weak = lists_.tail(list(cls, kWeak));
+  *idle = out == kNoResident ? 0 : since(lists_[out].stamp);
+  if (weak == kNoResident || (out != kNoResident && lists_[weak].stamp <= *idle)) return out;
+  *idle = lists_[weak].stamp;
+  return weak;
+}
+
+// A block of the main part in no order that a load could be in step with: the oldest of a queue is what a loop wants
+// next, so that one eviction would draw all the others after it.
+ResidentId AdaptiveEvictor::any_of_main(unsigned cls) {
+  for (int i = 0; i < kMostSteps; ++i) {
+    dice_ ^= dice_ << 13;
+    dice_ ^= dice_ >> 7;
+    dice_ ^= dice_ << 17;
+    const auto id = static_cast<ResidentId>(dice_ % lists_.residents());
+    if (lists_[id].list == list(cls, kMain) || lists_[id].list == list(cls, kMainOut)) return id;
+  }
+  return oldest(cls, kMain);
+}
+
+// A main part is presumed dead when no probe of it was touched for clearly longer than the longest pause so far: a loop
+// passes through the main part once a round, and touches nothing of it in between.
+bool AdaptiveEvictor::main_alive(const Class& c, uint64_t total) const {
+  const uint64_t gap = std::max(c.gap_now, c.gap_before);
+  return now() - c.last_touch <= gap + gap / 4 + total / 16;
+}
+
+// Whether a block that was idle for `idle` deserves the place of the main part's worst. That one's time is known from
+// below only, and one short interval proves little: so a live part must be beaten by a factor of two.
+bool AdaptiveEvictor::wins(unsigned cls, uint64_t idle, uint64_t weight) {
+  Class& c = classes_[cls];
+  uint64_t its = 0;
+  const ResidentId rival = worst(cls, &its);
+  if (rival != kNoResident && its >= idle + (main_alive(c, class_pages(cls)) ? idle : idle / 4)) return true;
+  if (idle < c.mean_wait) c.pro += weight;  // it might have, had more of the main part been probed
+  return false;
+}
+
+// Without probes there is nothing to contest with, so a block that comes back soon enough is let in. Where nearly all
+// that leaves comes back soon, and for longer than it takes to turn the main part over, the load is larger than memory
+// and letting in helps nobody: the main part is frozen.
+bool AdaptiveEvictor::young_enough(unsigned cls, uint64_t age, uint64_t weight) {
+  Class& c = classes_[cls];
+  const uint64_t total = class_pages(cls);
+  if (age > main_pages(cls)) {
+    c.thrash -= std::min(c.thrash, 16 * weight);
+    if (c.thrash < total) c.frozen = false;
+    return trickle(c, weight);
+  }
+  c.thrash = std::min(c.thrash + weight, total * 3 / 2);
+  if (c.thrash > total * 5 / 4) c.frozen = true;
+  return !c.frozen || trickle(c, weight);
+}
+
+bool AdaptiveEvictor::trickle(Class& c, uint64_t weight) {
+  if (c.renew != 0) {
+    c.renew -= std::min(c.renew, weight);
+    return true;
+  }
+  c.refused += weight;
+  if (c.refused < kTrickle * weight) return false;
+  c.refused = 0;
+  return true;
+}
+
+// A run of strangers means that the load moves on: time to ask whether the main part is still of use.
+void AdaptiveEvictor::meet(Class& c, std::optional<uint64_t> age, uint64_t weight, uint64_t total) {
+  if (age && c.mean_age == 0) c.mean_age = *age;
+  const bool strange = !age || *age > 2 * c.mean_age + total;
+  if (age) {
+    const auto slow = static_cast<int64_t>(std::clamp<uint64_t>(total / weight / 4, 16, 256));
+    lean(&c.mean_age, *age, strange ? 16 * slow : slow);
+  }
+  if (!strange) {
+    c.strangers = 0;
+    return;
+  }
+  c.strangers += weight;
+  if (c.strangers > total / 16) c.rarity = 0;
+  if (c.strangers > total / 2) c.renew = total;
+}
+
+void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t age, bool sequential) {
+  Class& c = classes_[cls];
+  Node& n = lists_[id];
+  const uint64_t total = class_pages(cls);
+  const bool was_used = n.used;
+  n.used = 0;
+  if (n.ahead) c.ahead += n.weight;
+  c.most_ahead = std::max(c.ahead, c.most_ahead - std::min<uint64_t>(c.most_ahead, (n.weight + 15) / 16));
+  switch (entry) {
+    case Entry::fresh:
+      meet(c, std::nullopt, n.weight, total);
+      c.thrash -= std::min<uint64_t>(c.thrash, 16 * n.weight);
+      if (c.thrash < total) c.frozen = false;
+      put(cls, id, false);
+      n.used = sequential;
+      break;
+    case Entry::refault: {
+      meet(c, age, n.weight, total);
+      const bool deserves =
+          age == 0 || (n.probes ? wins(cls, age + idle_when_left(c, age), n.weight) : young_enough(cls, age, n.weight));
+      put(cls, id, deserves);
+      break;
+    }
+    case Entry::advised:
+      put(cls, id, n.proven);
+      break;
+    case Entry::unheld:
+      put(cls, id, n.proven || was_used);
+      break;
+  }
+  fill_main(cls);
+}
+
+void AdaptiveEvictor::leaving(unsigned cls, ResidentId id) {
+  if (lists_[id].ahead) classes_[cls].ahead -= lists_[id].weight;
+}
+
+void AdaptiveEvictor::first_used(unsigned cls, ResidentId id) {
+  Node& n = lists_[id];
+  classes_[cls].ahead -= n.weight;
+  n.ahead = 0;
+  // It stays where it is, so that a window of used and unused blocks empties in the order it was read.
+  if (n.list == list(cls, kMainOut) || n.list == list(cls, kWindowOut)) put(cls, id, n.proven);
+}
+
+void AdaptiveEvictor::judge(Class& c, uint64_t total) {
+  if (c.against + c.pro < total / 16) return;
+  if (c.pro * 2 < c.against) {
+    c.rarity = std::min(c.rarity + 1, kRarest);
+  } else if (c.pro > c.against && c.rarity > 0) {
+    --c.rarity;
+  }
+  c.against = c.pro = 0;
+}
+
+void AdaptiveEvictor::found_alive(Class& c, uint64_t wait, uint64_t weight, uint64_t total) {
+  const uint64_t gap = now() - c.last_touch;
+  c.last_touch = now();
+  if (now() >= c.gap_until) {
+    c.gap_before = c.gap_now;
+    c.gap_now = 0;
+    c.gap_until = now() + 4 * std::max({total, gap, c.gap_before});
+  }
+  c.gap_now = std::max(c.gap_now, gap);
+  lean(&c.mean_wait, wait, 64);
+  c.against += weight;
+  judge(c, total);
+}
+
+void AdaptiveEvictor::reused(unsigned cls, ResidentId id, bool probed) {
+  Class& c = classes_[cls];
+  Node& n = lists_[id];
+  n.used = 0;
+  const bool out = n.list == list(cls, kMainOut);
+  const uint64_t wait = since(n.stamp);
+  if (!n.proven) {
+    if (probed) c.window_touched += n.weight;
+    put(cls, id, wins(cls, wait, n.weight));
+    return;
+  }
+  if (out && probed) found_alive(c, wait, n.weight, class_pages(cls));
+  put(cls, id, true);
+  if (!out || wait * 2 <= c.mean_wait * 3) return;
+  n.stamp = static_cast<uint32_t>(wait);
+  lists_.move_to_head(list(cls, kWeak), id);
+}
+
+void AdaptiveEvictor::probe_main(unsigned cls) {
+  Class& c = classes_[cls];
+  c.credit += (now() - c.credit_at) * 64 >> c.rarity;
+  c.credit = std::min(c.credit, class_pages(cls) * 64 / 8);
+  c.credit_at = now();
+  for (int i = 0; i < kMostSteps; ++i) {
+    ResidentId id = lists_.tail(list(cls, c.weak_turn ? kWeak : kMain));
+    if (id == kNoResident) id = lists_.tail(list(cls, c.weak_turn ? kMain : kWeak));
+    if (id == kNoResident || c.credit < lists_[id].weight * uint64_t{64} || !probe(id)) return;
+    c.weak_turn = !c.weak_turn;
+    c.credit -= lists_[id].weight * uint64_t{64};
+    lists_[id].stamp = stamp_now();
+    lists_.move_to_head(list(cls, kMainOut), id);
+  }
+}
+
+// The older half of the window is out of sight: it is about to be evicted anyway.
+void AdaptiveEvictor::probe_window(unsigned cls) {
+  Class& c = classes_[cls];
+  for (int i = 0; i < kMostSteps && lists_.pages(list(cls, kWindowOut)) * 2 < window_pages(cls); ++i) {
+    const ResidentId id = lists_.tail(list(cls, kWindow));
+    if (id == kNoResident) return;
+    if (!c.window_rare || c.window_turn % 8 == 0) {
+      if (!probe(id)) return;
+      c.window_probed += lists_[id].weight;
+    }
+    ++c.window_turn;
+    lists_.move_to_head(list(cls, kWindowOut), id);
+  }
+  if (c.window_probed * 16 < class_pages(cls) || c.window_probed == 0) return;
+  c.window_rare = c.window_touched * 64 < c.window_probed;
+  c.window_probed = c.window_touched = 0;
+}
+
+void AdaptiveEvictor::look_ahead(unsigned cls) {
+  probe_main(cls);
+  probe_window(cls);
+}
+
+ResidentId AdaptiveEvictor::pick(unsigned cls) {
+  Class& c = classes_[cls];
+  c.full = class_pages(cls);
+  uint64_t idle = 0;
+  const ResidentId window = oldest(cls, kWindow);
+  ResidentId main = worst(cls, &idle);
+  if (main == kNoResident) main = lists_.tail(list(cls, kMain));
+  if (main == kNoResident || (window != kNoResident && main_pages(cls) + window_target(c, c.full) <= c.full)) {
+    note_idle(c, since(lists_[window].stamp), lists_[window].weight);
+    return window;
+  }
+  if (!lists_[main].probes) {
+    if (c.renew == 0) main = any_of_main(cls);
+    return main;
+  }
+  note_idle(c, idle, lists_[main].weight);
+  c.pro += lists_[main].weight;
+  judge(c, c.full);
+  return main;
+}
+
+}  // namespace vmem::policy
