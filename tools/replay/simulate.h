@@ -1,0 +1,259 @@
+// A pager in miniature: blocks of one size, instant I/O, one policy. Counts what a real one would pay for.
+#pragma once
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "policy/evictor.h"
+#include "policy/readahead.h"
+#include "replay/generate.h"
+
+namespace vmem::replay {
+
+struct Result {
+  std::string policy;
+  uint64_t touches = 0, hits = 0, misses = 0, evictions = 0;
+  uint64_t probes = 0, soft_faults = 0;              // taken out of sight; of those, wanted back
+  uint64_t read_ahead = 0, covered = 0, wasted = 0;  // blocks: read ahead; touched in time; evicted unused
+  double hit_rate() const { return touches == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(touches); }
+};
+
+struct Setup {
+  policy::EvictorKind kind = policy::EvictorKind::adaptive;
+  uint64_t capacity = 1024;  // blocks
+  uint32_t weight = 512;     // pages a block
+  bool probes = true;
+  uint64_t batch = 1;   // blocks asked of the policy at a time
+  uint32_t window = 0;  // read-ahead blocks; 0: none
+  policy::Access access = policy::Access::normal;
+};
+
+class Pager {
+ public:
+  Pager(const Setup& setup, uint64_t blocks)
+      : setup_(setup), blocks_(blocks), evictor_(policy::make_evictor(setup.kind)), readahead_(blocks, setup.window) {
+    owner_.resize(setup.capacity + 1);
+    for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::ResidentId>(i));
+    evictor_->resize(owner_.size(), setup.capacity * setup.weight);
+    readahead_.set_access(setup.access);
+    result_.policy = evictor_->name();
+  }
+
+  void touch(uint64_t block, bool counts = true) {
+    Block& b = blocks_[block];
+    const bool marker = b.marker;
+    const uint64_t misses = result_.misses, soft = result_.soft_faults;
+    if (!b.present) {
+      ++result_.misses;
+      bring(block);
+    } else if (b.hidden) {
+      b.hidden = false;
+      ++result_.soft_faults;
+      evictor_->touched(b.id);
+    }
+    if (counts) {
+      ++result_.touches;
+      if (misses == result_.misses) ++result_.hits;
+    }
+    if (b.ahead) ++result_.covered;
+    const bool trapped = misses != result_.misses || soft != result_.soft_faults;
+    if (trapped && b.ahead) used_up_to(block);
+    b.ahead = b.marker = false;
+    if (misses == result_.misses && !marker) return;
+    if (const auto w = readahead_.on_fault(block, marker)) read_ahead(*w);
+  }
+  Result result() {
+    result_.probes = evictor_->stats().probed;
+    return result_;
+  }
+  bool present(uint64_t block) const { return blocks_[block].present; }
+  policy::Evictor& evictor() { return *evictor_; }
+
+ private:
+  struct Block {
+    bool present = false, hidden = false, ahead = false, marker = false, reported_ahead = false;
+    int64_t stride = 1;
+    core::ResidentId id = 0;
+    uint64_t left_at = 0;  // 0: never
+  };
+  // The pager sees that a block read ahead is touched only where it traps; those before it in its stream are presumed
+  // used.
+  void used_up_to(uint64_t block) {
+    const int64_t stride = blocks_[block].stride;
+    for (auto at = static_cast<int64_t>(block); at >= 0 && at < static_cast<int64_t>(blocks_.size()); at -= stride) {
+      Block& b = blocks_[static_cast<uint64_t>(at)];
+      if (!b.present || !b.reported_ahead) break;
+      b.reported_ahead = false;
+      if (static_cast<uint64_t>(at) != block) evictor_->touched(b.id);
+    }
+  }
+  void bring(uint64_t block, bool ahead = false) {
+    if (free_.empty() || owner_.size() - free_.size() >= setup_.capacity) evict();
+    Block& b = blocks_[block];
+    b.present = true;
+    b.hidden = false;
+    b.id = free_.back();
+    free_.pop_back();
+    owner_[b.id] = block;
+    policy::Admission a;
+    a.id = b.id;
+    a.weight = setup_.weight;
+    a.probes = setup_.probes;
+    a.sequential = setup_.access == policy::Access::sequential;
+    if (b.left_at != 0) a.age = evicted_ - b.left_at;
+    a.ahead = b.ahead = b.reported_ahead = ahead;
+    evictor_->admit(a);
+  }
+  void evict() {
+    std::vector<policy::Victim> out(2 * setup_.batch + 14);
+    const size_t n = evictor_->victims(setup_.batch * setup_.weight, out);
+    for (size_t i = 0; i < n; ++i) {
+      Block& b = blocks_[owner_[out[i].id]];
+      if (out[i].probe) {
+        b.hidden = true;
+        continue;
+      }
+      b.present = false;
+      evicted_ += setup_.weight;
+      b.left_at = evicted_;
+      free_.push_back(b.id);
+      ++result_.evictions;
+      if (b.ahead) {
+        ++result_.wasted;
+        readahead_.on_waste(owner_[out[i].id]);
+      }
+      b.ahead = b.marker = false;
+    }
+  }
+  void read_ahead(const policy::Window& w) {
+    // As the real pager: no more than a quarter of memory is read ahead at a time.
+    const uint64_t count = std::min<uint64_t>(w.count, std::max<uint64_t>(setup_.capacity / 4, 1));
+    if (count < w.count) readahead_.on_dropped(static_cast<uint32_t>(w.count - count));
+    for (uint64_t i = 0; i < count; ++i) {
+      const auto at = static_cast<uint64_t>(static_cast<int64_t>(w.first) + static_cast<int64_t>(i) * w.stride);
+      if (blocks_[at].present) continue;
+      bring(at, true);
+      blocks_[at].stride = w.stride;
+      blocks_[at].marker = blocks_[at].hidden = at == w.marker;
+      ++result_.read_ahead;
+    }
+  }
+
+  Setup setup_;
+  std::vector<Block> blocks_;
+  std::vector<uint64_t> owner_;
+  std::vector<core::ResidentId> free_;
+  std::unique_ptr<policy::Evictor> evictor_;
+  policy::ReadAhead readahead_;
+  uint64_t evicted_ = 0;  // pages
+  Result result_;
+};
+
+inline uint64_t blocks_of(const Trace& trace) {
+  uint64_t n = 0;
+  for (const Touch& t : trace) n = std::max(n, t.block + 1);
+  return n;
+}
+
+// The first `warmup` touches are not counted.
+inline Result simulate(const Trace& trace, const Setup& setup, uint64_t warmup = 0) {
+  Pager pager(setup, blocks_of(trace));
+  for (uint64_t i = 0; i < trace.size(); ++i) pager.touch(trace[i].block, i >= warmup);
+  return pager.result();
+}
+
+// Yardsticks that need what no pager has: every touch seen (LRU, SIEVE), the future known (OPT, Belady).
+inline Result simulate_lru(const Trace& trace, uint64_t capacity, uint64_t warmup = 0) {
+  Result r;
+  r.policy = "lru*";
+  std::list<uint64_t> order;
+  std::unordered_map<uint64_t, std::list<uint64_t>::iterator> where;
+  for (uint64_t i = 0; i < trace.size(); ++i) {
+    const auto it = where.find(trace[i].block);
+    if (i >= warmup) ++r.touches, r.hits += it != where.end();
+    if (it != where.end()) {
+      order.splice(order.begin(), order, it->second);
+      continue;
+    }
+    ++r.misses;
+    if (where.size() == capacity) {
+      where.erase(order.back());
+      order.pop_back();
+    }
+    order.push_front(trace[i].block);
+    where[trace[i].block] = order.begin();
+  }
+  return r;
+}
+
+inline Result simulate_sieve(const Trace& trace, uint64_t capacity, uint64_t warmup = 0) {
+  struct Entry {
+    uint64_t block;
+    bool visited;
+  };
+  Result r;
+  r.policy = "sieve*";
+  std::list<Entry> order;
+  std::unordered_map<uint64_t, std::list<Entry>::iterator> where;
+  auto hand = order.end();
+  for (uint64_t i = 0; i < trace.size(); ++i) {
+    const auto it = where.find(trace[i].block);
+    if (i >= warmup) ++r.touches, r.hits += it != where.end();
+    if (it != where.end()) {
+      it->second->visited = true;
+      continue;
+    }
+    ++r.misses;
+    if (where.size() == capacity) {
+      auto at = hand == order.end() ? std::prev(order.end()) : hand;
+      while (at->visited) {
+        at->visited = false;
+        at = at == order.begin() ? std::prev(order.end()) : std::prev(at);
+      }
+      hand = at == order.begin() ? order.end() : std::prev(at);
+      where.erase(at->block);
+      order.erase(at);
+    }
+    order.push_front({trace[i].block, false});
+    where[trace[i].block] = order.begin();
+  }
+  return r;
+}
+
+inline Result simulate_opt(const Trace& trace, uint64_t capacity, uint64_t warmup = 0) {
+  Result r;
+  r.policy = "opt*";
+  std::vector<uint64_t> next(trace.size(), UINT64_MAX), last(blocks_of(trace), UINT64_MAX);
+  for (uint64_t i = trace.size(); i-- > 0;) {
+    next[i] = last[trace[i].block];
+    last[trace[i].block] = i;
+  }
+  std::set<std::pair<uint64_t, uint64_t>> by_next;  // (next touch, block) of what is in memory
+  std::vector<uint64_t> key(last.size(), 0);
+  std::vector<bool> in(last.size(), false);
+  for (uint64_t i = 0; i < trace.size(); ++i) {
+    const uint64_t b = trace[i].block;
+    if (i >= warmup) ++r.touches, r.hits += in[b];
+    if (in[b]) {
+      by_next.erase({key[b], b});
+    } else {
+      ++r.misses;
+      if (by_next.size() == capacity) {
+        const auto far = std::prev(by_next.end());
+        in[far->second] = false;
+        by_next.erase(far);
+      }
+    }
+    in[b] = true;
+    key[b] = next[i];
+    by_next.insert({next[i], b});
+  }
+  return r;
+}
+
+}  // namespace vmem::replay
