@@ -19,6 +19,8 @@ logs=$BUILD/test-logs; mkdir -p "$logs"
 all_passed=0 all_failed=0 all_skipped=0 rows=()
 exec </dev/null
 ulimit -c 0
+running=
+trap '[ -z "$running" ] || kill "$running"; echo "run-tests: stopped"; exit 1' TERM INT
 
 # run_one NAME DEADLINE PROGRAM ARGS..
 run_one() {
@@ -27,8 +29,9 @@ run_one() {
   rm -f "$log".{log,json}
   local words=("$@")
   if [ -x "$1" ] && grep -q gtest_output "$1"; then words+=("--gtest_output=json:$log.json" --gtest_color=no); fi
-  # The braces keep the shell's own line about a crash out of the summary.
-  { timeout -k 3 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1; status=$?; } 2>/dev/null
+  # In the background, so that a signal to this script reaches the program; the braces keep the shell's own line about a
+  # crash out of the summary.
+  { timeout -k 3 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1 & running=$!; wait $running; status=$?; running=; } 2>/dev/null
   read -r p f s < <(count_result $status "$log.log" "$log.json")
   suite_passed=$((suite_passed + p)) suite_failed=$((suite_failed + f)) suite_skipped=$((suite_skipped + s))
   printf '%-4s %-44s %s  (%d s)\n' "$([ "$f" = 0 ] && echo ok || echo FAIL)" "$name" "$(totals_line "$p" "$f" "$s")" $((SECONDS - began))

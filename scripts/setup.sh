@@ -30,7 +30,8 @@ wanted=()
 for group in "${groups[@]}"; do for package in ${packages[$group]}; do wanted+=("$package"); done; done
 missing=()
 if command -v dpkg-query >/dev/null; then
-  installed=" $(dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "${wanted[@]}" 2>/dev/null | sed -n 's/^ii *//p' | tr '\n' ' ') "
+  # Its status says only that some name is unknown, which is the normal case on a fresh machine.
+  installed=" $({ dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "${wanted[@]}" 2>/dev/null || true; } | sed -n 's/^ii *//p' | tr '\n' ' ') "
   for package in "${wanted[@]}"; do
     [[ $installed == *" $package "* ]] && continue
     [ -n "${commands[$package]:-}" ] && command -v "${commands[$package]}" >/dev/null && continue
