@@ -234,15 +234,14 @@ static int vmem_open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
 	if (IS_ERR(ctx->inode)) {
-		int err = PTR_ERR(ctx->inode);
-
+		i = PTR_ERR(ctx->inode);
 		kfree(ctx);
-		return err;
+		return i;
 	}
 	/* The kernel maps nothing as huge that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
-	mt_init(&ctx->ranges);
+	mt_init_flags(&ctx->ranges, MT_FLAGS_USE_RCU);	/* vmem_range_find() reads without its lock */
 	xa_init_flags(&ctx->pins, XA_FLAGS_ALLOC1 | XA_FLAGS_ACCOUNT);
 	init_waitqueue_head(&ctx->event_wq);
 	for (i = 0; i < VMEM_QUEUES; i++)

@@ -72,18 +72,18 @@ static int vmem_install(struct vmem_ctx *ctx, struct vmem_block *block, const st
 	/* A frame out of a destroyed region may be under somebody's DMA still. */
 	spin_lock(&ctx->lock);
 	frame = xa_load(&pool->units, vmem_index(pool, op->frame));
-	if (!frame)
-		err = -ENOENT;
-	else if (frame->state != VMEM_FREE)
-		err = frame->state == VMEM_INSTALLED ? -EADDRINUSE : -EINPROGRESS;
-	else if (frame->suspect && vmem_frame_pins(frame) > frame->base_pins)
-		err = -EBUSY;
-	else if (region->dead)
+	if (region->dead)
 		err = -ESHUTDOWN;
 	else if (block->busy)
 		err = -EINPROGRESS;
 	else if (block->state == VMEM_PRESENT)
 		err = -EEXIST;
+	else if (!frame)
+		err = -ENOENT;
+	else if (frame->state != VMEM_FREE)
+		err = frame->state == VMEM_INSTALLED ? -EADDRINUSE : -EINPROGRESS;
+	else if (frame->suspect && vmem_frame_pins(frame) > frame->base_pins)
+		err = -EBUSY;
 	if (!err) {
 		frame->state = VMEM_INSTALLED;
 		frame->suspect = false;
