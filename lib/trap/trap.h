@@ -8,10 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
 #include "core/status.h"
+#include "core/types.h"
 
 namespace vmem::trap {
 
@@ -37,12 +39,14 @@ enum class Transfer : uint8_t {
 enum class Protect : bool { no, yes };
 
 struct Caps {
+  bool copy = true;            // Transfer::copy works
   bool move = false;           // Transfer::move works (UFFDIO_MOVE, Linux 6.8)
   bool install = false;        // Transfer::install works (module)
   bool write_protect = false;  // Protect::yes and protect() work (anonymous memory, Linux 5.7)
   bool poison = false;         // fail() costs no mapping (UFFDIO_POISON, Linux 6.6)
   bool system_calls = false;   // a fault raised inside a system call is served too (privileged); else EFAULT
   bool batch_drop = false;     // drop() of many ranges is one system call
+  bool one_report = false;     // a block is reported once, however many threads wait for it
   const char* name = "";       // "userfaultfd", "kmod", ..
 };
 
@@ -104,6 +108,29 @@ class Trap {
   // Address space whose pages may travel by fill(move) and take(): private, anonymous, readable and writable, aligned
   // to 2 MiB, not inherited by fork, nothing resident. release with munmap().
   virtual core::Status reserve_frames(size_t size, bool huge, void** address) = 0;
+
+  // With Transfer::install a range is made of blocks, and an arena of frames, of one size each, fixed when it is made;
+  // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is in
+  // place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its size
+  // may be one, else 2 MiB or 4 KiB. The other bodies do not care.
+  virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
+    (void)block_size;
+    return attach(size, align, transfer, address);
+  }
+  // Address space for frames of `frame_size` bytes each, nothing resident. Give back with release_arena().
+  virtual core::Status reserve_arena(size_t size, size_t frame_size, void** address) {
+    return reserve_frames(size, frame_size >= core::kHugePage, address);
+  }
+  // Makes frames resident and zero; without it the first touch does, where the body has no say in memory. -ENOMEM, or
+  // -EDQUOT when a limit of the machine is reached: nothing is resident then.
+  virtual core::Status populate_frames(void* address, size_t size) {
+    (void)address;
+    (void)size;
+    return {};
+  }
+  // Gives the memory of frames back; the address space stays. -EBUSY: somebody pins one, it stays resident.
+  virtual core::Status release_frames(void* address, size_t size);
+  virtual core::Status release_arena(void* address, size_t size);
 };
 
 struct UserfaultOptions {
@@ -119,5 +146,16 @@ struct UserfaultOptions {
 // userfaultfd: /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever is allowed.
 // Probes each feature by using it once. -EPERM or -ENOSYS with the way to enable it when none is allowed.
 core::Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap>* out);
+
+struct KmodOptions {
+  const char* device = "/dev/vmem";
+  // Both run on the thread that calls wait(), and must not block.
+  std::function<void(uint64_t bytes)> on_pressure;  // the machine is short of memory: release this many bytes of frames
+  std::function<void()> on_knobs;                   // a knob in sysfs changed
+};
+
+// The module vmem.ko. -ENOENT: not loaded; -EACCES: the user is not in the group; -EPROTONOSUPPORT or -EOPNOTSUPP: it is
+// too old; each with what to do.
+core::Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out);
 
 }  // namespace vmem::trap

@@ -50,7 +50,8 @@ std::vector<Body> bodies() {
           userfault("uffd_user_mode", user_mode),
           userfault("uffd_no_wp", no_wp),
           userfault("uffd_no_table_reclaim", no_reclaim),
-          userfault("uffd_oldest", oldest)};
+          userfault("uffd_oldest", oldest),
+          {"kmod", [](std::unique_ptr<Trap>* out) { return make_kmod_trap({}, out); }}};
 }
 
 Server::Server(Trap& trap, std::function<void(const Fault&)> serve) : trap_(trap), serve_(std::move(serve)) {

@@ -1,0 +1,541 @@
+#include "trap/kmod_trap.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <iterator>
+#include <vector>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "trap/mapping.h"
+
+namespace vmem::trap {
+
+using core::error;
+using core::Status;
+using core::system_error;
+
+namespace {
+
+uintptr_t at(const void* address) {
+  return reinterpret_cast<uintptr_t>(address);
+}
+
+int call(int fd, unsigned long request, void* argument) {
+  return ioctl(fd, request, argument) == 0 ? 0 : -errno;
+}
+
+constexpr size_t kMostRange = size_t{1} << 46;  // of vmem_create
+
+// The block of a range about whose blocks nothing was said.
+size_t block_of(size_t size) {
+  if (core::is_power_of_two(size) && size <= core::kMaxBlock) return size;
+  return size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
+}
+
+Status only_install(const char* who, Transfer transfer) {
+  if (transfer == Transfer::install) return {};
+  return error(EOPNOTSUPP, "%s: the module installs frames; it neither moves nor copies", who);
+}
+
+}  // namespace
+
+void OffsetMap::set(uintptr_t start, const Entry& entry) {
+  const std::lock_guard lock(mutex_);
+  entries_[start] = entry;
+}
+
+bool OffsetMap::take(uintptr_t start, size_t size, Entry* out) {
+  const std::lock_guard lock(mutex_);
+  const auto it = entries_.find(start);
+  if (it == entries_.end() || it->second.size != size) return false;
+  *out = it->second;
+  entries_.erase(it);
+  return true;
+}
+
+bool OffsetMap::find(uintptr_t start, size_t size, uintptr_t* begin, Entry* out) const {
+  const std::lock_guard lock(mutex_);
+  auto it = entries_.upper_bound(start);
+  if (it == entries_.begin()) return false;
+  --it;
+  const size_t inside = start - it->first;
+  if (inside >= it->second.size || size > it->second.size - inside) return false;
+  *begin = it->first;
+  *out = it->second;
+  return true;
+}
+
+bool OffsetMap::take_overlap(uintptr_t start, size_t size, Entry* out) {
+  const std::lock_guard lock(mutex_);
+  auto it = entries_.lower_bound(start);
+  if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
+  if (it == entries_.end() || it->first >= start + size) return false;
+  *out = it->second;
+  entries_.erase(it);
+  return true;
+}
+
+bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(entries_.begin(), entries_.end(), [](const auto& e) { return e.second.owned; });
+  if (it == entries_.end()) return false;
+  *begin = it->first;
+  *out = it->second;
+  return true;
+}
+
+KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, const KmodOptions& options)
+    : fd_(fd), event_(event), batch_max_(batch_max), options_(options) {
+  caps_.copy = false;
+  caps_.install = true;
+  caps_.write_protect = true;
+  caps_.poison = true;
+  caps_.system_calls = true;
+  caps_.batch_drop = true;
+  caps_.one_report = true;
+  caps_.name = "kmod";
+}
+
+KmodTrap::~KmodTrap() {
+  uintptr_t begin = 0;
+  if (OffsetMap::Entry left{}; regions_.first(&begin, &left)) {
+    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; its touches get SIGBUS from now on",
+              core::human_bytes(left.size).c_str(), begin);
+  }
+  // Mappings keep the context alive; this makes absent blocks answer SIGBUS at once.
+  call(fd_, VMEM_IOC_SHUTDOWN, nullptr);
+  close(fd_);
+  close(event_);
+}
+
+Status KmodTrap::create(uint32_t kind, size_t size, size_t unit, uint64_t* offset) {
+  vmem_create c{};
+  c.kind = kind;
+  c.size = size;
+  c.unit = static_cast<uint32_t>(unit);
+  if (const int err = call(fd_, VMEM_IOC_CREATE, &c); err != 0) {
+    return system_error(err, "the module refuses a range of %s in units of %s%s", core::human_bytes(size).c_str(),
+                        core::human_bytes(unit).c_str(),
+                        err == -EPERM ? "; /sys/class/misc/vmem/trap_enabled is 0" : "");
+  }
+  *offset = c.offset;
+  return {};
+}
+
+Status KmodTrap::map_over(uintptr_t start, size_t size, uint64_t offset) {
+  void* p = mmap(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+                 static_cast<off_t>(offset));
+  if (p != MAP_FAILED) return {};
+  return system_error(errno, "cannot map %s of the module at 0x%zx", core::human_bytes(size).c_str(), start);
+}
+
+Status KmodTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
+  return attach_blocks(size, align, block_of(size), transfer, address);
+}
+
+Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
+  if (!core::is_power_of_two(align) || align < core::kPage)
+    return error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
+  if (Status s = check_range("attach", 0, size); !s.ok()) return s;
+  if (Status s = only_install("attach", transfer); !s.ok()) return s;
+  if (size > kMostRange) {
+    return error(ENOMEM, "attach: %s is more than a range of the module holds (%s)", core::human_bytes(size).c_str(),
+                 core::human_bytes(kMostRange).c_str());
+  }
+  uintptr_t start = 0;
+  if (Status s = reserve_space(size, std::max(align, core::kHugePage), &start); !s.ok()) return s;
+  OffsetMap::Entry entry{size, 0, block_size, true};
+  Status s = create(VMEM_KIND_REGION, size, block_size, &entry.offset);
+  if (s.ok()) s = map_over(start, size, entry.offset);
+  if (!s.ok()) {
+    munmap(reinterpret_cast<void*>(start), size);
+    return s;
+  }
+  regions_.set(start, entry);
+  *address = reinterpret_cast<void*>(start);
+  return {};
+}
+
+Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
+  if (Status s = check_range("attach_at", at(address), size); !s.ok()) return s;
+  if (Status s = only_install("attach_at", transfer); !s.ok()) return s;
+  OffsetMap::Entry entry{size, 0, block_of(size), false};
+  if (Status s = create(VMEM_KIND_REGION, size, entry.unit, &entry.offset); !s.ok()) return s;
+  // One mmap: whoever touches meanwhile finds what was there, or the trap.
+  if (Status s = map_over(at(address), size, entry.offset); !s.ok()) {
+    vmem_destroy d{entry.offset};
+    call(fd_, VMEM_IOC_DESTROY, &d);
+    return s;
+  }
+  core::step("trap.attach_at.mapped");
+  // What this address was before is reachable from nowhere now.
+  for (OffsetMap::Entry old{}; regions_.take_overlap(at(address), size, &old);) {
+    vmem_destroy d{old.offset};
+    call(fd_, VMEM_IOC_DESTROY, &d);
+  }
+  regions_.set(at(address), entry);
+  return {};
+}
+
+Status KmodTrap::detach(void* address, size_t size) {
+  if (Status s = check_range("detach", at(address), size); !s.ok()) return s;
+  OffsetMap::Entry entry{};
+  if (regions_.take(at(address), size, &entry)) {
+    vmem_destroy d{entry.offset};
+    const int err = call(fd_, VMEM_IOC_DESTROY, &d);
+    if (err == 0) return {};
+    return system_error(err, "detach: the module does not end the range at 0x%zx", at(address));
+  }
+  uint64_t offset = 0;
+  size_t unit = 0, count = 0;
+  if (Status s = blocks("detach", address, size, &offset, &unit, &count); !s.ok()) return s;
+  if (Status s = each("detach", VMEM_OP_REMOVE, offset, unit, count, -ENOENT); !s.ok()) return s;
+  return each("detach", VMEM_OP_FAIL, offset, unit, count, -EALREADY);
+}
+
+Status KmodTrap::unmap(void* address, size_t size) {
+  if (Status s = check_range("unmap", at(address), size); !s.ok()) return s;
+  if (munmap(address, size) != 0) return system_error(errno, "unmap: %zu bytes at 0x%zx", size, at(address));
+  return {};
+}
+
+Status KmodTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+  *count = 0;
+  if (out.empty()) return error(EINVAL, "wait: room for at least one fault is needed");
+  std::array<pollfd, 2> polled{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
+  if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) return system_error(errno, "wait: poll");
+  if (polled[1].revents != 0) {
+    uint64_t ignored = 0;
+    if (read(event_, &ignored, sizeof ignored) == sizeof ignored) return {};
+  }
+  std::array<vmem_event, 64> events;
+  const size_t room = std::min(out.size(), events.size());
+  const ssize_t n = read(fd_, events.data(), room * sizeof(vmem_event));
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? Status() : system_error(errno, "wait: reading faults");
+  for (size_t i = 0; i < static_cast<size_t>(n) / sizeof(vmem_event); ++i) {
+    const vmem_event& e = events[i];
+    if (e.type == VMEM_EVENT_PRESSURE && options_.on_pressure) options_.on_pressure(e.bytes);
+    if (e.type == VMEM_EVENT_KNOBS && options_.on_knobs) options_.on_knobs();
+    if (e.type != VMEM_EVENT_FAULT) continue;
+    FaultKind kind = FaultKind::read;
+    if ((e.flags & VMEM_FAULT_WRITE) != 0) kind = FaultKind::write;
+    if ((e.flags & VMEM_FAULT_PROTECTED) != 0) kind = FaultKind::write_protect;
+    out[(*count)++] = {static_cast<uintptr_t>(e.address), kind, e.thread};
+  }
+  return {};
+}
+
+void KmodTrap::interrupt() {
+  const uint64_t one = 1;
+  // Full means that it is signalled already.
+  [[maybe_unused]] const ssize_t n = write(event_, &one, sizeof one);
+}
+
+Status KmodTrap::blocks(const char* who, const void* address, size_t size, uint64_t* offset, size_t* unit,
+                        size_t* count) const {
+  if (Status s = check_range(who, at(address), size); !s.ok()) return s;
+  uintptr_t begin = 0;
+  OffsetMap::Entry entry{};
+  if (!regions_.find(at(address), size, &begin, &entry))
+    return error(ENOENT, "%s: %zu bytes at 0x%zx are in no attached range", who, size, at(address));
+  const size_t inside = at(address) - begin;
+  if (inside % entry.unit != 0 || size % entry.unit != 0) {
+    return error(EINVAL, "%s: %zu bytes at 0x%zx are not whole blocks of %s", who, size, at(address),
+                 core::human_bytes(entry.unit).c_str());
+  }
+  *offset = entry.offset + inside;
+  *unit = entry.unit;
+  *count = size / entry.unit;
+  return {};
+}
+
+Status KmodTrap::frames(const char* who, const void* address, size_t size, uint64_t* offset, size_t* unit) const {
+  if (Status s = check_range(who, at(address), size); !s.ok()) return s;
+  uintptr_t begin = 0;
+  OffsetMap::Entry entry{};
+  if (!arenas_.find(at(address), size, &begin, &entry))
+    return error(EINVAL, "%s: %zu bytes at 0x%zx are in no arena of this trap", who, size, at(address));
+  const size_t inside = at(address) - begin;
+  if (inside % entry.unit != 0 || size % entry.unit != 0) {
+    return error(EINVAL, "%s: %zu bytes at 0x%zx are not whole frames of %s", who, size, at(address),
+                 core::human_bytes(entry.unit).c_str());
+  }
+  *offset = entry.offset + inside;
+  *unit = entry.unit;
+  return {};
+}
+
+int KmodTrap::batch(std::span<vmem_op> ops) {
+  while (!ops.empty()) {
+    const auto part = ops.first(std::min<size_t>(ops.size(), batch_max_));
+    vmem_batch b{};
+    b.ops = reinterpret_cast<uintptr_t>(part.data());
+    b.count = static_cast<uint32_t>(part.size());
+    if (const int err = call(fd_, VMEM_IOC_BATCH, &b); err != 0) return err;
+    ops = ops.subspan(part.size());
+  }
+  return 0;
+}
+
+Status KmodTrap::each(const char* who, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine) {
+  Status first;
+  std::vector<vmem_op> ops;
+  for (size_t done = 0; done < count; done += ops.size()) {
+    ops.assign(std::min<size_t>(count - done, batch_max_), vmem_op{});
+    for (size_t i = 0; i < ops.size(); ++i) {
+      ops[i].op = op;
+      ops[i].block = offset + (done + i) * unit;
+    }
+    if (const int err = batch(ops); err != 0) return system_error(err, "%s: the module refuses the batch", who);
+    for (const vmem_op& o : ops) {
+      if (o.result != 0 && o.result != fine && first.ok())
+        first = system_error(o.result, "%s: block at offset 0x%llx", who, static_cast<unsigned long long>(o.block));
+    }
+  }
+  return first;
+}
+
+Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
+  uint64_t block = 0, slot = 0;
+  size_t unit = 0, count = 0, frame_unit = 0;
+  if (Status s = check_range("fill", at(address), size); !s.ok()) return s;
+  if (Status s = check_range("fill", at(frame), size); !s.ok()) return s;
+  if (Status s = only_install("fill", transfer); !s.ok()) return s;
+  if (Status s = blocks("fill", address, size, &block, &unit, &count); !s.ok()) return s;
+  if (Status s = frames("fill", frame, size, &slot, &frame_unit); !s.ok()) return s;
+  std::vector<vmem_op> ops(count);
+  for (size_t i = 0; i < count; ++i) {
+    ops[i].op = VMEM_OP_INSTALL;
+    ops[i].flags = protect == Protect::yes ? VMEM_OPF_PROTECT : 0;
+    ops[i].block = block + i * unit;
+    ops[i].frame = slot + i * unit;
+  }
+  if (const int err = batch(ops); err != 0) return system_error(err, "fill: the module refuses the batch");
+  const auto bad = std::find_if(ops.begin(), ops.end(), [](const vmem_op& o) { return o.result != 0; });
+  if (bad == ops.end()) return {};
+  const int err = bad->result;
+  core::step("trap.fill.undo");
+  // All or nothing: what went in comes out, with stores that were made meanwhile, as the frame is the same memory.
+  for (vmem_op& o : ops) {
+    if (o.result == 0)
+      each("fill: undo", VMEM_OP_REMOVE, o.block, unit, 1, -ENOENT).ignore();  // pinned: stays, loud below
+  }
+  return system_error(err, "fill: block at 0x%zx", at(address) + static_cast<size_t>(bad - ops.begin()) * unit);
+}
+
+Status KmodTrap::fill_zero(void* address, size_t size) {
+  if (Status s = check_range("fill_zero", at(address), size); !s.ok()) return s;
+  return error(EOPNOTSUPP, "fill_zero: the module has no zero page; populate_frames() gives zeroed frames");
+}
+
+Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+  uint64_t block = 0, slot = 0;
+  size_t unit = 0, count = 0, frame_unit = 0;
+  if (Status s = check_range("take", at(address), size); !s.ok()) return s;
+  if (Status s = only_install("take", transfer); !s.ok()) return s;
+  if (Status s = blocks("take", address, size, &block, &unit, &count); !s.ok()) return s;
+  if (Status s = frames("take", frame, size, &slot, &frame_unit); !s.ok()) return s;
+  std::vector<vmem_op> ops(count);
+  for (size_t i = 0; i < count; ++i) {
+    ops[i].op = VMEM_OP_QUERY;
+    ops[i].block = block + i * unit;
+  }
+  if (const int err = batch(ops); err != 0) return system_error(err, "take: the module refuses the batch");
+  for (size_t i = 0; i < count; ++i) {
+    if ((ops[i].state & VMEM_STATE_PRESENT) == 0)
+      return error(ENOENT, "take: the block at 0x%zx is absent", at(address) + i * unit);
+    if (ops[i].frame != slot + i * unit) {
+      return error(EINVAL, "take: the block at 0x%zx stands in another frame than the one given",
+                   at(address) + i * unit);
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    Status s = each("take", VMEM_OP_REMOVE, block + i * unit, unit, 1, 0);
+    if (s.ok()) continue;
+    core::step("trap.take.undo");
+    for (size_t back = 0; back < i; ++back) {
+      vmem_op o{};
+      o.op = VMEM_OP_INSTALL;
+      o.block = block + back * unit;
+      o.frame = slot + back * unit;
+      if (batch({&o, 1}) != 0 || o.result != 0)
+        core::log(core::Level::error, "take: a block that was taken cannot be put back: %d", o.result);
+    }
+    return s;
+  }
+  return {};
+}
+
+Status KmodTrap::drop(std::span<const Range> ranges) {
+  std::vector<vmem_op> ops;
+  for (const Range& range : ranges) {
+    uint64_t offset = 0;
+    size_t unit = 0, count = 0;
+    if (Status s = blocks("drop", reinterpret_cast<void*>(range.address), range.size, &offset, &unit, &count); !s.ok())
+      return s;
+    for (size_t i = 0; i < count; ++i) {
+      vmem_op o{};
+      o.op = VMEM_OP_REMOVE;
+      o.block = offset + i * unit;
+      ops.push_back(o);
+    }
+  }
+  if (const int err = batch(ops); err != 0) return system_error(err, "drop: the module refuses the batch");
+  for (const vmem_op& o : ops) {
+    if (o.result != 0 && o.result != -ENOENT)
+      return system_error(o.result, "drop: block at offset 0x%llx", static_cast<unsigned long long>(o.block));
+  }
+  return {};
+}
+
+// One operation on every block of the range.
+#define VMEM_EACH(name, op, fine)                                                           \
+  Status KmodTrap::name(void* address, size_t size) {                                       \
+    uint64_t offset = 0;                                                                    \
+    size_t unit = 0, count = 0;                                                             \
+    if (Status s = blocks(#name, address, size, &offset, &unit, &count); !s.ok()) return s; \
+    return each(#name, op, offset, unit, count, fine);                                      \
+  }
+VMEM_EACH(protect, VMEM_OP_PROTECT, 0)
+VMEM_EACH(unprotect, VMEM_OP_UNPROTECT, 0)
+VMEM_EACH(fail, VMEM_OP_FAIL, -EALREADY)
+VMEM_EACH(unfail, VMEM_OP_UNFAIL, -ENODATA)
+#undef VMEM_EACH
+
+Status KmodTrap::wake(void* address, size_t size) {
+  uint64_t offset = 0;
+  size_t unit = 0, count = 0;
+  Status s = blocks("wake", address, size, &offset, &unit, &count);
+  if (s.code() == -ENOENT) return {};  // the range is gone, and took its waiters along
+  if (!s.ok()) return s;
+  return each("wake", VMEM_OP_WAKE, offset, unit, count, -ESHUTDOWN);
+}
+
+Status KmodTrap::reserve_frames(size_t size, bool huge, void** address) {
+  (void)huge;  // frames are as large as memory allows
+  if (Status s = reserve_arena(size, block_of(size), address); !s.ok()) return s;
+  if (Status s = populate_frames(*address, size); !s.ok()) {
+    release_arena(*address, size).ignore();  // nothing of it is populated, or it goes with the context
+    return s;
+  }
+  return {};
+}
+
+Status KmodTrap::reserve_arena(size_t size, size_t frame_size, void** address) {
+  if (Status s = check_range("reserve_frames", 0, size); !s.ok()) return s;
+  OffsetMap::Entry entry{size, 0, frame_size, false};
+  uintptr_t start = 0;
+  if (Status s = reserve_space(size, core::kHugePage, &start); !s.ok()) return s;
+  Status s = create(VMEM_KIND_POOL, size, frame_size, &entry.offset);
+  if (s.ok()) s = map_over(start, size, entry.offset);
+  if (!s.ok()) {
+    munmap(reinterpret_cast<void*>(start), size);
+    return s;
+  }
+  arenas_.set(start, entry);
+  *address = reinterpret_cast<void*>(start);
+  return {};
+}
+
+Status KmodTrap::populate_frames(void* address, size_t size) {
+  vmem_populate p{};
+  uint64_t offset = 0;
+  size_t unit = 0;
+  if (Status s = frames("populate_frames", address, size, &offset, &unit); !s.ok()) return s;
+  p.offset = offset;
+  p.count = static_cast<uint32_t>(size / unit);
+  p.node = -1;
+  const int err = call(fd_, VMEM_IOC_POPULATE, &p);
+  if (err == 0) return {};
+  if (p.done != 0) {
+    vmem_release r{p.offset, p.done, 0};
+    call(fd_, VMEM_IOC_RELEASE, &r);
+  }
+  return system_error(err, "no memory for %s of frames%s", core::human_bytes(size).c_str(),
+                      err == -EDQUOT ? "; see frame_limit_bytes and context_limit_bytes in /sys/class/misc/vmem" : "");
+}
+
+Status KmodTrap::release_frames(void* address, size_t size) {
+  vmem_release r{};
+  uint64_t offset = 0;
+  size_t unit = 0;
+  if (Status s = frames("release_frames", address, size, &offset, &unit); !s.ok()) return s;
+  r.offset = offset;
+  r.count = static_cast<uint32_t>(size / unit);
+  const int err = call(fd_, VMEM_IOC_RELEASE, &r);
+  if (err == 0 || err == -ENOENT) return {};
+  return system_error(err, "release_frames: frame %u of %u at 0x%zx", r.done, r.count, at(address));
+}
+
+Status KmodTrap::release_arena(void* address, size_t size) {
+  OffsetMap::Entry entry{};
+  if (!arenas_.take(at(address), size, &entry))
+    return error(EINVAL, "release_arena: no arena of %zu bytes at 0x%zx", size, at(address));
+  munmap(address, size);
+  // Slot by slot: an empty one must not keep the next from being released. A pinned one goes with the context.
+  Status first;
+  for (size_t inside = 0; inside < size; inside += entry.unit) {
+    vmem_release r{entry.offset + inside, 1, 0};
+    const int err = call(fd_, VMEM_IOC_RELEASE, &r);
+    if (err != 0 && err != -ENOENT && first.ok())
+      first = system_error(err, "release_arena: frame at 0x%zx", at(address) + inside);
+  }
+  if (!first.ok()) return first;
+  vmem_destroy d{entry.offset};
+  const int err = call(fd_, VMEM_IOC_DESTROY, &d);
+  return err == 0 ? Status() : system_error(err, "release_arena: the module keeps the arena");
+}
+
+Status Trap::release_frames(void* address, size_t size) {
+  if (madvise(address, size, MADV_DONTNEED) == 0) return {};
+  return system_error(errno, "release_frames: %zu bytes at 0x%zx", size, at(address));
+}
+
+Status Trap::release_arena(void* address, size_t size) {
+  if (munmap(address, size) == 0) return {};
+  return system_error(errno, "release_arena: %zu bytes at 0x%zx", size, at(address));
+}
+
+Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
+  const int fd = open(options.device, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    const int err = errno;
+    if (err == ENOENT || err == ENXIO)
+      return error(ENOENT, "the module vmem is not loaded: no %s; `modprobe vmem` loads it", options.device);
+    return system_error(err, "cannot open %s%s", options.device,
+                        err == EACCES ? "; the user must be in the group that owns it (vmem)" : "");
+  }
+  vmem_hello hello{};
+  hello.version = VMEM_UAPI_VERSION;
+  hello.need = VMEM_FEATURE_TRAP | VMEM_FEATURE_PROTECT;
+  if (const int err = call(fd, VMEM_IOC_HELLO, &hello); err != 0) {
+    close(fd);
+    if (err == -EPROTONOSUPPORT) {
+      return error(
+          err, "the module speaks version %u of its interface, this library version %d; install both from one release",
+          hello.version, VMEM_UAPI_VERSION);
+    }
+    return system_error(err, "the module lacks what is needed (features 0x%llx)%s",
+                        static_cast<unsigned long long>(hello.features),
+                        (hello.features & VMEM_FEATURE_TRAP) == 0 ? "; /sys/class/misc/vmem/trap_enabled is 0" : "");
+  }
+  const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (event < 0) {
+    const int err = errno;
+    close(fd);
+    return system_error(err, "eventfd");
+  }
+  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, options);
+  return {};
+}
+
+}  // namespace vmem::trap

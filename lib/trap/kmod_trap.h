@@ -1,0 +1,83 @@
+// The module as a body of Trap: ranges and arenas by address, operations as batches.
+#pragma once
+
+#include <map>
+#include <mutex>
+
+#include "trap/trap.h"
+#include "vmem/vmem_uapi.h"
+
+namespace vmem::trap {
+
+// Which offsets of the context stand at which addresses. Any thread; leaf lock.
+class OffsetMap {
+ public:
+  struct Entry {
+    size_t size;      // bytes
+    uint64_t offset;  // in the context, of the first byte
+    size_t unit;      // bytes of a block or frame
+    bool owned;       // a region whose address space is ours (attach), not the caller's (attach_at)
+  };
+  void set(uintptr_t start, const Entry& entry);
+  // The entry that begins at `start` and has `size` bytes, taken out. False when there is none.
+  bool take(uintptr_t start, size_t size, Entry* out);
+  // The entry that holds [start, start + size) wholly; *begin is where it begins.
+  bool find(uintptr_t start, size_t size, uintptr_t* begin, Entry* out) const;
+  // Some entry that overlaps [start, start + size), taken out. False when there is none.
+  bool take_overlap(uintptr_t start, size_t size, Entry* out);
+  bool first(uintptr_t* begin, Entry* out) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, Entry> entries_;
+};
+
+class KmodTrap final : public Trap {
+ public:
+  KmodTrap(int fd, int event, uint32_t batch_max, const KmodOptions& options);
+  ~KmodTrap() override;
+  KmodTrap(const KmodTrap&) = delete;
+  KmodTrap& operator=(const KmodTrap&) = delete;
+
+  const Caps& caps() const override { return caps_; }
+  core::Status attach(size_t size, size_t align, Transfer transfer, void** address) override;
+  core::Status attach_at(void* address, size_t size, Transfer transfer) override;
+  core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) override;
+  core::Status detach(void* address, size_t size) override;
+  core::Status unmap(void* address, size_t size) override;
+  core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) override;
+  void interrupt() override;
+  core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
+  core::Status fill_zero(void* address, size_t size) override;
+  core::Status take(void* address, size_t size, void* frame, Transfer transfer) override;
+  core::Status drop(std::span<const Range> ranges) override;
+  core::Status protect(void* address, size_t size) override;
+  core::Status unprotect(void* address, size_t size) override;
+  core::Status fail(void* address, size_t size) override;
+  core::Status unfail(void* address, size_t size) override;
+  core::Status wake(void* address, size_t size) override;
+  core::Status reserve_frames(size_t size, bool huge, void** address) override;
+  core::Status reserve_arena(size_t size, size_t frame_size, void** address) override;
+  core::Status populate_frames(void* address, size_t size) override;
+  core::Status release_frames(void* address, size_t size) override;
+  core::Status release_arena(void* address, size_t size) override;
+
+ private:
+  core::Status create(uint32_t kind, size_t size, size_t unit, uint64_t* offset);
+  core::Status map_over(uintptr_t start, size_t size, uint64_t offset);
+  // Whole blocks of one region: their first offset, size and number. -EINVAL or -ENOENT with words.
+  core::Status blocks(const char* call, const void* address, size_t size, uint64_t* offset, size_t* unit,
+                      size_t* count) const;
+  core::Status frames(const char* call, const void* address, size_t size, uint64_t* offset, size_t* unit) const;
+  // The same operation on `count` blocks; results that equal `fine` are success. The first other one is the error.
+  core::Status each(const char* call, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine);
+  int batch(std::span<vmem_op> ops);
+
+  const int fd_, event_;
+  const uint32_t batch_max_;
+  const KmodOptions options_;
+  Caps caps_;
+  OffsetMap regions_, arenas_;
+};
+
+}  // namespace vmem::trap
