@@ -1,5 +1,5 @@
-// What the module's tests share: a context as a C++ object, a thread that serves its faults, and ways to survive signals.
-// Calls return 0 or a negative errno, as the module gave it. Without /dev/vmem every test skips.
+// What the module's tests share: a context as a C++ object, a thread that serves its faults, and ways to survive
+// signals. Calls return 0 or a negative errno, as the module gave it. Without /dev/vmem every test skips.
 #pragma once
 
 #include <fcntl.h>

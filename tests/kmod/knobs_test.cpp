@@ -20,9 +20,12 @@ TEST_F(KmodKnobs, BoundsAreChecked) {
     const char* name;
     const char* low;
     const char* high;
-  } bad[] = {{"fault_timeout_ms", "99", "3600001"}, {"watermark_low_percent", "-1", "51"},
-             {"watermark_high_percent", "-1", "91"}, {"frame_order", "-1", "10"},
-             {"trap_enabled", "-1", "2"},            {"readahead_bytes", "-1", "4294967297"},
+  } bad[] = {{"fault_timeout_ms", "99", "3600001"},
+             {"watermark_low_percent", "-1", "51"},
+             {"watermark_high_percent", "-1", "91"},
+             {"frame_order", "-1", "10"},
+             {"trap_enabled", "-1", "2"},
+             {"readahead_bytes", "-1", "4294967297"},
              {"frame_limit_bytes", "-1", "1125899906842625"}};
   for (const auto& b : bad) {
     const uint64_t before = knob(b.name);

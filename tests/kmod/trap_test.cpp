@@ -381,9 +381,9 @@ TEST_F(KmodTrap, AMappingCannotGrowButMayShrinkAndSplit) {
     p.word(i, kPage) = i + 1;
   }
   EXPECT_EQ(mremap(p.blocks, 4 * kHuge, 8 * kHuge, MREMAP_MAYMOVE), MAP_FAILED);
-  ASSERT_EQ(munmap(p.blocks + kHuge, kPage), 0);             // splits inside a huge entry
+  ASSERT_EQ(munmap(p.blocks + kHuge, kPage), 0);  // splits inside a huge entry
   ASSERT_EQ(mprotect(p.blocks + 2 * kHuge, kPage, PROT_READ), 0);
-  ASSERT_EQ(munmap(p.blocks + 3 * kHuge, kHuge), 0);         // shrinks
+  ASSERT_EQ(munmap(p.blocks + 3 * kHuge, kHuge), 0);  // shrinks
   EXPECT_EQ(p.word(0, kPage), 1u);
   EXPECT_EQ(p.word(1, kPage), 2u);
   EXPECT_EQ(p.word(2, kPage), 3u);
