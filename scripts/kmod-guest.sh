@@ -15,7 +15,7 @@ for program in "$build"/tests/kmod/*_test; do
   [ "$label" = numa ] && [[ $program != *knobs_test && $program != *trap_test ]] && continue
   programs+=(-- "$program")
 done
-[ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*TrapContract*/kmod')
+[ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*Trap*/kmod')
 exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$label" --module "$module" --timeout 1100 \
   --env "KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-10000}" --env "KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-10}" \
   ${options[@]+"${options[@]}"} "${programs[@]}"
