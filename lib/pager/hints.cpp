@@ -196,7 +196,6 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       break;
     }
     case State::stored:
-      if ((block.flags & core::kStarved) != 0) break;  // a fault is on its way to these very bytes
       forget_store_copy(r, b);
       r.table.change(b, State::stored, State::untouched);
       break;
