@@ -218,7 +218,11 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
         settle_probe(r, m->block, after);
         free_move(m);
       } else if (!m->status.ok()) {
-        if (m->stored != 0) note_write_failure(m);
+        if (m->stored != 0) {
+          note_write_failure(m);
+        } else {
+          retry_writes_ns_ = now_ns() + 5000000;  // pinned: not at once again, were all of memory like this
+        }
         put_back(m, after);
       } else if (m->clean) {
         finish_clean(m, after);
