@@ -19,6 +19,12 @@ using core::Status;
 using core::Urgency;
 using trap::Transfer;
 
+namespace {
+
+constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+}  // namespace
+
 // One round of faults; true when there may be more. One thread at a time.
 bool Pager::serve_faults(int timeout_ms) {
   std::array<trap::Fault, 64> faults;
@@ -270,19 +276,32 @@ void Pager::finish_read(Move* m, After& after) {
       m->digest = store::digest(m->image, r.block_size);
     }
   }
-  const bool fatal_for_touch = !m->status.ok();
+  Lock lock(mutex_);
+  const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
+  const bool fatal_for_touch = !m->status.ok() && !nobody_asked;
   if (fatal_for_touch) {
+    lock.unlock();  // still filling, so nobody else acts on the block
     core::log(core::Level::error, "%.*s: a touch gets SIGBUS", static_cast<int>(m->status.text().size()),
               m->status.text().data());
-    // While nobody else may act on the block; a device of last resort cannot fail silently.
     if (Status s = trap_->fail(r.address(m->block), r.block_size); !s.ok()) {
       core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     }
+    lock.lock();
   }
-  Lock lock(mutex_);
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (m->speculative) speculative_bytes_ -= r.block_size;
+  if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
+    core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
+              m->status.text().data());
+    give_frame(r, m->image);
+    free_resident(m->block, r);
+    block.flags &= kForgetReadAhead;
+    r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
+    free_move(m);
+    pump(after);
+    return;
+  }
   if (fatal_for_touch) {
     give_frame(r, m->image);
     free_resident(m->block, r);
@@ -440,6 +459,8 @@ void Pager::pump(After& after) {
     }
     starved_.pop_front();
   }
+  // Memory came free another way than by a write that works again: a region was freed, a lease released.
+  if (!dropped_.empty() && frames_.available() >= largest_block_) revive_dropped();
   pump_speculative(after);
 }
 
@@ -508,6 +529,8 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
 // Faults that waited too long for memory that cannot be freed get SIGBUS; the bytes stay where they are.
 void Pager::check_starved(uint64_t now) {
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted.
+  if (moves_.size() != free_moves_.size()) return;
   while (!starved_.empty()) {
     const Starved s = starved_.front();
     if (s.urgency != Urgency::fault || now - s.since_ns < limit) return;

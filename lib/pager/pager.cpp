@@ -247,6 +247,7 @@ void Pager::stats(struct vmem_stats* out) {
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {
+  After after;
   Lock lock(mutex_);
   const uint64_t needed = leased_bytes_ + reserve_bytes_;
   if (bytes < needed) {
@@ -257,6 +258,9 @@ Status Pager::set_host_budget(uint64_t bytes) {
   frames_.trim();
   policy_->resize(residents_.size(), bytes / core::kPage);
   need_evict_.notify_all();
+  pump(after);
+  lock.unlock();
+  run(after);
   return {};
 }
 
@@ -277,6 +281,9 @@ void Pager::set_fault_timeout(unsigned ms) {
 
 void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
+  Lock lock(mutex_);
+  retry_writes_ns_ = 0;  // there may be room now: whoever waits for memory should not wait for the back-off
+  need_evict_.notify_all();
 }
 
 bool Pager::has_regions() {
