@@ -321,7 +321,12 @@ uint64_t FakeEngine::count(Io::Op op) {
 
 void FakeEngine::until_count(Io::Op op, uint64_t count) {
   std::unique_lock lock(mutex_);
-  wait_or_die(lock, changed_, "requests to end", [&] { return counts_[op] >= count; });
+  wait_or_die(lock, changed_, "requests to end", [&] { return ended_[op] >= count; });
+}
+
+void FakeEngine::until_idle() {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "all requests to end", [&] { return busy_ == 0; });
 }
 
 void FakeEngine::flip_stored_bits() {
@@ -338,6 +343,7 @@ Status FakeEngine::add_file(int, store::FileId* id) {
 
 void FakeEngine::submit(std::span<Io* const> batch) {
   std::lock_guard lock(mutex_);
+  busy_ += batch.size();
   for (Io* io : batch) (holds_.count(io->op) != 0 ? held_ : ready_).push_back(io);
   changed_.notify_all();
 }
@@ -363,10 +369,12 @@ void FakeEngine::run() {
     io->transferred = error == 0 ? io->size : 0;
     io->result = -error;
     const Io::Op op = io->op;
+    ++counts_[op];
     lock.unlock();
     io->done(*io);
     lock.lock();
-    ++counts_[op];
+    ++ended_[op];
+    --busy_;
     changed_.notify_all();
   }
 }

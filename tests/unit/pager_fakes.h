@@ -87,10 +87,11 @@ class FakeEngine final : public store::Engine {
   void until_held(size_t count);
   size_t held();
   void let_go();
-  void fail(store::Io::Op op, int error);  // from now on; 0: no more
-  uint64_t count(store::Io::Op op);        // ended, failures included
-  void until_count(store::Io::Op op, uint64_t count);
-  void flip_stored_bits();  // of everything
+  void fail(store::Io::Op op, int error);              // from now on; 0: no more
+  uint64_t count(store::Io::Op op);                    // answered, failures included
+  void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
+  void until_idle();                                   // nothing is submitted, under way or held
+  void flip_stored_bits();                             // of everything
 
   const char* name() const override { return "fake"; }
   void submit(std::span<store::Io* const> batch) override;
@@ -106,7 +107,8 @@ class FakeEngine final : public store::Engine {
   std::map<store::FileId, std::vector<uint8_t>> files_;
   std::set<store::Io::Op> holds_;
   std::map<store::Io::Op, int> errors_;
-  std::map<store::Io::Op, uint64_t> counts_;
+  std::map<store::Io::Op, uint64_t> counts_, ended_;
+  uint64_t busy_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -1,0 +1,620 @@
+// The pager over a trap, an engine and a space in memory: interleavings are forced step by step, not hoped for.
+#include "pager/pager.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <future>
+#include <vector>
+
+#include "pager_fakes.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::pager::Config;
+using vmem::pager::Pager;
+using vmem::pager::Parts;
+using vmem::pager::test::FakeEngine;
+using vmem::pager::test::FakeSpace;
+using vmem::pager::test::FakeTrap;
+using vmem::pager::test::Gate;
+using vmem::store::Io;
+using vmem::trap::FaultKind;
+
+constexpr size_t kSmall = 64 << 10;
+
+// Copy mode unless a test asks for blocks of 2 MiB, which are moved.
+class PagerSteps : public ::testing::Test {
+ protected:
+  void start(Config config) {
+    Parts parts;
+    parts.trap = std::make_unique<FakeTrap>();
+    parts.engine = std::make_unique<FakeEngine>();
+    parts.space = std::make_unique<FakeSpace>();
+    trap = static_cast<FakeTrap*>(parts.trap.get());
+    engine = static_cast<FakeEngine*>(parts.engine.get());
+    space = static_cast<FakeSpace*>(parts.space.get());
+    pager = std::make_unique<Pager>(std::move(parts), std::move(config));
+    ASSERT_TRUE(pager->start().ok());
+  }
+  static Config config(uint64_t budget = 16 << 20) {
+    Config c;
+    c.host_budget = budget;
+    c.readahead_bytes = 0;
+    c.fault_timeout_ms = 60000;
+    return c;
+  }
+  std::byte* region(size_t blocks, size_t block_size = kSmall) {
+    void* at = nullptr;
+    Pager::NewRegion what;
+    what.size = blocks * block_size;
+    what.block_size = block_size;
+    const Status s = pager->create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return static_cast<std::byte*>(at);
+  }
+  void TearDown() override {
+    if (pager == nullptr) return;
+    pager->shutdown();
+    EXPECT_EQ(pager->check(), "");
+    EXPECT_EQ(space->extents(), 0u) << "every extent was released";
+  }
+  void put(void* at, uint64_t value) { EXPECT_TRUE(trap->store(at, value)); }
+  uint64_t get(const void* at) {
+    uint64_t value = 0;
+    EXPECT_TRUE(trap->load(at, &value)) << "SIGBUS";
+    return value;
+  }
+  bool bus(const void* at) {
+    uint64_t value;
+    return !trap->load(at, &value);
+  }
+  std::future<uint64_t> getting(const void* at) {
+    return std::async(std::launch::async, [this, at] { return get(at); });
+  }
+  std::future<void> putting(void* at, uint64_t value) {
+    return std::async(std::launch::async, [this, at, value] { put(at, value); });
+  }
+  template <typename Call>
+  std::future<Status> calling(Call call) {
+    return std::async(std::launch::async, call);
+  }
+  void evict(void* at, size_t size) {
+    const Status s = pager->evict(at, size, VMEM_SSD);
+    EXPECT_TRUE(s.ok()) << s.text();
+  }
+  uint64_t ssd(const void* at, size_t size) {
+    vmem_residency out = {};
+    EXPECT_TRUE(pager->query(at, size, &out).ok());
+    return out.ssd_bytes;
+  }
+  static vmem_range range(void* at, size_t size, unsigned access = VMEM_READ) { return {at, size, access, 0}; }
+
+  std::unique_ptr<Pager> pager;
+  FakeTrap* trap = nullptr;
+  FakeEngine* engine = nullptr;
+  FakeSpace* space = nullptr;
+};
+
+TEST_F(PagerSteps, ABlockNeverWrittenReadsZeroWithoutIo) {
+  start(config());
+  std::byte* r = region(4);
+  EXPECT_EQ(get(r + kSmall), 0u);
+  EXPECT_EQ(engine->count(Io::Op::read), 0u);
+  evict(r, 4 * kSmall);
+  EXPECT_EQ(engine->count(Io::Op::write), 0u);
+  EXPECT_EQ(space->used(), 0u);
+}
+
+TEST_F(PagerSteps, WhatIsEvictedComesBack) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(2, block);
+    put(r, 41);
+    put(r + block - 8, 42);
+    evict(r, 2 * block);
+    EXPECT_EQ(ssd(r, 2 * block), block);
+    EXPECT_EQ(get(r), 41u);
+    EXPECT_EQ(get(r + block - 8), 42u);
+    EXPECT_EQ(engine->count(Io::Op::read), 1u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, TwoFaultsOnOneBlockAreOneRead) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->hold(Io::Op::read, true);
+  auto first = getting(r);
+  engine->until_held(1);
+  auto second = getting(r), third = getting(r + 4096);
+  trap->until_quiet();
+  EXPECT_EQ(engine->held(), 1u);
+  engine->let_go();
+  EXPECT_EQ(first.get(), 7u);
+  EXPECT_EQ(second.get(), 7u);
+  EXPECT_EQ(third.get(), 0u);
+  EXPECT_EQ(engine->count(Io::Op::read), 1u);
+}
+
+TEST_F(PagerSteps, AStoreThatMeetsTheProtectionBeforeTheInstallIsBookedIsAnswered) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  evict(r, kSmall);
+  Gate gate("install.after");  // the block is in place, protected, and the table still says installing
+  auto reader = getting(r);
+  gate.until_reached();
+  EXPECT_EQ(reader.get(), 7u);
+  auto writer = putting(r, 8);
+  // Its report is read while the state is installing: nobody but install() can answer it.
+  while (trap->calls("unprotect") == 0 && writer.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
+    trap->until_quiet();
+    if (pager->counters().faults >= 1) break;
+  }
+  gate.open();
+  writer.get();
+  EXPECT_EQ(get(r), 8u);
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 8u) << "the store made the block dirty";
+}
+
+TEST_F(PagerSteps, AStoreWhileTheImageIsTakenWaitsAndIsNotLost) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  Gate gate("evict.taken");  // write-protected, not hashed yet
+  auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
+  gate.until_reached();
+  EXPECT_EQ(get(r), 7u) << "loads go on";
+  auto writer = putting(r, 8);
+  EXPECT_NE(writer.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+  trap->until_quiet();
+  gate.open();
+  EXPECT_TRUE(evicting.get().ok());
+  writer.get();
+  EXPECT_EQ(get(r), 8u);
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 8u);
+}
+
+TEST_F(PagerSteps, MemoryThatWasDroppedIsNeverCalledResident) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 7u);       // protected, equal to the store
+  Gate gate("evict.decided");  // dropped already, the table still says taking
+  auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
+  gate.until_reached();
+  ASSERT_GE(trap->calls("drop"), 1u);
+  auto reader = getting(r);
+  EXPECT_NE(reader.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+  trap->until_quiet();
+  gate.open();
+  EXPECT_TRUE(evicting.get().ok());
+  EXPECT_EQ(reader.get(), 7u) << "read back, not taken from memory that was given away";
+  EXPECT_EQ(engine->count(Io::Op::read), 2u);
+}
+
+TEST_F(PagerSteps, ABlockWantedWhileItIsWrittenStaysWithoutARead) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(1, block);
+    put(r, 7);
+    engine->hold(Io::Op::write, true);
+    auto evicting = calling([&] { return pager->evict(r, block, VMEM_SSD); });
+    engine->until_held(1);
+    auto writer = putting(r, 8);
+    EXPECT_NE(writer.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+    trap->until_quiet();
+    engine->hold(Io::Op::write, false);
+    engine->let_go();
+    EXPECT_TRUE(evicting.get().ok());
+    writer.get();
+    EXPECT_EQ(engine->count(Io::Op::read), 0u);
+    EXPECT_EQ(get(r), 8u);
+    evict(r, block);
+    EXPECT_EQ(get(r), 8u) << "the store came after the image: it was written again";
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, AWishBetweenTheLastLookAndTheDropIsReadBack) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  // Wanted only after finish_write() looked: as if the touch came while the memory was being dropped.
+  engine->hold(Io::Op::write, true);
+  auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
+  engine->until_held(1);
+  {
+    Gate gate("evict.written");
+    engine->let_go();
+    gate.until_reached();
+    engine->hold(Io::Op::write, false);
+    gate.open();
+    auto reader = getting(r);
+    EXPECT_EQ(reader.get(), 7u);
+  }
+  EXPECT_TRUE(evicting.get().ok());
+}
+
+TEST_F(PagerSteps, AWriteThatFailsKeepsTheBlockAndTellsWhoAsked) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(2, block);
+    put(r, 7);
+    engine->fail(Io::Op::write, ENOSPC);
+    const Status s = pager->evict(r, 2 * block, VMEM_SSD);
+    EXPECT_EQ(s.code(), -ENOSPC);
+    EXPECT_NE(s.text().find("block 0"), std::string_view::npos) << s.text();
+    EXPECT_EQ(pager->sync(r, 2 * block).code(), -ENOSPC) << "still not on the SSD";
+    EXPECT_EQ(get(r), 7u);
+    put(r, 8);
+    EXPECT_EQ(engine->count(Io::Op::read), 0u) << "it never left";
+    engine->until_count(Io::Op::write, 2);
+    EXPECT_EQ(space->used(), 0u) << "the extent of the failed write came back";
+    engine->fail(Io::Op::write, 0);
+    EXPECT_TRUE(pager->sync(r, 2 * block).ok());
+    evict(r, 2 * block);
+    EXPECT_EQ(get(r), 8u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, AFailedOverwriteOfAStoredBlockIsNotMistakenForACleanOne) {
+  start(config());
+  std::byte* r = region(1, kHugePage);
+  put(r, 7);
+  evict(r, kHugePage);
+  EXPECT_EQ(get(r), 7u);
+  put(r, 8);
+  engine->fail(Io::Op::write, EIO);
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -EIO);
+  put(r, 7);  // equal to what the store had before the write that may have torn it
+  engine->fail(Io::Op::write, 0);
+  const uint64_t writes = engine->count(Io::Op::write);
+  evict(r, kHugePage);
+  EXPECT_EQ(engine->count(Io::Op::write), writes + 1) << "it is written again";
+  EXPECT_EQ(get(r), 7u);
+}
+
+TEST_F(PagerSteps, ABackgroundFailureIsReportedByTheNextSyncOnce) {
+  start(config());
+  std::byte* r = region(16, kHugePage);
+  std::byte* other = region(1);
+  put(other, 1);
+  EXPECT_TRUE(pager->sync(other, kSmall).ok());
+  engine->fail(Io::Op::write, ENOSPC);
+  for (size_t i = 0; i < 7; ++i) put(r + i * kHugePage, i + 100);
+  engine->until_count(Io::Op::write, 2);
+  engine->fail(Io::Op::write, 0);
+  const Status told = pager->sync(other, kSmall);
+  EXPECT_EQ(told.code(), -ENOSPC) << told.text();
+  EXPECT_TRUE(pager->sync(other, kSmall).ok());
+  for (size_t i = 0; i < 7; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+}
+
+TEST_F(PagerSteps, NoRoomInTheStoreIsReportedAndMendsWhenThereIs) {
+  start(config());
+  std::byte* r = region(4);
+  for (uint64_t i = 0; i < 4; ++i) put(r + i * kSmall, i + 1);
+  space->set_budget(2 * kSmall);
+  EXPECT_EQ(pager->evict(r, 4 * kSmall, VMEM_SSD).code(), -ENOSPC);
+  EXPECT_EQ(ssd(r, 4 * kSmall), 2 * kSmall) << "what fits leaves";
+  for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  pager->set_space_budget(UINT64_MAX);
+  EXPECT_TRUE(pager->sync(r, 4 * kSmall).ok());
+}
+
+TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(16, kHugePage);
+  space->set_budget(0);
+  size_t written = 0;
+  for (; written < 16; ++written) {
+    if (!trap->store(r + written * kHugePage, written + 100)) break;
+  }
+  ASSERT_GT(written, 4u) << "the budget holds some";
+  ASSERT_LT(written, 16u) << "the store is full: some touch got SIGBUS";
+  for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100) << "what is in memory is untouched";
+  pager->set_space_budget(UINT64_MAX);
+  trap->until_called("unfail", 1);
+  put(r + written * kHugePage, 1);
+  for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+  EXPECT_EQ(get(r + written * kHugePage), 1u);
+}
+
+TEST_F(PagerSteps, AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* full = region(16, kHugePage);
+  std::byte* r = region(1, kHugePage);
+  put(r, 77);
+  evict(r, kHugePage);
+  space->set_budget(0);
+  size_t n = 0;
+  while (n < 16 && trap->store(full + n * kHugePage, n + 1)) ++n;
+  ASSERT_LT(n, 16u);
+  ASSERT_TRUE(bus(r));
+  EXPECT_TRUE(pager->destroy(full, false).ok());
+  // The store is still full, but memory is not: the bytes must be readable again.
+  trap->until_called("unfail", 1);
+  EXPECT_EQ(get(r), 77u);
+}
+
+TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(16, kHugePage);
+  engine->hold(Io::Op::write, true);
+  std::vector<std::future<void>> writers;
+  for (size_t i = 0; i < 16; ++i) writers.push_back(putting(r + i * kHugePage, i + 100));
+  engine->until_held(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // ten times as long as a fault may wait for nothing
+  EXPECT_EQ(trap->calls("fail"), 0u);
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  for (auto& w : writers) w.get();
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+}
+
+TEST_F(PagerSteps, FreeWaitsForAReadInFlightAndItsToucherGetsSigbus) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->hold(Io::Op::read, true);
+  auto toucher = std::async(std::launch::async, [&] { return bus(r); });
+  engine->until_held(1);
+  auto freeing = calling([&] { return pager->destroy(r, false); });
+  EXPECT_NE(freeing.wait_for(std::chrono::milliseconds(20)), std::future_status::ready)
+      << "the frame is still being written to";
+  engine->let_go();
+  EXPECT_TRUE(freeing.get().ok());
+  toucher.get();  // the bytes or SIGBUS, but not a hang
+  EXPECT_TRUE(bus(r));
+  EXPECT_EQ(space->used(), 0u);
+}
+
+TEST_F(PagerSteps, AReadErrorFailsTheTouchAndLeasesNothing) {
+  start(config());
+  std::byte* r = region(3);
+  for (uint64_t i = 0; i < 3; ++i) put(r + i * kSmall, i + 1);
+  evict(r, 3 * kSmall);
+  EXPECT_EQ(get(r), 1u);
+  engine->fail(Io::Op::read, EIO);
+  const vmem_range all = range(r, 3 * kSmall);
+  const Status s = pager->acquire({&all, 1}, VMEM_HOST, nullptr);
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(s.text().find("path fake, offset"), std::string_view::npos) << s.text();
+  EXPECT_EQ(pager->release({&all, 1}, nullptr).code(), -EINVAL) << "nothing is leased";
+  const vmem_range first = range(r, kSmall);
+  EXPECT_EQ(pager->release({&first, 1}, nullptr).code(), -EINVAL);
+  EXPECT_TRUE(bus(r + kSmall) || bus(r + 2 * kSmall));
+  EXPECT_EQ(get(r), 1u);
+  engine->fail(Io::Op::read, 0);
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok()) << "the disk recovered";
+  for (uint64_t i = 0; i < 3; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+TEST_F(PagerSteps, AFailedReadAheadHarmsNobodyWhoDidNotAsk) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->fail(Io::Op::read, EIO);
+  EXPECT_TRUE(pager->prefetch(r, kSmall, VMEM_HOST).ok());
+  engine->until_count(Io::Op::read, 1);
+  engine->fail(Io::Op::read, 0);
+  EXPECT_EQ(get(r), 7u) << "a touch reads for itself";
+}
+
+TEST_F(PagerSteps, WrongBytesFromTheStoreAreNeverShown) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(1, block);
+    put(r, 7);
+    evict(r, block);
+    engine->flip_stored_bits();
+    EXPECT_TRUE(bus(r));
+    EXPECT_EQ(pager->counters().checksum_errors, 1u);
+    engine->flip_stored_bits();
+    const vmem_range all = range(r, block);
+    EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+    EXPECT_EQ(get(r), 7u);
+    EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, ZerosNeedNoRoom) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(1, block);
+    put(r, 7);
+    evict(r, block);
+    EXPECT_EQ(space->used(), block);
+    put(r, 0);
+    evict(r, block);
+    EXPECT_EQ(space->used(), 0u);
+    EXPECT_EQ(ssd(r, block), 0u);
+    const uint64_t reads = engine->count(Io::Op::read);
+    EXPECT_EQ(get(r), 0u);
+    EXPECT_EQ(engine->count(Io::Op::read), reads);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, SyncKeepsBlocksInPlaceAndASecondOneWritesNothing) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(2, block);
+    put(r, 7);
+    put(r + block, 8);
+    EXPECT_TRUE(pager->sync(r, 2 * block).ok());
+    EXPECT_EQ(engine->count(Io::Op::write), 2u);
+    EXPECT_EQ(trap->calls("take"), 0u);
+    EXPECT_TRUE(pager->sync(r, 2 * block).ok());
+    EXPECT_EQ(engine->count(Io::Op::write), 2u);
+    put(r, 9);
+    EXPECT_TRUE(pager->sync(r, 2 * block).ok());
+    EXPECT_EQ(engine->count(Io::Op::write), 3u);
+    evict(r, 2 * block);
+    EXPECT_EQ(engine->count(Io::Op::write), 3u) << "equal to the store: dropped";
+    EXPECT_EQ(get(r), 9u);
+    EXPECT_EQ(get(r + block), 8u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, APinnedBlockStaysAndTheProcessGoesOn) {
+  start(config());
+  std::byte* r = region(2, kHugePage);
+  put(r, 7);
+  trap->fail_take(EBUSY);
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -EBUSY);
+  EXPECT_EQ(get(r), 7u);
+  trap->fail_take(0);
+  evict(r, kHugePage);
+  EXPECT_EQ(get(r), 7u);
+}
+
+TEST_F(PagerSteps, AStreamPassesAMarkerAndFindsTheNextWindowRead) {
+  Config c = config(64 << 20);
+  c.readahead_bytes = 8 * kSmall;
+  start(c);
+  constexpr size_t kBlocks = 64;
+  std::byte* r = region(kBlocks);
+  for (uint64_t i = 0; i < kBlocks; ++i) put(r + i * kSmall, i + 1);
+  evict(r, kBlocks * kSmall);
+  const uint64_t faults = pager->counters().faults;
+  for (uint64_t i = 0; i < kBlocks; ++i) {
+    ASSERT_EQ(get(r + i * kSmall), i + 1);
+    trap->until_quiet();
+    engine->until_idle();
+  }
+  EXPECT_EQ(engine->count(Io::Op::read), kBlocks) << "each block was read once";
+  EXPECT_GT(pager->counters().prefetch_hits, kBlocks / 2);
+  EXPECT_LT(pager->counters().faults - faults, kBlocks / 2);
+}
+
+TEST_F(PagerSteps, AMarkerIsHeldOutOfSightUntilItIsTouched) {
+  Config c = config(64 << 20);
+  c.readahead_bytes = 8 * kHugePage;
+  start(c);
+  constexpr size_t kBlocks = 16;
+  std::byte* r = region(kBlocks, kHugePage);
+  for (uint64_t i = 0; i < kBlocks; ++i) put(r + i * kHugePage, i + 1);
+  evict(r, kBlocks * kHugePage);
+  for (uint64_t i = 0; i < kBlocks; ++i) {
+    ASSERT_EQ(get(r + i * kHugePage), i + 1);
+    trap->until_quiet();
+    engine->until_idle();
+  }
+  EXPECT_GT(pager->counters().soft_faults, 0u) << "a held block's touch is noticed and costs no read";
+  EXPECT_EQ(engine->count(Io::Op::read), kBlocks);
+}
+
+TEST_F(PagerSteps, AStaleReportOfAFaultChangesNothing) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  trap->report(r, FaultKind::write);
+  trap->report(r + kSmall, FaultKind::read);
+  trap->report(r, FaultKind::write_protect);
+  trap->until_quiet();
+  EXPECT_EQ(get(r), 7u);
+  evict(r, 2 * kSmall);
+  trap->report(r, FaultKind::write_protect);
+  trap->until_quiet();
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_EQ(get(r + kSmall), 0u);
+  EXPECT_TRUE(pager->destroy(r, false).ok());
+  trap->report(r, FaultKind::read);
+  trap->until_quiet();
+}
+
+TEST_F(PagerSteps, DroppedContentsAreGoneFromMemoryStoreAndView) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(3, block);
+    for (uint64_t i = 0; i < 3; ++i) put(r + i * block, i + 1);
+    evict(r, block);
+    EXPECT_TRUE(pager->advise(r, 2 * block, VMEM_ADVISE_DONT_NEED, VMEM_HOST).ok());
+    EXPECT_EQ(space->used(), 0u);
+    EXPECT_EQ(get(r), 0u);
+    EXPECT_EQ(get(r + block), 0u);
+    EXPECT_EQ(get(r + 2 * block), 3u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerSteps, ContentsDroppedWhileAFaultWaitsForMemoryAreGone) {
+  start(config());
+  std::byte* full = region(16, kHugePage);
+  std::byte* r = region(1, kHugePage);
+  put(r, 77);
+  evict(r, kHugePage);
+  space->set_budget(0);
+  size_t n = 0;
+  std::vector<std::future<void>> writers;
+  for (; n < 16; ++n) writers.push_back(putting(full + n * kHugePage, n + 1));
+  auto reader = getting(r);
+  trap->until_quiet();
+  const Status s = pager->advise(r, kHugePage, VMEM_ADVISE_DONT_NEED, VMEM_HOST);
+  EXPECT_TRUE(s.ok()) << s.text();
+  const uint64_t reads = engine->count(Io::Op::read);
+  pager->set_space_budget(UINT64_MAX);
+  for (auto& w : writers) w.get();
+  reader.get();  // before or after the drop: either value
+  EXPECT_EQ(get(r), 0u) << "the drop was acknowledged";
+  EXPECT_EQ(engine->count(Io::Op::read), reads);
+}
+
+TEST_F(PagerSteps, MemoryStaysWithinTheBudgetUnderManyThreads) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    const size_t blocks = (64 << 20) / block;
+    std::byte* r = region(blocks, block);
+    std::vector<std::thread> threads;
+    std::atomic<uint64_t> wrong{0};
+    for (uint64_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (uint64_t round = 0; round < 2; ++round) {
+          for (size_t i = t; i < blocks; i += 4) {
+            std::byte* at = r + i * block;
+            if (round == 1 && get(at) != i + 1) ++wrong;
+            if (round == 0) put(at, i + 1);
+          }
+        }
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    EXPECT_EQ(wrong, 0u);
+    struct vmem_stats stats = {};
+    pager->stats(&stats);
+    EXPECT_LE(stats.host_bytes, stats.host_budget);
+    TearDown();
+    pager.reset();
+  }
+}
+
+}  // namespace
