@@ -1,0 +1,209 @@
+// Disks that fail, lie, are slow or full, seen through the C API: errors with words or the right bytes, nothing else.
+#include <chrono>
+#include <thread>
+
+#include "store/faulty_engine.h"
+#include "support.h"
+
+namespace {
+
+using systest::LogLines;
+using systest::raises_sigbus;
+using systest::Settings;
+using systest::stamp;
+using systest::SystemTest;
+using systest::TempFile;
+using vmem::store::Engine;
+using vmem::store::Fault;
+using vmem::store::FaultyEngine;
+using vmem::store::Io;
+
+constexpr size_t kBlock = 2 << 20;
+constexpr size_t kWords = kBlock / sizeof(uint64_t);
+
+class FaultInjection : public SystemTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  // Parameter: how blocks travel, which decides whose memory is written and whose is dropped.
+  void start(Settings more = {}) {
+    vmem::api::test_hooks().wrap_engine = [this](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
+      std::unique_ptr<FaultyEngine> made;
+      const auto s = FaultyEngine::wrap(std::move(inner), 1, &made);
+      EXPECT_TRUE(s.ok()) << s.text();
+      disk = made.get();
+      return made;
+    };
+    Settings settings{{"transfer", GetParam()}, {"readahead", "0"}};
+    settings.insert(settings.end(), more.begin(), more.end());
+    configure(settings);
+  }
+  static Fault fault(Fault::Action action, Io::Op op) {
+    Fault f;
+    f.action = action;
+    f.op = op;
+    return f;
+  }
+  static void write(const vmem::region& r, size_t block, uint64_t round) {
+    uint64_t* words = r.view<uint64_t>().data() + block * kWords;
+    for (size_t i = 0; i < kWords; ++i) words[i] = stamp(block * kWords + i, round);
+  }
+  static bool right(const vmem::region& r, size_t block, uint64_t round) {
+    const uint64_t* words = r.view<uint64_t>().data() + block * kWords;
+    for (size_t i = 0; i < kWords; ++i) {
+      if (words[i] != stamp(block * kWords + i, round)) return false;
+    }
+    return true;
+  }
+  static bool bus(const vmem::region& r, size_t block) {
+    return raises_sigbus([&] { (void)*static_cast<volatile uint64_t*>(r.view<uint64_t>().data() + block * kWords); });
+  }
+  static void* at(const vmem::region& r, size_t block) { return static_cast<char*>(r.data()) + block * kBlock; }
+
+  FaultyEngine* disk = nullptr;
+};
+
+TEST_P(FaultInjection, AReadErrorIsSigbusWithWordsAndMendsWithTheDisk) {
+  LogLines log;
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(3 * kBlock, VMEM_HOST_ONLY);
+  for (size_t b = 0; b < 3; ++b) write(r, b, 1);
+  r.evict();
+  disk->add_rule(fault(Fault::Action::error, Io::Op::read));
+  EXPECT_TRUE(bus(r, 1));
+  EXPECT_TRUE(log.contains("block 1")) << "the block is named";
+  EXPECT_TRUE(log.contains("path ")) << "and where it lies";
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, VMEM_HOST, nullptr), -EIO);
+  EXPECT_NE(std::string(vmem_last_error()).find("offset"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), nullptr), -EINVAL) << "nothing was leased";
+  EXPECT_GE(vmem::stats().io_errors, 2u);
+  disk->clear_rules();
+  {
+    vmem::lease lease(r.data(), r.size(), VMEM_READ);
+    for (size_t b = 0; b < 3; ++b) EXPECT_TRUE(right(r, b, 1)) << b;
+  }
+}
+
+TEST_P(FaultInjection, AReadErrorOfAMappedFileNamesTheFile) {
+  LogLines log;
+  TempFile file(2 * kBlock);
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+  disk->add_rule(fault(Fault::Action::error, Io::Op::read));
+  EXPECT_TRUE(bus(r, 0));
+  EXPECT_TRUE(log.contains(file.path()));
+}
+
+TEST_P(FaultInjection, AFlippedBitIsNeverShown) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(kBlock, VMEM_HOST_ONLY);
+  write(r, 0, 1);
+  r.evict();
+  disk->add_rule(fault(Fault::Action::flip_bit, Io::Op::read));
+  EXPECT_TRUE(bus(r, 0));
+  EXPECT_EQ(vmem::stats().checksum_errors, 1u);
+  disk->clear_rules();
+  vmem::lease lease(r.data(), r.size(), VMEM_READ);
+  EXPECT_TRUE(right(r, 0, 1));
+}
+
+TEST_P(FaultInjection, ATornWriteIsFoundByItsChecksum) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(kBlock, VMEM_HOST_ONLY);
+  write(r, 0, 1);
+  disk->add_rule(fault(Fault::Action::torn_write, Io::Op::write));
+  r.evict();
+  EXPECT_TRUE(bus(r, 0));
+  EXPECT_EQ(vmem::stats().checksum_errors, 1u);
+}
+
+TEST_P(FaultInjection, AFullDiskKeepsDataInMemoryAndSyncSaysSo) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock, VMEM_HOST_ONLY);
+  for (size_t b = 0; b < 8; ++b) write(r, b, 1);
+  Fault full = fault(Fault::Action::error, Io::Op::write);
+  full.error = ENOSPC;
+  disk->add_rule(full);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -ENOSPC);
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), -ENOSPC);
+  for (size_t b = 0; b < 8; ++b) {
+    EXPECT_TRUE(right(r, b, 1)) << b;
+    write(r, b, 2);
+  }
+  disk->clear_rules();
+  r.sync();
+  r.evict();
+  for (size_t b = 0; b < 8; ++b) EXPECT_TRUE(right(r, b, 2)) << b;
+}
+
+TEST_P(FaultInjection, AFullBudgetEndsInSigbusAndTheSameBytesAreReadableLater) {
+  start({{"host_budget", "32MiB"}, {"ssd_budget", "0"}, {"fault_timeout_ms", "100"}});
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock, VMEM_HOST_ONLY);
+  size_t b = 0;
+  while (b < 32 && !raises_sigbus([&] { write(r, b, 1); })) ++b;
+  ASSERT_GT(b, 4u);
+  ASSERT_LT(b, 32u) << "there is no room for all";
+  EXPECT_LE(vmem::stats().host_bytes, vmem::stats().host_budget);
+  EXPECT_EQ(vmem_sync(r.data(), b * kBlock), -ENOSPC);
+  for (size_t i = 0; i < b; ++i) EXPECT_TRUE(right(r, i, 1)) << i;
+  vmem::set("ssd_budget", "1T");
+  vmem::lease lease(at(r, b), kBlock, VMEM_READ | VMEM_WRITE);  // waits for memory, revives the block
+  write(r, b, 1);
+  for (size_t i = 0; i <= b; ++i) EXPECT_TRUE(right(r, i, 1)) << i;
+}
+
+TEST_P(FaultInjection, ShortTransfersAreContinued) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock, VMEM_HOST_ONLY);
+  for (size_t b = 0; b < 4; ++b) write(r, b, 1);
+  Fault half;
+  half.action = Fault::Action::short_transfer;
+  half.probability = 0.7;
+  const auto rule = disk->add_rule(half);
+  r.evict();
+  for (size_t b = 0; b < 4; ++b) EXPECT_TRUE(right(r, b, 1)) << b;
+  EXPECT_GT(disk->fired(rule), 0u);
+  EXPECT_EQ(vmem::stats().io_errors, 0u);
+}
+
+TEST_P(FaultInjection, SlowWritesFailNoFault) {
+  start({{"host_budget", "32MiB"}, {"fault_timeout_ms", "20"}});
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock, VMEM_HOST_ONLY);
+  Fault slow;
+  slow.action = Fault::Action::delay;
+  slow.delay_ms = 60;
+  disk->add_rule(slow);
+  for (size_t b = 0; b < 32; ++b) write(r, b, 1);
+  for (size_t b = 0; b < 32; ++b) EXPECT_TRUE(right(r, b, 1)) << b;
+}
+
+TEST_P(FaultInjection, AHangingWriteHoldsUpNoOtherBlock) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(3 * kBlock, VMEM_HOST_ONLY);
+  for (size_t b = 0; b < 3; ++b) write(r, b, 1);
+  vmem::check(vmem_evict(at(r, 0), kBlock, VMEM_SSD));
+  Fault hang = fault(Fault::Action::hang, Io::Op::write);
+  hang.limit = 1;
+  disk->add_rule(hang);
+  std::thread syncing([&] { EXPECT_EQ(vmem_sync(at(r, 1), kBlock), 0); });
+  ASSERT_TRUE(disk->wait_hanging(1, 60000));
+  EXPECT_TRUE(right(r, 0, 1)) << "read meanwhile";
+  write(r, 2, 2);
+  vmem::check(vmem_evict(at(r, 2), kBlock, VMEM_SSD));
+  EXPECT_TRUE(right(r, 2, 2));
+  disk->release();
+  syncing.join();
+  EXPECT_TRUE(right(r, 1, 1));
+}
+
+INSTANTIATE_TEST_SUITE_P(, FaultInjection, ::testing::Values("auto", "copy"),
+                         [](const auto& p) { return std::string(p.param); });
+
+}  // namespace
