@@ -106,7 +106,11 @@ Status Pager::create(const NewRegion& what, void** ptr) {
                 core::human_bytes(frames_.budget()).c_str(), core::human_bytes(block_size).c_str());
     } else if (r.transfer == Transfer::copy || r.codec != store::Codec::raw) {
       const uint64_t most = std::max<uint64_t>(2 * block_size, uint64_t{2} * config_.io_depth * block_size);
-      s = frames_.want_bounce(block_size, std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20}));
+      // A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault
+      // could never be served.
+      const uint64_t least = r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * block_size : block_size;
+      const uint64_t limit = std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20});
+      s = frames_.want_bounce(block_size, std::max(least, limit));
     }
   }
   void* base = nullptr;

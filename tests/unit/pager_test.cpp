@@ -442,6 +442,21 @@ TEST_F(PagerSteps, WrongBytesFromTheStoreAreNeverShown) {
   }
 }
 
+TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheBudget) {
+  Config c = config(16 << 20);  // an eighth of it is one buffer
+  c.allow_move = false;
+  start(c);
+  void* at = nullptr;
+  Pager::NewRegion what;
+  what.size = what.block_size = kHugePage;
+  what.codec = vmem::store::Codec::lz4;
+  ASSERT_TRUE(pager->create(what, &at).ok());
+  put(at, 7);
+  evict(at, kHugePage);
+  EXPECT_LT(space->used(), kHugePage) << "it shrank";
+  EXPECT_EQ(get(at), 7u);
+}
+
 TEST_F(PagerSteps, ZerosNeedNoRoom) {
   for (size_t block : {kSmall, kHugePage}) {
     start(config());
