@@ -3,7 +3,7 @@
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
 # KMOD_FUZZ_CALLS and KMOD_STRESS_SECONDS make the long tests longer.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build} options=()
 label=$kernel
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }

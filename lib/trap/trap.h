@@ -110,9 +110,9 @@ class Trap {
   virtual core::Status reserve_frames(size_t size, bool huge, void** address) = 0;
 
   // With Transfer::install a range is made of blocks, and an arena of frames, of one size each, fixed when it is made;
-  // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is in
-  // place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its size
-  // may be one, else 2 MiB or 4 KiB. The other bodies do not care.
+  // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is
+  // in place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its
+  // size may be one, else 2 MiB or 4 KiB. The other bodies do not care.
   virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
     (void)block_size;
     return attach(size, align, transfer, address);
@@ -154,8 +154,8 @@ struct KmodOptions {
   std::function<void()> on_knobs;                   // a knob in sysfs changed
 };
 
-// The module vmem.ko. -ENOENT: not loaded; -EACCES: the user is not in the group; -EPROTONOSUPPORT or -EOPNOTSUPP: it is
-// too old; each with what to do.
+// The module vmem.ko. -ENOENT: not loaded; -EACCES: the user is not in the group; -EPROTONOSUPPORT or -EOPNOTSUPP: it
+// is too old; each with what to do.
 core::Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out);
 
 }  // namespace vmem::trap

@@ -2,7 +2,7 @@
 # Loading and unloading while contexts open, close and are killed: never a crash, never a module that stays.
 #   unload.sh [6.12|6.1|debug]
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build}
 module=$(scripts/kmod-build.sh "$kernel"); rc=$?
 [ $rc = 0 ] || { echo "$module"; exit $rc; }
