@@ -171,7 +171,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       leaving_bytes_ += r.block_size;
       lock.unlock();
       const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-      const Status dropped = trap_->drop({&range, 1});
+      Status dropped = trap_->drop({&range, 1});
       lock.lock();
       if (!dropped.ok()) {
         m->in_place = true;

@@ -88,13 +88,13 @@ std::string Pager::where(const Region& r, BlockIndex b) const {
   std::string text =
       core::strprintf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
                       static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
-                      static_cast<unsigned long long>(b * r.block_size));
+                      static_cast<unsigned long long>(b) * r.block_size);
   const core::Block& block = r.table[b];
   if (block.extent) {
     text += ", " + space_->describe(block.extent);
   } else if (r.has_file) {
     text += core::strprintf(", file %s, offset %llu", r.file.path.c_str(),
-                            static_cast<unsigned long long>(r.file_offset + b * r.block_size));
+                            static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
   }
   return text;
 }

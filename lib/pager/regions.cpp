@@ -31,7 +31,7 @@ Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::En
     store::close_mapped(&r->file);
     return error(EINVAL, "file %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
                  static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
-                 static_cast<unsigned long long>(what.offset + what.size));
+                 static_cast<unsigned long long>(what.offset) + what.size);
   }
   if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) {
     store::close_mapped(&r->file);
@@ -160,7 +160,7 @@ Status Pager::destroy(void* ptr, bool force) {
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
     bool skipped = false;
-    const Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
     --r.in_flight;
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     if (!s.ok()) {

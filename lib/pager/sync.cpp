@@ -112,7 +112,7 @@ Status Pager::sync(const void* ptr, size_t size) {
   if (result.ok() && r.backing == Backing::file_shared) result = flush_file(lock, r);
   --r.in_flight;
   notify();
-  const Status earlier = take_write_error();
+  Status earlier = take_write_error();
   if (!result.ok()) return result;
   if (!earlier.ok()) return earlier;
   if (skipped) {

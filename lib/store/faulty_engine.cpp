@@ -24,7 +24,7 @@ size_t half(size_t size) {
 core::Status FaultyEngine::wrap(std::unique_ptr<Engine> inner, uint64_t seed, std::unique_ptr<FaultyEngine>* out) {
   auto* base = dynamic_cast<EngineBase*>(inner.get());
   if (base == nullptr) return core::error(EINVAL, "only an engine of make_engine can be wrapped");
-  inner.release();
+  (void)inner.release();  // owned by `base` now
   std::unique_ptr<FaultyEngine> engine(new FaultyEngine(std::unique_ptr<EngineBase>(base), seed));
   sigset_t all, before;
   sigfillset(&all);

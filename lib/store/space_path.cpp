@@ -86,7 +86,7 @@ SpacePath::~SpacePath() {
 }
 
 core::Status split_paths(const std::string& paths, std::vector<std::string>* out) {
-  std::string text = paths;
+  const std::string& text = paths;
   if (text.empty()) {
     const char* tmpdir = secure_getenv("TMPDIR");
     // One path here: a colon in it does not separate.
