@@ -9,6 +9,7 @@ base=${BUILD:-build} passed=0 failed=0 skipped=0 rows=()
 [ $# -gt 0 ] || set -- asan tsan
 # One job a core, but each takes up to 1 GiB with the sanitizers on.
 jobs=${JOBS:-$(nproc)}
+mkdir -p "$base"
 
 # GCC 12's ThreadSanitizer refuses address layouts with more than 28 random bits: run without randomisation where the
 # kernel permits switching it off (some containers do not; there it may still be lucky).
