@@ -13,7 +13,9 @@ script='
     if rmmod vmem 2>/dev/null; then n=$((n + 1)); insmod /vmem.ko || exit 1; else busy=$((busy + 1)); fi
   done
   wait; echo "$n times unloaded, $busy times refused because it was in use"
-  [ $n -gt 0 ] && [ $busy -gt 0 ] && rmmod vmem && insmod /vmem.ko fault_timeout_ms=500 frame_limit_mib=64 &&
+  # In use it must refuse, whatever the loop above happened to meet.
+  exec 3<>/dev/vmem || exit 1; if rmmod vmem 2>/dev/null; then echo "unloaded while a context was open"; exit 1; fi; exec 3<&-
+  [ $n -gt 0 ] && rmmod vmem && insmod /vmem.ko fault_timeout_ms=500 frame_limit_mib=64 &&
   [ $(cat /sys/class/misc/vmem/fault_timeout_ms) = 500 ] && [ $(cat /sys/class/misc/vmem/frame_limit_bytes) = 67108864 ]'
 exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$kernel" --module "$module" --file "$module:/vmem.ko" \
   --file "$build/tests/kmod/trap_test:/bin/trap_test" -- sh -c "$script" -- "$build/tests/kmod/uapi_test"
