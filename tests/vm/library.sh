@@ -23,7 +23,7 @@ boot() {
 }
 for kernel in "$@"; do
   programs=(-- "$build/tests/unit_tests" "${units[@]}" -- "$build/tests/system_tests" "${filter[@]}")
-  [ -x "$build/tests/stress/stress" ] && programs+=(-- "$build/tests/stress/stress" --seconds "$seconds" --bytes 24MiB --budget 8MiB --threads 4)
+  [ -x "$build/tests/stress/stress" ] && programs+=(-- "$build/tests/stress/stress" --seconds "$seconds" --bytes 48MiB --budget 24MiB --threads 4)
   for user in root nobody; do
     boot "$kernel-$user" --kernel "$kernel" --user $user --timeout $limit --command-timeout $((limit - 100)) "${programs[@]}"
   done
