@@ -8,7 +8,7 @@
 
 namespace vmem::device {
 
-// -ENODEV with the reason: built without CUDA, no driver, no device, a driver on which a destroyed part of a managed
+// -ENODEV with the reason: no driver, no device, a driver on which a destroyed part of a managed
 // range cannot be made again. One at a time: -EBUSY.
 core::Status make_cuda_devices(std::unique_ptr<Devices>* out);
 

@@ -24,7 +24,11 @@ core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string*
     case Kind::automatic:
       break;
   }
+#ifdef VMEM_HAVE_CUDA
   core::Status status = make_cuda_devices(out);
+#else
+  core::Status status = core::error(ENODEV, "this libvmem was built without the CUDA toolkit");
+#endif
   if (status.ok()) return {};
   *why = status.text();
   if (kind == Kind::cuda) return status;

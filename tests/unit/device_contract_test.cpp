@@ -221,5 +221,16 @@ TEST_P(DeviceSim, MakingDevicesByKind) {
   EXPECT_STREQ(made->name(), "sim");
 }
 
+TEST(DeviceMake, WithoutADriverThereIsNoDeviceTierAndItSaysWhy) {
+  std::unique_ptr<Devices> made;
+  std::string why;
+  VMEM_OK(make_devices(Kind::automatic, &made, &why));
+  if (made != nullptr) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_GT(why.size(), 20u) << why;
+  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, &made, &why));
+  EXPECT_EQ(made, nullptr);
+  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, &made, &why));  // and again: the first try left nothing behind
+}
+
 }  // namespace
 }  // namespace vmem::device::testing

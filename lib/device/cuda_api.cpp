@@ -1,0 +1,142 @@
+#include "device/cuda_api.h"
+
+#include <errno.h>
+
+#include "device/device.h"
+
+namespace vmem::device::cuda {
+
+using core::error;
+using core::Status;
+
+namespace {
+
+template <class F>
+bool entry(const char* name, F* out) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t e = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t e = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
+  *out = reinterpret_cast<F>(found);
+  return e == cudaSuccess && result == cudaDriverEntryPointSuccess && found != nullptr;
+}
+
+#if CUDART_VERSION >= 13000
+cudaMemLocation place(int location) {
+  cudaMemLocation out = {};
+  out.type = location == kHost ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
+  out.id = location == kHost ? 0 : location;
+  return out;
+}
+#else
+int place(int location) {
+  return location == kHost ? cudaCpuDeviceId : location;
+}
+#endif
+
+nvtxDomainHandle_t domain() {
+  static const nvtxDomainHandle_t handle = nvtxDomainCreateA("libvmem");
+  return handle;
+}
+
+}  // namespace
+
+Status load_driver(Driver* out, int* devices) {
+  *devices = 0;
+  const cudaError_t e = cudaGetDeviceCount(devices);
+  if (e == cudaErrorInsufficientDriver)
+    return error(ENODEV, "no NVIDIA driver, or one older than CUDA %d.%d needs: %s", CUDART_VERSION / 1000,
+                 CUDART_VERSION / 10 % 100, error_words(e).c_str());
+  if (e != cudaSuccess) return error(ENODEV, "CUDA does not start: %s", error_words(e).c_str());
+  if (*devices == 0) return error(ENODEV, "CUDA shows this process no device");
+  if (!entry("cuDevicePrimaryCtxRetain", &out->primary_retain) ||
+      !entry("cuDevicePrimaryCtxRelease", &out->primary_release) ||
+      !entry("cuDevicePrimaryCtxGetState", &out->primary_state) || !entry("cuCtxPushCurrent", &out->ctx_push) ||
+      !entry("cuCtxPopCurrent", &out->ctx_pop) || !entry("cuCtxGetCurrent", &out->ctx_current) ||
+      !entry("cuCtxGetDevice", &out->ctx_device) || !entry("cuCtxGetId", &out->ctx_id) ||
+      !entry("cuStreamGetCtx", &out->stream_ctx))
+    return error(ENODEV, "the NVIDIA driver lacks calls of CUDA 12; update it");
+  return {};
+}
+
+std::string error_words(cudaError_t e) {
+  cudaGetLastError();
+  return core::strprintf("%s (CUDA error %d)", cudaGetErrorString(e), static_cast<int>(e));
+}
+
+bool is_sticky(cudaError_t e) {
+  switch (static_cast<int>(e)) {
+    case 4:    // the runtime is unloading: the process exits
+    case 201:  // invalid context
+    case 214:  // uncorrectable ECC error
+    case 219:  // graphics context lost
+    case 220:  // uncorrectable NVLink error
+    case 226:  // contained error
+    case 700:  // illegal address
+    case 702:  // launch timeout
+    case 709:  // context destroyed
+    case 710:  // assert
+    case 714:  // hardware stack error
+    case 715:  // illegal instruction
+    case 716:  // misaligned address
+    case 717:  // invalid address space
+    case 718:  // invalid program counter
+    case 719:  // launch failure
+    case 721:  // tensor memory leak
+      return true;
+    default:
+      return false;
+  }
+}
+
+int errno_of(cudaError_t e) {
+  if (e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorStreamCaptureWrongThread) return EBUSY;
+  switch (e) {
+    case cudaErrorMemoryAllocation:
+      return ENOMEM;
+    case cudaErrorInvalidValue:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorInvalidDevicePointer:
+      return EINVAL;
+    case cudaErrorInvalidDevice:
+    case cudaErrorNoDevice:
+    case cudaErrorDevicesUnavailable:
+      return ENODEV;
+    case cudaErrorHostMemoryAlreadyRegistered:
+      return EEXIST;
+    case cudaErrorNotSupported:
+      return EOPNOTSUPP;
+    default:
+      return EIO;
+  }
+}
+
+cudaError_t prefetch(void* address, size_t size, int location, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  return cudaMemPrefetchAsync(address, size, place(location), 0, stream);
+#else
+  return cudaMemPrefetchAsync(address, size, place(location), stream);
+#endif
+}
+
+cudaError_t advise(void* address, size_t size, cudaMemoryAdvise advice, int location) {
+  return cudaMemAdvise(address, size, advice, place(location));
+}
+
+Timeline::Timeline(const char* what) {
+  nvtxEventAttributes_t attributes = {};
+  attributes.version = NVTX_VERSION;
+  attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+  attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
+  attributes.message.ascii = what;
+  nvtxDomainRangePushEx(domain(), &attributes);
+}
+
+Timeline::~Timeline() {
+  nvtxDomainRangePop(domain());
+}
+
+}  // namespace vmem::device::cuda

@@ -1,0 +1,72 @@
+// The thin layer over CUDA that cuda_device.cpp is written against: driver calls found at run time, the signatures that
+// differ between CUDA 12 and 13, errors as errno. Included by the CUDA body only, and only with VMEM_HAVE_CUDA.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <string>
+
+#include "core/status.h"
+
+namespace vmem::device::cuda {
+
+// libcuda is opened by cudart, when the first call needs it; nothing here links against it.
+struct Driver {
+  CUresult (*primary_retain)(CUcontext*, CUdevice);
+  CUresult (*primary_release)(CUdevice);
+  CUresult (*primary_state)(CUdevice, unsigned*, int*);
+  CUresult (*ctx_push)(CUcontext);
+  CUresult (*ctx_pop)(CUcontext*);
+  CUresult (*ctx_current)(CUcontext*);
+  CUresult (*ctx_device)(CUdevice*);
+  CUresult (*ctx_id)(CUcontext, unsigned long long*);
+  CUresult (*stream_ctx)(CUstream, CUcontext*);
+};
+// -ENODEV with the reason: no driver, too old a driver, no device.
+core::Status load_driver(Driver* out, int* devices);
+
+// "an illegal memory access was encountered (CUDA error 700)"; also forgets it as this thread's last error.
+std::string error_words(cudaError_t error);
+int errno_of(cudaError_t error);
+// Every later call in this context fails the same way.
+bool is_sticky(cudaError_t error);
+
+// location: a device or kHost.
+cudaError_t prefetch(void* address, size_t size, int location, cudaStream_t stream);
+cudaError_t advise(void* address, size_t size, cudaMemoryAdvise advice, int location);
+
+// Makes a device's primary context current for a scope, and lets this thread's calls pass captures of graphs. The
+// application's current context and capture mode come back afterwards; no context is made that was not there.
+class Enter {
+ public:
+  Enter(const Driver& driver, CUcontext context) : driver_(driver), pushed_(driver.ctx_push(context) == CUDA_SUCCESS) {
+    if (pushed_) cudaThreadExchangeStreamCaptureMode(&mode_);
+  }
+  ~Enter() {
+    if (!pushed_) return;
+    cudaThreadExchangeStreamCaptureMode(&mode_);
+    CUcontext ignored;
+    driver_.ctx_pop(&ignored);
+  }
+  Enter(const Enter&) = delete;
+  Enter& operator=(const Enter&) = delete;
+  bool ok() const { return pushed_; }
+
+ private:
+  const Driver& driver_;
+  const bool pushed_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// A range in the timeline of Nsight Systems; costs a test of one pointer when nobody records.
+class Timeline {
+ public:
+  explicit Timeline(const char* what);
+  ~Timeline();
+  Timeline(const Timeline&) = delete;
+  Timeline& operator=(const Timeline&) = delete;
+};
+
+}  // namespace vmem::device::cuda

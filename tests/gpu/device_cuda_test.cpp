@@ -1,0 +1,184 @@
+// The contract of device::Devices on real GPUs, and what only they can show.
+#include <cuda_runtime_api.h>
+
+#include "../unit/device_contract_suite.h"
+#include "kernels.h"
+
+namespace vmem::device::testing {
+namespace {
+
+class CudaBench : public Bench {
+ public:
+  explicit CudaBench(std::unique_ptr<Devices> devices) : devices_(std::move(devices)) {
+    cudaSetDevice(0);
+    gpu::load_all();
+  }
+  Devices& devices() override { return *devices_; }
+  void* stream(int device) override {
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(device);
+    cudaStream_t s = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), cudaSuccess);
+    gpu::load_all();
+    cudaSetDevice(before);
+    return s;
+  }
+  void destroy(void* stream) override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+  void set_current_device(int device) override { cudaSetDevice(device); }
+  void add(void* stream, uint64_t* words, size_t count, uint64_t value) override {
+    on_device_of(stream, [&] { gpu::add(stream, words, count, value); });
+  }
+  void sum(void* stream, const uint64_t* words, size_t count, uint64_t* sum) override {
+    on_device_of(stream, [&] { gpu::sum(stream, words, count, sum); });
+  }
+  void stand_still(void* stream, std::atomic<uint32_t>* gate) override {
+    gpu::stand_still(stream, reinterpret_cast<const uint32_t*>(gate));
+  }
+  core::Status synchronize(void* stream) override {
+    const cudaError_t e = cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+    if (e == cudaSuccess) return {};
+    return core::error(EIO, "%s", cudaGetErrorString(e));
+  }
+  void begin_capture(void* stream) override {
+    ASSERT_EQ(cudaStreamBeginCapture(static_cast<cudaStream_t>(stream), cudaStreamCaptureModeGlobal), cudaSuccess);
+  }
+  void end_capture(void* stream) override {
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &graph), cudaSuccess);
+    cudaGraphDestroy(graph);
+  }
+  void reset(int device) override {
+    cudaSetDevice(device);
+    cudaDeviceReset();
+  }
+  uint64_t free_memory_slack() const override { return uint64_t{16} << 20; }
+
+ private:
+  template <class F>
+  void on_device_of(void* stream, F launch) {
+    int before = 0, device = 0;
+    cudaGetDevice(&before);
+    device = before;
+#if CUDART_VERSION >= 12080
+    if (stream != nullptr) cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &device);
+#endif
+    if (device != before) cudaSetDevice(device);
+    launch();
+    if (device != before) cudaSetDevice(before);
+  }
+  std::unique_ptr<Devices> devices_;
+};
+
+std::unique_ptr<Bench> cuda(std::string* skip) {
+  std::unique_ptr<Devices> devices;
+  if (core::Status s = make_devices(Kind::cuda, &devices, skip); !s.ok()) return nullptr;
+  return std::make_unique<CudaBench>(std::move(devices));
+}
+
+const auto name_of = [](const auto& i) { return std::string(i.param.name); };
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(Body{"gpu", cuda}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}), name_of);
+
+class DeviceCuda : public DeviceContract {};
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
+
+TEST_P(DeviceCuda, ARemadeBlockIsStillManagedMemory) {
+  uint64_t* base = reserve(2);
+  bring(base, 1, 1);
+  cudaPointerAttributes attributes;
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, base + kWords), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeManaged);
+}
+
+TEST_P(DeviceCuda, AdviceIsAppliedAgainWhenABlockIsRemade) {
+  uint64_t* base = reserve(2);
+  VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::preferred_location, 0, true));
+  VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::read_mostly, 0, true));
+  for (int round = 0; round < 2; ++round) {
+    VMEM_OK(prepare(range(base, 0, 2)));
+    int preferred = -9, mostly = -9;
+    ASSERT_EQ(cudaMemRangeGetAttribute(&mostly, sizeof mostly, cudaMemRangeAttributeReadMostly, base, 2 * kUnit),
+              cudaSuccess);
+    ASSERT_EQ(
+        cudaMemRangeGetAttribute(&preferred, sizeof preferred, cudaMemRangeAttributePreferredLocation, base, 2 * kUnit),
+        cudaSuccess);
+    EXPECT_EQ(mostly, 1);
+    EXPECT_EQ(preferred, 0);
+    EXPECT_EQ(kernel_sum(base, 2 * kWords), 0u);
+    drop(base, 0);
+    drop(base, 1);
+  }
+}
+
+TEST_P(DeviceCuda, TheApplicationsManagedMemoryIsRightBesideOurs) {
+  for (size_t units : {1, 2, 16}) {
+    uint64_t* ours = reserve(units);
+    bring(ours, 0, 3);
+    release(ours);
+    std::vector<uint64_t*> theirs(4);
+    for (uint64_t*& p : theirs) {
+      ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&p), units * kUnit), cudaSuccess);
+      for (size_t w = 0; w < units * kWords; w += 512) p[w] = w;
+      EXPECT_EQ(kernel_sum(p, kWords), kWords / 512 * (kWords / 512 - 1) / 2 * 512);
+    }
+    for (uint64_t* p : theirs) ASSERT_EQ(cudaFree(p), cudaSuccess);
+  }
+}
+
+TEST_P(DeviceCuda, CallsLeaveTheApplicationsDeviceAndErrorAlone) {
+  const int last = d_->count() - 1;
+  cudaSetDevice(last);
+  uint64_t* base = reserve(1);
+  bring(base, 0, 3);
+  int now = -1;
+  cudaGetDevice(&now);
+  EXPECT_EQ(now, last);
+  Ticket t;
+  d_->record(stream_, 0, &t).ignore();
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  cudaGetDevice(&now);
+  EXPECT_EQ(now, last);
+  cudaSetDevice(0);
+}
+
+TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {
+  std::unique_ptr<Devices> second;
+  std::string why;
+  VMEM_REFUSED(EBUSY, make_devices(Kind::cuda, &second, &why));
+}
+
+TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {
+  uint64_t* base = reserve(8);
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      void* p = nullptr;
+      if (cudaMalloc(&p, 1 << 20) == cudaSuccess) cudaFree(p);
+    }
+  });
+  for (uint64_t round = 0; round < 50; ++round) {
+    bring(base, round % 8, round);
+    EXPECT_EQ(kernel_sum(base + round % 8 * kWords, kWords), sum_of(round));
+    drop(base, round % 8);
+  }
+  stop = true;
+  other.join();
+}
+
+class DeviceLossCuda : public DeviceContract {};
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLossCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
+
+TEST_P(DeviceLossCuda, AResetThatMadeANewContextIsNoticed) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 1);
+  bench_->destroy(stream_);
+  stream_ = nullptr;
+  bench_->reset(0);
+  void* p = nullptr;
+  ASSERT_EQ(cudaMalloc(&p, 4096), cudaSuccess);  // the application goes on with a new context
+  VMEM_REFUSED(EIO, d_->health(0));
+}
+
+}  // namespace
+}  // namespace vmem::device::testing

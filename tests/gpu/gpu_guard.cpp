@@ -1,0 +1,29 @@
+// Linked into every GPU test: no test starts where it could drive unified memory into oversubscription. Exit code 77:
+// there is no device; 2: too little memory is free.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "gpu_limits.h"
+
+namespace {
+
+class Guard : public testing::Environment {
+ public:
+  void SetUp() override {
+    int devices = 0;
+    const cudaError_t e = cudaGetDeviceCount(&devices);
+    if (e != cudaSuccess || devices == 0) {
+      std::printf("SKIPPED: no CUDA device: %s\n", cudaGetErrorString(e));
+      std::fflush(stdout);
+      _exit(77);
+    }
+    constexpr uint64_t kMostOfAnyTest = uint64_t{1} << 30;
+    vmem::gpu::require_managed(kMostOfAnyTest, vmem::gpu::managed_limit());
+  }
+};
+
+[[maybe_unused]] testing::Environment* const guard = testing::AddGlobalTestEnvironment(new Guard);
+
+}  // namespace

@@ -1,0 +1,39 @@
+// How much managed memory a test process may have alive. Unified memory beyond what the card has can hang the machine's
+// driver, not only the process: every program here asks before it reserves.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+namespace vmem::gpu {
+
+inline constexpr uint64_t kMostManaged = uint64_t{8} << 30;
+
+// Bytes of managed memory this process may have alive: the smaller of 8 GiB and an eighth of what is free on the device
+// with the least. 0: no device.
+inline uint64_t managed_limit() {
+  int devices = 0, current = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 0;
+  cudaGetDevice(&current);
+  uint64_t limit = kMostManaged;
+  for (int d = 0; d < devices; ++d) {
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaSetDevice(d) != cudaSuccess || cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return 0;
+    if (free_bytes / 8 < limit) limit = free_bytes / 8;
+  }
+  cudaSetDevice(current);
+  return limit;
+}
+
+// Ends the program when `bytes` of managed memory are more than it may have.
+inline void require_managed(uint64_t bytes, uint64_t limit) {
+  if (bytes <= limit) return;
+  std::fprintf(stderr, "refused: %.2f GiB of managed memory wanted, the limit is %.2f GiB (8 GiB, or 1/8 of free)\n",
+               static_cast<double>(bytes) / (1 << 30), static_cast<double>(limit) / (1 << 30));
+  std::exit(2);
+}
+
+}  // namespace vmem::gpu
