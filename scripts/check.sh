@@ -112,7 +112,7 @@ check_sizes() {
     $2 != "total" && $1 > want && $1 <= limit {print "note " $2 ": " $1 " lines, " want " wanted" >note}'; }
   { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | lines 600 720 /dev/stderr
     tracked 'lib/*.h' 'tools/*.h' | lines 250 300 /dev/stderr
-    tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 && $1 < 2600 {print "note kmod: " $1 " lines, under 2000 wanted" >"/dev/stderr"} $1 >= 2600 {print "kmod: " $1 " lines, under 2000 wanted, 2600 is the end"}'
+    tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 promised"}'
   } | report sizes
 }
 
