@@ -1,6 +1,6 @@
-#include "kernels.h"
-
 #include <cuda_runtime.h>
+
+#include "kernels.h"
 
 namespace vmem::gpu {
 
