@@ -1,0 +1,107 @@
+// Inside of the CUDA body: cuda_device.cpp (start, end, health), cuda_memory.cpp (ranges and their parts),
+// cuda_stream.cpp (copies, streams, tickets).
+//
+// Every rule of order was measured: a part of a managed range destroyed by munmap can be made again by mmap on the
+// process's own /dev/nvidia-uvm file; prefetches of such parts only one at a time on an otherwise empty stream,
+// synchronised; never a copy queued behind one.
+//
+// Locks, all leaves, none held while another is taken: uvm_mutex_ (the file), Gpu::open_mutex (first use; held over
+// context creation), Gpu::mutex (reason, idle streams and events).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "device/cuda_api.h"
+#include "device/managed.h"
+
+namespace vmem::device {
+
+inline constexpr size_t kCopyStreams = 2;  // a direction: the next copy is issued while one runs
+
+inline void* pointer(uintptr_t address) {
+  return reinterpret_cast<void*>(address);
+}
+
+struct Gpu {
+  int device = 0;
+  bool managed = false;  // concurrent managed access
+  std::mutex open_mutex;
+  std::atomic<bool> opened{false};
+  CUcontext context = nullptr;        // fixed once opened
+  unsigned long long context_id = 0;  // likewise
+  cudaStream_t copy[2][kCopyStreams] = {};
+  std::atomic<unsigned> next[2] = {};
+  std::atomic<bool> lost{false};
+  std::atomic<bool> reset{false};  // lost with all its allocations
+  std::mutex mutex;
+  std::string reason;                      // protected by mutex
+  std::vector<cudaStream_t> idle_streams;  // protected by mutex; nothing is queued on them
+  std::vector<cudaEvent_t> idle_events;    // protected by mutex
+};
+
+struct CudaEvent : Event {
+  CudaEvent(Gpu& g, cudaEvent_t e) : gpu(g), event(e) {}
+  ~CudaEvent() override {
+    if (gpu.lost.load()) return;  // died with its context
+    std::lock_guard lock(gpu.mutex);
+    gpu.idle_events.push_back(event);
+  }
+  Gpu& gpu;
+  const cudaEvent_t event;
+  std::atomic<bool> reached{false};
+};
+
+class CudaDevices final : public ManagedDevices {
+ public:
+  ~CudaDevices() override;
+  core::Status start();
+  const char* name() const override { return "cuda"; }
+  core::Status health(int device) override;
+  core::Status check_stream(void* stream, int device) override;
+  core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
+  core::Status record(void* stream, int device, Ticket* out) override;
+  core::Status poll(const Ticket& ticket, bool* done) override;
+  core::Status wait(const Ticket& ticket) override;
+
+ private:
+  core::Status body_memory(int device, Memory* out) override;
+  core::Status body_reserve(Reservation& r) override;
+  void body_release(Reservation& r) override;
+  core::Status body_map(const Span& span) override;
+  core::Status body_populate(const Span& span, int device) override;
+  core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
+  core::Status body_migrate(const Span& span, int to) override;
+  core::Status body_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status body_pin(void* frames, size_t size) override;
+  core::Status body_unpin(void* frames) override;
+
+  Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
+  core::Status describe(int devices);
+  // Context and streams, at the first use.
+  core::Status open_gpu(Gpu& g);
+  core::Status any_gpu(Gpu** out);
+  void lose(Gpu& g, std::string reason);
+  // What a CUDA call answered, as a status; a sticky error loses the device.
+  core::Status result(Gpu& g, cudaError_t e, const char* what);
+  core::Status lost_status(Gpu& g);
+  core::Status take_stream(Gpu& g, cudaStream_t* out);
+  void give_stream(Gpu& g, cudaStream_t stream);
+  core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out);
+  // Prefetch on an empty stream, synchronised.
+  core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
+  core::Status not_capturing(Gpu& g, cudaStream_t stream);
+  core::Status try_unit(int device);
+  int find_uvm_file(uintptr_t address, size_t size);
+
+  cuda::Driver driver_ = {};
+  std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::mutex uvm_mutex_;
+  int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate: its number cannot come to mean another file
+  bool installed_ = false;
+};
+
+}  // namespace vmem::device

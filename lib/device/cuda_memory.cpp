@@ -1,0 +1,205 @@
+// Managed ranges and the parts of them that are made.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "device/cuda_devices.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+using cuda::Enter;
+using cuda::Timeline;
+
+Status CudaDevices::body_memory(int device, Memory* out) {
+  Gpu& g = gpu(device);
+  Enter here(driver_, g.context);
+  size_t free_bytes = 0, total_bytes = 0;
+  const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes);
+  out->free = free_bytes;
+  out->total = total_bytes;
+  return result(g, e, "asking for free memory");
+}
+
+Status CudaDevices::body_reserve(Reservation& r) {
+  Gpu& g = gpu(r.device);
+  Enter here(driver_, g.context);
+  Timeline span("reserve");
+  // Managed memory of 2 MiB and more comes aligned to it; nothing documents that, so the rare other case takes a unit
+  // more than it needs.
+  for (const size_t more : {size_t{0}, kUnit}) {
+    void* p = nullptr;
+    if (cudaError_t e = cudaMallocManaged(&p, r.size + more, cudaMemAttachGlobal); e != cudaSuccess)
+      return result(g, e, "reserving managed address space");
+    const auto start = reinterpret_cast<uintptr_t>(p);
+    r.base = core::round_up(start, kUnit);
+    if (r.base + r.size <= start + r.size + more) {
+      r.body = p;
+      r.body_size = r.size + more;
+      break;
+    }
+    cudaFree(p);
+  }
+  if (r.body == nullptr) return error(EIO, "managed memory of %zu bytes did not come aligned", r.size);
+  place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
+  return {};
+}
+
+void CudaDevices::body_release(Reservation& r) {
+  Gpu& g = gpu(r.device);
+  Timeline span("release");
+  if (health(r.device).ok()) {
+    Enter here(driver_, g.context);
+    Status s = result(g, cudaFree(r.body), "freeing a managed range");
+    if (s.ok()) return;
+    core::log(core::Level::warning, "%s", std::string(s.text()).c_str());
+  }
+  // CUDA believes that the range exists, or forgot it in a reset. Destroy what is ours in it and keep the address space
+  // without access for ever: a later mapping there could be torn down by the driver at exit.
+  if (!g.reset.load()) return place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
+  for (size_t i = 0; i < r.size / kUnit; ++i)  // after a reset, made parts may be anybody's by now
+    if (!is_made(r.units[i].state.load())) place_hole(r.base + i * kUnit, kUnit);
+}
+
+// The process has several files on /dev/nvidia-uvm open; one takes mappings. Maps the range with it.
+int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
+  DIR* dir = opendir("/proc/self/fd");
+  if (dir == nullptr) return -errno;
+  int err = ENOENT;
+  while (dirent* entry = readdir(dir)) {
+    if (entry->d_name[0] == '.') continue;
+    const int fd = atoi(entry->d_name);
+    char target[256];
+    const ssize_t n = readlinkat(dirfd(dir), entry->d_name, target, sizeof target);
+    const std::string_view path(target, n > 0 ? static_cast<size_t>(n) : 0);
+    constexpr std::string_view kName = "/nvidia-uvm";
+    if (path.size() < kName.size() || path.substr(path.size() - kName.size()) != kName) continue;
+    if (mmap(pointer(address), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(address)) !=
+        pointer(address)) {
+      err = errno;
+      continue;
+    }
+    uvm_file_ = fcntl(fd, F_DUPFD_CLOEXEC, 64);
+    err = uvm_file_ < 0 ? errno : 0;
+    break;
+  }
+  closedir(dir);
+  return -err;
+}
+
+Status CudaDevices::body_map(const Span& span) {
+  const uintptr_t address = span.address();
+  std::unique_lock lock(uvm_mutex_);
+  if (uvm_file_ < 0) {
+    // Searching leaves the range open to the CPU for longer than it needs to be: never done with data at stake, since
+    // try_unit() comes first.
+    if (const int r = find_uvm_file(address, span.size()); r != 0)
+      return core::system_error(r,
+                                "no file of this process on /dev/nvidia-uvm maps %zu bytes at %#zx (is /proc "
+                                "mounted?)",
+                                span.size(), address);
+    return {};
+  }
+  const int fd = uvm_file_;
+  lock.unlock();
+  if (mmap(pointer(address), span.size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+           static_cast<off_t>(address)) == pointer(address))
+    return {};
+  return core::system_error(errno, "mapping %zu bytes of unified memory at %#zx%s", span.size(), address,
+                            errno == ENOMEM ? " (raise vm.max_map_count?)" : "");
+}
+
+Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) {
+  {
+    std::lock_guard lock(g.mutex);
+    if (!g.idle_streams.empty()) {
+      *out = g.idle_streams.back();
+      g.idle_streams.pop_back();
+      return {};
+    }
+  }
+  return result(g, cudaStreamCreateWithFlags(out, cudaStreamNonBlocking), "creating a stream");
+}
+
+void CudaDevices::give_stream(Gpu& g, cudaStream_t stream) {
+  std::lock_guard lock(g.mutex);
+  g.idle_streams.push_back(stream);
+}
+
+Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what) {
+  Enter here(driver_, g.context);
+  cudaStream_t stream = nullptr;
+  if (Status s = take_stream(g, &stream); !s.ok()) return s;
+  cudaError_t e = cuda::prefetch(pointer(address), size, g.device, stream);
+  core::step("device.prefetched");
+  if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+  Status status = result(g, e, what);
+  if (!g.lost.load()) give_stream(g, stream);
+  return status;
+}
+
+Status CudaDevices::body_populate(const Span& span, int device) {
+  Timeline timeline("prepare");
+  return prefetch_now(gpu(device), span.address(), span.size(), "making a block");
+}
+
+Status CudaDevices::body_migrate(const Span& span, int to) {
+  Timeline timeline("migrate");
+  for (size_t i = 0; i < span.count; ++i) {
+    const int from = span.unit(i).device.load();
+    if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;
+    if (Status s = health(from); !s.ok()) return s;
+    Enter here(driver_, gpu(from).context);
+    cudaDeviceEnablePeerAccess(to, 0);  // faster where it can be had; on already, or not to be had: also right
+    cudaGetLastError();
+  }
+  return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
+}
+
+Status CudaDevices::body_advise(Range range, Advice advice, int location, bool set) {
+  Gpu* g = nullptr;
+  if (Status s = any_gpu(&g); !s.ok()) return s;
+  cudaMemoryAdvise kind = cudaMemAdviseSetReadMostly;
+  switch (advice) {
+    case Advice::preferred_location:
+      kind = set ? cudaMemAdviseSetPreferredLocation : cudaMemAdviseUnsetPreferredLocation;
+      break;
+    case Advice::read_mostly:
+      kind = set ? cudaMemAdviseSetReadMostly : cudaMemAdviseUnsetReadMostly;
+      location = g->device;  // ignored, but must exist
+      break;
+    case Advice::accessed_by:
+      kind = set ? cudaMemAdviseSetAccessedBy : cudaMemAdviseUnsetAccessedBy;
+      break;
+  }
+  // Advice names a device whose context must exist.
+  if (location != kHost)
+    if (Status s = health(location); !s.ok()) return s;
+  Enter here(driver_, g->context);
+  return result(*g, cuda::advise(pointer(range.address), range.size, kind, location), "giving advice");
+}
+
+Status CudaDevices::body_pin(void* frames, size_t size) {
+  Gpu* g = nullptr;
+  if (Status s = any_gpu(&g); !s.ok()) return s;
+  Enter here(driver_, g->context);
+  return result(*g, cudaHostRegister(frames, size, cudaHostRegisterPortable), "pinning host memory");
+}
+
+Status CudaDevices::body_unpin(void* frames) {
+  Gpu* g = nullptr;
+  if (Status s = any_gpu(&g); !s.ok()) return s;
+  Enter here(driver_, g->context);
+  return result(*g, cudaHostUnregister(frames), "unpinning host memory");
+}
+
+}  // namespace vmem::device

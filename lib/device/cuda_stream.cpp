@@ -1,0 +1,156 @@
+// Copies, the application's streams, and tickets.
+#include <errno.h>
+
+#include <utility>
+
+#include "device/cuda_devices.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+using cuda::Enter;
+using cuda::Timeline;
+
+Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out) {
+  cudaEvent_t event = nullptr;
+  {
+    std::lock_guard lock(g.mutex);
+    if (!g.idle_events.empty()) {
+      event = g.idle_events.back();
+      g.idle_events.pop_back();
+    }
+  }
+  if (event == nullptr) {
+    // Blocking: a waiting thread sleeps instead of turning a core.
+    const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
+    if (Status s = result(g, e, "creating an event"); !s.ok()) return s;
+  }
+  *out = std::make_shared<CudaEvent>(g, event);
+  return {};
+}
+
+Status CudaDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
+  const bool in = direction == Direction::in;
+  Timeline timeline(in ? "copy in" : "copy out");
+  Gpu& g = gpu(device);
+  Enter here(driver_, g.context);
+  std::shared_ptr<CudaEvent> event;
+  if (Status s = take_event(g, &event); !s.ok()) return s;
+  const auto side = static_cast<size_t>(direction);
+  cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
+  cudaError_t e = cudaSuccess;
+  for (const Copy& copy : copies) {
+    void* block = pointer(copy.block);
+    e = in ? cudaMemcpyAsync(block, copy.frame, copy.size, cudaMemcpyHostToDevice, stream)
+           : cudaMemcpyAsync(copy.frame, block, copy.size, cudaMemcpyDeviceToHost, stream);
+    if (e != cudaSuccess) break;
+  }
+  if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
+  if (e != cudaSuccess) {
+    Status status = result(g, e, in ? "copying to it" : "copying from it");
+    // Those already issued still use their frames, which the caller takes back on error.
+    if (!g.lost.load()) cudaStreamSynchronize(stream);
+    return status;
+  }
+  *done = std::move(event);
+  return {};
+}
+
+Status CudaDevices::not_capturing(Gpu& g, cudaStream_t stream) {
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t e = cudaStreamIsCapturing(stream, &capture);
+  if (e == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
+    if (e != cudaSuccess) cudaGetLastError();
+    return error(EBUSY, "the stream captures a graph: acquire first, launch the finished graph, then release");
+  }
+  return result(g, e, "looking at a stream");
+}
+
+Status CudaDevices::check_stream(void* stream, int device) {
+  if (Status s = usable(device); !s.ok()) return s;
+  Gpu& g = gpu(device);
+  auto* const handle = static_cast<cudaStream_t>(stream);
+  CUcontext context = nullptr;
+  if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
+    driver_.ctx_current(&context);  // none yet: the runtime's default, device 0
+  } else if (driver_.stream_ctx(handle, &context) != CUDA_SUCCESS) {
+    return error(EINVAL, "%p is not a CUDA stream of this process", stream);
+  }
+  if (context != g.context) {
+    CUdevice owner = 0;
+    if (context != nullptr) {
+      Enter there(driver_, context);
+      if (!there.ok() || driver_.ctx_device(&owner) != CUDA_SUCCESS)
+        return error(EINVAL, "the context of stream %p is gone", stream);
+    }
+    if (owner != device)
+      return error(EINVAL, "the stream %p is device %d's, not device %d's%s", stream, owner, device,
+                   handle == nullptr ? " (the default stream follows cudaSetDevice)" : "");
+  }
+  Enter here(driver_, g.context);
+  return not_capturing(g, handle);
+}
+
+Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_of_stream) {
+  if (Status s = usable(device_of_stream); !s.ok()) return s;
+  Gpu& g = gpu(device_of_stream);
+  auto* const handle = static_cast<cudaStream_t>(stream);
+  {
+    Enter here(driver_, g.context);
+    if (Status s = not_capturing(g, handle); !s.ok()) return s;
+  }
+  bool done = false;
+  if (Status s = poll(ticket, &done); !s.ok() || done) return s;
+  Enter here(driver_, g.context);
+  return result(g, cudaStreamWaitEvent(handle, static_cast<CudaEvent*>(ticket.get())->event, 0),
+                "ordering a stream after a copy");
+}
+
+Status CudaDevices::record(void* stream, int device, Ticket* out) {
+  if (Status s = usable(device); !s.ok()) return s;
+  Gpu& g = gpu(device);
+  auto* const handle = static_cast<cudaStream_t>(stream);
+  Enter here(driver_, g.context);
+  if (Status s = not_capturing(g, handle); !s.ok()) return s;
+  std::shared_ptr<CudaEvent> event;
+  if (Status s = take_event(g, &event); !s.ok()) return s;
+  const cudaError_t e = cudaEventRecord(event->event, handle);
+  if (e == cudaErrorInvalidResourceHandle) {
+    cudaGetLastError();
+    return error(EINVAL, "the stream %p is not device %d's", stream, device);
+  }
+  if (Status s = result(g, e, "marking a stream"); !s.ok()) return s;
+  *out = std::move(event);
+  return {};
+}
+
+Status CudaDevices::poll(const Ticket& ticket, bool* done) {
+  *done = true;
+  if (ticket == nullptr) return {};
+  auto* event = static_cast<CudaEvent*>(ticket.get());
+  if (Status s = health(event->gpu.device); !s.ok()) return s;
+  if (event->reached.load(std::memory_order_acquire)) return {};
+  Enter here(driver_, event->gpu.context);
+  const cudaError_t e = cudaEventQuery(event->event);
+  if (e == cudaErrorNotReady) {
+    cudaGetLastError();
+    *done = false;
+    return {};
+  }
+  if (Status s = result(event->gpu, e, "waiting for a stream"); !s.ok()) return s;
+  event->reached.store(true, std::memory_order_release);
+  return {};
+}
+
+Status CudaDevices::wait(const Ticket& ticket) {
+  bool done = false;
+  if (Status s = poll(ticket, &done); !s.ok() || done) return s;
+  auto* event = static_cast<CudaEvent*>(ticket.get());
+  Enter here(driver_, event->gpu.context);
+  if (Status s = result(event->gpu, cudaEventSynchronize(event->event), "waiting for a stream"); !s.ok()) return s;
+  event->reached.store(true, std::memory_order_release);
+  return {};
+}
+
+}  // namespace vmem::device
