@@ -30,7 +30,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -88,13 +87,6 @@ class Event {
 };
 using Ticket = std::shared_ptr<Event>;
 
-enum class Touch : uint8_t { load, store };
-// What to do with a CPU touch that the unit's access forbids and no move explains: a store to a unit that is open for
-// reading, or a fault on an open or settled one. true: try again (the hook has opened the unit, or knows that it is
-// right). false: it is an error of the program; the handler installed before ours gets it. Runs on one thread of
-// park.h's own; may lock, wait and call any function here; the toucher waits for it.
-using TouchHook = std::function<bool(uintptr_t address, Touch touch)>;
-
 class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
@@ -125,8 +117,8 @@ class Devices {
   virtual core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) = 0;
   virtual core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) = 0;
   // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
-  // go to the touch hook). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may have
-  // been done: the same call may be made again.
+  // go to the hook of park.h). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may
+  // have been done: the same call may be made again.
   virtual core::Status open(std::span<const Range> ranges, Access access) = 0;
   // Takes access away from made units while they move: when it returns no CPU store (read) or touch (none) can happen
   // before open(); touchers park. Units that are shut stay shut. read_write: -EINVAL.

@@ -45,8 +45,11 @@ void remove(void* base);
 bool set(uintptr_t address, size_t size, Gate gate);
 Gate gate(uintptr_t address);
 
-// See device::TouchHook; an empty function ends the park thread, and touches waiting for it try again. Not from the
-// hook.
+// What to do with a CPU touch that the page's protection forbids and no gate explains: a store to a block that is open
+// for reading, or a fault of the program. true: try again (the hook has opened the block, or knows that it is right).
+// false: the handler installed before ours gets it. Runs on one thread of this room's own; it may lock, wait and call
+// the device, but touch no region. The toucher waits for it. An empty function ends that thread, and touches waiting
+// for it try again. Not to be called from the hook.
 using Hook = std::function<bool(uintptr_t address, bool store)>;
 core::Status set_hook(Hook hook);
 
