@@ -23,10 +23,13 @@ struct Driver {
   CUresult (*ctx_device)(CUdevice*);
   CUresult (*ctx_id)(CUcontext, unsigned long long*);
   CUresult (*stream_ctx)(CUstream, CUcontext*);
+  CUresult (*event_query)(CUevent);
 };
 // -ENODEV with the reason: no driver, too old a driver, no device.
 core::Status load_driver(Driver* out, int* devices);
 
+// Did the call succeed? If not, forgets it as this thread's last error: for calls that may fail.
+bool did(cudaError_t error);
 // "an illegal memory access was encountered (CUDA error 700)"; also forgets it as this thread's last error.
 std::string error_words(cudaError_t error);
 int errno_of(cudaError_t error);

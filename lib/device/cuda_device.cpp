@@ -24,15 +24,21 @@ std::atomic<bool> exists{false};
 Link link_between(int a, int b) {
   if (a == b) return Link::self;
   int can = 0, atomics = 0;
-  if (cudaDeviceCanAccessPeer(&can, a, b) != cudaSuccess || can == 0) return Link::none;
+  if (!cuda::did(cudaDeviceCanAccessPeer(&can, a, b)) || can == 0) return Link::none;
   // Peers on PCIe have no atomics of their own.
-  cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b);
+  cuda::did(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b));
   return atomics != 0 ? Link::nvlink : Link::pcie;
 }
 
+std::string pci_of(int device) {
+  char pci[32] = "";
+  cuda::did(cudaDeviceGetPCIBusId(pci, sizeof pci, device));
+  for (char& c : pci) c = static_cast<char>(tolower(c));  // as sysfs writes it
+  return pci;
+}
+
 int numa_node_of(const std::string& pci) {
-  std::string path = "/sys/bus/pci/devices/" + pci + "/numa_node";
-  for (char& c : path) c = static_cast<char>(tolower(c));
+  const std::string path = "/sys/bus/pci/devices/" + pci + "/numa_node";
   int node = -1;
   if (FILE* f = fopen(path.c_str(), "re"); f != nullptr) {
     if (fscanf(f, "%d", &node) != 1) node = -1;
@@ -48,8 +54,7 @@ Status CudaDevices::describe(int devices) {
     cudaDeviceProp properties;
     if (cudaError_t e = cudaGetDeviceProperties(&properties, d); e != cudaSuccess)
       return error(ENODEV, "device %d cannot be described: %s", d, cuda::error_words(e).c_str());
-    char pci[32] = "";
-    cudaDeviceGetPCIBusId(pci, sizeof pci, d);
+    std::string pci = pci_of(d);
     Info info{d, properties.name, pci, numa_node_of(pci), properties.totalGlobalMem, {}};
     for (int other = 0; other < devices; ++other) info.links.push_back(link_between(d, other));
     infos_.push_back(std::move(info));
@@ -58,7 +63,6 @@ Status CudaDevices::describe(int devices) {
     g->managed = properties.concurrentManagedAccess != 0;
     gpus_.push_back(std::move(g));
   }
-  cudaGetLastError();
   return {};
 }
 
@@ -148,17 +152,20 @@ Status CudaDevices::open_gpu(Gpu& g) {
   if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
-  Enter here(driver_, g.context);
-  cudaError_t e = here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS ? cudaSuccess
-                                                                                        : cudaErrorDeviceUninitialized;
-  for (auto& direction : g.copy)
-    for (cudaStream_t& s : direction)
-      if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-  if (e != cudaSuccess) {
+  cudaError_t e = cudaErrorDeviceUninitialized;
+  {
+    Enter here(driver_, g.context);
+    if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = cudaSuccess;
     for (auto& direction : g.copy)
       for (cudaStream_t& s : direction)
-        if (s != nullptr) cudaStreamDestroy(std::exchange(s, nullptr));
-    driver_.primary_release(g.device);
+        if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    if (e != cudaSuccess)
+      for (auto& direction : g.copy)
+        for (cudaStream_t& s : direction)
+          if (s != nullptr) cudaStreamDestroy(std::exchange(s, nullptr));
+  }
+  if (e != cudaSuccess) {
+    driver_.primary_release(g.device);  // may destroy the context: this thread has left it
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
   }
   g.opened.store(true, std::memory_order_release);
@@ -167,15 +174,14 @@ Status CudaDevices::open_gpu(Gpu& g) {
 
 // --- health ---------------------------------------------------------------------------------------------------------
 
-void CudaDevices::lose(Gpu& g, std::string reason) {
+void CudaDevices::lose(Gpu& g, const std::string& reason) {
   {
     std::lock_guard lock(g.mutex);
-    if (!g.lost.load()) {
-      core::log(core::Level::error, "device %d is lost: %s", g.device, reason.c_str());
-      g.reason = std::move(reason);
-    }
+    if (g.lost.load()) return;
+    g.reason = reason;
     g.lost.store(true);
   }
+  core::log(core::Level::error, "device %d is lost: %s", g.device, reason.c_str());  // may call the application
 }
 
 Status CudaDevices::lost_status(Gpu& g) {

@@ -36,7 +36,7 @@ struct Gpu {
   cudaStream_t copy[2][kCopyStreams] = {};
   std::atomic<unsigned> next[2] = {};
   std::atomic<bool> lost{false};
-  std::atomic<bool> reset{false};  // lost with all its allocations
+  std::atomic<bool> reset{false};  // lost, and the driver unmapped its allocations: made parts, holes and traps
   std::mutex mutex;
   std::string reason;                      // protected by mutex
   std::vector<cudaStream_t> idle_streams;  // protected by mutex; nothing is queued on them
@@ -71,6 +71,7 @@ class CudaDevices final : public ManagedDevices {
   core::Status body_memory(int device, Memory* out) override;
   core::Status body_reserve(Reservation& r) override;
   void body_release(Reservation& r) override;
+  core::Status body_present(const Reservation& r) override;
   core::Status body_map(const Span& span) override;
   core::Status body_populate(const Span& span, int device) override;
   core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
@@ -84,7 +85,7 @@ class CudaDevices final : public ManagedDevices {
   // Context and streams, at the first use.
   core::Status open_gpu(Gpu& g);
   core::Status any_gpu(Gpu** out);
-  void lose(Gpu& g, std::string reason);
+  void lose(Gpu& g, const std::string& reason);
   // What a CUDA call answered, as a status; a sticky error loses the device.
   core::Status result(Gpu& g, cudaError_t e, const char* what);
   core::Status lost_status(Gpu& g);

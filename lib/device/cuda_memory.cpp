@@ -63,11 +63,15 @@ void CudaDevices::body_release(Reservation& r) {
     if (s.ok()) return;
     core::log(core::Level::warning, "%s", std::string(s.text()).c_str());
   }
-  // CUDA believes that the range exists, or forgot it in a reset. Destroy what is ours in it and keep the address space
-  // without access for ever: a later mapping there could be torn down by the driver at exit.
-  if (!g.reset.load()) return place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
-  for (size_t i = 0; i < r.size / kUnit; ++i)  // after a reset, made parts may be anybody's by now
-    if (!is_made(r.units[i].state.load())) place_hole(r.base + i * kUnit, kUnit);
+  // CUDA believes that the range exists: destroy what is in it and keep the address space without access for ever,
+  // since a later mapping there could be torn down by the driver at exit. After a reset it is not ours any more.
+  if (!g.reset.load()) place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
+}
+
+Status CudaDevices::body_present(const Reservation& r) {
+  if (health(r.device).ok() || !gpu(r.device).reset.load()) return {};
+  return error(EIO, "the managed range at %#zx ended with its context; whatever is there now is not libvmem's: %s",
+               r.base, std::string(lost_status(gpu(r.device)).text()).c_str());
 }
 
 // The process has several files on /dev/nvidia-uvm open; one takes mappings. Maps the range with it.
@@ -83,6 +87,14 @@ int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
     const std::string_view path(target, n > 0 ? static_cast<size_t>(n) : 0);
     constexpr std::string_view kName = "/nvidia-uvm";
     if (path.size() < kName.size() || path.substr(path.size() - kName.size()) != kName) continue;
+    // A refused mmap leaves the addresses to anybody (seen: Linux 6.18), so the refusal is met elsewhere first: at an
+    // address that is not the offset the right file answers EINVAL, one without an address space of the GPU EBADFD.
+    void* const elsewhere = mmap(nullptr, core::kPage, PROT_NONE, MAP_SHARED, fd, 0);
+    if (elsewhere != MAP_FAILED) munmap(elsewhere, core::kPage);
+    if (elsewhere == MAP_FAILED && errno == EBADFD) {
+      err = EBADFD;
+      continue;
+    }
     if (mmap(pointer(address), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(address)) !=
         pointer(address)) {
       err = errno;
@@ -159,8 +171,8 @@ Status CudaDevices::body_migrate(const Span& span, int to) {
     if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;
     if (Status s = health(from); !s.ok()) return s;
     Enter here(driver_, gpu(from).context);
-    cudaDeviceEnablePeerAccess(to, 0);  // faster where it can be had; on already, or not to be had: also right
-    cudaGetLastError();
+    cuda::did(
+        cudaDeviceEnablePeerAccess(to, 0));  // faster where it can be had; on already, or not to be had: also right
   }
   return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
 }

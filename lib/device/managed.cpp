@@ -148,6 +148,12 @@ Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, 
   return {};
 }
 
+Status ManagedDevices::present(const Spans& spans) {
+  for (const ReservationPtr& r : spans.keep)
+    if (Status s = body_present(*r); !s.ok()) return s;
+  return {};
+}
+
 void ManagedDevices::mark(const Span& span, UnitState state) {
   for (size_t i = 0; i < span.count; ++i) span.unit(i).state.store(state);
 }
@@ -197,6 +203,7 @@ Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* 
   Spans spans;
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = resolve("making a block", ranges, kHoles, &spans); !s.ok()) return s;
+  if (Status s = present(spans); !s.ok()) return s;
   if (Status s = park::check(); !s.ok()) return s;
   Status status;
   for (size_t i = 0; i < spans.list.size() && status.ok(); ++i) status = make(spans.list[i], device);
@@ -256,6 +263,7 @@ Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
   if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
   Spans spans;
   if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok()) return s;
+  if (Status s = present(spans); !s.ok()) return s;
   const bool store = access == Access::read_write;
   for (const Span& span : spans.list) {
     core::step("device.open");
@@ -270,6 +278,7 @@ Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed)
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
   if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok()) return s;
+  if (Status s = present(spans); !s.ok()) return s;
   if (Status s = park::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
@@ -305,6 +314,7 @@ Status ManagedDevices::punch(std::span<const Range> ranges) {
   Spans spans;
   if (Status s = resolve("destroying a block (hold it first)", ranges, kMade & ~bit(UnitState::open), &spans); !s.ok())
     return s;
+  if (Status s = present(spans); !s.ok()) return s;
   for (const Span& span : spans.list)
     if (Status s = body_before_punch(span); !s.ok()) return s;
   if (Status s = park::check(); !s.ok()) return s;

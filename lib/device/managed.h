@@ -92,6 +92,8 @@ class ManagedDevices : public Devices {
   // Fills base (aligned), body and body_size; nothing is resident and the whole body range is without access.
   virtual core::Status body_reserve(Reservation& r) = 0;
   virtual void body_release(Reservation& r) = 0;
+  // -EIO: the range's addresses are not ours any more, so nothing may be changed there.
+  virtual core::Status body_present(const Reservation&) { return {}; }
   // Maps the empty units at their own address, readable and writable. Only mmap: a thread may slip in until the caller
   // has shut them.
   virtual core::Status body_map(const Span& span) = 0;
@@ -129,6 +131,7 @@ class ManagedDevices : public Devices {
   core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
   core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                             Spans* keep);
+  core::Status present(const Spans& spans);
   core::Status make(const Span& span, int device);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
