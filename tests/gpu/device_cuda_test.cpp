@@ -1,5 +1,8 @@
 // The contract of device::Devices on real GPUs, and what only they can show.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
+
+#include <type_traits>
 
 #include "../unit/device_contract_suite.h"
 #include "kernels.h"
@@ -72,7 +75,11 @@ class CudaBench : public Bench {
 
 std::unique_ptr<Bench> cuda(std::string* skip) {
   std::unique_ptr<Devices> devices;
-  if (core::Status s = make_devices(Kind::cuda, &devices, skip); !s.ok()) return nullptr;
+  if (core::Status s = make_devices(Kind::cuda, &devices, skip); !s.ok()) {
+    // There is a device, or gpu_guard.cpp would have ended this program: a skip would hide that nothing was tested.
+    ADD_FAILURE() << "no device tier where there is a GPU: " << *skip;
+    return nullptr;
+  }
   return std::make_unique<CudaBench>(std::move(devices));
 }
 
@@ -142,6 +149,54 @@ TEST_P(DeviceCuda, CallsLeaveTheApplicationsDeviceAndErrorAlone) {
   cudaSetDevice(0);
 }
 
+TEST_P(DeviceCuda, CallsThatSucceedLeaveAnErrorOfTheApplicationWhereItIs) {
+  uint64_t* base = reserve(1);
+  *gate() = 0;
+  bench_->stand_still(stream_, gate());
+  ASSERT_NE(cudaSetDevice(999), cudaSuccess);
+  const cudaError_t theirs = cudaPeekAtLastError();
+  ASSERT_NE(theirs, cudaSuccess);
+  bring(base, 0, 3);
+  Ticket t;
+  bool done = true;
+  VMEM_OK(d_->record(stream_, 0, &t));
+  VMEM_OK(d_->poll(t, &done));
+  EXPECT_FALSE(done);
+  VMEM_OK(d_->check_stream(stream_, 0));
+  drop(base, 0);
+  EXPECT_EQ(cudaGetLastError(), theirs);
+  *gate() = 1;
+  VMEM_OK(bench_->synchronize(stream_));
+}
+
+TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
+  // The entry points of CUDA 11, whose signatures every later driver keeps.
+  CUresult (*create)(CUcontext*, unsigned, CUdevice) = nullptr;
+  CUresult (*destroy)(CUcontext) = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const auto entry = [&](const char* name, auto* out) {
+    void* p = nullptr;
+    ASSERT_EQ(cudaGetDriverEntryPointByVersion(name, &p, 11000, cudaEnableDefault, &found), cudaSuccess);
+    ASSERT_EQ(found, cudaDriverEntryPointSuccess);
+    *out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(p);
+  };
+  entry("cuCtxCreate", &create);
+  entry("cuCtxDestroy", &destroy);
+  if (HasFatalFailure()) return;
+  CUcontext own = nullptr;
+  ASSERT_EQ(create(&own, 0, 0), CUDA_SUCCESS);  // current now: the default stream is its own too
+  cudaStream_t stream = nullptr;
+  EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const core::Status made = d_->check_stream(stream, 0);
+  const core::Status standard = d_->check_stream(nullptr, 0);
+  cudaStreamDestroy(stream);
+  destroy(own);
+  EXPECT_EQ(made.code(), -EINVAL) << made.text();
+  EXPECT_EQ(standard.code(), -EINVAL) << standard.text();
+  cudaSetDevice(0);
+  VMEM_OK(d_->check_stream(stream_, 0));
+}
+
 TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {
   std::unique_ptr<Devices> second;
   std::string why;
@@ -178,6 +233,32 @@ TEST_P(DeviceLossCuda, AResetThatMadeANewContextIsNoticed) {
   void* p = nullptr;
   ASSERT_EQ(cudaMalloc(&p, 4096), cudaSuccess);  // the application goes on with a new context
   VMEM_REFUSED(EIO, d_->health(0));
+}
+
+TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
+  uint64_t* base = reserve(4);
+  bring(base, 0, 1);
+  bring(base, 1, 1);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read));
+  bench_->destroy(stream_);
+  stream_ = nullptr;
+  bench_->reset(0);
+  EXPECT_FALSE(anything_mapped(at(base), 4 * kUnit)) << "the driver kept the range: this test shows nothing";
+  ASSERT_EQ(mmap(base, 4 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
+  for (size_t w = 0; w < 4 * kWords; w += 512) base[w] = w;  // somebody else's, now
+  bool torn = true;
+  VMEM_REFUSED(EIO, d_->hold(range(base, 0, 2), Access::none));
+  VMEM_REFUSED(EIO, d_->open(range(base, 0, 2), Access::read));
+  VMEM_REFUSED(EIO, d_->punch(range(base, 0, 1)));
+  VMEM_REFUSED(EIO, d_->prepare(range(base, 2, 1), 0, &torn));
+  EXPECT_FALSE(torn);
+  VMEM_OK(d_->settle(range(base, 2, 2)));
+  release(base);
+  for (size_t w = 0; w < 4 * kWords; w += 512) {
+    ASSERT_EQ(base[w], w);
+    base[w] = 1;  // still theirs to write
+  }
+  munmap(base, 4 * kUnit);
 }
 
 }  // namespace
