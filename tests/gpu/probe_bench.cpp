@@ -106,7 +106,13 @@ void raw_steps() {
   if (hole_over(p, kUnits * kUnit) != p) die("hole over the range");
   for (int fd : uvm_files()) {
     void* got = mmap(p, kUnit, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(at(p)));
-    std::printf("  file %d takes a mapping: %s\n", fd, got == p ? "yes" : strerror(errno));
+    const int err = errno;
+    unsigned char resident = 0;
+    const bool there = mincore(p, core::kPage, &resident) == 0;
+    std::printf("  file %d takes a mapping: %s%s\n", fd, got == p ? "yes" : strerror(err),
+                got == p ? ""
+                : there  ? "; the hole stayed"
+                         : "; the hole is GONE, the addresses are free");
     if (got == p) raw_file = fd;
     hole_over(p, kUnit);
   }
@@ -241,6 +247,68 @@ void raw_copies() {
   cudaStreamDestroy(stream);
 }
 
+// Each step of a move by itself, and blocks of one size made by several threads at once.
+void steps(device::Devices& d) {
+  constexpr size_t kMost = 16 * kUnit, kThreads = 8;
+  void* base = nullptr;
+  must(d.reserve(kMost * kThreads, 0, &base), "reserve");
+  for (size_t size : {kUnit, 4 * kUnit, 16 * kUnit}) {
+    const Range r{at(base), size};
+    const Copy copy{r.address, frames, size};
+    Stopwatch make, in, open, hold, out, punch, settle;
+    for (int i = 0; i < 50; ++i) {
+      bool torn = false;
+      Ticket ticket;
+      make.time([&] { must(d.prepare(one(r), 0, &torn), "prepare"); });
+      in.time([&] {
+        must(d.copy_in(0, std::span(&copy, 1), &ticket), "copy_in");
+        must(d.wait(ticket), "wait");
+      });
+      open.time([&] { must(d.open(one(r), Access::read_write), "open"); });
+      hold.time([&] { must(d.hold(one(r), Access::read), "hold"); });
+      out.time([&] {
+        must(d.copy_out(0, std::span(&copy, 1), &ticket), "copy_out");
+        must(d.wait(ticket), "wait");
+      });
+      punch.time([&] { must(d.punch(one(r)), "punch"); });
+      settle.time([&] { must(d.settle(one(r)), "settle"); });
+    }
+    const auto name = [&](const char* what) { return core::strprintf("%s, %zu MiB", what, size >> 20); };
+    make.print(name("prepare()").c_str());
+    in.print(name("copy_in() + wait()").c_str());
+    open.print(name("open()").c_str());
+    hold.print(name("hold()").c_str());
+    out.print(name("copy_out() + wait()").c_str());
+    punch.print(name("punch()").c_str());
+    settle.print(name("settle()").c_str());
+  }
+  for (size_t size : {kUnit, 4 * kUnit, 16 * kUnit})
+    for (size_t threads : {size_t{1}, size_t{2}, size_t{4}, kThreads}) {
+      constexpr int kRounds = 60;
+      std::atomic<uint64_t> making{0};
+      std::vector<std::thread> all;
+      const double t = now();
+      for (size_t i = 0; i < threads; ++i)
+        all.emplace_back([&, i] {
+          const Range r{at(base) + i * kMost, size};
+          for (int round = 0; round < kRounds; ++round) {
+            bool torn = false;
+            const double start = now();
+            must(d.prepare(one(r), 0, &torn), "prepare");
+            making += static_cast<uint64_t>((now() - start) * 1e9);
+            must(d.punch(one(r)), "punch");
+            must(d.settle(one(r)), "settle");
+          }
+        });
+      for (auto& th : all) th.join();
+      const double seconds = now() - t, blocks = static_cast<double>(threads) * kRounds;
+      std::printf("parallel: %2zu MiB blocks, %zu threads: prepare() %7.1f us each; made and destroyed %7.1f GB/s\n",
+                  size >> 20, threads, static_cast<double>(making) / blocks / 1e3,
+                  blocks * static_cast<double>(size) / seconds / 1e9);
+    }
+  must(d.release(base), "release");
+}
+
 // `threads` threads, each with its own part of the range: fills or empties it piece by piece, two copies in flight.
 double run(device::Devices& d, std::byte* base, size_t total, size_t piece, int threads, bool in, int gpu) {
   std::vector<std::thread> all;
@@ -332,13 +400,19 @@ void grouped(device::Devices& d) {
     drop.print(core::strprintf("punch() of %zu MiB as one range", units * 2).c_str());
   }
   must(d.release(base), "release");
-  Stopwatch reserve, release;
-  for (int i = 0; i < 30; ++i) {
+  Stopwatch reserve, release, release_full;
+  for (int i = 0; i < 20; ++i) {
     reserve.time([&] { must(d.reserve(64 * kUnit, 0, &base), "reserve"); });
     release.time([&] { must(d.release(base), "release"); });
+    must(d.reserve(64 * kUnit, 0, &base), "reserve");
+    const Range r{at(base), 64 * kUnit};
+    bool torn = false;
+    must(d.prepare(one(r), 0, &torn), "prepare");
+    release_full.time([&] { must(d.release(base), "release"); });
   }
   reserve.print("reserve() of 128 MiB");
   release.print("release() of 128 MiB of holes");
+  release_full.print("release() of 128 MiB made");
 }
 
 void small_calls(device::Devices& d) {
@@ -487,6 +561,7 @@ int main(int argc, char** argv) {
   must(d->pin(frames, kFrames), "pin");
   std::printf("pin: %.1f ms/GiB on huge pages\n", (now() - t2) * 1e3 * (1 << 30) / static_cast<double>(kFrames));
   raw_copies();
+  steps(*d);
   grouped(*d);
   small_calls(*d);
   throughput(*d, total);
