@@ -1,38 +1,45 @@
 #!/bin/sh
-# Runs the GPU tests that `make gpu-tests` built; builds nothing. Each program runs in one process, except tests of suites
-# named *Loss*, which end with a dead CUDA context: one process each. Ends with a table.
+# Runs the GPU tests that `make gpu-tests` built; builds nothing. Every program runs under timeout(1), its output line by
+# line. Tests of suites named *Loss* end with a dead CUDA context: one process each. Ends with a table.
 #
-#   scripts/gpu-tests.sh [-f FILTER] [-b] [FOLDER]
-#     -f FILTER  a gtest filter for every program       -b  also run the programs named *_bench
-#     FOLDER     where the programs are (build/gpu)
-# Environment: GPU_TEST_TIMEOUT seconds for a whole program (240), GPU_LOSS_TIMEOUT for one Loss test (60).
-# Exit code: 0 all passed, 1 something failed, 77 there is no GPU.
+#   scripts/gpu-tests.sh [-d FOLDER] [-f FILTER] [-e] [-b] [-o FILE]
+#     -d FOLDER  where the programs are (build/gpu)     -f FILTER  a gtest filter for every test program
+#     -e         every test in a process of its own     -b         also run the programs named *_bench
+#     -o FILE    all output goes there; shown are failures, the lines of the benchmarks and the table
+# Environment: GPU_TEST_TIMEOUT seconds for a whole program (200), GPU_ONE_TIMEOUT for one test (40).
+# Nothing starts where a test could drive unified memory into oversubscription: each program asks for at most 8 GiB and
+# an eighth of what is free, and ends with code 2 where it would need more (tests/gpu/gpu_limits.h).
+# Exit code: 0 all passed, 1 something failed, 2 too little memory is free, 77 there is no GPU.
 set -u
+folder=build/gpu
 filter='*'
+each=
 bench=
-while getopts f:b option; do
+output=
+while getopts d:f:ebo: option; do
 	case $option in
+	d) folder=$OPTARG ;;
 	f) filter=$OPTARG ;;
+	e) each=1 ;;
 	b) bench=1 ;;
+	o) output=$OPTARG ;;
 	*) exit 2 ;;
 	esac
 done
-shift $((OPTIND - 1))
-folder=${1:-build/gpu}
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 table=$logs/table
 : >"$table"
 failed=0
+refused=0
 ran=0
-skipped_all=0
+no_gpu=0
+all_passed=0
+all_bad=0
+all_skipped=0
+[ -n "$output" ] && : >"$output"
 
-# row NAME RESULT PASSED FAILED SKIPPED SECONDS
-row() {
-	printf '%-66s %-8s %6s %6s %6s %7s\n' "$@" >>"$table"
-}
-
-# one NAME TIMEOUT PROGRAM ARGS..
+# one NAME TIMEOUT PROGRAM ARGS..: runs it and adds a row to the table.
 one() {
 	name=$1
 	limit=$2
@@ -41,42 +48,67 @@ one() {
 	start=$(date +%s)
 	{
 		timeout -k 3 "$limit" stdbuf -oL -eL "$@" 2>&1
-		echo "exit code $?" >"$logs/code"
-	} | tee "$log"
-	read -r _ _ code <"$logs/code"
+		echo $? >"$logs/code"
+	} | if [ -n "$output" ]; then tee -a "$output" >"$log"; else tee "$log"; fi
+	read -r code <"$logs/code"
 	seconds=$(($(date +%s) - start))
 	passed=$(grep -c '^\[       OK \]' "$log")
 	bad=$(grep -c '^\[  FAILED  \].*ms)$' "$log")
 	skipped=$(grep -c '^\[  SKIPPED \].*ms)$' "$log")
+	all_passed=$((all_passed + passed))
+	all_bad=$((all_bad + bad))
+	all_skipped=$((all_skipped + skipped))
 	ran=$((ran + 1))
 	case $code in
 	0) result=ok ;;
-	77) result=no-gpu && skipped_all=$((skipped_all + 1)) ;;
+	2) result=REFUSED && refused=1 ;;
+	77) result=no-gpu && no_gpu=$((no_gpu + 1)) ;;
 	124 | 137) result=TIMEOUT && failed=1 ;;
 	*) result="FAIL($code)" && failed=1 ;;
 	esac
-	row "$name" "$result" "$passed" "$bad" "$skipped" "$seconds"
+	if [ -n "$output" ] && [ "$result" != ok ]; then tail -n 40 "$log"; fi
+	printf '%-72s %-8s %6s %6s %6s %7s\n' "$name" "$result" "$passed" "$bad" "$skipped" "$seconds" >>"$table"
 }
 
+# tests PROGRAM PATTERN: the names of its tests that the filter lets through and that match the pattern (awk).
+tests() {
+	timeout -k 3 20 "$1" --gtest_list_tests --gtest_filter="$filter" 2>/dev/null |
+		awk -v want="$2" '/^[^ ]+\.$/ { suite = $1 } /^  / && (suite $1) ~ want { print suite $1 }'
+}
+
+[ -x "$(command -v stdbuf)" ] || exit 2
 for program in "$folder"/*_test; do
 	[ -x "$program" ] || continue
-	name=${program##*/}
-	one "$name" "${GPU_TEST_TIMEOUT:-240}" "$program" --gtest_filter="$filter-*Loss*"
-	"$program" --gtest_list_tests --gtest_filter="$filter" 2>/dev/null |
-		awk '/^[^ ]/ { suite = $1 } /^  / && suite ~ /Loss/ { print suite $1 }' >"$logs/loss"
+	apart=Loss
+	if [ -n "$each" ]; then
+		apart=.
+	else
+		one "${program##*/}" "${GPU_TEST_TIMEOUT:-200}" "$program" --gtest_filter="$filter-*Loss*"
+	fi
+	tests "$program" "$apart" >"$logs/apart"
 	while read -r test; do
-		one "$test" "${GPU_LOSS_TIMEOUT:-60}" "$program" --gtest_filter="$test"
-	done <"$logs/loss"
+		one "$test" "${GPU_ONE_TIMEOUT:-40}" "$program" --gtest_filter="$test" </dev/null
+	done <"$logs/apart"
 done
 if [ -n "$bench" ]; then
 	for program in "$folder"/*_bench; do
-		[ -x "$program" ] && one "${program##*/}" "${GPU_TEST_TIMEOUT:-240}" "$program"
+		[ -x "$program" ] || continue
+		one "${program##*/}" "${GPU_TEST_TIMEOUT:-200}" "$program"
+		[ -n "$output" ] && [ "$result" = ok ] && cat "$logs/log"
 	done
 fi
 
 echo
-printf '%-66s %-8s %6s %6s %6s %7s\n' program result passed failed skip seconds
-cat "$table"
+printf '%-72s %-8s %6s %6s %6s %7s\n' program result passed failed skip seconds
+if [ -n "$each" ] && [ -n "$output" ]; then
+	grep -v ' ok  *1 ' "$table" # those that passed are counted below
+	cat "$table" >>"$output"
+else
+	cat "$table"
+fi
+echo "tests: $all_passed passed, $all_bad failed, $all_skipped skipped, in $ran runs"
 [ "$ran" -eq 0 ] && echo "no programs in $folder: make gpu-tests" && exit 1
-[ "$skipped_all" -eq "$ran" ] && exit 77
-exit $failed
+[ "$no_gpu" -eq "$ran" ] && exit 77
+[ "$failed" -ne 0 ] && exit 1
+[ "$refused" -ne 0 ] && exit 2
+exit 0
