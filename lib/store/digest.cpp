@@ -14,25 +14,6 @@
 
 namespace vmem::store {
 
-namespace digest_kernel {
-
-namespace {
-
-core::Digest hash(const void* bytes, size_t size) {
-  const XXH128_hash_t h = XXH3_128bits(bytes, size);
-  return {h.low64, h.high64};
-}
-
-void update(void* state, const void* bytes, size_t size) {
-  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, size);
-}
-
-}  // namespace
-
-const Kernel kPortable{hash, update};
-
-}  // namespace digest_kernel
-
 namespace {
 
 const digest_kernel::Kernel& kernel() {

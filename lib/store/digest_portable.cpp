@@ -1,0 +1,27 @@
+// The digest for every processor. Compiled like digest_avx2.cpp: the Makefile says how, and why.
+#include <cstdlib>
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "store/digest.h"
+
+namespace vmem::store::digest_kernel {
+
+namespace {
+
+core::Digest hash(const void* bytes, size_t size) {
+  const XXH128_hash_t h = XXH3_128bits(bytes, size);
+  return {h.low64, h.high64};
+}
+
+void update(void* state, const void* bytes, size_t size) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, size);
+}
+
+}  // namespace
+
+const Kernel kPortable{hash, update};
+
+}  // namespace vmem::store::digest_kernel
