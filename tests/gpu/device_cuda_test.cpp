@@ -55,6 +55,11 @@ class CudaBench : public Bench {
     cudaSetDevice(device);
     cudaDeviceReset();
   }
+  bool reaches_host_memory() const override {
+    int yes = 0;
+    cudaDeviceGetAttribute(&yes, cudaDevAttrPageableMemoryAccess, 0);
+    return yes != 0;
+  }
   uint64_t free_memory_slack() const override { return uint64_t{16} << 20; }
 
  private:

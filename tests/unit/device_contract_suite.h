@@ -1,6 +1,6 @@
 // What every body of device::Devices promises. Instantiated for the simulated one in device_contract_test.cpp and for
-// CUDA in tests/gpu/device_cuda_test.cu. Tests of suite DeviceLoss end with a lost device: on CUDA each needs a process
-// of its own.
+// CUDA in tests/gpu/device_cuda_test.cpp. Tests of suite DeviceLoss end with a lost device: on CUDA each needs a
+// process of its own.
 #pragma once
 
 #include <fcntl.h>
@@ -43,6 +43,8 @@ class Bench {
   virtual void end_capture(void* stream) = 0;
   // cudaDeviceReset
   virtual void reset(int device) = 0;
+  // Do kernels reach ordinary host memory (HMM)?
+  virtual bool reaches_host_memory() const { return false; }
   // Memory the body's application could otherwise use went up or down with ours; bytes of tolerance.
   virtual uint64_t free_memory_slack() const = 0;
 };
@@ -256,6 +258,33 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
   EXPECT_EQ(frame(1)[0], 4712u);
   EXPECT_EQ(frame(1)[1], 11u);
   EXPECT_EQ(frame(1)[kWords - 1], 4711u);
+}
+
+TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 10);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  base[kWords / 2] = 4711;
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
+  copy_out(base, 0, 1);
+  EXPECT_EQ(frame(1)[kWords / 2], 4711u);
+  EXPECT_EQ(frame(1)[kWords / 2 + 1], 10 + kWords / 2 + 1);
+}
+
+TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 10);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read));
+  for (size_t w = 0; w < kWords; w += 512) {
+    EXPECT_EQ(base[w], 10 + w);
+    if (w % 65536 == 0) {
+      EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+    }
+  }
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+  copy_out(base, 0, 1);
+  for (size_t w = 0; w < kWords; ++w) ASSERT_EQ(frame(1)[w], 10 + w);
 }
 
 TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
@@ -878,6 +907,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
 }
 
 TEST_P(DeviceLoss, TheOtherSideOfAHoleIsLoudAlsoWithOrdinaryMemoryThere) {
+  if (bench_->reaches_host_memory()) GTEST_SKIP() << "kernels reach ordinary memory here, rightly";
   uint64_t* base = reserve(2);
   ASSERT_EQ(mmap(base, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
   base[0] = 1;
