@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * context.c - an open file, its ranges of offsets, its mappings and its calls
+ * context.c - loading; an open file, its ranges of offsets, its mappings, its calls
  *
  * All opens of one device node share the node's address_space, and zapping an
  * offset there would zap it in every context. So each context has an inode of its
@@ -10,11 +10,7 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mount.h>
-#include <linux/pid.h>
 #include <linux/pseudo_fs.h>
-#include <linux/sched/signal.h>
-#include <linux/slab.h>
-#include <linux/uaccess.h>
 
 #include "vmem.h"
 
@@ -23,6 +19,7 @@
 LIST_HEAD(vmem_ctx_list);
 DEFINE_SPINLOCK(vmem_ctx_list_lock);
 static struct vfsmount *vmem_mnt;
+static struct shrinker *vmem_shrinker;
 
 static int vmem_fs_init_context(struct fs_context *fc)
 {
@@ -36,20 +33,6 @@ static struct file_system_type vmem_fs = {
 	.kill_sb = kill_anon_super,
 };
 
-int vmem_context_init(void)
-{
-	vmem_mnt = kern_mount(&vmem_fs);
-	return PTR_ERR_OR_ZERO(vmem_mnt);
-}
-
-void vmem_context_exit(void)
-{
-	kern_unmount(vmem_mnt);
-	rcu_barrier();	/* ranges on their way through kfree_rcu() */
-}
-
-/* Ranges */
-
 static void vmem_range_free(struct kref *ref)
 {
 	struct vmem_range *range = container_of(ref, struct vmem_range, ref);
@@ -59,13 +42,12 @@ static void vmem_range_free(struct kref *ref)
 	/* The last user is gone: a region holds no frames, a pool's are not installed. */
 	xa_for_each(&range->units, index, unit) {
 		if (range->kind == VMEM_KIND_POOL)
-			vmem_frame_free(unit);
+			vmem_frame_free(range, unit);
 		else
 			kfree(unit);
 	}
 	xa_destroy(&range->units);
-	if (range->kind == VMEM_KIND_REGION)
-		vmem_add(vmem_c_regions, -1);
+	vmem_add(vmem_regions, -(range->kind == VMEM_KIND_REGION));
 	kfree_rcu(range, rcu);
 }
 
@@ -87,24 +69,53 @@ struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind)
 	return range;
 }
 
+/*
+ * The range of @kind that has @count units from @offset on, referenced, and the number
+ * of the first, or an error. @offset is the start of a unit.
+ */
+struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
+				   unsigned long *index)
+{
+	struct vmem_range *range = vmem_range_find(ctx, offset, kind);
+	bool aligned;
+
+	if (!range)
+		return ERR_PTR(count ? -ENXIO : -EINVAL);
+	offset -= vmem_unit_offset(range, 0);
+	*index = offset >> PAGE_SHIFT >> range->unit_shift;
+	aligned = !(offset & (vmem_unit_bytes(range) - 1));
+	if (aligned && count && count <= (range->pages >> range->unit_shift) - *index)
+		return range;
+	vmem_range_put(range);
+	return ERR_PTR(aligned && count ? -ERANGE : -EINVAL);
+}
+
 static int vmem_create(struct vmem_ctx *ctx, void *argument)
 {
 	struct vmem_create *arg = argument;
 	struct vmem_range *range;
-	pgoff_t align, start;
+	pgoff_t align, start, pages = arg->size >> PAGE_SHIFT;
+	bool fits;
 	int err;
 
-	if (arg->pad || arg->flags & ~VMEM_CREATE_LONGTERM)
+	if (arg->pad || arg->flags & ~VMEM_CREATE_LONGTERM ||
+	    (arg->kind != VMEM_KIND_REGION && (arg->kind != VMEM_KIND_POOL || arg->flags)) ||
+	    arg->unit < VMEM_UNIT_MIN || arg->unit > VMEM_UNIT_MAX || !is_power_of_2(arg->unit) ||
+	    !arg->size || arg->size > VMEM_RANGE_MAX || arg->size & (arg->unit - 1))
 		return -EINVAL;
-	if (arg->kind != VMEM_KIND_REGION && (arg->kind != VMEM_KIND_POOL || arg->flags))
-		return -EINVAL;
-	if (arg->unit < VMEM_UNIT_MIN || arg->unit > VMEM_UNIT_MAX || !is_power_of_2(arg->unit))
-		return -EINVAL;
-	if (!arg->size || arg->size > VMEM_RANGE_MAX || arg->size & (arg->unit - 1))
-		return -EINVAL;
-	if (arg->kind == VMEM_KIND_REGION && !READ_ONCE(vmem_knobs.trap_enabled))
+	if (arg->kind == VMEM_KIND_REGION && !vmem_get(vmem_trap_enabled))
 		return -EPERM;
 
+	align = max_t(pgoff_t, arg->unit, PMD_SIZE) >> PAGE_SHIFT;
+	spin_lock(&ctx->lock);
+	start = ALIGN(ctx->next_pgoff, align);
+	fits = start + pages <= (MAX_LFS_FILESIZE >> PAGE_SHIFT) - 2 * align;
+	/* A gap between ranges: no mapping grows or merges from one into the next. */
+	if (fits)
+		ctx->next_pgoff = start + pages + align;
+	spin_unlock(&ctx->lock);
+	if (!fits)
+		return -ENOSPC;
 	range = kzalloc(sizeof(*range), GFP_KERNEL_ACCOUNT);
 	if (!range)
 		return -ENOMEM;
@@ -113,77 +124,42 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	range->kind = arg->kind;
 	range->longterm = arg->flags & VMEM_CREATE_LONGTERM;
 	range->unit_shift = ilog2(arg->unit) - PAGE_SHIFT;
-	range->pages = arg->size >> PAGE_SHIFT;
-	xa_init_flags(&range->units, XA_FLAGS_ACCOUNT);
-
-	align = max_t(pgoff_t, arg->unit, PMD_SIZE) >> PAGE_SHIFT;
-	spin_lock(&ctx->lock);
-	start = ALIGN(ctx->next_pgoff, align);
-	if (start + range->pages > (MAX_LFS_FILESIZE >> PAGE_SHIFT) - 2 * align) {
-		spin_unlock(&ctx->lock);
-		kfree(range);
-		return -ENOSPC;
-	}
-	/* A gap between ranges: no mapping grows or merges from one into the next. */
-	ctx->next_pgoff = start + range->pages + align;
-	spin_unlock(&ctx->lock);
 	range->pgoff = start;
-
-	if (range->kind == VMEM_KIND_REGION)
-		vmem_count(vmem_c_regions);
-	err = mtree_insert_range(&ctx->ranges, start, start + range->pages - 1, range, GFP_KERNEL);
-	if (err) {
+	range->pages = pages;
+	xa_init_flags(&range->units, XA_FLAGS_ACCOUNT);
+	vmem_add(vmem_regions, range->kind == VMEM_KIND_REGION);
+	err = mtree_insert_range(&ctx->ranges, start, start + pages - 1, range, GFP_KERNEL);
+	if (err)
 		vmem_range_put(range);
-		return err;
-	}
-	arg->offset = (u64)start << PAGE_SHIFT;
-	return 0;
-}
-
-/* Takes a range that is marked dead out of its context. May sleep. */
-static void vmem_range_end(struct vmem_range *range)
-{
-	if (range->kind == VMEM_KIND_REGION)
-		vmem_region_empty(range);
-	mtree_erase(&range->ctx->ranges, range->pgoff);
-	vmem_range_put(range);
+	else
+		arg->offset = (u64)start << PAGE_SHIFT;
+	return err;
 }
 
 static int vmem_destroy(struct vmem_ctx *ctx, void *argument)
 {
 	struct vmem_destroy *arg = argument;
 	struct vmem_range *range = vmem_range_find(ctx, arg->offset, 0);
-	int err = -ENXIO;
+	int err = 0;
 
 	if (!range)
-		return err;
-	if (arg->offset != (u64)range->pgoff << PAGE_SHIFT)
-		goto out;
+		return -ENXIO;
 	spin_lock(&ctx->lock);
-	if (!range->dead)
-		err = range->kind == VMEM_KIND_POOL && !xa_empty(&range->units) ? -EBUSY : 0;
-	if (!err)
+	if (range->dead || arg->offset != vmem_unit_offset(range, 0))
+		err = -ENXIO;
+	else if (range->kind == VMEM_KIND_POOL && !xa_empty(&range->units))
+		err = -EBUSY;
+	else
 		range->dead = true;	/* from here on this thread alone ends it */
 	spin_unlock(&ctx->lock);
-	if (!err)
-		vmem_range_end(range);
-out:
+	if (!err) {
+		if (range->kind == VMEM_KIND_REGION)
+			vmem_region_empty(range);
+		mtree_erase(&ctx->ranges, range->pgoff);
+		vmem_range_put(range);
+	}
 	vmem_range_put(range);
 	return err;
-}
-
-/* Mappings */
-
-void vmem_vma_open(struct vm_area_struct *vma)
-{
-	struct vmem_range *range = vma->vm_private_data;
-
-	kref_get(&range->ref);
-}
-
-void vmem_vma_close(struct vm_area_struct *vma)
-{
-	vmem_range_put(vma->vm_private_data);
 }
 
 static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
@@ -198,37 +174,27 @@ static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
 	if (!(vma->vm_flags & VM_SHARED))
 		return -EINVAL;
 	range = vmem_range_find(ctx, (u64)vma->vm_pgoff << PAGE_SHIFT, 0);
+	if (range && vma_pages(vma) > range->pages - (vma->vm_pgoff - range->pgoff)) {
+		vmem_range_put(range);
+		range = NULL;
+	}
 	if (!range)
 		return -ENXIO;
-	if (vma_pages(vma) > range->pages - (vma->vm_pgoff - range->pgoff)) {
-		vmem_range_put(range);
-		return -ENXIO;
-	}
-	/*
-	 * Not inherited by fork, not dumped. DONTEXPAND keeps mremap from growing it
-	 * and, being "special", the mapping out of mlock, KSM, khugepaged and migration.
-	 */
-	vmem_vma_set_flags(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
-	if (range->kind == VMEM_KIND_POOL)
-		vma->vm_ops = &vmem_pool_vm_ops;
-	else if (range->longterm)
-		vma->vm_ops = &vmem_longterm_vm_ops;
-	else
-		vma->vm_ops = &vmem_region_vm_ops;
+	/* DONTEXPAND: mremap cannot grow it; mlock, KSM, khugepaged, migration let it be. */
+	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
+	vma->vm_ops = range->kind == VMEM_KIND_POOL || range->longterm ?
+		      &vmem_vm_ops : &vmem_watched_vm_ops;
 	vma->vm_private_data = range;	/* the reference goes with it */
 	return 0;
 }
-
-/* Files */
 
 static int vmem_open(struct inode *inode, struct file *file)
 {
 	struct vmem_ctx *ctx;
 	int i;
 
-	/* Shared mappings need both. */
-	if ((file->f_mode & (FMODE_READ | FMODE_WRITE)) != (FMODE_READ | FMODE_WRITE))
-		return -EACCES;
+	if (!(file->f_mode & FMODE_READ) || !(file->f_mode & FMODE_WRITE))
+		return -EACCES;	/* shared mappings need both */
 	ctx = kzalloc(sizeof(*ctx), GFP_KERNEL_ACCOUNT);
 	if (!ctx)
 		return -ENOMEM;
@@ -241,7 +207,7 @@ static int vmem_open(struct inode *inode, struct file *file)
 	/* The kernel maps nothing as huge that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
-	mt_init_flags(&ctx->ranges, MT_FLAGS_USE_RCU);	/* vmem_range_find() reads without its lock */
+	mt_init_flags(&ctx->ranges, MT_FLAGS_USE_RCU);	/* vmem_range_find() takes no lock */
 	xa_init_flags(&ctx->pins, XA_FLAGS_ALLOC1 | XA_FLAGS_ACCOUNT);
 	init_waitqueue_head(&ctx->event_wq);
 	for (i = 0; i < VMEM_QUEUES; i++)
@@ -256,12 +222,12 @@ static int vmem_open(struct inode *inode, struct file *file)
 	spin_lock(&vmem_ctx_list_lock);
 	list_add_tail(&ctx->link, &vmem_ctx_list);
 	spin_unlock(&vmem_ctx_list_lock);
-	vmem_count(vmem_c_contexts);
+	vmem_add(vmem_contexts, 1);
 	return nonseekable_open(inode, file);
 }
 
 /* Parked threads find the context dead and get SIGBUS; what is present stays so. */
-void vmem_ctx_kill(struct vmem_ctx *ctx)
+static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 {
 	int i;
 
@@ -271,6 +237,7 @@ void vmem_ctx_kill(struct vmem_ctx *ctx)
 	for (i = 0; i < VMEM_QUEUES; i++)
 		wake_up_all(&ctx->fault_wq[i]);
 	wake_up_all(&ctx->event_wq);
+	return 0;
 }
 
 /*
@@ -282,9 +249,7 @@ static int vmem_flush(struct file *file, fl_owner_t id)
 {
 	struct vmem_ctx *ctx = file->private_data;
 
-	if (task_tgid(current) == ctx->owner)
-		vmem_ctx_kill(ctx);
-	return 0;
+	return task_tgid(current) == ctx->owner ? vmem_shutdown(ctx, NULL) : 0;
 }
 
 /* No mapping, parked thread or call is left: each holds the file. */
@@ -292,34 +257,28 @@ static int vmem_file_release(struct inode *inode, struct file *file)
 {
 	struct vmem_ctx *ctx = file->private_data;
 	struct vmem_range *range;
-	unsigned long index;
-	int kind;
+	unsigned long index = 0;
 
 	spin_lock(&vmem_ctx_list_lock);
 	list_del(&ctx->link);
 	spin_unlock(&vmem_ctx_list_lock);
 	vmem_unpin_all(ctx);
 	/* Regions first: they hand their frames back to the pools. */
-	for (kind = VMEM_KIND_REGION; kind >= VMEM_KIND_POOL; kind--) {
-		index = 0;
-		mt_for_each(&ctx->ranges, range, index, ULONG_MAX) {
-			if (range->kind != kind)
-				continue;
-			range->dead = true;
-			vmem_range_end(range);
-		}
-	}
+	mt_for_each(&ctx->ranges, range, index, ULONG_MAX)
+		if (range->kind == VMEM_KIND_REGION)
+			vmem_region_empty(range);
+	index = 0;
+	mt_for_each(&ctx->ranges, range, index, ULONG_MAX)
+		vmem_range_put(range);
 	mtree_destroy(&ctx->ranges);
 	if (ctx->eventfd)
 		eventfd_ctx_put(ctx->eventfd);
 	iput(ctx->inode);
 	put_pid(ctx->owner);
 	kfree(ctx);
-	vmem_add(vmem_c_contexts, -1);
+	vmem_add(vmem_contexts, -1);
 	return 0;
 }
-
-/* Calls */
 
 static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 {
@@ -334,7 +293,7 @@ static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 	arg->event_size = sizeof(struct vmem_event);
 	arg->features = VMEM_FEATURE_PROTECT | VMEM_FEATURE_EVENTFD | VMEM_FEATURE_PIN |
 			VMEM_FEATURE_PRESSURE | VMEM_FEATURE_KNOBS;
-	if (READ_ONCE(vmem_knobs.trap_enabled))
+	if (vmem_get(vmem_trap_enabled))
 		arg->features |= VMEM_FEATURE_TRAP;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE))
 		arg->features |= VMEM_FEATURE_HUGE;
@@ -350,25 +309,20 @@ static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 static int vmem_info(struct vmem_ctx *ctx, void *argument)
 {
 	struct vmem_info *arg = argument;
-	arg->frame_limit = READ_ONCE(vmem_knobs.frame_limit_bytes);
-	arg->context_limit = READ_ONCE(vmem_knobs.context_limit_bytes);
-	arg->readahead_bytes = READ_ONCE(vmem_knobs.readahead_bytes);
-	arg->fault_timeout_ms = READ_ONCE(vmem_knobs.fault_timeout_ms);
-	arg->watermark_low = READ_ONCE(vmem_knobs.watermark_low_percent);
-	arg->watermark_high = READ_ONCE(vmem_knobs.watermark_high_percent);
-	arg->frame_order = READ_ONCE(vmem_knobs.frame_order);
+
+	arg->frame_limit = vmem_get(vmem_frame_limit_bytes);
+	arg->context_limit = vmem_get(vmem_context_limit_bytes);
+	arg->readahead_bytes = vmem_get(vmem_readahead_bytes);
+	arg->fault_timeout_ms = vmem_get(vmem_fault_timeout_ms);
+	arg->watermark_low = vmem_get(vmem_watermark_low_percent);
+	arg->watermark_high = vmem_get(vmem_watermark_high_percent);
+	arg->frame_order = vmem_get(vmem_frame_order);
 	arg->pinned_bytes = atomic64_read(&ctx->pinned_bytes);
 	spin_lock(&ctx->lock);
 	arg->frame_bytes = ctx->frame_bytes;
 	arg->installed_bytes = ctx->installed_bytes;
 	arg->asked_bytes = ctx->asked_bytes;
 	spin_unlock(&ctx->lock);
-	return 0;
-}
-
-static int vmem_shutdown(struct vmem_ctx *ctx, void *arg)
-{
-	vmem_ctx_kill(ctx);
 	return 0;
 }
 
@@ -390,10 +344,7 @@ static const struct {
 	[_IOC_NR(VMEM_IOC_SHUTDOWN)] = { 0, vmem_shutdown },
 };
 
-/*
- * Copies in, calls, copies out; no lock is held over either copy, since the memory
- * may lie in a region of this very context and fault.
- */
+/* No lock is held over either copy: the memory may lie in a region of this context. */
 static long vmem_ioctl(struct file *file, unsigned int cmd, unsigned long uarg)
 {
 	struct vmem_ctx *ctx = file->private_data;
@@ -421,17 +372,80 @@ static long vmem_ioctl(struct file *file, unsigned int cmd, unsigned long uarg)
 	return ret;
 }
 
-const struct file_operations vmem_fops = {
+static const struct file_operations vmem_fops = {
 	.owner = THIS_MODULE,
 	.open = vmem_open,
 	.flush = vmem_flush,
 	.release = vmem_file_release,
 	.mmap = vmem_mmap,
-	/* Addresses that let 2 MiB frames map as one entry. */
-	.get_unmapped_area = thp_get_unmapped_area,
+	.get_unmapped_area = thp_get_unmapped_area,	/* 2 MiB frames map as one entry */
 	.unlocked_ioctl = vmem_ioctl,
 	.compat_ioctl = vmem_ioctl,
 	.read = vmem_read,
 	.poll = vmem_poll,
-	.llseek = noop_llseek,
 };
+
+static unsigned long frame_limit_mib;
+module_param(frame_limit_mib, ulong, 0444);
+MODULE_PARM_DESC(frame_limit_mib, "First frame_limit_bytes, in MiB (0: half of RAM)");
+
+static unsigned int fault_timeout_ms;
+module_param(fault_timeout_ms, uint, 0444);
+MODULE_PARM_DESC(fault_timeout_ms, "First fault_timeout_ms: a touch waits, then SIGBUS (0: 30000)");
+
+static struct miscdevice vmem_misc = {
+	.minor = MISC_DYNAMIC_MINOR,
+	.name = VMEM_DEVICE_NAME,
+	.fops = &vmem_fops,
+	.groups = vmem_groups,
+	.mode = 0600,	/* the udev rule opens it to the group vmem */
+};
+
+/* Ends what vmem_init() began, however far it came. No file is open: each pins the module. */
+static void vmem_cleanup(void)
+{
+	if (vmem_shrinker)
+		vmem_shrinker_stop(vmem_shrinker);
+	kern_unmount(vmem_mnt);
+	rcu_barrier();	/* ranges on their way through kfree_rcu() */
+	vmem_sysfs_exit();
+}
+
+static int __init vmem_init(void)
+{
+	u64 limit = frame_limit_mib ? (u64)frame_limit_mib << 20 : totalram_pages() * PAGE_SIZE / 2;
+	int err;
+
+	BUILD_BUG_ON(BITS_PER_LONG != 64);
+	BUILD_BUG_ON(sizeof(struct vmem_hello) != 40);
+	BUILD_BUG_ON(sizeof(struct vmem_create) != 32);
+	BUILD_BUG_ON(sizeof(struct vmem_op) != 32);
+	BUILD_BUG_ON(sizeof(struct vmem_event) != 40);
+	BUILD_BUG_ON(sizeof(struct vmem_info) != 72);
+
+	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
+	if (fault_timeout_ms)
+		atomic64_set(&vmem_files[vmem_fault_timeout_ms].value,
+			     clamp(fault_timeout_ms, 100U, 3600000U));
+	vmem_mnt = kern_mount(&vmem_fs);
+	vmem_shrinker = vmem_shrinker_start(&vmem_shrinker_model);
+	err = PTR_ERR_OR_ZERO(vmem_mnt) ?: (vmem_shrinker ? vmem_sysfs_init() : -ENOMEM);
+	if (!err)
+		err = misc_register(&vmem_misc);
+	if (err)
+		vmem_cleanup();
+	return err;
+}
+
+static void __exit vmem_exit(void)
+{
+	misc_deregister(&vmem_misc);
+	vmem_cleanup();
+}
+
+module_init(vmem_init);
+module_exit(vmem_exit);
+
+MODULE_DESCRIPTION("Frames, traps and fault events for libvmem");
+MODULE_LICENSE("GPL");
+MODULE_VERSION("1.0");

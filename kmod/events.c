@@ -1,39 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * events.c - how the runtime hears: read(2), poll(2), eventfd
+ * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
  *
  * The queue is a list of blocks, so an event costs no memory, a block is never in it
  * twice, and posting cannot fail.
  */
 
-#include <linux/eventfd.h>
 #include <linux/poll.h>
-#include <linux/slab.h>
-#include <linux/uaccess.h>
 
 #include "vmem.h"
+
+#define VMEM_ANSWER_TIME	(2 * HZ)
 
 /* Something new is there. ctx->lock. */
 void vmem_notify(struct vmem_ctx *ctx)
 {
 	lockdep_assert_held(&ctx->lock);
 	if (ctx->eventfd)
-		vmem_eventfd_signal(ctx->eventfd);
+		eventfd_signal(ctx->eventfd);
 	wake_up(&ctx->event_wq);
-}
-
-/* Queues the block's event; its deadline is the caller's to set. ctx->lock. */
-void vmem_post(struct vmem_block *block, unsigned long address, u32 thread, u32 flags)
-{
-	struct vmem_ctx *ctx = block->region->ctx;
-
-	block->posted = true;
-	block->address = address;
-	block->thread = thread;
-	block->fault_flags = flags;
-	list_add_tail(&block->event, &ctx->events);
-	vmem_count(vmem_c_events);
-	vmem_notify(ctx);
 }
 
 static bool vmem_has_events(struct vmem_ctx *ctx)
@@ -43,11 +28,11 @@ static bool vmem_has_events(struct vmem_ctx *ctx)
 }
 
 /* The next event; of a fault also its block, the region referenced. False: none. */
-static bool vmem_take_event(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block **block)
+static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block **block)
 {
-	u32 seq = atomic_read(&vmem_knobs_seq);
+	int seq = atomic_read(&vmem_knobs_seq);
 
-	memset(event, 0, sizeof(*event));
+	*event = (struct vmem_event){};
 	*block = NULL;
 	spin_lock(&ctx->lock);
 	if (ctx->pressure_bytes) {
@@ -59,27 +44,24 @@ static bool vmem_take_event(struct vmem_ctx *ctx, struct vmem_event *event, stru
 		ctx->knobs_seen = seq;
 	} else if (!list_empty(&ctx->events)) {
 		*block = list_first_entry(&ctx->events, struct vmem_block, event);
+		*event = (*block)->report;
 		list_del_init(&(*block)->event);
 		kref_get(&(*block)->region->ref);
-		event->type = VMEM_EVENT_FAULT;
-		event->flags = (*block)->fault_flags;
-		event->offset = vmem_unit_offset((*block)->region, (*block)->index);
-		event->address = (*block)->address;
-		event->thread = (*block)->thread;
 	}
 	spin_unlock(&ctx->lock);
 	return event->type;
 }
 
 /* The reader could not take it: as if it had never been taken. */
-static void vmem_return_event(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block *block)
+static void vmem_give_back(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block *block)
 {
 	spin_lock(&ctx->lock);
 	if (event->type == VMEM_EVENT_PRESSURE)
 		ctx->pressure_bytes += event->bytes;
 	else if (event->type == VMEM_EVENT_KNOBS)
 		ctx->knobs_seen--;
-	else if (block->posted && list_empty(&block->event) && !block->region->dead)
+	else if (block->flags & VMEM_STATE_WAITED && list_empty(&block->event) &&
+		 !block->region->dead)
 		list_add(&block->event, &ctx->events);
 	spin_unlock(&ctx->lock);
 }
@@ -97,7 +79,7 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 	if (size < sizeof(event))
 		return -EINVAL;
 	while (size - done >= sizeof(event) && !bad && !READ_ONCE(ctx->dead)) {
-		if (!vmem_take_event(ctx, &event, &block)) {
+		if (!vmem_take(ctx, &event, &block)) {
 			if (done)
 				break;
 			if (file->f_flags & O_NONBLOCK)
@@ -110,7 +92,7 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 		/* No lock: the buffer may lie in a region of this context, and wait. */
 		bad = copy_to_user(buf + done, &event, sizeof(event));
 		if (bad)
-			vmem_return_event(ctx, &event, block);
+			vmem_give_back(ctx, &event, block);
 		else
 			done += sizeof(event);
 		if (block)
@@ -122,14 +104,10 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 __poll_t vmem_poll(struct file *file, struct poll_table_struct *table)
 {
 	struct vmem_ctx *ctx = file->private_data;
-	__poll_t mask = 0;
 
 	poll_wait(file, &ctx->event_wq, table);
-	if (vmem_has_events(ctx))
-		mask |= EPOLLIN | EPOLLRDNORM;
-	if (READ_ONCE(ctx->dead))
-		mask |= EPOLLHUP | EPOLLERR;
-	return mask;
+	return (vmem_has_events(ctx) ? EPOLLIN | EPOLLRDNORM : 0) |
+	       (READ_ONCE(ctx->dead) ? EPOLLHUP | EPOLLERR : 0);
 }
 
 int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
@@ -148,9 +126,70 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 	swap(ctx->eventfd, eventfd);
 	/* What is there already was signalled to nobody. */
 	if (ctx->eventfd && vmem_has_events(ctx))
-		vmem_eventfd_signal(ctx->eventfd);
+		eventfd_signal(ctx->eventfd);
 	spin_unlock(&ctx->lock);
 	if (eventfd)
 		eventfd_ctx_put(eventfd);
 	return 0;
 }
+
+/*
+ * When the machine is short of memory the shrinker frees nothing itself, as only the
+ * runtime knows which frame can go. It divides what is wanted among contexts by what
+ * they hold, posts an event, and reports who does not answer. It takes only
+ * spinlocks, since it runs in the middle of other people's allocations.
+ */
+static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	return vmem_get(vmem_frame_bytes) >> PAGE_SHIFT ?: SHRINK_EMPTY;
+}
+
+static void vmem_ask(struct vmem_ctx *ctx, u64 bytes)
+{
+	bool late;
+
+	spin_lock(&ctx->lock);
+	bytes = min(bytes, ctx->frame_bytes - min(ctx->frame_bytes, ctx->asked_bytes));
+	if (!ctx->asked_bytes) {
+		ctx->asked_since = jiffies;
+		ctx->asked_reported = false;
+	}
+	late = !ctx->asked_reported && time_after(jiffies, ctx->asked_since + VMEM_ANSWER_TIME);
+	ctx->asked_reported |= late;
+	if (bytes) {
+		ctx->asked_bytes += bytes;
+		ctx->pressure_bytes += bytes;
+		vmem_add(vmem_pressure_requests, 1);
+		vmem_notify(ctx);
+	}
+	spin_unlock(&ctx->lock);
+	if (late) {
+		vmem_add(vmem_pressure_unanswered, 1);
+		pr_info_ratelimited("vmem: process %d gives back none of its %llu MiB of frames\n",
+				    pid_nr(ctx->owner), READ_ONCE(ctx->frame_bytes) >> 20);
+	}
+}
+
+static unsigned long vmem_shrink_scan(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	u64 all = vmem_get(vmem_frame_bytes);
+	u64 want = (u64)sc->nr_to_scan << PAGE_SHIFT;
+	struct vmem_ctx *ctx;
+
+	if (!all)
+		return SHRINK_STOP;
+	spin_lock(&vmem_ctx_list_lock);
+	list_for_each_entry(ctx, &vmem_ctx_list, link) {
+		u64 own = READ_ONCE(ctx->frame_bytes);
+
+		vmem_ask(ctx, PAGE_ALIGN(mul_u64_u64_div_u64(want, own, all)));
+	}
+	spin_unlock(&vmem_ctx_list_lock);
+	return SHRINK_STOP;
+}
+
+struct shrinker vmem_shrinker_model = {
+	.count_objects = vmem_shrink_count,
+	.scan_objects = vmem_shrink_scan,
+	.seeks = DEFAULT_SEEKS,
+};

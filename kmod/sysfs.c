@@ -6,153 +6,114 @@
  * context.
  */
 
-#include <linux/device.h>
 #include <linux/kstrtox.h>
-#include <linux/slab.h>
 #include <linux/sysfs.h>
 
 #include "vmem.h"
 
-#define VMEM_KNOB_VALUE(name, low, high, first) .name = (first),
-struct vmem_knobs vmem_knobs = { VMEM_KNOBS(VMEM_KNOB_VALUE) };
+struct vmem_file *vmem_node_files;
 atomic_t vmem_knobs_seq = ATOMIC_INIT(0);
-atomic64_t vmem_counters[vmem_counters_end];
-atomic64_t vmem_node_bytes[MAX_NUMNODES];
 
-struct vmem_knob_attr {
-	struct device_attribute attr;
-	u64 *value;
-	u64 min;
-	u64 max;
-};
-
-static DEFINE_MUTEX(vmem_knob_mutex);	/* one store at a time: low stays below high */
-
-static ssize_t vmem_knob_show(struct device *dev, struct device_attribute *attr, char *buf)
+static ssize_t vmem_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
-	struct vmem_knob_attr *knob = container_of(attr, struct vmem_knob_attr, attr);
-
-	return sysfs_emit(buf, "%llu\n", READ_ONCE(*knob->value));
+	return sysfs_emit(buf, "%lld\n",
+			  atomic64_read(&container_of(attr, struct vmem_file, attr)->value));
 }
 
-static int vmem_knob_set(struct vmem_knob_attr *knob, u64 value)
+/* 1: changed; 0: it was so already; or what is wrong with the value. vmem_ctx_list_lock. */
+static int vmem_knob_set(struct vmem_file *knob, u64 value)
 {
 	struct vmem_ctx *ctx;
 
-	lockdep_assert_held(&vmem_knob_mutex);
 	if (value < knob->min || value > knob->max)
 		return -ERANGE;
-	if (knob->value == &vmem_knobs.watermark_low_percent && value > vmem_knobs.watermark_high_percent)
+	if ((knob == &vmem_files[vmem_watermark_low_percent] &&
+	     value > vmem_get(vmem_watermark_high_percent)) ||
+	    (knob == &vmem_files[vmem_watermark_high_percent] &&
+	     value < vmem_get(vmem_watermark_low_percent)))
 		return -EINVAL;
-	if (knob->value == &vmem_knobs.watermark_high_percent && value < vmem_knobs.watermark_low_percent)
-		return -EINVAL;
-	if (*knob->value == value)
+	if (atomic64_xchg(&knob->value, value) == value)
 		return 0;
-	WRITE_ONCE(*knob->value, value);
 	atomic_inc(&vmem_knobs_seq);
-	spin_lock(&vmem_ctx_list_lock);
 	list_for_each_entry(ctx, &vmem_ctx_list, link) {
 		spin_lock(&ctx->lock);
 		vmem_notify(ctx);
 		spin_unlock(&ctx->lock);
 	}
-	spin_unlock(&vmem_ctx_list_lock);
 	return 1;
 }
 
-static ssize_t vmem_knob_store(struct device *dev, struct device_attribute *attr, const char *buf,
-			       size_t size)
+static ssize_t vmem_store(struct device *dev, struct device_attribute *attr, const char *buf,
+			  size_t size)
 {
-	struct vmem_knob_attr *knob = container_of(attr, struct vmem_knob_attr, attr);
 	u64 value;
-	int ret;
+	int ret = kstrtou64(buf, 0, &value);
 
-	ret = kstrtou64(buf, 0, &value);
 	if (ret)
 		return ret;
-	mutex_lock(&vmem_knob_mutex);
-	ret = vmem_knob_set(knob, value);
-	mutex_unlock(&vmem_knob_mutex);
+	spin_lock(&vmem_ctx_list_lock);
+	ret = vmem_knob_set(container_of(attr, struct vmem_file, attr), value);
+	spin_unlock(&vmem_ctx_list_lock);
 	if (ret > 0)
 		sysfs_notify(&dev->kobj, NULL, attr->attr.name);
 	return ret < 0 ? ret : size;
 }
 
-#define VMEM_KNOB_ATTR(file, low, high, first)					\
-	static struct vmem_knob_attr vmem_knob_##file = {			\
-		.attr = __ATTR(file, 0644, vmem_knob_show, vmem_knob_store),	\
-		.value = &vmem_knobs.file, .min = low, .max = high,		\
-	};
-VMEM_KNOBS(VMEM_KNOB_ATTR)
+#define KNOB(id, low, high, first)						\
+	[vmem_##id] = { .attr = __ATTR(id, 0644, vmem_show, vmem_store),	\
+			.value = ATOMIC64_INIT(first), .min = (low), .max = (high) }
+#define COUNTER(id)								\
+	[vmem_##id] = { .attr = __ATTR(id, 0444, vmem_show, NULL) }
 
-static ssize_t vmem_counter_show(struct device *dev, struct device_attribute *attr, char *buf)
-{
-	struct dev_ext_attribute *counter = container_of(attr, struct dev_ext_attribute, attr);
-
-	return sysfs_emit(buf, "%lld\n", atomic64_read((atomic64_t *)counter->var));
-}
-
-#define VMEM_COUNTER_ATTR(file)							\
-	static struct dev_ext_attribute vmem_counter_##file = {			\
-		.attr = __ATTR(file, 0444, vmem_counter_show, NULL),		\
-		.var = &vmem_counters[vmem_c_##file],				\
-	};
-VMEM_COUNTERS(VMEM_COUNTER_ATTR)
-
-#define VMEM_KNOB_LIST(file, low, high, first) &vmem_knob_##file.attr.attr,
-#define VMEM_COUNTER_LIST(file) &vmem_counter_##file.attr.attr,
-static struct attribute *vmem_attrs[] = {
-	VMEM_KNOBS(VMEM_KNOB_LIST)
-	VMEM_COUNTERS(VMEM_COUNTER_LIST)
-	NULL,
+struct vmem_file vmem_files[vmem_values_end] = {
+	/* A limit of 0 limits nothing; vmem_init() sets the first to half of RAM. */
+	KNOB(frame_limit_bytes, 0, BIT_ULL(50), 0),
+	KNOB(context_limit_bytes, 0, BIT_ULL(50), 0),
+	KNOB(readahead_bytes, 0, 4LL << 30, 64 << 20),
+	KNOB(fault_timeout_ms, 100, 3600000, 30000),
+	KNOB(watermark_low_percent, 0, 50, 5),
+	KNOB(watermark_high_percent, 0, 90, 10),
+	KNOB(frame_order, 0, PMD_SHIFT - PAGE_SHIFT, PMD_SHIFT - PAGE_SHIFT),
+	KNOB(trap_enabled, 0, 1, 1),
+	COUNTER(contexts), COUNTER(regions), COUNTER(frame_bytes), COUNTER(installed_bytes),
+	COUNTER(pinned_bytes), COUNTER(scattered_frames), COUNTER(faults_read),
+	COUNTER(faults_write), COUNTER(faults_protected), COUNTER(faults_remote),
+	COUNTER(events), COUNTER(waits), COUNTER(timeouts), COUNTER(sigbus),
+	COUNTER(refused_pinned), COUNTER(refused_limit), COUNTER(pressure_requests),
+	COUNTER(pressure_unanswered),
 };
 
-static const struct attribute_group vmem_group = { .attrs = vmem_attrs };
-
-/* nodeN_frame_bytes, a file for each node there may be: made at load. */
-static struct attribute_group vmem_node_group;
-
-const struct attribute_group *vmem_groups[] = {
-	&vmem_group,
-	&vmem_node_group,
-	NULL,
-};
+static struct attribute_group vmem_group;
+const struct attribute_group *vmem_groups[] = { &vmem_group, NULL };
 
 int vmem_sysfs_init(void)
 {
-	struct dev_ext_attribute *counter;
-	int node, n = 0;
+	struct attribute **attrs;
+	int i, node;
 
-	vmem_node_group.attrs = kcalloc(nr_node_ids + 1, sizeof(struct attribute *), GFP_KERNEL);
-	if (!vmem_node_group.attrs)
+	attrs = kcalloc(vmem_values_end + nr_node_ids + 1, sizeof(*attrs), GFP_KERNEL);
+	vmem_node_files = kcalloc(nr_node_ids, sizeof(*vmem_node_files), GFP_KERNEL);
+	vmem_group.attrs = attrs;
+	if (!attrs || !vmem_node_files)
 		return -ENOMEM;
+	for (i = 0; i < vmem_values_end; i++)
+		*attrs++ = &vmem_files[i].attr.attr;
 	for_each_node(node) {
-		counter = kzalloc(sizeof(*counter), GFP_KERNEL);
-		if (!counter)
-			goto err_free;
-		sysfs_attr_init(&counter->attr.attr);
-		vmem_node_group.attrs[n++] = &counter->attr.attr;
-		counter->attr.attr.name = kasprintf(GFP_KERNEL, "node%d_frame_bytes", node);
-		if (!counter->attr.attr.name)
-			goto err_free;
-		counter->attr.attr.mode = 0444;
-		counter->attr.show = vmem_counter_show;
-		counter->var = &vmem_node_bytes[node];
+		struct vmem_file *file = &vmem_node_files[node];
+
+		snprintf(file->name, sizeof(file->name), "node%d_frame_bytes", node);
+		sysfs_attr_init(&file->attr.attr);
+		file->attr.attr.name = file->name;
+		file->attr.attr.mode = 0444;
+		file->attr.show = vmem_show;
+		*attrs++ = &file->attr.attr;
 	}
 	return 0;
-
-err_free:
-	vmem_sysfs_exit();
-	return -ENOMEM;
 }
 
+/* Also after vmem_sysfs_init() failed, or was not reached. */
 void vmem_sysfs_exit(void)
 {
-	struct attribute **attr;
-
-	for (attr = vmem_node_group.attrs; *attr; attr++) {
-		kfree((*attr)->name);
-		kfree(container_of(*attr, struct dev_ext_attribute, attr.attr));
-	}
-	kfree(vmem_node_group.attrs);
+	kfree(vmem_node_files);
+	kfree(vmem_group.attrs);
 }

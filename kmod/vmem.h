@@ -11,11 +11,16 @@
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
 
+#include <linux/device.h>
+#include <linux/eventfd.h>
 #include <linux/fs.h>
 #include <linux/kref.h>
 #include <linux/maple_tree.h>
-#include <linux/mm.h>
-#include <linux/spinlock.h>
+#include <linux/pagemap.h>
+#include <linux/pid.h>
+#include <linux/sched/signal.h>
+#include <linux/slab.h>
+#include <linux/uaccess.h>
 #include <linux/wait.h>
 #include <linux/xarray.h>
 
@@ -24,27 +29,23 @@
 
 #define VMEM_UNIT_MIN		PAGE_SIZE
 #define VMEM_UNIT_MAX		(32UL << 20)
-#define VMEM_RANGE_MAX		(1ULL << 46)
+#define VMEM_RANGE_MAX		BIT_ULL(46)
 #define VMEM_BATCH_MAX		1024U
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
-
-/* Longest sleep of a fault that holds mmap_lock, milliseconds. */
-#define VMEM_HELD_WAIT_MS	20
-/* How long one call waits, in all, for plain references on frames to go away. */
-#define VMEM_PATIENCE_US	10000
-/* How long an expired fault goes on giving SIGBUS before it is reported anew. */
-#define VMEM_EXPIRED_MS		1000
+#define VMEM_HELD_WAIT_MS	20	/* longest sleep of a fault that holds mmap_lock */
+#define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
+#define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
 
 enum vmem_block_state {
 	VMEM_ABSENT,
 	VMEM_PRESENT,
-	VMEM_LEAVING,	/* REMOVE or DESTROY is taking it out: faults wait, unreported */
+	VMEM_LEAVING,	/* REMOVE is taking it out: faults wait, unreported */
 	VMEM_FAILED,
 };
 
 enum vmem_frame_state {
 	VMEM_FREE,	/* the runtime's */
-	VMEM_INSTALLED,	/* stands in frame->block */
+	VMEM_INSTALLED,	/* stands in a block */
 	VMEM_MOVING,	/* RELEASE is taking it */
 };
 
@@ -62,7 +63,7 @@ enum vmem_frame_state {
  *		wait queues, eventfd
  */
 struct vmem_ctx {
-	spinlock_t lock;
+	spinlock_t lock;		/* see above */
 	struct inode *inode;		/* carries the mappings: its own, see context.c */
 	struct pid *owner;		/* process that opened; constant */
 	struct list_head link;		/* vmem_ctx_list_lock */
@@ -75,13 +76,12 @@ struct vmem_ctx {
 	struct list_head events;	/* blocks with an event nobody read */
 	struct eventfd_ctx *eventfd;
 	pgoff_t next_pgoff;
-	u64 frame_bytes;
-	u64 installed_bytes;
+	u64 frame_bytes, installed_bytes;
 	u64 pressure_bytes;		/* asked for, event not read */
 	u64 asked_bytes;		/* asked for, not released */
 	unsigned long asked_since;	/* jiffies */
 	bool asked_reported;
-	u32 knobs_seen;			/* vmem_knobs_seq that read(2) delivered */
+	int knobs_seen;			/* vmem_knobs_seq that read(2) delivered */
 	bool ready;			/* handshake done; only ever set */
 	bool dead;			/* only ever set */
 
@@ -104,15 +104,12 @@ struct vmem_range {
 
 /* struct vmem_frame - the memory of one slot: 1 << (unit_shift - order) pieces */
 struct vmem_frame {
-	struct vmem_range *pool;
-	unsigned long index;
-	unsigned int order;		/* of each piece, constant */
-	unsigned int pieces;		/* constant */
+	u64 offset;			/* in the file, constant */
+	unsigned int order, pieces;	/* of each piece; how many; constant */
 
 	/* protected by ctx->lock */
 	enum vmem_frame_state state;
 	bool suspect;			/* left a destroyed region with pins on it */
-	struct vmem_block *block;	/* while INSTALLED */
 	unsigned int base_pins;		/* pins when it was installed */
 
 	struct page *piece[];
@@ -121,109 +118,88 @@ struct vmem_frame {
 /* struct vmem_block - one block of a region that was ever touched or installed */
 struct vmem_block {
 	struct vmem_range *region;
-	unsigned long index;
+	u64 offset;			/* in the file, constant */
 
 	/* protected by ctx->lock */
 	enum vmem_block_state state;
 	bool busy;		/* an operation works on it outside the lock */
-	bool protect;		/* stores wait */
-	bool dirty;
-	bool touched;
-	bool posted;		/* reported, and not answered */
+	u32 flags;		/* VMEM_STATE_*: DIRTY, PROTECTED, TOUCHED, WAITED (reported) */
 	u32 answers;		/* counts answers; parked threads watch it */
-	unsigned int held;	/* page references of threads parked in page_mkwrite */
-	unsigned long deadline;	/* jiffies, while posted */
+	unsigned long deadline;	/* jiffies, while WAITED */
 	struct vmem_frame *frame;	/* while PRESENT or LEAVING */
-	struct list_head event;	/* in ctx->events, while posted and not read */
-	u64 address;		/* of the fault that was posted */
-	u32 thread;
-	u32 fault_flags;
+	struct list_head event;	/* in ctx->events, while WAITED and not read */
+	struct vmem_event report;	/* while WAITED */
 };
 
-/* Every knob: its name here and in sysfs, lowest, highest and first value; 0 limits nothing. */
-#define VMEM_KNOBS(X)								\
-	X(frame_limit_bytes, 0, 1ULL << 50, 0)					\
-	X(context_limit_bytes, 0, 1ULL << 50, 0)				\
-	X(readahead_bytes, 0, 4ULL << 30, 64ULL << 20)				\
-	X(fault_timeout_ms, 100, 3600000, 30000)				\
-	X(watermark_low_percent, 0, 50, 5)					\
-	X(watermark_high_percent, 0, 90, 10)					\
-	X(frame_order, 0, PMD_SHIFT - PAGE_SHIFT, PMD_SHIFT - PAGE_SHIFT)	\
-	X(trap_enabled, 0, 1, 1)
+/* Knobs, then counters: each a file of its name in sysfs (sysfs.c, docs/sysfs.md). */
+enum vmem_value {
+	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
+	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,
+	vmem_frame_order, vmem_trap_enabled,
+	vmem_contexts, vmem_regions, vmem_frame_bytes, vmem_installed_bytes, vmem_pinned_bytes,
+	vmem_scattered_frames, vmem_faults_read, vmem_faults_write, vmem_faults_protected,
+	vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts, vmem_sigbus,
+	vmem_refused_pinned, vmem_refused_limit, vmem_pressure_requests,
+	vmem_pressure_unanswered, vmem_values_end
+};
 
-#define VMEM_KNOB_FIELD(name, low, high, first) u64 name;
-struct vmem_knobs { VMEM_KNOBS(VMEM_KNOB_FIELD) };
+struct vmem_file {
+	struct device_attribute attr;
+	atomic64_t value;
+	u64 min, max;		/* of a knob */
+	char name[24];		/* of a memory node's file */
+};
 
-/* Every counter: its name here and its file in sysfs. */
-#define VMEM_COUNTERS(X)							\
-	X(contexts) X(regions) X(frame_bytes) X(installed_bytes) X(pinned_bytes)	\
-	X(scattered_frames) X(faults_read) X(faults_write) X(faults_protected)	\
-	X(faults_remote) X(events) X(waits) X(timeouts) X(sigbus)		\
-	X(refused_pinned) X(refused_limit) X(pressure_requests) X(pressure_unanswered)
-
-#define VMEM_COUNTER_ID(name) vmem_c_##name,
-enum vmem_counter { VMEM_COUNTERS(VMEM_COUNTER_ID) vmem_counters_end };
-
-/* sysfs.c; knobs are read without a lock, each by READ_ONCE() */
-extern struct vmem_knobs vmem_knobs;
-extern atomic_t vmem_knobs_seq;
-extern atomic64_t vmem_counters[vmem_counters_end];
-extern atomic64_t vmem_node_bytes[MAX_NUMNODES];
+extern struct vmem_file vmem_files[vmem_values_end];
+extern struct vmem_file *vmem_node_files;	/* frame bytes on each memory node */
+extern atomic_t vmem_knobs_seq;			/* counts changes of knobs */
 extern const struct attribute_group *vmem_groups[];
 int vmem_sysfs_init(void);
 void vmem_sysfs_exit(void);
 
-static inline void vmem_count(enum vmem_counter c)
+static inline s64 vmem_get(enum vmem_value v)
 {
-	atomic64_inc(&vmem_counters[c]);
+	return atomic64_read(&vmem_files[v].value);
 }
 
-static inline void vmem_add(enum vmem_counter c, s64 n)
+static inline void vmem_add(enum vmem_value v, s64 n)
 {
-	atomic64_add(n, &vmem_counters[c]);
+	atomic64_add(n, &vmem_files[v].value);
 }
 
 /* context.c */
-extern const struct file_operations vmem_fops;
 extern struct list_head vmem_ctx_list;
 extern spinlock_t vmem_ctx_list_lock;
-int vmem_context_init(void);
-void vmem_context_exit(void);
-void vmem_ctx_kill(struct vmem_ctx *ctx);
 struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind);
+struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
+				   unsigned long *index);
 void vmem_range_put(struct vmem_range *range);
-
-static inline unsigned long vmem_unit_pages(const struct vmem_range *range)
-{
-	return 1UL << range->unit_shift;
-}
 
 static inline u64 vmem_unit_bytes(const struct vmem_range *range)
 {
 	return (u64)PAGE_SIZE << range->unit_shift;
 }
 
+/* In the file, of the range's block or frame number @index. */
 static inline u64 vmem_unit_offset(const struct vmem_range *range, unsigned long index)
 {
-	return ((u64)range->pgoff + ((u64)index << range->unit_shift)) << PAGE_SHIFT;
+	return ((u64)range->pgoff << PAGE_SHIFT) + index * vmem_unit_bytes(range);
 }
 
 /* frames.c */
-extern const struct vm_operations_struct vmem_pool_vm_ops;
 int vmem_populate(struct vmem_ctx *ctx, void *argument);
 int vmem_release(struct vmem_ctx *ctx, void *argument);
-void vmem_frame_free(struct vmem_frame *frame);
+void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame);
 void vmem_frame_barrier(struct vmem_frame *frame);
-bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins,
-		       const unsigned int *held, unsigned int *patience_us);
+bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us);
 unsigned int vmem_frame_pins(struct vmem_frame *frame);
-struct page *vmem_frame_page(struct vmem_frame *frame, unsigned long page);
+int vmem_pin(struct vmem_ctx *ctx, void *argument);
+int vmem_unpin(struct vmem_ctx *ctx, void *argument);
+void vmem_unpin_all(struct vmem_ctx *ctx);
 
 /* trap.c, ops.c */
-extern const struct vm_operations_struct vmem_region_vm_ops;
-extern const struct vm_operations_struct vmem_longterm_vm_ops;
-void vmem_vma_open(struct vm_area_struct *vma);
-void vmem_vma_close(struct vm_area_struct *vma);
+extern const struct vm_operations_struct vmem_vm_ops;
+extern const struct vm_operations_struct vmem_watched_vm_ops;
 struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index);
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block);
 void vmem_block_kick(struct vmem_block *block);
@@ -232,19 +208,10 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument);
 void vmem_region_empty(struct vmem_range *region);
 
 /* events.c */
-void vmem_post(struct vmem_block *block, unsigned long address, u32 thread, u32 flags);
 void vmem_notify(struct vmem_ctx *ctx);
 ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos);
 __poll_t vmem_poll(struct file *file, struct poll_table_struct *table);
 int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument);
-
-/* pin.c */
-int vmem_pin(struct vmem_ctx *ctx, void *argument);
-int vmem_unpin(struct vmem_ctx *ctx, void *argument);
-void vmem_unpin_all(struct vmem_ctx *ctx);
-
-/* pressure.c */
-int vmem_pressure_init(void);
-void vmem_pressure_exit(void);
+extern struct shrinker vmem_shrinker_model;
 
 #endif /* VMEM_KMOD_VMEM_H */
