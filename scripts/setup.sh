@@ -10,7 +10,7 @@ declare -A packages=(
   [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev"
   [test]="libgtest-dev libbenchmark-dev"
   [check]="clang-format clang-tidy shellcheck"
-  [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev"
+  [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev sparse"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
 # A package that provides the name counts too (pkgconf for pkg-config).

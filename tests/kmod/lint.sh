@@ -1,0 +1,34 @@
+#!/bin/bash
+# The module's source under sparse and W=1 for each stock kernel, under checkpatch, and its size. Nothing may be said.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+passed=0 failed=0 skipped=0
+report() { # NAME WHAT-WAS-FOUND
+  if [ -z "$2" ]; then passed=$((passed + 1)); echo "ok   $1"; else failed=$((failed + 1)); printf 'FAIL %s\n%s\n' "$1" "$2"; fi
+}
+missing() { skipped=$((skipped + 1)); echo "skipped: $1"; }
+
+for kernel in 6.12 6.1; do
+  if ! command -v sparse >/dev/null; then missing "sparse on $kernel: no sparse, apt-get install sparse"; continue; fi
+  headers=$(scripts/vm/kernel.sh "$kernel" --headers) || { missing "sparse on $kernel: $headers"; continue; }
+  # Everything is compiled anew: what make finds up to date it does not check.
+  work=$(realpath -m "${BUILD:-build}/kmod-lint-$kernel"); rm -rf "$work"; mkdir -p "$work/include/vmem"
+  cp -r kmod "$work/"; cp include/vmem/vmem_uapi.h "$work/include/vmem/"
+  make -C "$work/kmod" KDIR="$headers" W=1 C=2 CF=-Wcontext >"$work/log" 2>&1 || echo "make ended with status $?" >>"$work/log"
+  [ "$(grep -c '^ *CHECK ' "$work/log")" = "$(ls kmod/*.c | wc -l)" ] || echo "sparse did not see every file: warning: $work/log" >>"$work/log"
+  report "sparse and W=1 on $kernel" "$(grep -E 'warning:|error:|make ended' "$work/log")"
+done
+
+# It needs no tree; a debug kernel's build folder has it, and so has every kernel's source.
+shopt -s nullglob
+scripts=(${VMEM_CHECKPATCH:+"$VMEM_CHECKPATCH"} "${VMEM_DEBUG_KERNEL:-${VMEM_CACHE:-$HOME/.cache/vmem}/debug-6.12}"/*/scripts/checkpatch.pl
+  /usr/src/linux-source-*/scripts/checkpatch.pl)
+if [ ${#scripts[@]} = 0 ] || ! command -v perl >/dev/null; then
+  missing "checkpatch: no checkpatch.pl; VMEM_CHECKPATCH names one"
+else
+  check() { perl "${scripts[0]}" --no-tree --terse --show-types --max-line-length=100 "$@" 2>&1 | grep -E ': (ERROR|WARNING|CHECK):'; }
+  report checkpatch "$(check --strict -f kmod/*.[ch] kmod/probes/*.c; check -f include/vmem/vmem_uapi.h)"
+fi
+report size "$(cat kmod/*.[ch] | wc -l | awk '$1 >= 2000 {print $1 " lines, under 2000 promised"}')"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]
