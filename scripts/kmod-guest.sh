@@ -1,11 +1,13 @@
 #!/bin/bash
 # The module in a virtual machine: every test program of tests/kmod, and the trap's contract suite over it.
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
-# KMOD_FUZZ_CALLS and KMOD_STRESS_SECONDS make the long tests longer.
+# KMOD_FUZZ_CALLS (10,000) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them a million calls
+# and ten minutes on the debug kernel, which then takes most of an hour.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build} options=()
-label=$kernel
+label=$kernel calls=10000 seconds=10 limit=1100
+[ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && calls=1000000 seconds=600 limit=3500
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }
 module=$(scripts/kmod-build.sh "$kernel"); rc=$?
 [ $rc = 0 ] || { echo "$module"; exit $rc; }
@@ -16,6 +18,6 @@ for program in "$build"/tests/kmod/*_test; do
   programs+=(-- "$program")
 done
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*Trap*/kmod')
-exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$label" --module "$module" --timeout 1100 \
-  --env "KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-10000}" --env "KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-10}" \
+exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$label" --module "$module" --timeout "$limit" \
+  --env "KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-$calls}" --env "KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-$seconds}" \
   ${options[@]+"${options[@]}"} "${programs[@]}"
