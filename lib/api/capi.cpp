@@ -79,7 +79,7 @@ vmem::pager::Pager::NewRegion new_region(size_t size, unsigned flags) {
   what.codec = codec == "lz4"    ? vmem::store::Codec::lz4
                : codec == "zstd" ? vmem::store::Codec::zstd
                                  : vmem::store::Codec::raw;
-  (void)flags;  // VMEM_HOST_ONLY: without a device tier every region is
+  what.host_only = (flags & VMEM_HOST_ONLY) != 0;
   return what;
 }
 
@@ -267,11 +267,23 @@ VMEM_API int vmem_stats(struct vmem_stats* out) {
 }
 
 VMEM_API int vmem_device_stats(int device, struct vmem_device_stats* out) {
-  return guarded([&]() -> Status {
+  struct vmem_device_stats filled = {};
+  size_t room = 0;
+  const int rc = guarded([&]() -> Status {
     if (out == nullptr) return error(EINVAL, "out is null");
-    return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
-                 device);
+    room = out->size;
+    if (room < sizeof(uint64_t) * 2) {
+      return error(EINVAL, "out->size is %zu; set it to sizeof(struct vmem_device_stats), %zu", room, sizeof filled);
+    }
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return pager->device_stats(device, &filled);
   });
+  if (rc == 0) {
+    filled.size = room;
+    memcpy(out, &filled, std::min(room, sizeof filled));
+  }
+  return rc;
 }
 
 VMEM_API const char* vmem_strerror(int err) {

@@ -80,6 +80,19 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   return s;
 }
 
+Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* out) {
+  if (test_hooks().make_devices) return test_hooks().make_devices(out);
+  const std::string wanted = options.text(Option::device);
+  const device::Kind kind = wanted == "cuda"   ? device::Kind::cuda
+                            : wanted == "sim"  ? device::Kind::sim
+                            : wanted == "none" ? device::Kind::none
+                                               : device::Kind::automatic;
+  std::string why;
+  if (Status s = device::make_devices(kind, out, &why); !s.ok()) return s;
+  if (*out == nullptr) core::log(core::Level::info, "no device tier: %s", why.c_str());
+  return {};
+}
+
 }  // namespace
 
 TestHooks& test_hooks() {
@@ -88,11 +101,6 @@ TestHooks& test_hooks() {
 }
 
 Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
-  if (const std::string device = options.text(Option::device); device == "cuda" || device == "sim") {
-    return error(ENODEV,
-                 "setting device is %s, but this version pages between host memory and SSD only; set auto or none",
-                 device.c_str());
-  }
   pager::Config config;
   config.host_budget =
       options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;
@@ -119,6 +127,8 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   space.budget = options.number(Option::ssd_budget);
   space.direct = config.direct_io;
   if (Status s = store::make_space(space, *parts.engine, &parts.space); !s.ok()) return s;
+  if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
+  config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
   auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
   if (Status s = pager->start(); !s.ok()) return s;
   *out = std::move(pager);
@@ -184,6 +194,8 @@ Status Runtime::apply(Option option) {
   switch (option) {
     case Option::host_budget:
       return pager->set_host_budget(options_.number(option));
+    case Option::device_budget:
+      return pager->set_device_budget(options_.number(option));
     case Option::ssd_budget:
       pager->set_space_budget(options_.number(option));
       break;

@@ -40,6 +40,11 @@ constexpr bool in_memory(State s) {
          s == State::taking || s == State::writing;
 }
 
+// States in which it occupies device memory; `device` says which, `aux` is its ResidentId.
+constexpr bool on_a_device(State s) {
+  return s == State::entering || s == State::on_device || s == State::leaving;
+}
+
 enum Flag : uint16_t {
   kWanted = 1 << 0,       // a fault waits for this block
   kWantedWrite = 1 << 1,  // .. and it is a store
@@ -48,6 +53,7 @@ enum Flag : uint16_t {
   kReadAhead = 1 << 4,    // read ahead or prefetched, no touch seen since
   kDigest = 1 << 5,       // `digest` is that of the bytes in the store or the file
   kProtected = 1 << 6,    // in place write-protected: certainly equal to the store
+  kDirty = 1 << 7,        // on a device, or held in a staging frame: may differ from what the store has
   kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
 };
@@ -55,7 +61,7 @@ enum Flag : uint16_t {
 struct Block {
   Digest digest;
   Extent extent;     // where the store has it; invalid for file bytes
-  uint32_t aux = 0;  // in memory: ResidentId. Absent: stamp of its last eviction, 0 = never
+  uint32_t aux = 0;  // in memory or on a device: ResidentId. Absent: stamp of its last eviction, 0 = never
   State state = State::untouched;
   uint8_t device = 0;  // on_device, entering, leaving: which
   uint16_t flags = 0;

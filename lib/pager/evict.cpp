@@ -48,7 +48,9 @@ void Pager::evict_loop() {
       serve_evict_request(lock);
       continue;
     }
-    if (!must_evict() && starved_.empty()) {
+    const bool host_short = must_evict();
+    const bool staging_short = !gpus_.empty() && must_evict_staging();
+    if (!host_short && !staging_short && starved_.empty()) {
       need_evict_.wait(lock);
       continue;
     }
@@ -56,7 +58,7 @@ void Pager::evict_loop() {
       need_evict_.wait_for(lock, std::chrono::nanoseconds(retry_writes_ns_ - now));
       continue;
     }
-    if (!must_evict()) {  // starved for a buffer, or for what is leaving already
+    if (!host_short && !staging_short) {  // starved for a buffer, or for what is leaving already
       need_evict_.wait_for(lock, std::chrono::milliseconds(5));
       After after;
       pump(after);
@@ -67,7 +69,7 @@ void Pager::evict_loop() {
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
     const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * largest_block_) / core::kPage);
-    const size_t count = policy_->victims(pages, victims);
+    const size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
     batch.clear();
     for (size_t i = 0; i < count; ++i) {
       Resident& resident = residents_[victims[i].id];
@@ -103,7 +105,7 @@ void Pager::serve_evict_request(Lock& lock) {
     const State state = r.table[b].state;
     if ((state != State::resident && state != State::held) || leased(r, b)) continue;
     Resident& resident = residents_[r.table[b].aux];
-    if (resident.admitted) policy_->remove(r.table[b].aux);
+    if (resident.admitted) policy(r.table[b].aux).remove(r.table[b].aux);
     resident.admitted = false;
     if (Move* m = begin_take(r, b, false, false)) {
       batch.push_back(m);
@@ -141,15 +143,16 @@ Pager::Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->probe = probe;
   m->from_held = held;
   m->in_place = in_place;
-  m->clean = !r.writable() || (block.flags & core::kProtected) != 0;
+  m->staged = resident.pool == kStagingPool;
+  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && (block.flags & core::kDirty) == 0);
   m->has_digest = (block.flags & core::kDigest) != 0;
   resident.in_place = in_place;
   resident.dropping = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
   }
-  if (!keep && !probe) leaving_bytes_ += r.block_size;
-  if ((keep || probe) && resident.admitted) policy_->hold(block.aux);
+  if (!keep && !probe) leaving_of(m) += r.block_size;
+  if ((keep || probe) && resident.admitted) policy(block.aux).hold(block.aux);
   return m;
 }
 
@@ -214,7 +217,7 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
       if (m->probe && m->status.ok()) {
         r.table.change(m->block, State::taking, State::held);
         residents_[r.table[m->block].aux].frame = m->image;
-        policy_->unhold(r.table[m->block].aux);
+        policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
         settle_probe(r, m->block, after);
         free_move(m);
       } else if (!m->status.ok()) {
@@ -238,7 +241,7 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
 
 void Pager::settle_probe(Region& r, BlockIndex b, After& after) {
   if ((r.table[b].flags & core::kWanted) == 0) return;
-  policy_->touched(r.table[b].aux);
+  policy(r.table[b].aux).touched(r.table[b].aux);
   begin_install(r, b, after);
 }
 
@@ -310,7 +313,7 @@ void Pager::let_go(Move* m, State from, After& after) {
     r.readahead.on_waste(m->block);
   }
   block.flags &= kForget;
-  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if (m->in_place) {
     frames_.give_credit(r.block_size);
@@ -319,7 +322,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   } else {
     frames_.put(m->image, r.block_size);
   }
-  leaving_bytes_ -= r.block_size;
+  leaving_of(m) -= r.block_size;
   free_resident(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
@@ -333,11 +336,11 @@ void Pager::put_back(Move* m, After& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const State from = block.state;
-  if (!m->keep && !m->probe) leaving_bytes_ -= r.block_size;
+  if (!m->keep && !m->probe) leaving_of(m) -= r.block_size;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   Resident& resident = residents_[block.aux];
-  if ((m->keep || m->probe) && resident.admitted) policy_->unhold(block.aux);
+  if ((m->keep || m->probe) && resident.admitted) policy(block.aux).unhold(block.aux);
 
   if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
     // Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
@@ -357,10 +360,13 @@ void Pager::put_back(Move* m, After& after) {
     return;
   }
   resident.frame = m->image;
-  if (m->from_held && (block.flags & core::kWanted) == 0) {
+  const bool wanted = (block.flags & core::kWanted) != 0;
+  if (m->from_held && (!wanted || m->staged)) {
     r.table.change(m->block, from, State::held);
     admit(r, m->block, stamp_now());
+    const BlockIndex b = m->block;
     free_move(m);
+    if (wanted) begin_install(r, b, after);
     return;
   }
   resident.stamp = stamp_now();
@@ -432,8 +438,12 @@ void Pager::note_write_failure(Move* m) {
   if (m->job == nullptr && write_error_.ok()) write_error_ = m->status;
 }
 
-// Unlocked; state writing.
+// Unlocked; state writing, or leaving for a block that stays on its device.
 void Pager::finish_write(Move* m, After& after) {
+  if (m->device >= 0) {
+    finish_device_write(m, after);
+    return;
+  }
   Region& r = *m->region;
   core::step("evict.written");
   bool dropped = false;
@@ -444,7 +454,7 @@ void Pager::finish_write(Move* m, After& after) {
       wanted = (r.table[m->block].flags & core::kWanted) != 0;
       if (wanted) {
         m->keep = true;  // somebody waits for it: spare the read
-        leaving_bytes_ -= r.block_size;
+        leaving_of(m) -= r.block_size;
       } else {
         residents_[r.table[m->block].aux].dropping = true;
       }
@@ -476,6 +486,7 @@ void Pager::finish_write(Move* m, After& after) {
   }
   block.digest = m->digest;
   block.flags |= core::kDigest;
+  block.flags &= static_cast<uint16_t>(~core::kDirty);
   if (!dropped && (m->keep || (block.flags & core::kWanted) != 0)) {
     put_back(m, after);
   } else {

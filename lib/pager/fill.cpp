@@ -89,8 +89,8 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       core::add(counters_.faults);
       core::add(counters_.soft_faults);
       block.flags |= wish;
-      if (residents_[block.aux].admitted && (block.flags & core::kReadAhead) == 0) policy_->touched(block.aux);
       used(*r, b);
+      if (residents_[block.aux].admitted) policy(block.aux).touched(block.aux);
       begin_install(*r, b, after);
       counters_.fault_took(now_ns() - now);
       break;
@@ -129,9 +129,16 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::failed:
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
+    case State::leaving:
+      // The trap stands there already, the books do not say so yet: settle() grants it.
+      core::add(counters_.faults);
+      block.flags |= wish;
+      break;
     case State::entering:
     case State::on_device:
-    case State::leaving:
+      // The toucher met the trap before the block was made over it: it goes on, and parks at the device's door.
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
     case State::count_:
       break;
   }
@@ -152,6 +159,7 @@ void Pager::used(Region& r, BlockIndex b) {
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
     before.flags &= kClear;
     core::add(counters_.prefetch_hits);
+    if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
   }
   if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
   if (marker && r.access == policy::Access::sequential) drop_behind(r, b);
@@ -167,6 +175,35 @@ void Pager::drop_behind(Region& r, BlockIndex b) {
   evict_requests_.push_back({&r, r.behind, b - keep});
   r.behind = b - keep + 1;
   need_evict_.notify_one();
+}
+
+// The same into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
+  Block& block = r.table[b];
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
+  if (coded && scratch == nullptr) return false;
+  std::byte* const frame = staging_.get(staging_reserve());
+  if (frame == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
+    staging_wanted_ = true;
+    gpu_work_.notify_one();
+    need_evict_.notify_all();
+    return false;
+  }
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = new_resident(r, b, frame, kStagingPool);
+  residents_[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  Move* m = new_move(r, b);
+  m->image = frame;
+  m->coded = scratch;
+  m->staged = true;
+  m->was_untouched = from == State::untouched;
+  prepare_read(m, Urgency::prefetch, on_read);
+  after.submit.push_back(&m->io);
+  return true;
 }
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
@@ -217,24 +254,8 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
     after.zero.push_back(m);
     return true;
   }
-  store::Io& io = m->io;
-  io.op = store::Io::Op::read;
-  io.urgency = urgency;
-  io.user = m;
-  io.done = on_read;
-  if (block.extent) {
-    io.file = space_->file(block.extent);
-    io.offset = block.extent.offset();
-    io.size = block.extent.length();
-    io.buffer = coded ? scratch : image;
-  } else {
-    io.file = r.file_id;
-    io.offset = r.file_offset + b * size;
-    io.size = size;
-    io.buffer = image;
-    io.short_read_is_zero = true;
-  }
-  after.submit.push_back(&io);
+  prepare_read(m, urgency, on_read);
+  after.submit.push_back(&m->io);
   return true;
 }
 
@@ -246,36 +267,64 @@ void Pager::on_read(store::Io& io) {
   self.run(after);
 }
 
+// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
+void Pager::verify_read(Move* m) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  core::add(counters_.read_bytes, m->io.transferred);
+  if (m->io.result != 0) {
+    core::add(counters_.io_errors);
+    m->status = core::system_error(m->io.result, "reading failed, %s", place(r, m->block).c_str());
+  } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
+    m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
+                            m->io.transferred, r.file_bytes(m->block), place(r, m->block).c_str());
+  } else if (m->coded != nullptr) {
+    m->status =
+        store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
+    if (!m->status.ok()) core::add(counters_.checksum_errors);
+  }
+  if (m->status.ok() && block.extent) {
+    // The digest also tells later whether the block was changed, so it stays even where it is not verified.
+    if (verify_.load(std::memory_order_relaxed) && !(store::digest(m->image, r.block_size) == block.digest)) {
+      core::add(counters_.checksum_errors);
+      m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
+                              place(r, m->block).c_str());
+    }
+  } else if (m->status.ok() && r.writable()) {
+    m->digest = store::digest(m->image, r.block_size);
+  }
+}
+
+// Describes the read of block b to `m`, whose image (and coded) are set.
+void Pager::prepare_read(Move* m, Urgency urgency, void (*done)(store::Io&)) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  store::Io& io = m->io;
+  io.op = store::Io::Op::read;
+  io.urgency = urgency;
+  io.user = m;
+  io.done = done;
+  if (block.extent) {
+    io.file = space_->file(block.extent);
+    io.offset = block.extent.offset();
+    io.size = block.extent.length();
+    io.buffer = m->coded != nullptr ? m->coded : m->image;
+  } else {
+    io.file = r.file_id;
+    io.offset = r.file_offset + m->block * r.block_size;
+    io.size = r.block_size;
+    io.buffer = m->image;
+    io.short_read_is_zero = true;
+  }
+}
+
 // Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
 void Pager::finish_read(Move* m, After& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
   core::step("fill.read");
-  if (!zero) {
-    core::add(counters_.read_bytes, m->io.transferred);
-    if (m->io.result != 0) {
-      core::add(counters_.io_errors);
-      m->status = core::system_error(m->io.result, "reading failed, %s", place(r, m->block).c_str());
-    } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
-      m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
-                              m->io.transferred, r.file_bytes(m->block), place(r, m->block).c_str());
-    } else if (m->coded != nullptr) {
-      m->status =
-          store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
-      if (!m->status.ok()) core::add(counters_.checksum_errors);
-    }
-    if (m->status.ok() && block.extent) {
-      // The digest also tells later whether the block was changed, so it stays even where it is not verified.
-      if (verify_.load(std::memory_order_relaxed) && !(store::digest(m->image, r.block_size) == block.digest)) {
-        core::add(counters_.checksum_errors);
-        m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
-                                place(r, m->block).c_str());
-      }
-    } else if (m->status.ok() && r.writable()) {
-      m->digest = store::digest(m->image, r.block_size);
-    }
-  }
+  if (!zero) verify_read(m);
   Lock lock(mutex_);
   const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
   const bool fatal_for_touch = !m->status.ok() && !nobody_asked;
@@ -317,6 +366,15 @@ void Pager::finish_read(Move* m, After& after) {
     block.flags |= core::kDigest;
   }
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
+  if (m->staged) {
+    r.table.change(m->block, State::filling, State::held);
+    admit(r, m->block, residents_[block.aux].stamp);
+    const BlockIndex b = m->block;
+    free_move(m);
+    settle(r, b, after);
+    pump(after);
+    return;
+  }
   const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
@@ -337,23 +395,32 @@ void Pager::start_installing(Move* m, State from, After& after) {
   r.table.change(m->block, from, State::installing);
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = residents_[id].admitted;
-  if (m->pinned_in_policy) policy_->hold(id);
+  if (m->pinned_in_policy) policy(id).hold(id);
   after.install.push_back(m);
 }
 
 // The block is held: it goes in place. The move finishes in install().
 void Pager::begin_install(Region& r, BlockIndex b, After& after) {
   Block& block = r.table[b];
+  const bool staged = residents_[block.aux].pool == kStagingPool;
+  if (staged && !frames_.take_credit(r.block_size, 0)) {  // the bytes will be in two places for a moment
+    block.flags |= core::kWanted;
+    starve(r, b, Urgency::fault);
+    return;
+  }
   Move* m = new_move(r, b);
   m->image = residents_[block.aux].frame;
+  m->staged = staged;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
-               (block.flags & core::kDigest) != 0;
+               (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
   start_installing(m, State::held, after);
 }
 
 void Pager::give_frame(Region& r, std::byte* image) {
-  if (r.transfer == Transfer::copy) {
+  if (r.gpu && staging_.owns(image)) {
+    staging_.put(image);
+  } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(image, r.block_size);
     frames_.give_credit(r.block_size);
   } else {
@@ -373,12 +440,13 @@ void Pager::install(Move* m, After& after) {
   }
   Lock lock(mutex_);
   Block& block = r.table[m->block];
-  if (m->pinned_in_policy) policy_->unhold(block.aux);
+  if (m->pinned_in_policy) policy(block.aux).unhold(block.aux);
   if (!s.ok()) {
     // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
     core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
               static_cast<int>(s.text().size()), s.text().data(), where(r, m->block).c_str());
     r.table.change(m->block, State::installing, State::held);
+    if (m->staged) frames_.give_credit(r.block_size);
     admit(r, m->block, 0);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     m->status = s;
@@ -390,6 +458,13 @@ void Pager::install(Move* m, After& after) {
   if (r.transfer == Transfer::move) {
     frames_.put_slot(m->image, r.block_size);
     resident.frame = nullptr;
+  } else if (m->staged) {  // from now on it is a block like any other in host memory
+    staging_.put(m->image);
+    resident.frame = nullptr;
+    if (resident.admitted) policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    resident.pool = kHostPool;
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(m->image, r.block_size);
     resident.frame = nullptr;
@@ -454,6 +529,11 @@ void Pager::pump(After& after) {
         block.flags |= core::kStarved;
         return;
       }
+    } else if (block.state == State::held && (block.flags & core::kWanted) != 0 &&
+               residents_[block.aux].pool == kStagingPool) {
+      if (frames_.available() < s.region->block_size) return;
+      block.flags &= static_cast<uint16_t>(~core::kStarved);
+      begin_install(*s.region, s.block, after);
     } else {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
     }
@@ -462,6 +542,7 @@ void Pager::pump(After& after) {
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
   if (!dropped_.empty() && frames_.available() >= largest_block_) revive_dropped();
   pump_speculative(after);
+  if (!gpus_.empty()) pump_devices(after);
 }
 
 void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
@@ -489,7 +570,11 @@ void Pager::pump_speculative(After& after) {
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::untouched && !r.from_file())) {
       const size_t submitted = after.submit.size();
-      if (!start_fill(r, s.next, s.urgency, after)) return;
+      if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
+        if (!start_staging(r, s.next, after)) return;
+      } else if (!start_fill(r, s.next, s.urgency, after)) {
+        return;
+      }
       Move* m = static_cast<Move*>(after.submit[submitted]->user);
       m->speculative = true;
       speculative_bytes_ += r.block_size;
@@ -537,6 +622,14 @@ void Pager::check_starved(uint64_t now) {
     starved_.pop_front();
     Region& r = *s.region;
     Block& block = r.table[s.block];
+    if (block.state == State::held) {
+      // Its bytes are here and nowhere else: they stay, and so does the toucher.
+      core::log(core::Level::error,
+                "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
+                core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
+      starved_.push_back({&r, s.block, Urgency::fault, now});
+      return;
+    }
     block.flags &= static_cast<uint16_t>(~(core::kStarved | core::kWanted | core::kWantedWrite));
     if (block.state != State::untouched && block.state != State::stored) continue;
     const Status why = core::error(

@@ -42,6 +42,17 @@ void FramePool::give_credit(uint64_t bytes) {
   used_ -= bytes;
 }
 
+bool FramePool::take_fixed(uint64_t bytes, uint64_t reserve) {
+  if (!take_credit(bytes, reserve)) return false;
+  fixed_ += bytes;
+  return true;
+}
+
+void FramePool::give_fixed(uint64_t bytes) {
+  fixed_ -= bytes;
+  give_credit(bytes);
+}
+
 std::byte* FramePool::get(size_t size, uint64_t reserve) {
   Class& c = classes_[index(size)];
   if (!c.free.empty()) {
@@ -151,7 +162,7 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes) {
 }
 
 uint64_t FramePool::overhead() const {
-  uint64_t bytes = tables_;
+  uint64_t bytes = tables_ + fixed_;
   for (const Class& c : classes_) bytes += c.bounce_bytes;
   return bytes;
 }

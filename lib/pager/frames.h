@@ -36,6 +36,10 @@ class FramePool {
   bool take_credit(uint64_t bytes, uint64_t reserve);
   void give_credit(uint64_t bytes);
 
+  // Memory outside the pool that counts against the budget for good; false when it would exceed budget - reserve.
+  bool take_fixed(uint64_t bytes, uint64_t reserve);
+  void give_fixed(uint64_t bytes);
+
   // A frame of `size` bytes with its credit: contents undefined. nullptr: no memory within budget - reserve.
   std::byte* get(size_t size, uint64_t reserve);
   // A frame comes back with its pages: it stays populated, ready for the next get().
@@ -54,7 +58,7 @@ class FramePool {
 
   // Asks the kernel to take memory for [at, at + size) from the chosen NUMA nodes.
   void place(void* at, size_t size) const;
-  // Part of used() that is not blocks: tables and bounce slabs.
+  // Part of used() that is not blocks: tables, bounce slabs, fixed memory.
   uint64_t overhead() const;
 
   // Gives populated free frames back to the system until used <= budget or there are none left.
@@ -72,7 +76,7 @@ class FramePool {
   bool shrink_free(uint64_t bytes);
 
   trap::Trap& trap_;
-  uint64_t budget_, used_ = 0, free_bytes_ = 0, tables_ = 0;
+  uint64_t budget_, used_ = 0, free_bytes_ = 0, tables_ = 0, fixed_ = 0;
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
   std::vector<trap::Range> arenas_;

@@ -15,11 +15,35 @@ using core::Urgency;
 
 Status Pager::prefetch(const void* ptr, size_t size, int location) {
   After after;
+  if (Status s = check_location(location, true); !s.ok()) return s;
+  if (location >= 0) {
+    if (Status s = use_device(location); !s.ok()) return s;
+  }
   {
     Lock lock(mutex_);
-    if (Status s = check_location(location, true); !s.ok()) return s;
     SpanOf span;
     if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+    if (!endings_.empty()) reap();
+    if (location >= 0) {
+      if (!span.region->gpu) {
+        return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
+      }
+      if (wishes_.size() >= kMaxSpeculative) return {};
+      // More than the budget holds would only chase out what came first.
+      const uint64_t most =
+          std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
+      wishes_.push_back(
+          {span.region, span.first, std::min(span.last, span.first + most - 1), location, Urgency::prefetch, nullptr});
+      pump_devices(after);
+      lock.unlock();
+      run(after);
+      return {};
+    }
+    if (span.region->gpu && departures_.size() < kMaxSpeculative) {
+      departures_.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD});
+      gpu_work_.notify_one();
+      if (location == VMEM_SSD) return {};
+    }
     if (location == VMEM_SSD) {
       if (evict_requests_.size() < kMaxSpeculative) evict_requests_.push_back(span);
       need_evict_.notify_one();
@@ -59,13 +83,31 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   switch (advice) {
     case VMEM_ADVISE_SET_PREFERRED_LOCATION:
     case VMEM_ADVISE_SET_ACCESSED_BY:
-      if (location == VMEM_HOST) return {};  // where everything is without a device
-      return check_location(location, false);
+      if (Status s = check_location(location, false); !s.ok()) return s;
+      [[fallthrough]];
     case VMEM_ADVISE_UNSET_PREFERRED_LOCATION:
     case VMEM_ADVISE_UNSET_ACCESSED_BY:
     case VMEM_ADVISE_SET_READ_MOSTLY:
-    case VMEM_ADVISE_UNSET_READ_MOSTLY:
-      return {};  // one copy in host memory serves every reader
+    case VMEM_ADVISE_UNSET_READ_MOSTLY: {
+      if (!r.gpu) return {};  // one copy in host memory serves every reader
+      const device::Advice what =
+          advice == VMEM_ADVISE_SET_PREFERRED_LOCATION || advice == VMEM_ADVISE_UNSET_PREFERRED_LOCATION
+              ? device::Advice::preferred_location
+          : advice == VMEM_ADVISE_SET_ACCESSED_BY || advice == VMEM_ADVISE_UNSET_ACCESSED_BY
+              ? device::Advice::accessed_by
+              : device::Advice::read_mostly;
+      const bool set = advice == VMEM_ADVISE_SET_PREFERRED_LOCATION || advice == VMEM_ADVISE_SET_ACCESSED_BY ||
+                       advice == VMEM_ADVISE_SET_READ_MOSTLY;
+      const device::Range at{reinterpret_cast<uintptr_t>(r.address(span.first)),
+                             (span.last - span.first + 1) * r.block_size};
+      ++r.in_flight;
+      lock.unlock();
+      const Status s = devices_->advise(at, what, location >= 0 ? location : device::kHost, set);
+      lock.lock();
+      --r.in_flight;
+      notify();
+      return s;
+    }
     case VMEM_ADVISE_SEQUENTIAL:
     case VMEM_ADVISE_RANDOM:
       r.access = advice == VMEM_ADVISE_RANDOM ? policy::Access::random : policy::Access::sequential;
@@ -108,10 +150,11 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   const BlockIndex last = whole ? r.blocks - 1 : span.last;
   for (BlockIndex b = r.table.next_touched(whole ? 0 : span.first); b <= last; b = r.table.next_touched(b + 1)) {
     const Block& block = r.table[b];
-    if (!core::in_memory(block.state) || !residents_[block.aux].admitted) continue;
+    if (!core::in_memory(block.state) && !core::on_a_device(block.state)) continue;
+    if (!residents_[block.aux].admitted) continue;
     bool pinned = false;
     const Temperature t = temperature(r, b, &pinned);
-    policy_->advise(block.aux, t, r.priority, pinned);
+    policy(block.aux).advise(block.aux, t, r.priority, pinned);
   }
   return {};
 }
@@ -134,6 +177,7 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
   BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
   BlockIndex end = to == region_end ? r.blocks : r.index(to);
   ++r.in_flight;
+  wait_for_region_endings(lock, r);
   Status result;
   bool skipped = false;
   if (r.backing == Backing::file_shared) {
@@ -160,7 +204,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
   After after;
   switch (block.state) {
     case State::resident: {
-      if (residents_[block.aux].admitted) policy_->remove(block.aux);
+      if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::resident, State::taking);
       Move* m = new_move(r, b);
@@ -184,16 +228,25 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       break;
     }
     case State::held: {
-      if (residents_[block.aux].admitted) policy_->remove(block.aux);
+      if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::held, State::taking);
       Move* m = new_move(r, b);
       m->image = residents_[block.aux].frame;
       m->from_held = true;
-      leaving_bytes_ += r.block_size;
+      m->staged = residents_[block.aux].pool == kStagingPool;
+      leaving_of(m) += r.block_size;
       forget_store_copy(r, b);
       let_go(m, State::taking, after);
       break;
+    }
+    case State::on_device: {
+      std::vector<Move*> batch{begin_leave(r, b, Leave::drop)};
+      lock.unlock();
+      leave_batch(batch);
+      lock.lock();
+      if (block.state != State::stored) break;
+      [[fallthrough]];
     }
     case State::stored:
       forget_store_copy(r, b);

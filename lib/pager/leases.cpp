@@ -42,7 +42,7 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access, int location, 
     leased_bytes_ += r.block_size;
     r.leases[b].push_back({location, stream, access, 1});
     const Block& block = r.table[b];
-    if (core::in_memory(block.state) && residents_[block.aux].admitted) policy_->hold(block.aux);
+    if (core::in_memory(block.state) && residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
     return {};
   }
   for (Lease& lease : it->second) {
@@ -68,18 +68,26 @@ void Pager::remove_lease(Region& r, BlockIndex b, void* stream) {
   r.leases.erase(it);
   leased_bytes_ -= r.block_size;
   const Block& block = r.table[b];
-  if (core::in_memory(block.state) && residents_[block.aux].admitted) policy_->unhold(block.aux);
+  if (core::in_memory(block.state) && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
 }
 
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream) {
-  Lock lock(mutex_);
   if (Status s = check_location(location, false); !s.ok()) return s;
+  if (location >= 0) return acquire_on_device(ranges, location, stream);
+  Lock lock(mutex_);
   std::vector<SpanOf> spans(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     if (spans[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
+  }
+  if (!endings_.empty()) {
+    for (const SpanOf& s : spans) ++s.region->in_flight;
+    const Status waited = wait_for_endings(lock, spans, location);
+    for (const SpanOf& s : spans) --s.region->in_flight;
+    notify();
+    if (!waited.ok()) return waited;
   }
   size_t done = 0;
   BlockIndex next = 0;
@@ -164,8 +172,20 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         }
         break;
       case State::held:
-        begin_install(r, b, after);
+        if ((block.flags & core::kStarved) == 0) begin_install(r, b, after);
         break;
+      case State::on_device: {
+        std::vector<Move*> batch;
+        if (Move* m = begin_leave(r, b, Leave::host)) batch.push_back(m);
+        if (batch.empty()) {  // no staging frame: one comes free when a held block has been written
+          changed_.wait_for(lock, std::chrono::milliseconds(20));
+          continue;
+        }
+        lock.unlock();
+        leave_batch(batch);
+        lock.lock();
+        continue;
+      }
       default:
         break;
     }
@@ -213,9 +233,23 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
       }
     }
   }
+  std::map<int, std::vector<SpanOf>> on_device;
   for (const SpanOf& s : spans) {
-    for (BlockIndex b = s.first; b <= s.last; ++b) remove_lease(*s.region, b, stream);
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const int location = s.region->leases.find(b)->second.front().location;
+      if (location < 0) {
+        remove_lease(*s.region, b, stream);
+        continue;
+      }
+      std::vector<SpanOf>& list = on_device[location];
+      if (b != s.first && !list.empty() && list.back().region == s.region && list.back().last + 1 == b) {
+        list.back().last = b;
+      } else {
+        list.push_back({s.region, b, b});
+      }
+    }
   }
+  for (const auto& [device, list] : on_device) release_on_device(list, device, stream).ignore();
   notify();
   need_evict_.notify_all();
   return {};

@@ -21,9 +21,12 @@ Pager::Pager(Parts parts, Config config)
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
       config_(std::move(config)),
-      policy_(policy::make_evictor(config_.evictor)),
       frames_(*trap_, config_.host_budget, config_.numa_nodes) {
-  policy_->resize(0, config_.host_budget / core::kPage);
+  if (parts.devices != nullptr) devices_ = std::move(parts.devices);
+  const size_t devices = devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0;
+  for (size_t i = 0; i < kDevicePools + devices; ++i) policies_.push_back(policy::make_evictor(config_.evictor));
+  gpus_ = std::vector<Gpu>(devices);
+  policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
 }
 
@@ -32,7 +35,7 @@ Status Pager::start() {
   watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);
   if (!watching_) fault_thread_ = std::thread([this] { fault_loop(); });
   for (unsigned i = 0; i < config_.evict_threads; ++i) evict_threads_.emplace_back([this] { evict_loop(); });
-  return {};
+  return start_devices();
 }
 
 Pager::~Pager() {
@@ -40,7 +43,9 @@ Pager::~Pager() {
     Lock lock(mutex_);
     stop_ = true;
     need_evict_.notify_all();
+    gpu_work_.notify_all();
   }
+  stop_devices();
   if (watching_) engine_->unwatch();
   stop_faults_.store(true);
   if (fault_thread_.joinable()) {
@@ -76,6 +81,10 @@ Status Pager::check_range(const void* ptr, size_t size, SpanOf* out) {
 
 Status Pager::check_location(int location, bool allow_ssd) const {
   if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
+  if (location >= 0 && static_cast<size_t>(location) < gpus_.size()) return {};
+  if (location >= 0 && !gpus_.empty()) {
+    return error(ENODEV, "there is no device %d: this process has %zu", location, gpus_.size());
+  }
   if (location >= 0) {
     return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
                  location);
@@ -104,13 +113,13 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
-ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame) {
+ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
   if (free_residents_.empty()) {
     const size_t old = residents_.size();
     const size_t grown = std::max<size_t>(64, old * 2);
     residents_.resize(grown);
     for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
-    policy_->resize(grown, frames_.budget() / core::kPage);
+    resize_policies();
   }
   const ResidentId id = free_residents_.back();
   free_residents_.pop_back();
@@ -118,15 +127,25 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame) {
   residents_[id].region = &r;
   residents_[id].block = b;
   residents_[id].frame = frame;
+  residents_[id].pool = pool;
   r.table[b].aux = id;
   return id;
 }
 
-// The block leaves host memory: it gets the stamp of its eviction in place of its resident number.
+void Pager::resize_policies() {
+  for (size_t i = 0; i < policies_.size(); ++i) {
+    const uint64_t bytes = i == kHostPool      ? frames_.budget()
+                           : i == kStagingPool ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
+                                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget, Staging::kFrame);
+    policies_[i]->resize(residents_.size(), bytes / core::kPage);
+  }
+}
+
+// The block leaves memory: it gets the stamp of its eviction in place of its resident number.
 void Pager::free_resident(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
   const ResidentId id = block.aux;
-  if (residents_[id].admitted) policy_->remove(id);
+  if (residents_[id].admitted) policy(id).remove(id);
   residents_[id] = Resident{};
   free_residents_.push_back(id);
   evicted_pages_ += r.block_size / core::kPage;
@@ -144,11 +163,12 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.priority = r.priority;
   a.temperature = temperature(r, b, &a.pinned);
   a.sequential = r.access == policy::Access::sequential;
-  a.probes = r.probes;
+  a.probes = r.probes && resident.pool == kHostPool;
+  a.ahead = (block.flags & core::kReadAhead) != 0;
   if (stamp != 0) a.age = (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
-  policy_->admit(a);
+  policy(a.id).admit(a);
   resident.admitted = true;
-  if (leased(r, b)) policy_->hold(a.id);
+  if (leased(r, b)) policy(a.id).hold(a.id);
 }
 
 Pager::Move* Pager::new_move(Region& r, BlockIndex b) {
@@ -210,7 +230,7 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
     counted += end - start;
     if (core::in_memory(state)) {
       out->host_bytes += end - start;
-    } else if (state == State::entering || state == State::on_device || state == State::leaving) {
+    } else if (core::on_a_device(state)) {
       out->device_bytes += end - start;
     } else {
       out->ssd_bytes += end - start;
@@ -243,20 +263,21 @@ void Pager::stats(struct vmem_stats* out) {
   out->host_bytes = frames_.used();
   out->host_budget = frames_.budget();
   out->device_bytes = 0;
+  for (const Gpu& g : gpus_) out->device_bytes += g.used;
   out->regions = regions_.size();
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
-  const uint64_t needed = leased_bytes_ + reserve_bytes_;
+  const uint64_t needed = leased_bytes_ + reserve_bytes_ + 2 * staging_.bytes();
   if (bytes < needed) {
     return error(EBUSY, "host_budget cannot become %s: live leases and the fault reserve hold %s",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str());
   }
   frames_.set_budget(bytes);
   frames_.trim();
-  policy_->resize(residents_.size(), bytes / core::kPage);
+  resize_policies();
   need_evict_.notify_all();
   pump(after);
   lock.unlock();
@@ -303,20 +324,22 @@ std::string Pager::check() {
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
-      if (core::in_memory(r->table[b].state)) {
+      if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         ++blocks_in_memory;
         const Resident& resident = residents_[r->table[b].aux];
         if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
       }
     }
-    leased += r->leases.size() * r->block_size;
+    for (const auto& [b, leases] : r->leases) {
+      if (leases.front().location == VMEM_HOST) leased += r->block_size;
+    }
   }
   if (blocks_in_memory != residents_.size() - free_residents_.size()) return "residents and tables disagree";
   if (leased != leased_bytes_) {
     return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(leased_bytes_),
                            static_cast<unsigned long long>(leased));
   }
-  return "";
+  return check_devices();
 }
 
 }  // namespace vmem::pager

@@ -20,8 +20,10 @@
 #include "core/counters.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "device/device.h"
 #include "pager/frames.h"
 #include "pager/region.h"
+#include "pager/staging.h"
 #include "store/io.h"
 #include "store/space.h"
 #include "vmem/vmem.h"
@@ -39,6 +41,7 @@ struct Config {
   bool direct_io = true;
   std::vector<int> numa_nodes;
   policy::EvictorKind evictor = policy::EvictorKind::adaptive;
+  uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
 };
 
 // The rooms the pager stands on. It owns them; they outlive its threads.
@@ -46,6 +49,7 @@ struct Parts {
   std::unique_ptr<trap::Trap> trap;
   std::unique_ptr<store::Engine> engine;
   std::unique_ptr<store::Space> space;
+  std::unique_ptr<device::Devices> devices;  // null: no device tier
 };
 
 class Pager {
@@ -64,6 +68,7 @@ class Pager {
     store::Codec codec = store::Codec::raw;
     std::string path;  // files
     uint64_t offset = 0;
+    bool host_only = false;  // no device tier, also where there is one
   };
   core::Status create(const NewRegion& what, void** ptr);
   core::Status destroy(void* ptr, bool force);
@@ -77,9 +82,12 @@ class Pager {
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
   void stats(struct vmem_stats* out);
+  core::Status device_stats(int device, struct vmem_device_stats* out);
 
   // -EBUSY when live leases hold more.
   core::Status set_host_budget(uint64_t bytes);
+  // -ENOMEM: above what some device has; -EBUSY: live leases hold more.
+  core::Status set_device_budget(uint64_t bytes);
   void set_readahead(uint64_t bytes);
   void set_checksum(bool on);
   void set_fault_timeout(unsigned ms);
@@ -96,10 +104,18 @@ class Pager {
   trap::Trap& trap() { return *trap_; }
 
  private:
+  static constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
   // Someone who waits for several moves; lives on the waiter's stack.
   struct Job {
     uint64_t outstanding = 0;
     core::Status status;  // the first failure
+  };
+  // How a block leaves its device.
+  enum class Leave : uint8_t {
+    evict,  // copied to a staging frame if it is dirty, else dropped
+    host,   // copied to a staging frame
+    sync,   // copied and written, and stays
+    drop,   // contents of no interest
   };
   // One block's way in or out. Owned by whoever owns the block's transition.
   struct Move {
@@ -125,8 +141,13 @@ class Pager {
     bool protect = false;           // install: with write protection
     bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
     bool speculative = false;
-    bool was_untouched = false;  // fill: the state it came from
-    uint64_t started_ns = 0;     // fill: when the fault was read; 0 when nobody waits
+    bool was_untouched = false;   // fill: the state it came from
+    bool staged = false;          // image is a staging frame
+    int device = -1;              // entering, leaving: which
+    std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first
+    Leave leave = Leave::evict;   // leaving: how
+    bool migrates = false;        // leaving: straight to another device
+    uint64_t started_ns = 0;      // fill: when the fault was read; 0 when nobody waits
     Job* job = nullptr;
     core::Status status;
   };
@@ -136,9 +157,12 @@ class Pager {
     std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
     uint32_t stamp = 0;          // of its last eviction, 0 = never
     int32_t stride = 0;          // of its read-ahead window
+    uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
     bool admitted = false;       // known to the policy
     bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
-    bool dropping = false;       // .. and are being dropped: an absent page is ours, not the program's doing
+    bool issued = false;         // entering: its copy is issued, `ticket` is its end
+    device::Ticket ticket;
+    bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
   };
   struct After {  // work for when the lock is gone
     std::vector<store::Io*> submit;
@@ -164,13 +188,47 @@ class Pager {
     Region* region;
     core::BlockIndex first, last;  // inclusive
   };
+  struct Gpu {                  // one device, from its first use on
+    uint64_t budget = 0;        // bytes; 0: not used yet
+    bool follows_free = false;  // the budget is ours to lower
+    uint64_t used = 0;          // bytes of blocks entering, on it, leaving it
+    uint64_t leaving = 0;       // .. of them will come free
+    uint64_t wanted = 0;        // bytes that a wish waits for
+    uint64_t leased = 0;        // bytes under leases
+    uint64_t ending = 0;        // .. of them under leases that wait for their streams only
+    std::vector<Move*> ready;   // entering: to be prepared and copied
+    uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
+    uint64_t failures = 0;  // moves in that failed; `failure` is the last
+    core::Status failure;
+  };
+  struct Wish {  // blocks that are to come to a device, in order
+    Region* region;
+    core::BlockIndex next, last;
+    int device;
+    core::Urgency urgency;
+    const void* owner;  // an acquire that waits; null: nobody
+  };
+  struct Ending {  // a release that the stream has not reached
+    device::Ticket ticket;
+    void* stream;
+    std::vector<SpanOf> spans;
+  };
+  struct Departure {  // vmem_prefetch from a device to host memory or the SSD
+    Region* region;
+    core::BlockIndex first, next, last;
+    bool to_ssd;
+  };
+  enum class Start : uint8_t { done, wait, no_room };
   using Lock = std::unique_lock<std::mutex>;
 
   // pager.cpp
   core::Status check_range(const void* ptr, size_t size, SpanOf* out);
   core::Status check_location(int location, bool allow_ssd) const;
   Region* find(uintptr_t address);
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame);
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
+  void resize_policies();
+  policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
+  uint64_t& leaving_of(const Move* m) { return m->staged ? staging_leaving_ : leaving_bytes_; }
   void free_resident(core::BlockIndex b, Region& r);
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
@@ -186,12 +244,15 @@ class Pager {
   bool serve_faults(int timeout_ms);
   static void faults_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
+  bool start_staging(Region& r, core::BlockIndex b, After& after);
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after);
   void begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
   void install(Move* m, After& after);
   static void on_read(store::Io& io);
+  void verify_read(Move* m);
+  void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
   void finish_read(Move* m, After& after);
   void give_frame(Region& r, std::byte* image);
   void used(Region& r, core::BlockIndex b);
@@ -242,9 +303,56 @@ class Pager {
   void forget_region(Region& r);
   core::Status take_write_error();
 
+  // devices.cpp: life of the tier, the way in
+  core::Status start_devices();
+  void stop_devices();
+  core::Status use_device(int d);
+  std::string check_devices();
+  void device_loop();
+  bool device_step(Lock& lock);
+  void pump_devices(After& after);
+  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
+  static void on_device_read(store::Io& io);
+  void finish_device_read(Move* m, After& after);
+  void pull(std::vector<Move*>& batch, int d);
+  void enter_batch(std::vector<Move*>& batch, int d);
+  void migrate_batch(std::vector<Move*>& batch, int d);
+  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
+  static bool lent_for_writing(const Region& r, core::BlockIndex b);
+  bool must_evict_staging() const;
+  size_t staging_reserve() const;
+  void grow_staging(Lock& lock);
+  bool staging_may_grow() const;
+  core::Status want_staging();
+  // device_out.cpp: the way out
+  Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
+  void leave_batch(std::vector<Move*>& batch);
+  void restore_trap(std::span<const device::Range> ranges);
+  void settle_left(Move* m, const core::Status& status, bool lost, After& after);
+  bool evict_from_device(Lock& lock, int d);
+  bool serve_departure(Lock& lock);
+  void finish_device_write(Move* m, After& after);
+  core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how, bool all,
+                           bool* skipped);
+  // device_leases.cpp
+  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream);
+  core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
+                               std::vector<device::Ticket>* tickets);
+  core::Status wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int location);
+  core::Status wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d);
+  void reap();
+  void end_lease(Region& r, core::BlockIndex b, void* stream);
+  void add_device_lease(Region& r, core::BlockIndex b, unsigned access, int d, void* stream);
+  void drop_device_lease(Region& r, core::BlockIndex b, void* stream);
+  core::Status release_on_device(std::span<const SpanOf> spans, int d, void* stream);
+  void wait_for_region_endings(Lock& lock, Region& r);
+  bool ending_anywhere(const Region& r) const;
+  bool on_touch(uintptr_t address, bool store);
+
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
   std::unique_ptr<store::Space> space_;
+  std::unique_ptr<device::Devices> devices_;  // null: no device tier
   Config config_;
   core::Counters counters_;
 
@@ -252,7 +360,8 @@ class Pager {
   std::condition_variable changed_;                       // some block reached a stable state, or memory came free
   std::condition_variable need_evict_;                    // the evictors have work
   std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base address
-  std::unique_ptr<policy::Evictor> policy_;
+  // By Resident::pool: blocks in host memory, blocks held in staging frames, blocks on each device.
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;
   FramePool frames_;
   std::vector<Resident> residents_;
   std::vector<core::ResidentId> free_residents_;
@@ -279,6 +388,17 @@ class Pager {
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_;
   std::atomic<bool> stop_faults_{false};
+  std::vector<Gpu> gpus_;
+  Staging staging_;
+  uint64_t staging_leaving_ = 0;  // bytes of staging frames that will come free
+  bool staging_wanted_ = false;   // somebody found no staging frame
+  bool staging_growing_ = false;
+  std::deque<Wish> wishes_;  // acquires first
+  std::deque<Departure> departures_;
+  std::vector<Ending> endings_;
+  std::condition_variable gpu_work_;
+  std::vector<std::thread> gpu_threads_;
+  bool stop_devices_ = false;
   bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
 
   static constexpr size_t kMaxSpeculative = 1024;

@@ -22,12 +22,14 @@ enum class Backing : uint8_t {
   file_private,  // changes go to the store
 };
 
-// One stream's claim on a block. `count` acquires minus releases.
+// One stream's claim on a block. `count` acquires minus releases. A device lease whose releases have all been called
+// ends when the stream gets there: until then it is one of `pending`.
 struct Lease {
   int location;
   void* stream;
   unsigned access;  // union of all its acquires
   uint32_t count;
+  uint32_t pending = 0;
 };
 
 struct AdvisedRange {
@@ -50,6 +52,7 @@ struct Region {
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
   bool probes = false;
+  bool gpu = false;  // has a device tier: one managed range, blocks of kHugePage
   store::MappedFile file;
   store::FileId file_id = 0, tail_id = 0;
   bool has_file = false, has_tail = false;
@@ -65,6 +68,7 @@ struct Region {
   uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
   core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
   bool dying = false;
+  bool lost = false;                  // its device was reset: the addresses are nobody's any more
   std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }

@@ -64,8 +64,9 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   if (what.size > kMaxRegion) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
   }
-  size_t block_size = what.block_size;
-  while (block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
+  const bool gpu = devices_ != nullptr && !what.host_only;
+  size_t block_size = gpu ? kHugePage : what.block_size;
+  while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
 
   uint64_t readahead;
@@ -82,9 +83,10 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   r.backing = what.backing;
   r.codec = what.codec;
   const trap::Caps& caps = trap_->caps();
+  r.gpu = gpu;
   if (caps.install) {
     r.transfer = Transfer::install;
-  } else if (caps.move && config_.allow_move && block_size >= kHugePage) {
+  } else if (caps.move && config_.allow_move && block_size >= kHugePage && !gpu) {
     r.transfer = Transfer::move;
     r.probes = true;
   } else {
@@ -114,7 +116,16 @@ Status Pager::create(const NewRegion& what, void** ptr) {
     }
   }
   void* base = nullptr;
-  if (s.ok()) s = trap_->attach(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), r.transfer, &base);
+  if (s.ok() && gpu) {
+    s = want_staging();
+    if (s.ok()) s = devices_->reserve(r.span, 0, &base);
+    if (s.ok()) {
+      s = trap_->attach_at(base, r.span, r.transfer);
+      if (!s.ok()) devices_->release(base).ignore();
+    }
+  } else if (s.ok()) {
+    s = trap_->attach(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), r.transfer, &base);
+  }
   if (!s.ok()) {
     close_file(&r, *engine_);
     return s;
@@ -132,12 +143,28 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   return {};
 }
 
+// Staging frames enough to move blocks at all; more come with need.
+Status Pager::want_staging() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !staging_growing_; });
+  if (staging_.total() != 0) return {};
+  grow_staging(lock);
+  if (staging_.total() >= 4) return {};
+  return error(
+      ENOMEM,
+      "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB, half of the budget "
+      "at most); raise host_budget, or make the region with VMEM_HOST_ONLY",
+      core::human_bytes(frames_.budget()).c_str());
+}
+
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
   std::erase_if(starved_, [&](const Starved& s) { return s.region == &r; });
   std::erase_if(speculative_, [&](const Speculative& s) { return s.region == &r; });
   std::erase_if(evict_requests_, [&](const SpanOf& s) { return s.region == &r; });
   std::erase_if(dropped_, [&](const auto& d) { return d.first == &r; });
+  std::erase_if(wishes_, [&](const Wish& w) { return w.region == &r; });
+  std::erase_if(departures_, [&](const Departure& d) { return d.region == &r; });
 }
 
 Status Pager::destroy(void* ptr, bool force) {
@@ -156,6 +183,13 @@ Status Pager::destroy(void* ptr, bool force) {
     return error(EBUSY, "region %llu has %zu leased blocks; release them first", static_cast<unsigned long long>(r.id),
                  r.leases.size());
   };
+  if (!force && r.gpu) {
+    ++r.in_flight;
+    wait_for_region_endings(lock, r);
+    --r.in_flight;
+    notify();
+    if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
+  }
   if (!force && !r.leases.empty()) return live();
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
@@ -179,14 +213,26 @@ Status Pager::destroy(void* ptr, bool force) {
 
   core::step("free.quiet");
   // Parked threads get SIGBUS, resident pages go back to the system; then the books.
-  if (Status s = trap_->detach(r.base, r.span); !s.ok()) {
+  if (r.lost) {
+    // Parts of the range are nobody's any more: nothing may be mapped there by us.
+    for (BlockIndex b = 0; b < r.blocks; ++b) trap_->wake(r.address(b), r.block_size).ignore();
+  } else if (Status s = trap_->detach(r.base, r.span); !s.ok()) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  }
+  if (r.gpu) {
+    if (Status s = devices_->release(r.base); !s.ok())
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
   lock.lock();
   std::vector<core::Extent> extents;
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (block.extent) extents.push_back(block.extent);
+    if (core::on_a_device(block.state)) {
+      gpus_[block.device].used -= r.block_size;
+      free_resident(b, r);
+      continue;
+    }
     if (!core::in_memory(block.state)) continue;
     std::byte* frame = residents_[block.aux].frame;
     if (frame != nullptr) {
@@ -196,7 +242,18 @@ Status Pager::destroy(void* ptr, bool force) {
     }
     free_resident(b, r);
   }
-  leased_bytes_ -= r.leases.size() * r.block_size;
+  for (const auto& [b, leases] : r.leases) {
+    const int location = leases.front().location;
+    if (location < 0) {
+      leased_bytes_ -= r.block_size;
+      continue;
+    }
+    Gpu& g = gpus_[static_cast<size_t>(location)];
+    g.leased -= r.block_size;
+    if (std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; }))
+      g.ending -= r.block_size;
+  }
+  for (Ending& e : endings_) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
   table_bytes_ -= r.table.footprint();
   count_tables();
   std::unique_ptr<Region> gone = std::move(it->second);
@@ -207,6 +264,7 @@ Status Pager::destroy(void* ptr, bool force) {
   run(after);
   for (core::Extent e : extents) space_->release(e);
   close_file(gone.get(), *engine_);
+  if (gone->gpu) return {};  // the addresses went with the managed range
   return trap_->unmap(gone->base, gone->span);
 }
 

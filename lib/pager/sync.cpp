@@ -15,6 +15,11 @@ using core::Status;
 // Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
 // all: live leases do not matter. Blocks under a live WRITE lease (keep) or any lease (!keep) set *skipped.
 Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, bool all, bool* skipped) {
+  if (r.gpu) {
+    wait_for_region_endings(lock, r);
+    if (Status s = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, all, skipped); !s.ok())
+      return s;
+  }
   Job job;
   std::vector<Move*> batch;
   const size_t most = std::max<size_t>(1, std::min<size_t>(64, (8 << 20) / r.block_size));
@@ -46,7 +51,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (keep && (!r.writable() || (block.flags & core::kProtected) != 0)) continue;
     Resident& resident = residents_[block.aux];
     if (!keep && resident.admitted) {
-      policy_->remove(block.aux);
+      policy(block.aux).remove(block.aux);
       resident.admitted = false;
     }
     Move* m = begin_take(r, b, keep, false);
@@ -129,11 +134,17 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   }
   SpanOf span;
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
-  if (location == VMEM_HOST) return {};
   Region& r = *span.region;
+  if (location == VMEM_HOST && !r.gpu) return {};
   ++r.in_flight;
   bool skipped = false;
-  Status result = write_out(lock, r, span.first, span.last, false, false, &skipped);
+  Status result;
+  if (location == VMEM_HOST) {
+    wait_for_region_endings(lock, r);
+    result = leave_range(lock, r, span.first, span.last, Leave::host, false, &skipped);
+  } else {
+    result = write_out(lock, r, span.first, span.last, false, false, &skipped);
+  }
   --r.in_flight;
   notify();
   return result;

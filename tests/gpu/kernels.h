@@ -12,6 +12,13 @@ void add(void* stream, uint64_t* words, size_t count, uint64_t value);
 void sum(void* stream, const uint64_t* words, size_t count, uint64_t* sum);
 // Reads every word with the whole device; *sink is device memory or null.
 void read_all(void* stream, const uint64_t* words, size_t count, uint64_t* sink);
+// Where (first + i) % stride == 0: words[i] = stamp(first + i, round), as in tests/system/support.h.
+void set_stamps(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round, size_t stride);
+// Adds the number of such words that are something else to *wrong (pinned host memory).
+void check_stamps(void* stream, const uint64_t* words, size_t count, uint64_t first, uint64_t round, size_t stride,
+                  unsigned long long* wrong);
+// Adds the number of words that are not 0 to *wrong.
+void check_zero(void* stream, const uint64_t* words, size_t count, unsigned long long* wrong);
 // Runs until *gate (pinned host memory) is not 0.
 void stand_still(void* stream, const uint32_t* gate);
 // Loads all of them, so that no later first launch waits for another stream (lazy loading). Synchronises.

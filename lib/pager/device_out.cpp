@@ -1,0 +1,375 @@
+// The way out of a device.
+//
+//   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
+//                leaving, clean:                             take the block out, trap ─> stored, untouched
+//                leaving, synced: hold writers, copy, write, open                      ─> on_device
+//
+// A block is clean while no WRITE lease touched it and the CPU could not store to it since it came (kDirty).
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::error;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+namespace {
+
+constexpr size_t kBatch = 16;  // blocks
+
+}  // namespace
+
+bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
+  const auto it = r.leases.find(b);
+  return it != r.leases.end() &&
+         std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; });
+}
+
+// Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
+// no staging frame for its bytes.
+Pager::Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
+  Block& block = r.table[b];
+  const bool dirty = (block.flags & core::kDirty) != 0;
+  const bool copy = how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty);
+  std::byte* frame = nullptr;
+  if (copy) {
+    frame = staging_.get(0);
+    if (frame == nullptr) {
+      staging_wanted_ = true;
+      need_evict_.notify_all();
+      gpu_work_.notify_one();
+      return nullptr;
+    }
+  }
+  Move* m = new_move(r, b);
+  m->image = frame;
+  m->device = block.device;
+  m->leave = how;
+  m->clean = !copy;
+  m->staged = true;
+  m->has_digest = (block.flags & core::kDigest) != 0;
+  r.table.change(b, State::on_device, State::leaving);
+  Resident& resident = residents_[block.aux];
+  if (how == Leave::sync) {
+    if (resident.admitted) policy(block.aux).hold(block.aux);
+  } else {
+    if (resident.admitted) policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    gpus_[block.device].leaving += r.block_size;
+  }
+  return m;
+}
+
+// The trap stands at holes again, and their parked threads with it.
+void Pager::restore_trap(std::span<const device::Range> ranges) {
+  for (size_t i = 0; i < ranges.size();) {
+    size_t n = 1;
+    uintptr_t end = ranges[i].address + ranges[i].size;
+    while (i + n < ranges.size() && ranges[i + n].address == end) end += ranges[i + n++].size;
+    Status s =
+        trap_->attach_at(reinterpret_cast<void*>(ranges[i].address), end - ranges[i].address, trap::Transfer::copy);
+    for (int tries = 0; !s.ok() && tries < 100; ++tries) {  // mappings may come free again
+      usleep(1000);
+      s = trap_->attach_at(reinterpret_cast<void*>(ranges[i].address), end - ranges[i].address, trap::Transfer::copy);
+    }
+    if (!s.ok()) {
+      core::fatal("the trap cannot be put back where a block left its device (vm.max_map_count?): %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
+    }
+    i += n;
+  }
+  devices_->settle(ranges).ignore();
+}
+
+// Unlocked; every move is in state leaving, of one device each or several.
+void Pager::leave_batch(std::vector<Move*>& batch) {
+  std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
+    return a->device != b->device   ? a->device < b->device
+           : a->region != b->region ? a->region->id < b->region->id
+                                    : a->block < b->block;
+  });
+  std::vector<Move*> writes;
+  After after;
+  for (size_t i = 0; i < batch.size();) {
+    size_t n = 1;
+    while (i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
+    const std::span<Move*> part(batch.data() + i, n);
+    i += n;
+    const int d = part[0]->device;
+    std::vector<device::Range> all, gone;
+    std::vector<device::Copy> copies;
+    for (const Move* m : part) {
+      const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+      all.push_back(range);
+      if (m->leave != Leave::sync) gone.push_back(range);
+      if (m->image != nullptr) copies.push_back({range.address, m->image, range.size});
+    }
+    core::step("device.leaving");
+    Status s = devices_->hold(all, device::Access::read);
+    Status copied = s;
+    if (s.ok() && !copies.empty()) {
+      device::Ticket ticket;
+      copied = devices_->copy_out(d, copies, &ticket);
+      core::step("device.copying_out");
+      if (copied.ok()) copied = devices_->wait(ticket);
+    }
+    if (s.ok() && !gone.empty()) {
+      core::step("device.punching");
+      s = devices_->punch(gone);
+      if (s.ok()) {
+        core::step("device.punched");
+        restore_trap(gone);
+      }
+    }
+    core::step("device.left");
+    Lock lock(mutex_);
+    if (copied.ok()) {
+      gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * Staging::kFrame;
+      core::add(counters_.device_to_host_bytes, copies.size() * Staging::kFrame);
+    }
+    for (Move* m : part) {
+      if (m->leave == Leave::sync) {
+        m->status = copied;
+        writes.push_back(m);
+      } else {
+        settle_left(m, copied, !s.ok(), after);
+      }
+    }
+    pump(after);
+  }
+  // Those that stay are written while they are held.
+  std::vector<Move*> changed;
+  for (Move* m : writes) {
+    if (!m->status.ok()) continue;
+    m->digest = store::digest(m->image, m->region->block_size);
+    m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
+    if (!m->clean) changed.push_back(m);
+  }
+  prepare_writes(changed);
+  for (Move* m : writes) {
+    if (!m->status.ok() || m->clean) {
+      finish_device_write(m, after);
+      continue;
+    }
+    Lock lock(mutex_);
+    to_store(m, after);
+  }
+  run(after);
+}
+
+// Locked; state leaving. `lost`: the addresses are nobody's any more.
+void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.used -= r.block_size;
+  g.leaving -= r.block_size;
+  const bool dirty = (block.flags & core::kDirty) != 0 && m->leave != Leave::drop;
+  free_resident(b, r);
+  m->status = lost || dirty ? copied : Status();
+  if (lost || (dirty && !copied.ok())) {
+    if (m->image != nullptr) staging_.put(m->image);
+    if (m->status.ok()) m->status = error(EIO, "device %d was reset, and its memory with it", m->device);
+    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), where(r, b).c_str());
+    r.table.change(b, State::leaving, State::failed);
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    r.reasons[b] = Status(EIO, std::string(m->status.text()));
+    if (lost) {
+      r.lost = true;
+    } else {
+      trap_->fail(r.address(b), r.block_size).ignore();
+    }
+    free_move(m);
+    return;
+  }
+  if (m->image != nullptr && copied.ok()) {
+    ++g.evictions;
+    const core::ResidentId id = new_resident(r, b, m->image, kStagingPool);
+    residents_[id].stamp = stamp_now();
+    r.table.change(b, State::leaving, State::held);
+    admit(r, b, stamp_now());
+  } else {
+    if (m->image != nullptr) staging_.put(m->image);
+    ++g.evictions;
+    ++g.clean_drops;
+    core::add(counters_.clean_drops);
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    if ((block.flags & core::kReadAhead) != 0) core::add(counters_.prefetch_wasted);
+    block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+    if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
+    r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
+  }
+  free_move(m);
+  settle(r, b, after);
+}
+
+// Unlocked; state leaving, held on its device, and now written, or not.
+void Pager::finish_device_write(Move* m, After& after) {
+  Region& r = *m->region;
+  const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+  core::step("device.written");
+  core::Extent old;
+  Lock lock(mutex_);
+  Block& block = r.table[m->block];
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  if (m->status.ok()) {
+    if (!m->clean) {
+      core::add(counters_.write_bytes, m->stored);
+      if (r.backing != Backing::file_shared) {
+        if (m->new_extent) old = block.extent;
+        block.extent = m->extent;
+      }
+      block.digest = m->digest;
+      block.flags |= core::kDigest;
+    }
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+  } else if (m->stored != 0) {
+    note_write_failure(m);
+    if (m->new_extent && m->extent) old = m->extent;
+  }
+  if (m->image != nullptr) staging_.put(m->image);
+  // Under the lock: a store that asks for access from here on finds the block on its device.
+  if (Status s = devices_->open({&range, 1}, device::Access::read); !s.ok() && m->status.ok()) m->status = s;
+  r.table.change(m->block, State::leaving, State::on_device);
+  const core::ResidentId id = block.aux;
+  if (residents_[id].admitted) policy(id).unhold(id);
+  free_move(m);
+  pump(after);
+  lock.unlock();
+  if (old) space_->release(old);
+}
+
+// Locked. Makes room on device d for those who wait; false: nobody does, or nothing can go.
+bool Pager::evict_from_device(Lock& lock, int d) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  if (g.wanted == 0 || g.used - g.leaving + g.wanted <= g.budget) return false;
+  reap();
+  std::array<policy::Victim, kBatch> victims;
+  const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kBatch * Staging::kFrame);
+  policy::Evictor& policy = *policies_[static_cast<size_t>(kDevicePools + d)];
+  const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
+  std::vector<Move*> batch;
+  for (size_t i = 0; i < count; ++i) {
+    if (victims[i].probe) continue;
+    Resident& resident = residents_[victims[i].id];
+    Region& r = *resident.region;
+    const BlockIndex b = resident.block;
+    resident.admitted = false;
+    Move* m = r.dying || r.table[b].state != State::on_device ? nullptr : begin_leave(r, b, Leave::evict);
+    if (m != nullptr) {
+      batch.push_back(m);
+    } else if (!r.dying) {
+      admit(r, b, stamp_now());
+    }
+  }
+  if (batch.empty()) return false;
+  lock.unlock();
+  leave_batch(batch);
+  lock.lock();
+  return true;
+}
+
+// Locked. A few blocks of the oldest hint that asks blocks away from a device.
+bool Pager::serve_departure(Lock& lock) {
+  if (!departures_.empty()) reap();
+  while (!departures_.empty()) {
+    Departure& it = departures_.front();
+    Region& r = *it.region;
+    std::vector<Move*> batch;
+    std::optional<SpanOf> on;
+    BlockIndex b = r.table.next_touched(it.next);
+    for (; b <= it.last && b < r.blocks && batch.size() < kBatch; b = r.table.next_touched(b + 1)) {
+      if (r.table[b].state == State::entering) break;  // not there yet
+      if (r.table[b].state != State::on_device || leased(r, b)) continue;
+      Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
+      if (m == nullptr) break;
+      batch.push_back(m);
+    }
+    it.next = b;
+    if (batch.empty() && b <= it.last && b < r.blocks) return false;  // tried again when something has moved
+    if (b > it.last || b >= r.blocks) {
+      if (it.to_ssd) on = SpanOf{&r, it.first, it.last};
+      departures_.pop_front();
+    }
+    ++r.in_flight;
+    lock.unlock();
+    if (!batch.empty()) leave_batch(batch);
+    lock.lock();
+    if (on && !r.dying && evict_requests_.size() < kMaxSpeculative) {  // what is in staging frames now goes on
+      evict_requests_.push_back(*on);
+      need_evict_.notify_one();
+    }
+    --r.in_flight;
+    notify();
+    return true;
+  }
+  return false;
+}
+
+// Brings the blocks of a range away from their devices (host, evict), or writes what is dirty there (sync). Returns
+// when it is done. Leased blocks (sync: those under WRITE) set *skipped, unless `all`.
+Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, bool all,
+                          bool* skipped) {
+  Job job;
+  std::vector<Move*> batch;
+  const auto flush = [&] {
+    if (batch.empty()) return;
+    lock.unlock();
+    leave_batch(batch);
+    lock.lock();
+    batch.clear();
+  };
+  uint64_t since = 0;
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
+    const State state = r.table[b].state;
+    if (state == State::entering || state == State::leaving) {
+      flush();
+      if (!wait_stable(lock, r, b)) break;
+      continue;
+    }
+    const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
+    if (state != State::on_device || (busy && !all) || (how == Leave::sync && (r.table[b].flags & core::kDirty) == 0)) {
+      if (state == State::on_device && busy && !all) *skipped = true;
+      b = r.table.next_touched(b + 1);
+      continue;
+    }
+    Move* m = begin_leave(r, b, how);
+    if (m == nullptr) {
+      flush();
+      const uint64_t now = now_ns();
+      if (since == 0) since = now;
+      if (now - since > config_.fault_timeout_ms * uint64_t{1000000}) {
+        if (!write_error_.ok()) return take_write_error();
+        return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
+                     config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
+                     core::human_bytes(staging_.bytes()).c_str());
+      }
+      changed_.wait_for(lock, std::chrono::milliseconds(20));
+      continue;
+    }
+    since = 0;
+    m->job = &job;
+    ++job.outstanding;
+    batch.push_back(m);
+    b = r.table.next_touched(b + 1);
+    if (batch.size() >= kBatch) flush();
+  }
+  flush();
+  while (job.outstanding != 0) changed_.wait(lock);
+  return job.status;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,53 @@
+// Host memory that devices copy from and to at full speed: frames of one size, pinned for every device, in slabs that
+// stay. Not thread-safe: the pager's lock protects it, except make_slab(). The memory of the slabs is paid for from
+// the host budget by the caller, once and for good.
+//
+// Faults never wait for a staging frame: they have frames of their own (frames.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "device/device.h"
+
+namespace vmem::pager {
+
+class Staging {
+ public:
+  static constexpr size_t kFrame = core::kHugePage;  // bytes
+
+  Staging() = default;
+  // No device may be copying.
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // Populated, pinned memory for `frames` frames. Blocks (16 to 40 ms/GiB). -ENOMEM. Any thread, no lock.
+  static core::Status make_slab(device::Devices& devices, size_t frames, const std::vector<int>& nodes,
+                                std::byte** slab);
+  // From now on its frames are handed out.
+  void add_slab(device::Devices& devices, std::byte* slab, size_t frames);
+
+  // nullptr when no more than `keep` frames are free.
+  std::byte* get(size_t keep);
+  void put(std::byte* frame) { free_.push_back(frame); }
+  bool owns(const std::byte* at) const;
+  size_t free() const { return free_.size(); }  // frames
+  size_t total() const { return total_; }       // frames
+  uint64_t bytes() const { return total_ * kFrame; }
+
+ private:
+  struct Slab {
+    std::byte* at;
+    size_t size;
+  };
+  device::Devices* devices_ = nullptr;
+  std::vector<Slab> slabs_;
+  std::vector<std::byte*> free_;
+  size_t total_ = 0;
+};
+
+}  // namespace vmem::pager
