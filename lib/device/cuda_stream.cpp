@@ -83,7 +83,10 @@ Status CudaDevices::check_stream(void* stream, int device) {
   CUcontext context = nullptr;
   if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
     driver_.ctx_current(&context);  // none yet: the runtime's default, device 0
-  } else if (driver_.stream_ctx(handle, &context) != CUDA_SUCCESS) {
+  } else if (const CUresult e = driver_.stream_ctx(handle, &context); e != CUDA_SUCCESS) {
+    // The driver answers this call too with the error that ended the context; its numbers are the runtime's.
+    if (const auto same = static_cast<cudaError_t>(e); cuda::is_sticky(same))
+      return result(g, same, "looking at a stream");
     return error(EINVAL, "%p is not a CUDA stream of this process", stream);
   }
   if (context != g.context) {

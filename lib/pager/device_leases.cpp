@@ -153,7 +153,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     }
   }
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
-  const auto leave = [&](Status s) {
+  const auto leave = [&](const Status& s) {
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
     return s;
@@ -164,7 +164,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     Region& r = *spans[i].region;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) add_device_lease(r, b, ranges[i].access, d, stream);
   }
-  const auto undo = [&](Status s) {
+  const auto undo = [&](const Status& s) {
     for (size_t i = 0; i < spans.size(); ++i) {
       Region& r = *spans[i].region;
       for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) drop_device_lease(r, b, stream);

@@ -37,7 +37,7 @@ bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
 
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes.
-Pager::Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
+Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Block& block = r.table[b];
   const bool dirty = (block.flags & core::kDirty) != 0;
   const bool copy = how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty);
@@ -259,7 +259,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   reap();
   std::array<policy::Victim, kBatch> victims;
   const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kBatch * Staging::kFrame);
-  policy::Evictor& policy = *policies_[static_cast<size_t>(kDevicePools + d)];
+  policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   std::vector<Move*> batch;
   for (size_t i = 0; i < count; ++i) {

@@ -299,7 +299,7 @@ void Pager::pump_devices(After& after) {
 }
 
 // Locked. Claims a block for device d.
-Pager::Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, After& after) {
+Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, After& after) {
   Block& block = r.table[b];
   Gpu& g = gpus_[static_cast<size_t>(d)];
   const size_t size = r.block_size;
@@ -655,6 +655,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
 // Unlocked; state leaving, booked on device d already.
 void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
   std::vector<device::Range> ranges;
+  ranges.reserve(batch.size());
   for (const Move* m : batch) {
     ranges.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }

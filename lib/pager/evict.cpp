@@ -125,7 +125,7 @@ uint32_t Pager::stamp_now() const {
 }
 
 // Claims a resident or held block for the way out. nullptr: no address space for its image.
-Pager::Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Resident& resident = residents_[block.aux];
   const bool held = block.state == State::held;

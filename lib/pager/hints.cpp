@@ -102,7 +102,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
                              (span.last - span.first + 1) * r.block_size};
       ++r.in_flight;
       lock.unlock();
-      const Status s = devices_->advise(at, what, location >= 0 ? location : device::kHost, set);
+      Status s = devices_->advise(at, what, location >= 0 ? location : device::kHost, set);
       lock.lock();
       --r.in_flight;
       notify();

@@ -171,7 +171,7 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   if (leased(r, b)) policy(a.id).hold(a.id);
 }
 
-Pager::Move* Pager::new_move(Region& r, BlockIndex b) {
+Move* Pager::new_move(Region& r, BlockIndex b) {
   if (free_moves_.empty()) {
     moves_.push_back(std::make_unique<Move>());
     free_moves_.push_back(moves_.back().get());

@@ -22,6 +22,7 @@
 #include "core/status.h"
 #include "device/device.h"
 #include "pager/frames.h"
+#include "pager/moves.h"
 #include "pager/region.h"
 #include "pager/staging.h"
 #include "store/io.h"
@@ -104,121 +105,6 @@ class Pager {
   trap::Trap& trap() { return *trap_; }
 
  private:
-  static constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
-  // Someone who waits for several moves; lives on the waiter's stack.
-  struct Job {
-    uint64_t outstanding = 0;
-    core::Status status;  // the first failure
-  };
-  // How a block leaves its device.
-  enum class Leave : uint8_t {
-    evict,  // copied to a staging frame if it is dirty, else dropped
-    host,   // copied to a staging frame
-    sync,   // copied and written, and stays
-    drop,   // contents of no interest
-  };
-  // One block's way in or out. Owned by whoever owns the block's transition.
-  struct Move {
-    store::Io io, tail;
-    Pager* pager = nullptr;
-    Region* region = nullptr;
-    core::BlockIndex block = 0;
-    std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
-    std::byte* coded = nullptr;  // compressed image, a bounce buffer
-    size_t stored = 0;
-    store::Codec codec = store::Codec::raw;
-    core::Extent extent;  // written to; the block's own when it is overwritten in place
-    bool new_extent = false;
-    core::Digest digest;
-    bool keep = false;              // sync: the block stays in memory
-    bool probe = false;             // only out of sight: the frame is kept
-    bool from_held = false;         // it was held before, so it has a frame already
-    bool in_place = false;          // image is the region's own memory, write-protected
-    bool clean = false;             // nothing to write
-    bool has_digest = false;        // of what the store holds
-    bool zeros = false;             // .. because it is all zeros
-    bool out = false;               // its pages are in `image`, not in the region
-    bool protect = false;           // install: with write protection
-    bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
-    bool speculative = false;
-    bool was_untouched = false;   // fill: the state it came from
-    bool staged = false;          // image is a staging frame
-    int device = -1;              // entering, leaving: which
-    std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first
-    Leave leave = Leave::evict;   // leaving: how
-    bool migrates = false;        // leaving: straight to another device
-    uint64_t started_ns = 0;      // fill: when the fault was read; 0 when nobody waits
-    Job* job = nullptr;
-    core::Status status;
-  };
-  struct Resident {  // indexed by ResidentId
-    Region* region = nullptr;
-    core::BlockIndex block = 0;
-    std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
-    uint32_t stamp = 0;          // of its last eviction, 0 = never
-    int32_t stride = 0;          // of its read-ahead window
-    uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
-    bool admitted = false;       // known to the policy
-    bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
-    bool issued = false;         // entering: its copy is issued, `ticket` is its end
-    device::Ticket ticket;
-    bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
-  };
-  struct After {  // work for when the lock is gone
-    std::vector<store::Io*> submit;
-    std::vector<Move*> zero;     // frames to clear, then as if read
-    std::vector<Move*> install;  // state installing
-    bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
-  };
-  struct Starved {
-    Region* region;
-    core::BlockIndex block;
-    core::Urgency urgency;
-    uint64_t since_ns;
-  };
-  struct Speculative {  // a prefetch or a read-ahead window, taken block by block
-    Region* region;
-    core::BlockIndex next;
-    int64_t stride;
-    uint64_t count;
-    core::BlockIndex marker;  // read-ahead only
-    core::Urgency urgency;
-  };
-  struct SpanOf {  // a checked range
-    Region* region;
-    core::BlockIndex first, last;  // inclusive
-  };
-  struct Gpu {                  // one device, from its first use on
-    uint64_t budget = 0;        // bytes; 0: not used yet
-    bool follows_free = false;  // the budget is ours to lower
-    uint64_t used = 0;          // bytes of blocks entering, on it, leaving it
-    uint64_t leaving = 0;       // .. of them will come free
-    uint64_t wanted = 0;        // bytes that a wish waits for
-    uint64_t leased = 0;        // bytes under leases
-    uint64_t ending = 0;        // .. of them under leases that wait for their streams only
-    std::vector<Move*> ready;   // entering: to be prepared and copied
-    uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
-    uint64_t failures = 0;  // moves in that failed; `failure` is the last
-    core::Status failure;
-  };
-  struct Wish {  // blocks that are to come to a device, in order
-    Region* region;
-    core::BlockIndex next, last;
-    int device;
-    core::Urgency urgency;
-    const void* owner;  // an acquire that waits; null: nobody
-  };
-  struct Ending {  // a release that the stream has not reached
-    device::Ticket ticket;
-    void* stream;
-    std::vector<SpanOf> spans;
-  };
-  struct Departure {  // vmem_prefetch from a device to host memory or the SSD
-    Region* region;
-    core::BlockIndex first, next, last;
-    bool to_ssd;
-  };
-  enum class Start : uint8_t { done, wait, no_room };
   using Lock = std::unique_lock<std::mutex>;
 
   // pager.cpp
