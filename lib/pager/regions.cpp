@@ -219,10 +219,6 @@ Status Pager::destroy(void* ptr, bool force) {
   } else if (Status s = trap_->detach(r.base, r.span); !s.ok()) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
-  if (r.gpu) {
-    if (Status s = devices_->release(r.base); !s.ok())
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-  }
   lock.lock();
   std::vector<core::Extent> extents;
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
@@ -264,7 +260,8 @@ Status Pager::destroy(void* ptr, bool force) {
   run(after);
   for (core::Extent e : extents) space_->release(e);
   close_file(gone.get(), *engine_);
-  if (gone->gpu) return {};  // the addresses went with the managed range
+  // Last: from here on the addresses may be another region's.
+  if (gone->gpu) return devices_->release(gone->base);
   return trap_->unmap(gone->base, gone->span);
 }
 

@@ -483,58 +483,79 @@ TEST_P(DeviceTier, CpuReadersAndWritersBesideBlocksThatLeaveLoseNothing) {
   }
 }
 
+// Kernels of several streams and CPU threads check every word of a block and change it, in turns, while blocks are
+// prefetched, evicted, synced, advised, and regions come and go. Lasts a fixed number of turns, or VMEM_SOAK_SECONDS.
 TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   start();
-  vmem::region r(64 * kMiB, 0);
+  vmem::region r(128 * kMiB, 0);
   const size_t block = 2 * kWordsPerMiB, blocks = r.size() / (2 * kMiB);
+  const char* soak = getenv("VMEM_SOAK_SECONDS");
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(soak != nullptr ? atoi(soak) : 0);
+  const int turns = kSanitized ? 40 : 120;
   std::vector<uint64_t> rounds(blocks);
-  std::vector<std::mutex> owners(blocks);  // who leases a block to change it
-  std::atomic<size_t> bad{0}, busy{0};
-  const auto party = [&](unsigned seed, void* s) {
+  std::vector<std::mutex> owners(blocks);  // who changes a block
+  std::atomic<size_t> bad{0}, all_turns{0};
+  const auto must = [&](int rc, const char* what) {
+    if (rc == 0) return;
+    if (bad++ < 5) ADD_FAILURE() << what << ": " << rc << " " << vmem_last_error();
+  };
+  const auto party = [&](unsigned seed, void* s, int device) {
     std::mt19937_64 random(seed);
-    for (int turn = 0; turn < (kSanitized ? 60 : 300); ++turn) {
+    for (int turn = 0; soak != nullptr ? std::chrono::steady_clock::now() < end && bad == 0 : turn < turns; ++turn) {
       // Every third turn on blocks of its own: there the stream is not waited for.
-      const size_t b = turn % 3 != 0 ? random() % (blocks / 2) : blocks / 2 + random() % (blocks / 8) * 4 + seed - 1;
+      const size_t b = turn % 3 != 0 ? random() % (blocks / 2) : blocks / 2 + random() % (blocks / 16) * 8 + seed - 1;
       std::lock_guard owner(owners[b]);
       uint64_t* w = words(r) + b * block;
-      const int rc = s == nullptr ? vmem_acquire(w, block * 8, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr)
-                                  : acquire(w, block, VMEM_READ | VMEM_WRITE, s);
-      if (rc != 0) {
-        ++busy;
-        continue;
-      }
       const uint64_t round = rounds[b]++;
       if (s == nullptr) {
+        must(vmem_acquire(w, block * 8, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), "host lease");
         if (round != 0) bad += cpu_wrong(w, block, b * block, round);
         cpu_set(w, block, b * block, round + 1);
+        must(vmem_release(w, block * 8, nullptr), "host release");
       } else {
+        must(acquire(w, block, VMEM_READ | VMEM_WRITE, s, device), "lease");
         if (round != 0) app_->check(s, w, block, b * block, round);
         app_->set(s, w, block, b * block, round + 1);
+        must(release(w, block, s), "release");
+        // Leases order a block's moves, not the kernels of two streams.
+        if (turn % 3 != 0 && !app_->synchronize(s).ok()) ++bad;
       }
-      if ((s == nullptr ? vmem_release(w, block * 8, nullptr) : release(w, block, s)) != 0) ++bad;
-      // Leases order a block's moves, not the kernels of two streams.
-      if (s != nullptr && turn % 3 != 0 && !app_->synchronize(s).ok()) ++bad;
-      if (turn % 7 == 0) vmem_evict(w, block * 8, turn % 2 == 0 ? VMEM_SSD : VMEM_HOST);
-      if (turn % 11 == 0) vmem_prefetch(w, block * 8, turn % 3 - 2, nullptr);
-      if (turn % 13 == 0 && vmem_sync(w, block * 8) != 0) ++bad;
+      if (turn % 7 == 0) must(vmem_evict(w, block * 8, turn % 2 == 0 ? VMEM_SSD : VMEM_HOST), "evict");
+      if (turn % 11 == 0) must(vmem_prefetch(w, block * 8, turn % 3 - 2, nullptr), "prefetch");
+      if (turn % 13 == 0) must(vmem_sync(w, block * 8), "sync");
+      if (turn % 17 == 0) must(vmem_advise(w, block * 8, VMEM_ADVISE_SET_READ_MOSTLY + turn % 2, 0), "advise");
+      if (turn % 29 == 0) {
+        vmem::region other(6 * kMiB, 0);
+        other.view<uint64_t>()[5] = turn;
+        other.prefetch(0);
+        if (s != nullptr) {
+          must(acquire(words(other), other.size() / 8, VMEM_READ | VMEM_WRITE, s, device), "lease of another region");
+          app_->set(s, words(other), other.size() / 8, 0, 9);
+          must(release(words(other), other.size() / 8, s), "release of another region");
+        }
+      }  // freed with work in flight
+      ++all_turns;
     }
   };
-  void *a = stream(), *b = stream();
+  std::vector<void*> s;
+  for (int i = 0; i < 4; ++i) s.push_back(stream(i % devices_));
   std::vector<std::thread> threads;
-  threads.emplace_back(party, 1u, nullptr);
-  threads.emplace_back(party, 2u, nullptr);
-  threads.emplace_back(party, 3u, a);
-  threads.emplace_back(party, 4u, b);
+  for (unsigned i = 0; i < 4; ++i) threads.emplace_back(party, i + 1, s[i], static_cast<int>(i) % devices_);
+  for (unsigned i = 4; i < 8; ++i) threads.emplace_back(party, i + 1, nullptr, 0);
   for (std::thread& t : threads) t.join();
-  ASSERT_TRUE(app_->synchronize(a).ok());
-  ASSERT_TRUE(app_->synchronize(b).ok());
+  for (void* one : s) ASSERT_TRUE(app_->synchronize(one).ok());
   EXPECT_EQ(bad, 0u);
-  EXPECT_EQ(busy, 0u) << vmem_last_error();
   EXPECT_EQ(app_->wrong(), 0u);
   for (size_t k = 0; k < blocks; ++k) {
     if (rounds[k] == 0) continue;
     ASSERT_EQ(cpu_wrong(words(r) + k * block, block, k * block, rounds[k]), 0u) << k;
   }
+  const auto v = vmem::stats();
+  std::printf("%zu turns, %llu MiB in, %llu MiB out, %llu MiB read, %llu MiB written, %llu faults\n", all_turns.load(),
+              static_cast<unsigned long long>(v.host_to_device_bytes >> 20),
+              static_cast<unsigned long long>(v.device_to_host_bytes >> 20),
+              static_cast<unsigned long long>(v.read_bytes >> 20), static_cast<unsigned long long>(v.write_bytes >> 20),
+              static_cast<unsigned long long>(v.faults));
 }
 
 TEST_P(DeviceTier, BlocksMoveBetweenDevicesByLeases) {
