@@ -145,8 +145,11 @@ UringEngine::~UringEngine() {
     sleepers = pick_sleepers(rings_.size());
   }
   wake(sleepers);
+  // All of them first: a thread on its way out still wakes the others, by descriptors that must be open until then.
   for (Ring& ring : rings_) {
     if (ring.thread.joinable()) ring.thread.join();
+  }
+  for (Ring& ring : rings_) {
     if (ring.created) io_uring_queue_exit(&ring.uring);
     if (ring.wake_fd >= 0) close(ring.wake_fd);
   }
