@@ -18,6 +18,48 @@ struct DmirrorCommand {
 constexpr unsigned long kDmirrorRead = _IOWR('H', 0x00, DmirrorCommand);
 constexpr unsigned long kDmirrorWrite = _IOWR('H', 0x01, DmirrorCommand);
 
+// Milliseconds of each mmap + store + munmap of some memory until `end`.
+inline std::vector<double> map_until(double end) {
+  std::vector<double> times;
+  while (now() < end) {
+    const double start = now();
+    void* m = mmap(nullptr, 16 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    *static_cast<volatile char*>(m) = 1;
+    munmap(m, 16 * kPage);
+    times.push_back((now() - start) * 1e3);
+    usleep(1000);
+  }
+  std::sort(times.begin(), times.end());
+  return times;
+}
+// The longest of another process meanwhile, which shares nothing with us: what this machine does to everybody.
+class Control {
+ public:
+  explicit Control(double end) {
+    EXPECT_EQ(pipe2(pipe_, O_CLOEXEC), 0);
+    child_ = fork();
+    if (child_ != 0) return;
+    const double longest = map_until(end).back();
+    _exit(write(pipe_[1], &longest, sizeof longest) == sizeof longest ? 0 : 1);
+  }
+  double longest() const {
+    double ms = -1;
+    EXPECT_EQ(read(pipe_[0], &ms, sizeof ms), static_cast<ssize_t>(sizeof ms));
+    return ms;
+  }
+  ~Control() {
+    waitpid(child_, nullptr, 0);
+    close(pipe_[0]);
+    close(pipe_[1]);
+  }
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+ private:
+  int pipe_[2] = {-1, -1};
+  pid_t child_ = -1;
+};
+
 class KmodHmm : public Kmod {
  protected:
   void SetUp() override {
@@ -111,20 +153,16 @@ TEST_F(KmodHmm, AWaitingGpuFaultDoesNotStallMmapElsewhere) {
   std::thread gpu_thread([&] { EXPECT_EQ(gpu(kDmirrorRead, p.blocks, page), 0); });
   vmem_event e{};
   ASSERT_TRUE(c.event(&e));
-  std::vector<double> times;
   const double end = now() + 2;
-  while (now() < end) {
-    const double start = now();
-    void* m = mmap(nullptr, kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    munmap(m, kPage);
-    times.push_back(now() - start);
-    usleep(1000);
-  }
-  std::sort(times.begin(), times.end());
-  printf("[   note   ] %zu times mmap + munmap while a GPU fault waited 2 s: median %.1f ms, longest %.1f ms\n",
-         times.size(), times[times.size() / 2] * 1e3, times.back() * 1e3);
-  EXPECT_LT(times[times.size() / 2], 0.5) << "two waits for one or two sleeps of a fault, 20 ms each, and emulation";
-  EXPECT_LT(times.back(), 1) << "a fault that held the lock all along would show 2 s";
+  const Control control(end);
+  const std::vector<double> ms = map_until(end);
+  printf(
+      "[   note   ] %zu times mmap + munmap while a GPU fault waited 2 s: median %.1f ms, longest %.1f ms; in a "
+      "process "
+      "apart %.1f ms\n",
+      ms.size(), ms[ms.size() / 2], ms.back(), control.longest());
+  EXPECT_LT(ms[ms.size() / 2], 500) << "two waits for one or two sleeps of a fault, 20 ms each, and emulation";
+  EXPECT_LT(ms.back(), 1000) << "a fault that held the lock all along would show 2 s";
   ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
   gpu_thread.join();
 }
@@ -247,24 +285,19 @@ TEST_F(KmodHmm, GpuCpuAndEvictionRaceOverDataOnNvmeAndLoseNothing) {
     }
   };
   double worst = 0;
+  const Control control(end);
   std::thread g0(worker, 0, true), g1(worker, 1, true), c0(worker, 2, false), c1(worker, 3, false);
-  std::thread mapper([&] {
-    while (now() < end) {
-      const double start = now();
-      void* m = mmap(nullptr, 16 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      *static_cast<volatile char*>(m) = 1;
-      munmap(m, 16 * kPage);
-      worst = std::max(worst, now() - start);
-      usleep(500);
-    }
-  });
+  std::thread mapper([&] { worst = map_until(end).back(); });
   for (std::thread* t : {&g0, &g1, &c0, &c1, &mapper}) t->join();
   for (size_t i = 0; i < shadow.size() && wrong == 0; ++i) {
     const volatile auto* at = reinterpret_cast<volatile uint64_t*>(blocks + i * kPage);
     EXPECT_EQ(at[0], shadow[i]) << i;
   }
-  printf("[   note   ] %lu gpu and %lu cpu accesses, %lu evictions (%lu clean), longest mmap elsewhere %.1f ms\n",
-         gpu_ops.load(), cpu_ops.load(), evictions.load(), clean.load(), worst * 1e3);
+  printf(
+      "[   note   ] %lu gpu and %lu cpu accesses, %lu evictions (%lu clean), longest mmap + munmap elsewhere %.1f ms; "
+      "in a "
+      "process apart %.1f ms\n",
+      gpu_ops.load(), cpu_ops.load(), evictions.load(), clean.load(), worst, control.longest());
   EXPECT_GT(gpu_ops, 0u);
   EXPECT_GT(evictions, 0u);
   io_uring_queue_exit(&ring);
