@@ -165,8 +165,12 @@ $(GPU_BIN): $(BUILD)/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
+$(BUILD)/gpu/vmem-stream: $(BUILD)/examples/vmem-stream.o $(BUILD)/libvmem.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 .PHONY: gpu-tests
-gpu-tests: $(GPU_BIN)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
+gpu-tests: $(GPU_BIN) $(BUILD)/gpu/vmem-stream  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
 	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
 # ---- running --------------------------------------------------------------------------------------------------------------
@@ -174,8 +178,10 @@ gpu-tests: $(GPU_BIN)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu 
 setup:  ## install the packages everything here needs (asks nothing; prints the command when not root)
 	scripts/setup.sh build test check vm
 
-demo: $(BUILD)/examples/vmem-sort  ## sort 4 GiB, or FILE=.., with a quarter of it as memory
+# 77: there is nothing to run it on, and it has said so.
+demo: $(BUILD)/examples/vmem-sort $(BUILD)/examples/vmem-stream  ## sort 4 GiB, or FILE=.., with a quarter of it as memory; with a GPU also stream weights to it
 	$(BUILD)/examples/vmem-sort $(ARGS) $(FILE)
+	@$(BUILD)/examples/vmem-stream $(STREAM_ARGS) || [ $$? -eq 77 ]
 
 unit: $(BUILD)/tests/unit_tests
 	scripts/run-tests.sh unit

@@ -1,0 +1,272 @@
+// The application's side of a device, for the example and the benchmark: streams, plain device memory, copies, times.
+// Two bodies: CUDA, and the simulated device of libvmem (lib/device/sim_device.h), on which a program runs end to end
+// without a GPU; its figures mean nothing. Failures are exceptions with words.
+//
+// The simulated device lives between vmem_init() and vmem_shutdown(): so must everything made here.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "common/raw_disk.h"
+#include "device/sim_device.h"
+#ifdef VMEM_HAVE_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace gpuapp {
+
+// A point on a stream.
+class Mark {
+ public:
+  virtual ~Mark() = default;
+  virtual void wait() = 0;                       // sleeps until the stream is there
+  virtual double seconds_since(Mark& from) = 0;  // both reached
+};
+using MarkPtr = std::unique_ptr<Mark>;
+
+class App {
+ public:
+  virtual ~App() = default;
+  virtual const char* setting() const = 0;  // of libvmem's "device"
+  virtual std::string words() = 0;          // the device, the driver
+  // Managed memory that this process may have alive: unified memory beyond what the card has can hang the driver.
+  virtual uint64_t managed_limit() = 0;
+  virtual uint64_t free_bytes() = 0;  // device memory
+  virtual void* stream() = 0;
+  virtual void destroy(void* stream) = 0;
+  virtual void synchronize(void* stream) = 0;
+  virtual void* allocate(size_t bytes) = 0;  // plain device memory, aligned to 256 bytes
+  virtual void release(void* memory) = 0;
+  virtual void pin(void* host, size_t bytes) = 0;
+  virtual void unpin(void* host) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;  // plain or pinned memory
+  virtual MarkPtr mark(void* stream) = 0;
+  virtual bool simulated() const { return false; }
+};
+
+class SimApp final : public App {
+ public:
+  using Kernel = vmem::device::SimKernel;
+  static vmem::device::SimDevices& sim() {
+    auto* sim = vmem::device::current_sim();
+    if (sim == nullptr) throw std::runtime_error("the simulated device lives only while libvmem is up");
+    return *sim;
+  }
+  static void must(const vmem::core::Status& s) {
+    if (!s.ok()) throw std::runtime_error(std::string(s.text()));
+  }
+  static void launch(void* stream, vmem::device::SimFunction kernel) { must(sim().launch(stream, std::move(kernel))); }
+  const char* setting() const override { return "sim"; }
+  bool simulated() const override { return true; }
+  std::string words() override { return "simulated device (its figures mean nothing)"; }
+  uint64_t managed_limit() override { return uint64_t{1} << 30; }
+  uint64_t free_bytes() override { return uint64_t{1} << 30; }
+  void* stream() override { return sim().create_stream(0); }
+  void destroy(void* stream) override { sim().destroy_stream(stream); }
+  void synchronize(void* stream) override { must(sim().synchronize(stream)); }
+  void* allocate(size_t bytes) override { return aligned_alloc(4096, (bytes + 4095) / 4096 * 4096); }
+  void release(void* memory) override { free(memory); }
+  void pin(void*, size_t) override {}
+  void unpin(void*) override {}
+  void copy(void* to, const void* from, size_t bytes, void* stream) override {
+    launch(stream, [=](Kernel&) { memcpy(to, from, bytes); });
+  }
+  MarkPtr mark(void* stream) override {
+    auto reached = std::make_shared<std::promise<double>>();
+    auto m = std::make_unique<SimMark>(reached->get_future().share());
+    launch(stream, [reached](Kernel&) { reached->set_value(rawdisk::now()); });
+    return m;
+  }
+
+ private:
+  struct SimMark final : Mark {
+    explicit SimMark(std::shared_future<double> f) : at(std::move(f)) {}
+    void wait() override { at.wait(); }
+    double seconds_since(Mark& from) override { return at.get() - static_cast<SimMark&>(from).at.get(); }
+    std::shared_future<double> at;
+  };
+};
+
+#ifdef VMEM_HAVE_CUDA
+inline void must(cudaError_t e, const char* what) {
+  if (e != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(e));
+}
+
+class CudaApp final : public App {
+ public:
+  CudaApp() { must(cudaSetDevice(0), "cudaSetDevice"); }
+  const char* setting() const override { return "cuda"; }
+  std::string words() override {
+    cudaDeviceProp p;
+    must(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    char text[512], version[64] = "?";
+    if (FILE* f = fopen("/proc/driver/nvidia/version", "re"); f != nullptr) {
+      char line[256] = "";
+      if (fgets(line, sizeof line, f) != nullptr) {
+        if (const char* at = strstr(line, "  "); at != nullptr) sscanf(at, "%63s", version);
+      }
+      fclose(f);
+    }
+    snprintf(text, sizeof text, "%s, driver %s (CUDA %d.%d), runtime %d.%d", p.name, version, driver / 1000,
+             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    return text;
+  }
+  uint64_t managed_limit() override { return std::min(uint64_t{8} << 30, free_bytes() / 8); }
+  uint64_t free_bytes() override {
+    size_t free_now = 0, total = 0;
+    must(cudaMemGetInfo(&free_now, &total), "cudaMemGetInfo");
+    return free_now;
+  }
+  void* stream() override {
+    cudaStream_t s = nullptr;
+    must(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "cudaStreamCreate");
+    return s;
+  }
+  void destroy(void* stream) override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+  void synchronize(void* stream) override {
+    must(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize");
+  }
+  void* allocate(size_t bytes) override {
+    void* p = nullptr;
+    must(cudaMalloc(&p, bytes), "cudaMalloc");
+    return p;
+  }
+  void release(void* memory) override { cudaFree(memory); }
+  void pin(void* host, size_t bytes) override {
+    must(cudaHostRegister(host, bytes, cudaHostRegisterPortable), "cudaHostRegister");
+  }
+  void unpin(void* host) override { cudaHostUnregister(host); }
+  void copy(void* to, const void* from, size_t bytes, void* stream) override {
+    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)), "cudaMemcpyAsync");
+  }
+  MarkPtr mark(void* stream) override {
+    auto m = std::make_unique<CudaMark>();
+    must(cudaEventRecord(m->event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+    return m;
+  }
+
+ private:
+  struct CudaMark final : Mark {
+    CudaMark() { must(cudaEventCreateWithFlags(&event, cudaEventBlockingSync), "cudaEventCreate"); }
+    ~CudaMark() override { cudaEventDestroy(event); }
+    void wait() override { must(cudaEventSynchronize(event), "cudaEventSynchronize"); }
+    double seconds_since(Mark& from) override {
+      float ms = 0;
+      must(cudaEventElapsedTime(&ms, static_cast<CudaMark&>(from).event, event), "cudaEventElapsedTime");
+      return ms / 1e3;
+    }
+    cudaEvent_t event = nullptr;
+  };
+};
+#endif
+
+// wanted: "auto", "cuda" or "sim". Null where there is no such device, and *why says why.
+inline std::unique_ptr<App> make_app(const std::string& wanted, std::string* why) {
+  if (wanted == "sim") return std::make_unique<SimApp>();
+#ifdef VMEM_HAVE_CUDA
+  int devices = 0;
+  const cudaError_t e = cudaGetDeviceCount(&devices);
+  if (e == cudaSuccess && devices > 0) return std::make_unique<CudaApp>();
+  *why = e == cudaSuccess ? "CUDA sees no device" : cudaGetErrorString(e);
+#else
+  *why = "it was built without the CUDA toolkit";
+#endif
+  return nullptr;
+}
+
+// Host memory on huge pages, pinned for the device; aligned to 2 MiB.
+class Pinned {
+ public:
+  Pinned(App& app, size_t bytes) : app_(app) {
+    constexpr size_t kHuge = 2 << 20;
+    size_ = (bytes + kHuge - 1) / kHuge * kHuge;
+    map_ = mmap(nullptr, size_ + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map_ == MAP_FAILED) throw std::runtime_error("no host memory for a pinned buffer");
+    data_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(map_) + kHuge - 1) / kHuge * kHuge);
+    madvise(data_, size_, MADV_HUGEPAGE);
+    memset(data_, 0x5a, size_);
+    try {
+      app_.pin(data_, size_);
+    } catch (...) {
+      munmap(map_, size_ + kHuge);
+      throw;
+    }
+  }
+  ~Pinned() {
+    app_.unpin(data_);
+    munmap(map_, size_ + (2 << 20));
+  }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  App& app_;
+  void* map_;
+  char* data_;
+  size_t size_;
+};
+
+// Plain device memory.
+class Plain {
+ public:
+  Plain(App& app, size_t bytes) : app_(app), data_(static_cast<char*>(app.allocate(bytes))), size_(bytes) {}
+  ~Plain() { app_.release(data_); }
+  Plain(const Plain&) = delete;
+  Plain& operator=(const Plain&) = delete;
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  App& app_;
+  char* data_;
+  size_t size_;
+};
+
+// A stream for the life of the object.
+class Stream {
+ public:
+  explicit Stream(App& app) : app_(app), stream_(app.stream()) {}
+  ~Stream() { app_.destroy(stream_); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  void* get() const { return stream_; }
+  void synchronize() const { app_.synchronize(stream_); }
+
+ private:
+  App& app_;
+  void* stream_;
+};
+
+// GB/s of copies between pinned and plain memory in pieces: a limit to hold figures against. in: to the device.
+inline double copy_rate(App& app, Pinned& host, Plain& device, size_t piece, uint64_t total, bool in) {
+  Stream a(app), b(app);
+  const size_t span = std::min(host.size(), device.size()) / piece * piece;
+  const double start = rawdisk::now();
+  uint64_t done = 0;
+  for (size_t i = 0; done < total; ++i, done += piece) {
+    char* const h = host.data() + i * piece % span;
+    char* const d = device.data() + i * piece % span;
+    void* const s = (i % 2 == 0 ? a : b).get();
+    in ? app.copy(d, h, piece, s) : app.copy(h, d, piece, s);
+  }
+  a.synchronize();
+  b.synchronize();
+  return static_cast<double>(done) / 1e9 / (rawdisk::now() - start);
+}
+
+}  // namespace gpuapp

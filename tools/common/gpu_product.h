@@ -1,0 +1,118 @@
+// Y = X * W of square 16-bit matrices, for the example: fp16 by cuBLAS, which is loaded when it is asked for, so that
+// the program starts where there is none; on the simulated device whole numbers modulo 65536.
+#pragma once
+
+#include "common/gpu_app.h"
+#ifdef VMEM_HAVE_CUDA
+#include <cublas_v2.h>
+#include <dlfcn.h>
+#endif
+
+namespace gpuapp {
+
+class Product {
+ public:
+  virtual ~Product() = default;
+  virtual std::string words() const = 0;
+  // Row-major: y and x are rows x n in plain device memory, w is n x n there or in a region (leased). Asynchronous.
+  virtual void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool plain_w, void* stream) = 0;
+};
+
+class SimProduct final : public Product {
+ public:
+  std::string words() const override { return "products modulo 65536 on a CPU"; }
+  void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool plain_w, void* stream) override {
+    SimApp::launch(stream, [=](SimApp::Kernel& kernel) {
+      const auto* in = static_cast<const uint16_t*>(x);
+      const auto* weights = static_cast<const uint16_t*>(plain_w ? w : kernel.at(w, n * n * 2, false));
+      auto* out = static_cast<uint16_t*>(y);
+      if (weights == nullptr) return;
+      memset(out, 0, rows * n * 2);
+      for (size_t r = 0; r < rows; ++r) {
+        for (size_t k = 0; k < n; ++k) {
+          const uint32_t a = in[r * n + k];
+          for (size_t c = 0; c < n; ++c) {
+            out[r * n + c] = static_cast<uint16_t>(out[r * n + c] + a * weights[k * n + c]);
+          }
+        }
+      }
+    });
+  }
+};
+
+#ifdef VMEM_HAVE_CUDA
+class CublasProduct final : public Product {
+ public:
+  // path: of the library; "" looks for the usual names. Throws where there is none.
+  explicit CublasProduct(const std::string& path) {
+    std::string tried;
+    for (const std::string& name : path.empty()
+                                       ? std::vector<std::string>{"libcublas.so.13", "libcublas.so.12", "libcublas.so",
+                                                                  "/usr/local/cuda/lib64/libcublas.so"}
+                                       : std::vector<std::string>{path}) {
+      library_ = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (library_ != nullptr) {
+        name_ = name;
+        break;
+      }
+      tried = dlerror();
+    }
+    if (library_ == nullptr) throw std::runtime_error("cuBLAS is needed (--cublas PATH): " + tried);
+    find("cublasCreate_v2", &create_);
+    find("cublasDestroy_v2", &destroy_);
+    find("cublasSetStream_v2", &set_stream_);
+    find("cublasGemmEx", &gemm_);
+    find("cublasGetVersion_v2", &version_);
+    must(create_(&handle_), "cublasCreate");
+  }
+  ~CublasProduct() override { destroy_(handle_); }  // the library stays: its threads may
+  std::string words() const override {
+    int v = 0;
+    version_(handle_, &v);
+    char text[300];
+    snprintf(text, sizeof text, "fp16 products, fp32 sums, by cuBLAS %d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100,
+             name_.c_str());
+    return text;
+  }
+  void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool, void* stream) override {
+    const float one = 1, zero = 0;
+    const int m = static_cast<int>(n);
+    must(set_stream_(handle_, static_cast<cudaStream_t>(stream)), "cublasSetStream");
+    // Row-major Y = X W is column-major Y' = W' X'.
+    must(gemm_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, m, static_cast<int>(rows), m, &one, w, CUDA_R_16F, m, x, CUDA_R_16F,
+               m, &zero, y, CUDA_R_16F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+         "cublasGemmEx");
+  }
+
+ private:
+  static void must(cublasStatus_t s, const char* what) {
+    if (s != CUBLAS_STATUS_SUCCESS) throw std::runtime_error(std::string(what) + ": status " + std::to_string(s));
+  }
+  template <typename Function>
+  void find(const char* name, Function* out) {
+    *out = reinterpret_cast<Function>(dlsym(library_, name));
+    if (*out == nullptr) throw std::runtime_error(name_ + " has no " + name);
+  }
+  void* library_ = nullptr;
+  std::string name_;
+  cublasHandle_t handle_ = nullptr;
+  decltype(&cublasCreate_v2) create_ = nullptr;
+  decltype(&cublasDestroy_v2) destroy_ = nullptr;
+  decltype(&cublasSetStream_v2) set_stream_ = nullptr;
+  decltype(&cublasGetVersion_v2) version_ = nullptr;
+  cublasStatus_t (*gemm_)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*, const void*,
+                          cudaDataType, int, const void*, cudaDataType, int, const void*, void*, cudaDataType, int,
+                          cublasComputeType_t, cublasGemmAlgo_t) = nullptr;
+};
+#endif
+
+inline std::unique_ptr<Product> make_product(const App& app, [[maybe_unused]] const std::string& cublas) {
+  if (app.simulated()) return std::make_unique<SimProduct>();
+#ifdef VMEM_HAVE_CUDA
+  return std::make_unique<CublasProduct>(cublas);
+#else
+  throw std::runtime_error("built without CUDA");
+#endif
+}
+
+}  // namespace gpuapp
