@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/gpu_app.h"
+#include "common/gpu_memory.h"
 #include "common/gpu_product.h"
 #include "common/raw_disk.h"
 #include "vmem/vmem.hpp"

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "common/gpu_app.h"
+#include "common/gpu_memory.h"
 
 namespace gpubench {
 
