@@ -124,7 +124,7 @@ check_shell() {
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
   # Quiet while it is clean: only findings are shown.
-  make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
+  env -u MAKEFLAGS -u MFLAGS make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
 [ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell tidy

@@ -341,7 +341,7 @@ Status Pager::release_on_device(std::span<const SpanOf> spans, int d, void* stre
   }
   endings_.push_back(std::move(ending));
   reap();
-  gpu_work_.notify_all();
+  if (!wishes_.empty() || !departures_.empty()) gpu_work_.notify_one();
   return {};
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/step.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -98,15 +99,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
               : device::Advice::read_mostly;
       const bool set = advice == VMEM_ADVISE_SET_PREFERRED_LOCATION || advice == VMEM_ADVISE_SET_ACCESSED_BY ||
                        advice == VMEM_ADVISE_SET_READ_MOSTLY;
-      const device::Range at{reinterpret_cast<uintptr_t>(r.address(span.first)),
-                             (span.last - span.first + 1) * r.block_size};
-      ++r.in_flight;
-      lock.unlock();
-      Status s = devices_->advise(at, what, location >= 0 ? location : device::kHost, set);
-      lock.lock();
-      --r.in_flight;
-      notify();
-      return s;
+      return advise_device(lock, span, what, location >= 0 ? location : device::kHost, set);
     }
     case VMEM_ADVISE_SEQUENTIAL:
     case VMEM_ADVISE_RANDOM:
@@ -157,6 +150,37 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
     policy(block.aux).advise(block.aux, t, r.priority, pinned);
   }
   return {};
+}
+
+// Remembered for every block, and applied to those on a device, each of which is claimed meanwhile: it must not leave
+// under the driver's hands.
+Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) {
+  Region& r = *span.region;
+  ++r.in_flight;
+  Status result;
+  for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
+    if (!wait_stable(lock, r, b)) {
+      result = error(EINVAL, "the region was freed meanwhile");
+      break;
+    }
+    const bool claimed = r.table[b].state == State::on_device;
+    if (claimed) {
+      r.table.change(b, State::on_device, State::leaving);
+      if (residents_[r.table[b].aux].admitted) policy(r.table[b].aux).hold(r.table[b].aux);
+    }
+    lock.unlock();
+    core::step("advise.device");
+    result = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, what, location, set);
+    lock.lock();
+    if (claimed) {
+      if (residents_[r.table[b].aux].admitted) policy(r.table[b].aux).unhold(r.table[b].aux);
+      r.table.change(b, State::leaving, State::on_device);
+      notify();
+    }
+  }
+  --r.in_flight;
+  notify();
+  return result;
 }
 
 bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b) {

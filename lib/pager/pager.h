@@ -178,6 +178,7 @@ class Pager {
   void remove_lease(Region& r, core::BlockIndex b, void* stream);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
   std::string lease_holders() const;
+  core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b);
   policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
