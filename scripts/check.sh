@@ -9,6 +9,8 @@ cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 passed=0 failed=0 skipped=0
 export LC_ALL=C.UTF-8
+# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 
 tracked() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
 # report NAME: standard input is what is wrong.
@@ -124,7 +126,7 @@ check_shell() {
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
   # Quiet while it is clean: only findings are shown.
-  env -u MAKEFLAGS -u MFLAGS make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
+  make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
 [ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell tidy

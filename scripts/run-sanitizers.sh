@@ -5,6 +5,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
+# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 base=${BUILD:-build} passed=0 failed=0 skipped=0 rows=()
 [ $# -gt 0 ] || set -- asan tsan
 # One job a core, but each takes up to 1 GiB with the sanitizers on.

@@ -13,6 +13,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
+# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+unset MAKEFLAGS MFLAGS MAKELEVEL
 export BUILD=${BUILD:-build}
 timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5}
 logs=$BUILD/test-logs; mkdir -p "$logs"
