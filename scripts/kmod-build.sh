@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 name=${1:?usage: kmod-build.sh 6.1|6.12|debug}
 headers=$(scripts/vm/kernel.sh "$name" --headers) || { rc=$?; echo "$headers"; exit "$rc"; }
 work=$(realpath -m "${BUILD:-build}/kmod-$name"); mkdir -p "$work/include/vmem"
+exec 9>"$work/lock"; flock 9  # several tests want it at once
 cp -ru kmod "$work/"; cp -u include/vmem/vmem_uapi.h "$work/include/vmem/"
 make -C "$work/kmod" KDIR="$headers" W=1 >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 if grep -E 'warning:|error:' "$work/log" >&2; then exit 1; fi
