@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <memory>
 #include <thread>
 
 #include "api/memory_limit.h"
@@ -65,10 +66,26 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
   return {};
 }
 
-Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
-  const std::string wanted = options.text(Option::trap);
-  if (wanted == "kmod")
-    return error(ENODEV, "setting trap is kmod, but this version works with userfaultfd only; set auto or uffd");
+// The pager that the module speaks to. Set before the pager's threads start, which are the only ones to read it.
+using Link = std::shared_ptr<pager::Pager*>;
+
+Status make_trap(core::Options& options, const Link& link, std::unique_ptr<trap::Trap>* out) {
+  const std::string wanted = options.text(Option::trap), transfer = options.text(Option::transfer);
+  if (wanted != "uffd" && transfer == "auto") {
+    trap::KmodOptions kmod;
+    kmod.on_pressure = [link](uint64_t bytes) { (*link)->on_pressure(bytes); };
+    kmod.on_knobs = [link] { (*link)->on_knobs(); };
+    Status s = trap::make_kmod_trap(kmod, out);
+    if (s.ok() || wanted == "kmod") return s;
+    // A machine without the module is as usual; one whose module cannot be used is worth a line.
+    core::log(s.code() == -ENOENT ? core::Level::info : core::Level::warning,
+              "userfaultfd in place of the module: %.*s", static_cast<int>(s.text().size()), s.text().data());
+  } else if (wanted == "kmod") {
+    return error(EINVAL,
+                 "setting trap is kmod, which installs frames, but setting transfer is %s; leave transfer at auto, or "
+                 "set trap to uffd",
+                 transfer.c_str());
+  }
   trap::UserfaultOptions user;
   user.allow_move = options.text(Option::transfer) != "copy";
   if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
@@ -114,7 +131,8 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = parse_nodes(options.text(Option::numa_nodes), &config.numa_nodes); !s.ok()) return s;
 
   pager::Parts parts;
-  if (Status s = make_trap(options, &parts.trap); !s.ok()) return s;
+  const Link link = std::make_shared<pager::Pager*>(nullptr);
+  if (Status s = make_trap(options, link, &parts.trap); !s.ok()) return s;
   store::EngineOptions engine;
   engine.depth = config.io_depth;
   engine.threads = threads_or(options, Option::io_threads);
@@ -130,6 +148,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
   config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
   auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
+  *link = pager.get();
   if (Status s = pager->start(); !s.ok()) return s;
   *out = std::move(pager);
   return {};

@@ -40,9 +40,12 @@ constexpr OptionInfo kTable[] = {
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,
-     "Who stands where a block is absent; auto takes userfaultfd. The module is not driven by this version."},
+     "Who stands where a block is absent: the module vmem.ko or userfaultfd; auto takes the module where it is loaded "
+     "and "
+     "the user may open it."},
     {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
-     "How userfaultfd puts bytes in place; auto moves pages where the kernel can (6.8) and copies elsewhere."},
+     "How userfaultfd puts bytes in place; auto moves pages where the kernel can (6.8) and copies elsewhere. Another "
+     "value than auto means userfaultfd."},
     {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, "auto|cuda|sim|none", false,
      "Which device tier to use: auto takes CUDA where there is a GPU and a driver; sim is a simulated device for "
      "tests."},

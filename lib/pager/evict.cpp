@@ -33,7 +33,9 @@ constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kM
 // Free memory, or on its way to being free, is short of the low watermark.
 bool Pager::must_evict() const {
   const uint64_t budget = frames_.budget();
-  const uint64_t low = std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * largest_block_));
+  const unsigned percent = refilling_ ? knobs_.watermark_high : knobs_.watermark_low;
+  const uint64_t low =
+      std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * largest_block_)), budget / 100 * percent);
   return frames_.in_use() + low > budget + leaving_bytes_;
 }
 
@@ -48,7 +50,9 @@ void Pager::evict_loop() {
       serve_evict_request(lock);
       continue;
     }
+    lift_cap(now);
     const bool host_short = must_evict();
+    refilling_ = host_short;
     const bool staging_short = !gpus_.empty() && must_evict_staging();
     if (!host_short && !staging_short && starved_.empty()) {
       need_evict_.wait(lock);

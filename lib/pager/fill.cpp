@@ -216,6 +216,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
+  bool fresh = false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
   if (r.transfer == Transfer::copy) {
     if (frames_.take_credit(size, keep)) {
@@ -223,7 +224,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
       if (image == nullptr) frames_.give_credit(size);
     }
   } else {
-    image = frames_.get(size, keep);
+    image = frames_.get(size, keep, &fresh);
   }
   if (image == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, size);
@@ -247,6 +248,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
   m->coded = scratch;
   m->started_ns = urgency == Urgency::fault ? now_ns() : 0;
   m->was_untouched = from == State::untouched;
+  m->fresh = fresh;
   if (from == State::untouched && !r.from_file()) {
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(size);
@@ -490,9 +492,11 @@ void Pager::run(After& after) {
   while (!after.empty()) {
     After now;
     std::swap(now, after);
+    std::erase_if(now.submit, [&](store::Io* io) { return !populate(static_cast<Move*>(io->user), after); });
     if (!now.submit.empty()) engine_->submit(now.submit);  // the disk first: it is the slowest
     for (Move* m : now.zero) {
-      memset(m->image, 0, m->region->block_size);
+      if (!populate(m, after)) continue;
+      if (!m->fresh) memset(m->image, 0, m->region->block_size);
       finish_read(m, after);
     }
     for (Move* m : now.install) install(m, after);

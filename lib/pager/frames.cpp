@@ -14,10 +14,12 @@ namespace vmem::pager {
 using core::kHugePage;
 
 FramePool::FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> numa_nodes)
-    : trap_(trap), budget_(budget_bytes), nodes_(std::move(numa_nodes)) {}
+    : trap_(trap), install_(trap.caps().install), budget_(budget_bytes), nodes_(std::move(numa_nodes)) {}
 
 FramePool::~FramePool() {
-  for (const trap::Range& arena : arenas_) munmap(reinterpret_cast<void*>(arena.address), arena.size);
+  for (const trap::Range& arena : arenas_)
+    trap_.release_arena(reinterpret_cast<void*>(arena.address), arena.size).ignore();
+  for (const trap::Range& slab : slabs_) munmap(reinterpret_cast<void*>(slab.address), slab.size);
 }
 
 size_t FramePool::index(size_t size) {
@@ -30,9 +32,10 @@ void FramePool::set_tables(uint64_t bytes) {
 }
 
 bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
-  if (used_ + bytes + reserve > budget_) {
-    if (used_ - free_bytes_ + bytes + reserve > budget_) return false;
-    if (!shrink_free(used_ + bytes + reserve - budget_)) return false;
+  const uint64_t most = budget();
+  if (used_ + bytes + reserve > most) {
+    if (used_ - free_bytes_ + bytes + reserve > most) return false;
+    if (!shrink_free(used_ + bytes + reserve - most)) return false;
   }
   used_ += bytes;
   return true;
@@ -53,10 +56,11 @@ void FramePool::give_fixed(uint64_t bytes) {
   give_credit(bytes);
 }
 
-std::byte* FramePool::get(size_t size, uint64_t reserve) {
+std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
   Class& c = classes_[index(size)];
+  if (fresh != nullptr) *fresh = false;
   if (!c.free.empty()) {
-    if (used_ - free_bytes_ + size + reserve > budget_) return nullptr;
+    if (used_ - free_bytes_ + size + reserve > budget()) return nullptr;
     std::byte* frame = c.free.back();
     c.free.pop_back();
     free_bytes_ -= size;
@@ -65,12 +69,32 @@ std::byte* FramePool::get(size_t size, uint64_t reserve) {
   if (!take_credit(size, reserve)) return nullptr;
   std::byte* slot = get_slot(size);
   if (slot == nullptr) give_credit(size);
+  if (fresh != nullptr) *fresh = install_;
   return slot;
 }
 
+core::Status FramePool::populate(std::byte* frame, size_t size) const {
+  const int node = nodes_.empty() ? -1 : nodes_[reinterpret_cast<uintptr_t>(frame) / size % nodes_.size()];
+  return trap_.populate_frames(frame, size, node);
+}
+
+void FramePool::put_fresh(std::byte* frame, size_t size) {
+  put_slot(frame, size);
+  give_credit(size);
+}
+
+// False: somebody pins it, so it keeps its memory.
+bool FramePool::release(std::byte* frame, size_t size) {
+  if (core::Status s = trap_.release_frames(frame, size); !s.ok()) {
+    VMEM_LOG_ONCE(core::Level::warning, "a frame keeps its memory: %.*s", static_cast<int>(s.text().size()),
+                  s.text().data());
+    return false;
+  }
+  return true;
+}
+
 void FramePool::put(std::byte* frame, size_t size) {
-  if (used_ > budget_) {  // the budget was lowered, or tables grew
-    release_pages(frame, size);
+  if (used_ > budget() && release(frame, size)) {  // the budget was lowered, or tables grew
     used_ -= size;
     put_slot(frame, size);
     return;
@@ -94,12 +118,12 @@ void FramePool::put_slot(std::byte* slot, size_t size) {
 bool FramePool::grow_slots(size_t size) {
   const size_t bytes = std::max<size_t>(32 * size, 2 * kHugePage);
   void* at = nullptr;
-  if (core::Status s = trap_.reserve_frames(bytes, true, &at); !s.ok()) {
+  if (core::Status s = trap_.reserve_arena(bytes, size, &at); !s.ok()) {
     core::log(core::Level::warning, "no address space for frames: %.*s", static_cast<int>(s.text().size()),
               s.text().data());
     return false;
   }
-  place(at, bytes);
+  if (!install_) place(at, bytes);
   arenas_.push_back({reinterpret_cast<uintptr_t>(at), bytes});
   // Last pushed is first used: hand out ascending addresses so that neighbours share mappings.
   for (size_t offset = bytes; offset >= size; offset -= size) {
@@ -118,13 +142,28 @@ void FramePool::place(void* at, size_t size) const {
   }
 }
 
+// Memory that never stands in a region, a slab of buffers.
+std::byte* FramePool::get_slab(size_t size) {
+  if (!install_) return get_slot(size);  // as good, and aligned
+  void* const raw = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, kHugePage);
+  if (at != start) munmap(raw, at - start);
+  if (start + kHugePage != at) munmap(reinterpret_cast<void*>(at + size), start + kHugePage - at);
+  madvise(reinterpret_cast<void*>(at), size, MADV_HUGEPAGE);
+  madvise(reinterpret_cast<void*>(at), size, MADV_DONTFORK);
+  place(reinterpret_cast<void*>(at), size);
+  slabs_.push_back({at, size});
+  return reinterpret_cast<std::byte*>(at);
+}
+
 std::byte* FramePool::get_bounce(size_t size) {
   Class& c = classes_[index(size)];
   if (c.bounce.empty()) {
     const size_t slab = std::max(size, kHugePage);
     if (c.bounce_bytes + slab > c.bounce_limit || !take_credit(slab, 0)) return nullptr;
     // Slabs are slots of the huge class that stay populated for good.
-    std::byte* at = get_slot(slab);
+    std::byte* at = get_slab(slab);
     if (at == nullptr) {
       give_credit(slab);
       return nullptr;
@@ -154,7 +193,7 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes) {
   std::byte* first = get_bounce(size);
   if (first == nullptr) {
     return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
-                       core::human_bytes(budget_).c_str(), core::human_bytes(std::max(size, kHugePage)).c_str(),
+                       core::human_bytes(budget()).c_str(), core::human_bytes(std::max(size, kHugePage)).c_str(),
                        core::human_bytes(used_ - free_bytes_).c_str());
   }
   put_bounce(first, size);
@@ -169,28 +208,30 @@ uint64_t FramePool::overhead() const {
 
 bool FramePool::shrink_free(uint64_t bytes) {
   uint64_t freed = 0;
+  std::vector<std::byte*> pinned;
   for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
     const size_t size = core::kPage << i;
     Class& c = classes_[i];
     while (!c.free.empty() && freed < bytes) {
       std::byte* frame = c.free.back();
       c.free.pop_back();
-      release_pages(frame, size);
+      if (!release(frame, size)) {
+        pinned.push_back(frame);
+        continue;
+      }
       put_slot(frame, size);
       free_bytes_ -= size;
       used_ -= size;
       freed += size;
     }
+    c.free.insert(c.free.end(), pinned.begin(), pinned.end());
+    pinned.clear();
   }
   return freed >= bytes;
 }
 
 void FramePool::trim() {
-  if (used_ > budget_) shrink_free(used_ - budget_);
-}
-
-void release_pages(std::byte* slot, size_t size) {
-  madvise(slot, size, MADV_DONTNEED);
+  if (used_ > budget()) shrink_free(used_ - budget());
 }
 
 }  // namespace vmem::pager

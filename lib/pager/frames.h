@@ -1,11 +1,15 @@
 // Host memory of bounded size: the budget, frames to move blocks through, and buffers to read into. Not thread-safe:
-// the pager's lock protects it, except release_pages().
+// the pager's lock protects it, except populate().
 //
 //   used = credits handed out + populated free frames + bounce slabs + tables   <=   budget, always
 //
 // A credit is the right to keep that many bytes of memory. It travels with the bytes: frame -> region -> frame.
+//
+// Over the module a frame has memory only after populate(), which may be refused: by a limit of the machine, or because
+// memory is short. The pool is then capped below its budget for a while, so that blocks are evicted for frames.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -23,8 +27,16 @@ class FramePool {
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
-  uint64_t budget() const { return budget_; }
+  // In force: what was set, or less while the machine gives less.
+  uint64_t budget() const { return std::min({budget_, cap_, ceiling_}); }
+  uint64_t wanted_budget() const { return budget_; }
   void set_budget(uint64_t bytes) { budget_ = bytes; }
+  // Until lift_cap(); UINT64_MAX: none.
+  void set_cap(uint64_t bytes) { cap_ = bytes; }
+  void lift_cap() { cap_ = UINT64_MAX; }
+  bool capped() const { return cap_ != UINT64_MAX; }
+  // An administrator's limit; UINT64_MAX: none.
+  void set_ceiling(uint64_t bytes) { ceiling_ = bytes; }
   uint64_t used() const { return used_; }
   uint64_t in_use() const { return used_ - free_bytes_; }
   // Bytes that could be handed out now.
@@ -40,8 +52,13 @@ class FramePool {
   bool take_fixed(uint64_t bytes, uint64_t reserve);
   void give_fixed(uint64_t bytes);
 
-  // A frame of `size` bytes with its credit: contents undefined. nullptr: no memory within budget - reserve.
-  std::byte* get(size_t size, uint64_t reserve);
+  // A frame of `size` bytes with its credit: contents undefined. nullptr: no memory within budget - reserve. *fresh: it
+  // has no memory yet, see populate().
+  std::byte* get(size_t size, uint64_t reserve, bool* fresh = nullptr);
+  // Gives a fresh frame memory, zeroed. Without the lock; may wait for the system. On an error it is still fresh.
+  core::Status populate(std::byte* frame, size_t size) const;
+  // A fresh frame that got no memory comes back.
+  void put_fresh(std::byte* frame, size_t size);
   // A frame comes back with its pages: it stays populated, ready for the next get().
   void put(std::byte* frame, size_t size);
   // Address space of a frame without memory or credit: where take() puts a block's pages. nullptr: no address space.
@@ -73,16 +90,18 @@ class FramePool {
   };
   static size_t index(size_t size);
   bool grow_slots(size_t size);
+  std::byte* get_slab(size_t size);
+  bool release(std::byte* frame, size_t size);
   bool shrink_free(uint64_t bytes);
 
   trap::Trap& trap_;
+  const bool install_;  // frames are the module's
   uint64_t budget_, used_ = 0, free_bytes_ = 0, tables_ = 0, fixed_ = 0;
+  uint64_t cap_ = UINT64_MAX, ceiling_ = UINT64_MAX;
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
-  std::vector<trap::Range> arenas_;
+  std::vector<trap::Range> arenas_;  // of frames
+  std::vector<trap::Range> slabs_;   // buffers beside the module's frames
 };
-
-// Gives a slot's pages back to the system. Any thread, no lock.
-void release_pages(std::byte* slot, size_t size);
 
 }  // namespace vmem::pager

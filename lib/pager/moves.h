@@ -55,6 +55,7 @@ struct Move {
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
   bool was_untouched = false;   // fill: the state it came from
+  bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
   bool staged = false;          // image is a staging frame
   int device = -1;              // entering, leaving: which
   std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first

@@ -28,9 +28,12 @@ Pager::Pager(Parts parts, Config config)
   gpus_ = std::vector<Gpu>(devices);
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
+  wanted_readahead_ = config_.readahead_bytes;
+  wanted_timeout_ms_ = config_.fault_timeout_ms;
 }
 
 Status Pager::start() {
+  on_knobs();
   const int fd = trap_->fault_descriptor();
   watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);
   if (!watching_) fault_thread_ = std::thread([this] { fault_loop(); });
@@ -286,9 +289,11 @@ Status Pager::set_host_budget(uint64_t bytes) {
 }
 
 void Pager::set_readahead(uint64_t bytes) {
-  Lock lock(mutex_);
-  config_.readahead_bytes = bytes;
-  for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(bytes / r->block_size));
+  {
+    Lock lock(mutex_);
+    wanted_readahead_ = bytes;
+  }
+  on_knobs();
 }
 
 void Pager::set_checksum(bool on) {
@@ -296,8 +301,11 @@ void Pager::set_checksum(bool on) {
 }
 
 void Pager::set_fault_timeout(unsigned ms) {
-  Lock lock(mutex_);
-  config_.fault_timeout_ms = ms;
+  {
+    Lock lock(mutex_);
+    wanted_timeout_ms_ = ms;
+  }
+  on_knobs();
 }
 
 void Pager::set_space_budget(uint64_t bytes) {

@@ -21,6 +21,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "device/device.h"
+#include "pager/config.h"
 #include "pager/frames.h"
 #include "pager/moves.h"
 #include "pager/region.h"
@@ -30,28 +31,6 @@
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
-
-struct Config {
-  uint64_t host_budget = 0;  // bytes
-  unsigned io_depth = 16;
-  unsigned evict_threads = 1;
-  uint64_t readahead_bytes = uint64_t{64} << 20;
-  bool checksum = true;
-  unsigned fault_timeout_ms = 10000;
-  bool allow_move = true;
-  bool direct_io = true;
-  std::vector<int> numa_nodes;
-  policy::EvictorKind evictor = policy::EvictorKind::adaptive;
-  uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
-};
-
-// The rooms the pager stands on. It owns them; they outlive its threads.
-struct Parts {
-  std::unique_ptr<trap::Trap> trap;
-  std::unique_ptr<store::Engine> engine;
-  std::unique_ptr<store::Space> space;
-  std::unique_ptr<device::Devices> devices;  // null: no device tier
-};
 
 class Pager {
  public:
@@ -95,6 +74,9 @@ class Pager {
   void set_space_budget(uint64_t bytes);
   // Writes changed blocks of shared files; regions stay usable. For exit().
   core::Status flush_shared();
+  // The module asks, on the thread that reads faults: for memory, and to look at its knobs. Neither blocks.
+  void on_pressure(uint64_t bytes);
+  void on_knobs();
   // Frees every region, whatever holds it.
   void shutdown();
   bool has_regions();
@@ -150,6 +132,11 @@ class Pager {
   // The block reached a stable state: grants the wishes left in its flags.
   void settle(Region& r, core::BlockIndex b, After& after);
   void check_starved(uint64_t now);
+
+  // pressure.cpp
+  bool populate(Move* m, After& after);
+  void hold_back(uint64_t bytes, uint64_t ns);
+  void lift_cap(uint64_t now);
 
   // evict.cpp
   void evict_loop();
@@ -272,6 +259,11 @@ class Pager {
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
   bool stop_ = false;
+  trap::Knobs knobs_;          // of the machine; zeros: there are none
+  uint64_t wanted_readahead_;  // what was set; config_ has what is in force
+  unsigned wanted_timeout_ms_;
+  uint64_t cap_until_ns_ = 0;
+  bool refilling_ = false;  // below the low watermark lately, and not yet above the high one
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_;
   std::atomic<bool> stop_faults_{false};

@@ -84,8 +84,9 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   r.codec = what.codec;
   const trap::Caps& caps = trap_->caps();
   r.gpu = gpu;
-  if (caps.install) {
+  if (caps.install && !gpu) {
     r.transfer = Transfer::install;
+    r.probes = block_size >= kHugePage;
   } else if (caps.move && config_.allow_move && block_size >= kHugePage && !gpu) {
     r.transfer = Transfer::move;
     r.probes = true;
@@ -124,7 +125,8 @@ Status Pager::create(const NewRegion& what, void** ptr) {
       if (!s.ok()) devices_->release(base).ignore();
     }
   } else if (s.ok()) {
-    s = trap_->attach(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), r.transfer, &base);
+    s = trap_->attach_blocks(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), block_size, r.transfer,
+                             &base);
   }
   if (!s.ok()) {
     close_file(&r, *engine_);

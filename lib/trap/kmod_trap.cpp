@@ -41,9 +41,9 @@ size_t block_of(size_t size) {
   return size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
 }
 
-Status only_install(const char* who, Transfer transfer) {
-  if (transfer == Transfer::install) return {};
-  return error(EOPNOTSUPP, "%s: the module installs frames; it neither moves nor copies", who);
+Status not_move(const char* who, Transfer transfer) {
+  if (transfer != Transfer::move) return {};
+  return error(EOPNOTSUPP, "%s: the module installs frames, or copies into its own; it does not move pages", who);
 }
 
 }  // namespace
@@ -95,7 +95,6 @@ bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
 
 KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, const KmodOptions& options)
     : fd_(fd), event_(event), batch_max_(batch_max), options_(options) {
-  caps_.copy = false;
   caps_.install = true;
   caps_.write_protect = true;
   caps_.poison = true;
@@ -146,7 +145,7 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
   if (!core::is_power_of_two(align) || align < core::kPage)
     return error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
   if (Status s = check_range("attach", 0, size); !s.ok()) return s;
-  if (Status s = only_install("attach", transfer); !s.ok()) return s;
+  if (Status s = not_move("attach", transfer); !s.ok()) return s;
   if (size > kMostRange) {
     return error(ENOMEM, "attach: %s is more than a range of the module holds (%s)", core::human_bytes(size).c_str(),
                  core::human_bytes(kMostRange).c_str());
@@ -167,8 +166,14 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
 
 Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
   if (Status s = check_range("attach_at", at(address), size); !s.ok()) return s;
-  if (Status s = only_install("attach_at", transfer); !s.ok()) return s;
-  OffsetMap::Entry entry{size, 0, block_of(size), false};
+  if (Status s = not_move("attach_at", transfer); !s.ok()) return s;
+  uintptr_t begin = 0;
+  if (OffsetMap::Entry whole{}; regions_.find(at(address), size, &begin, &whole) && size < whole.size &&
+                                (at(address) - begin) % whole.unit == 0 && size % whole.unit == 0) {
+    return attach_hole(address, size, begin, whole);
+  }
+  const size_t copied = size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
+  OffsetMap::Entry entry{size, 0, transfer == Transfer::copy ? copied : block_of(size), false};
   if (Status s = create(VMEM_KIND_REGION, size, entry.unit, &entry.offset); !s.ok()) return s;
   // One mmap: whoever touches meanwhile finds what was there, or the trap.
   if (Status s = map_over(at(address), size, entry.offset); !s.ok()) {
@@ -181,6 +186,7 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
   for (OffsetMap::Entry old{}; regions_.take_overlap(at(address), size, &old);) {
     vmem_destroy d{old.offset};
     call(fd_, VMEM_IOC_DESTROY, &d);
+    release_copies(old.offset, old.unit, old.size / old.unit);
   }
   regions_.set(at(address), entry);
   return {};
@@ -192,13 +198,15 @@ Status KmodTrap::detach(void* address, size_t size) {
   if (regions_.take(at(address), size, &entry)) {
     vmem_destroy d{entry.offset};
     const int err = call(fd_, VMEM_IOC_DESTROY, &d);
-    if (err == 0) return {};
-    return system_error(err, "detach: the module does not end the range at 0x%zx", at(address));
+    if (err != 0) return system_error(err, "detach: the module does not end the range at 0x%zx", at(address));
+    release_copies(entry.offset, entry.unit, size / entry.unit);
+    return {};
   }
   uint64_t offset = 0;
   size_t unit = 0, count = 0;
   if (Status s = blocks("detach", address, size, &offset, &unit, &count); !s.ok()) return s;
   if (Status s = each("detach", VMEM_OP_REMOVE, offset, unit, count, -ENOENT); !s.ok()) return s;
+  release_copies(offset, unit, count);
   return each("detach", VMEM_OP_FAIL, offset, unit, count, -EALREADY);
 }
 
@@ -309,7 +317,8 @@ Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer
   size_t unit = 0, count = 0, frame_unit = 0;
   if (Status s = check_range("fill", at(address), size); !s.ok()) return s;
   if (Status s = check_range("fill", at(frame), size); !s.ok()) return s;
-  if (Status s = only_install("fill", transfer); !s.ok()) return s;
+  if (Status s = not_move("fill", transfer); !s.ok()) return s;
+  if (transfer == Transfer::copy) return copy_in(address, size, frame, protect);
   if (Status s = blocks("fill", address, size, &block, &unit, &count); !s.ok()) return s;
   if (Status s = frames("fill", frame, size, &slot, &frame_unit); !s.ok()) return s;
   std::vector<vmem_op> ops(count);
@@ -341,7 +350,8 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
   uint64_t block = 0, slot = 0;
   size_t unit = 0, count = 0, frame_unit = 0;
   if (Status s = check_range("take", at(address), size); !s.ok()) return s;
-  if (Status s = only_install("take", transfer); !s.ok()) return s;
+  if (Status s = not_move("take", transfer); !s.ok()) return s;
+  if (transfer == Transfer::copy) return copy_out(address, size, frame);
   if (Status s = blocks("take", address, size, &block, &unit, &count); !s.ok()) return s;
   if (Status s = frames("take", frame, size, &slot, &frame_unit); !s.ok()) return s;
   std::vector<vmem_op> ops(count);
@@ -390,11 +400,15 @@ Status KmodTrap::drop(std::span<const Range> ranges) {
     }
   }
   if (const int err = batch(ops); err != 0) return system_error(err, "drop: the module refuses the batch");
+  Status first;
   for (const vmem_op& o : ops) {
-    if (o.result != 0 && o.result != -ENOENT)
-      return system_error(o.result, "drop: block at offset 0x%llx", static_cast<unsigned long long>(o.block));
+    if (o.result == 0) {
+      release_copies(o.block, 1, 1);
+    } else if (o.result != -ENOENT && first.ok()) {
+      first = system_error(o.result, "drop: block at offset 0x%llx", static_cast<unsigned long long>(o.block));
+    }
   }
-  return {};
+  return first;
 }
 
 // One operation on every block of the range.
@@ -423,7 +437,7 @@ Status KmodTrap::wake(void* address, size_t size) {
 Status KmodTrap::reserve_frames(size_t size, bool huge, void** address) {
   (void)huge;  // frames are as large as memory allows
   if (Status s = reserve_arena(size, block_of(size), address); !s.ok()) return s;
-  if (Status s = populate_frames(*address, size); !s.ok()) {
+  if (Status s = populate_frames(*address, size, -1); !s.ok()) {
     release_arena(*address, size).ignore();  // nothing of it is populated, or it goes with the context
     return s;
   }
@@ -446,14 +460,14 @@ Status KmodTrap::reserve_arena(size_t size, size_t frame_size, void** address) {
   return {};
 }
 
-Status KmodTrap::populate_frames(void* address, size_t size) {
+Status KmodTrap::populate_frames(void* address, size_t size, int node) {
   vmem_populate p{};
   uint64_t offset = 0;
   size_t unit = 0;
   if (Status s = frames("populate_frames", address, size, &offset, &unit); !s.ok()) return s;
   p.offset = offset;
   p.count = static_cast<uint32_t>(size / unit);
-  p.node = -1;
+  p.node = node;
   const int err = call(fd_, VMEM_IOC_POPULATE, &p);
   if (err == 0) return {};
   if (p.done != 0) {
@@ -493,6 +507,14 @@ Status KmodTrap::release_arena(void* address, size_t size) {
   vmem_destroy d{entry.offset};
   const int err = call(fd_, VMEM_IOC_DESTROY, &d);
   return err == 0 ? Status() : system_error(err, "release_arena: the module keeps the arena");
+}
+
+Status KmodTrap::knobs(Knobs* out) {
+  vmem_info info{};
+  if (const int err = call(fd_, VMEM_IOC_INFO, &info); err != 0) return system_error(err, "the module's knobs");
+  *out = {info.frame_limit,      info.context_limit, info.readahead_bytes,
+          info.fault_timeout_ms, info.watermark_low, info.watermark_high};
+  return {};
 }
 
 Status Trap::release_frames(void* address, size_t size) {

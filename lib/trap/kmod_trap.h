@@ -1,8 +1,12 @@
 // The module as a body of Trap: ranges and arenas by address, operations as batches.
+//
+// Transfer::copy is there for memory that cannot be the caller's frame (staging frames of a device): a frame of the
+// trap's own is filled and installed, and released when the block goes.
 #pragma once
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "trap/trap.h"
 #include "vmem/vmem_uapi.h"
@@ -58,9 +62,11 @@ class KmodTrap final : public Trap {
   core::Status wake(void* address, size_t size) override;
   core::Status reserve_frames(size_t size, bool huge, void** address) override;
   core::Status reserve_arena(size_t size, size_t frame_size, void** address) override;
-  core::Status populate_frames(void* address, size_t size) override;
+  core::Status populate_frames(void* address, size_t size, int node) override;
   core::Status release_frames(void* address, size_t size) override;
   core::Status release_arena(void* address, size_t size) override;
+  core::Status knobs(Knobs* out) override;
+  int fault_descriptor() const override { return fd_; }
 
  private:
   core::Status create(uint32_t kind, size_t size, size_t unit, uint64_t* offset);
@@ -72,12 +78,27 @@ class KmodTrap final : public Trap {
   // The same operation on `count` blocks; results that equal `fine` are success. The first other one is the error.
   core::Status each(const char* call, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine);
   int batch(std::span<vmem_op> ops);
+  core::Status attach_hole(void* address, size_t size, uintptr_t begin, const OffsetMap::Entry& entry);
+  core::Status copy_in(void* address, size_t size, const void* image, Protect protect);
+  core::Status copy_out(void* address, size_t size, void* image);
+  core::Status get_copy_frame(size_t unit, std::byte** frame);
+  void put_copy_frame(std::byte* frame, size_t unit);
+  // The frames of our own that stood in `count` blocks from `offset` on, which are absent now or destroyed.
+  void release_copies(uint64_t offset, size_t unit, size_t count);
 
   const int fd_, event_;
   const uint32_t batch_max_;
   const KmodOptions options_;
   Caps caps_;
   OffsetMap regions_, arenas_;
+
+  struct Copy {
+    std::byte* frame;
+    size_t unit;
+  };
+  std::mutex copies_mutex_;                                // leaf
+  std::map<uint64_t, Copy> copies_;                        // frames of our own in place, by offset of their block
+  std::map<size_t, std::vector<std::byte*>> empty_slots_;  // by unit: address space for such frames
 };
 
 }  // namespace vmem::trap

@@ -6,6 +6,7 @@
 // faulting thread may hold; none touches the bytes of a trapped range from user space.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -53,6 +54,14 @@ struct Caps {
 struct Range {
   uintptr_t address;
   size_t size;
+};
+
+// The module's knobs, docs/sysfs.md. Bytes; 0 of a limit: none.
+struct Knobs {
+  uint64_t frame_limit = 0, context_limit = 0;
+  uint64_t readahead_bytes = 0;
+  unsigned fault_timeout_ms = 0;
+  unsigned watermark_low = 0, watermark_high = 0;  // percent of the budget
 };
 
 class Trap {
@@ -112,7 +121,8 @@ class Trap {
   // With Transfer::install a range is made of blocks, and an arena of frames, of one size each, fixed when it is made;
   // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is
   // in place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its
-  // size may be one, else 2 MiB or 4 KiB. The other bodies do not care.
+  // size may be one, else 2 MiB or 4 KiB; attach_at() over a hole in a range of this trap keeps that range's blocks.
+  // The other bodies do not care.
   virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
     (void)block_size;
     return attach(size, align, transfer, address);
@@ -123,14 +133,21 @@ class Trap {
   }
   // Makes frames resident and zero; without it the first touch does, where the body has no say in memory. -ENOMEM, or
   // -EDQUOT when a limit of the machine is reached: nothing is resident then.
-  virtual core::Status populate_frames(void* address, size_t size) {
+  // node: memory node to take it from, -1 for the caller's.
+  virtual core::Status populate_frames(void* address, size_t size, int node) {
     (void)address;
     (void)size;
+    (void)node;
     return {};
   }
   // Gives the memory of frames back; the address space stays. -EBUSY: somebody pins one, it stays resident.
   virtual core::Status release_frames(void* address, size_t size);
   virtual core::Status release_arena(void* address, size_t size);
+  // What the administrator of the machine asks of every process now. -EOPNOTSUPP: nobody does.
+  virtual core::Status knobs(Knobs* out) {
+    (void)out;
+    return core::Status(EOPNOTSUPP, "");
+  }
 };
 
 struct UserfaultOptions {

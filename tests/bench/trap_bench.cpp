@@ -54,7 +54,7 @@ class Served {
     arena_ = block * count;
     must(way.trap->attach_blocks(bytes_, block, block, way.transfer, &range_));
     must(way.trap->reserve_arena(arena_, block, &frames_));
-    must(way.trap->populate_frames(frames_, arena_));
+    must(way.trap->populate_frames(frames_, arena_, -1));
   }
   ~Served() {
     stop_ = true;

@@ -45,8 +45,9 @@ void* map(size_t size, size_t align) {
 
 }  // namespace
 
-FakeTrap::FakeTrap(bool move, bool write_protect) {
-  caps_.move = move;
+FakeTrap::FakeTrap(bool move, bool write_protect, bool install) {
+  caps_.move = move && !install;
+  caps_.install = install;
   caps_.write_protect = write_protect;
   caps_.poison = true;
   caps_.name = "fake";
@@ -187,6 +188,8 @@ void FakeTrap::interrupt() {
 Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) {
   std::lock_guard lock(mutex_);
   if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
+  if (transfer == trap::Transfer::install && frames_.count(number(frame)) == 0)
+    return core::error(ENOENT, "the frame has no memory");
   memcpy(at, frame, size);
   if (transfer == trap::Transfer::move) memset(frame, 0, size);
   set(number(at), size, protect == trap::Protect::yes ? Page::protected_ : Page::present);
@@ -270,6 +273,54 @@ Status FakeTrap::wake(void* at, size_t size) {
 Status FakeTrap::reserve_frames(size_t size, bool, void** address) {
   *address = map(size, core::kHugePage);
   return *address != nullptr ? Status() : core::error(ENOMEM, "no address space");
+}
+
+void FakeTrap::limit_frames(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  frame_limit_ = bytes;
+}
+
+uint64_t FakeTrap::frame_bytes() {
+  std::lock_guard lock(mutex_);
+  return frame_bytes_;
+}
+
+void FakeTrap::until_frames_below(uint64_t bytes) {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "frames to be released", [&] { return frame_bytes_ <= bytes; });
+}
+
+void FakeTrap::set_knobs(const trap::Knobs& knobs) {
+  std::lock_guard lock(mutex_);
+  knobs_ = knobs;
+}
+
+Status FakeTrap::populate_frames(void* address, size_t size, int) {
+  std::lock_guard lock(mutex_);
+  called("populate");
+  if (!caps_.install) return core::error(EINVAL, "frames of this trap need no memory");
+  if (frame_bytes_ + size > frame_limit_) return core::error(EDQUOT, "limit reached");
+  if (!frames_.emplace(number(address), size).second) return core::error(EEXIST, "populated twice");
+  frame_bytes_ += size;
+  return {};
+}
+
+Status FakeTrap::release_frames(void* address, size_t size) {
+  madvise(address, size, MADV_DONTNEED);
+  std::lock_guard lock(mutex_);
+  called("release");
+  changed_.notify_all();
+  if (!caps_.install) return {};
+  if (frames_.erase(number(address)) == 0) return core::error(ENOENT, "no such frame");
+  frame_bytes_ -= size;
+  return {};
+}
+
+Status FakeTrap::knobs(trap::Knobs* out) {
+  std::lock_guard lock(mutex_);
+  if (!caps_.install) return core::error(EOPNOTSUPP, "no knobs");
+  *out = knobs_;
+  return {};
 }
 
 FakeEngine::FakeEngine() : thread_([this] { run(); }) {}

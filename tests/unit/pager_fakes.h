@@ -24,7 +24,8 @@ namespace vmem::pager::test {
 // thread. Dropped memory is overwritten, so that whoever looks at it afterwards shows.
 class FakeTrap final : public trap::Trap {
  public:
-  explicit FakeTrap(bool move = true, bool write_protect = true);
+  // install: frames as the module's, which have memory only after populate_frames().
+  explicit FakeTrap(bool move = true, bool write_protect = true, bool install = false);
   ~FakeTrap() override;
 
   // What a thread sees: false is SIGBUS. Blocks while the page is absent (or protected, for a store).
@@ -38,6 +39,11 @@ class FakeTrap final : public trap::Trap {
   void until_called(const std::string& name, size_t times);
   // The next take() fails so.
   void fail_take(int error);
+  // Frames get no more memory than this together, and what they have now.
+  void limit_frames(uint64_t bytes);
+  uint64_t frame_bytes();
+  void until_frames_below(uint64_t bytes);
+  void set_knobs(const trap::Knobs& knobs);
 
   const trap::Caps& caps() const override { return caps_; }
   core::Status attach(size_t size, size_t align, trap::Transfer transfer, void** address) override;
@@ -56,6 +62,9 @@ class FakeTrap final : public trap::Trap {
   core::Status unfail(void* at, size_t size) override;
   core::Status wake(void* at, size_t size) override;
   core::Status reserve_frames(size_t size, bool huge, void** address) override;
+  core::Status populate_frames(void* address, size_t size, int node) override;
+  core::Status release_frames(void* address, size_t size) override;
+  core::Status knobs(trap::Knobs* out) override;
 
  private:
   enum class Page : uint8_t { absent, present, protected_, failed };
@@ -75,6 +84,9 @@ class FakeTrap final : public trap::Trap {
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0;
+  std::map<uintptr_t, size_t> frames_;  // populated
+  uint64_t frame_bytes_ = 0, frame_limit_ = UINT64_MAX;
+  trap::Knobs knobs_;
 };
 
 // Files in memory. done() is called on a thread of its own.

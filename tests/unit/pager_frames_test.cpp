@@ -144,7 +144,7 @@ TEST_F(PagerFrames, AFrameFromTheSystemIsZeroAfterRelease) {
   ASSERT_NE(slot, nullptr);
   EXPECT_EQ(pool.used(), 0u) << "a slot is address space only";
   memset(slot, 7, kHugePage);
-  vmem::pager::release_pages(slot, kHugePage);
+  ASSERT_TRUE(trap.release_frames(slot, kHugePage).ok());
   EXPECT_EQ(slot[12345], std::byte{0});
   pool.put_slot(slot, kHugePage);
 }

@@ -50,7 +50,7 @@ class TrapContract : public ::testing::TestWithParam<Body> {
   }
 
   // A block of `size` bytes in the way every body has.
-  Kind plain(size_t size) const { return {size, trap_->caps().copy ? Transfer::copy : Transfer::install}; }
+  Kind plain(size_t size) const { return {size, trap_->caps().install ? Transfer::install : Transfer::copy}; }
 
   struct Block {
     Trap* trap = nullptr;

@@ -199,7 +199,7 @@ TEST_P(TrapContract, TakeLeavesTheRangeTrappedAndTheFrameUsableForIo) {
 }
 
 TEST_P(TrapContract, AbsentPagesOfATakenRangeReadAsZeros) {
-  if (!trap_->caps().copy) GTEST_SKIP() << "blocks of this body travel whole";
+  if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   Block b;
   make_block({size_t{64} << 10, Transfer::copy}, &b);
   write_pattern(b.frame, kPage, 4);
@@ -223,7 +223,7 @@ TEST_P(TrapContract, AFrameThatWasNeverTouchedFillsWithZeros) {
     OK(b.take());
     b.empty_slot();
     OK(trap_->release_frames(b.frame, kind.size));
-    OK(trap_->populate_frames(b.frame, kind.size));
+    OK(trap_->populate_frames(b.frame, kind.size, -1));
     OK(b.fill());
     EXPECT_EQ(b.words[0], 0u);
     b.release();
@@ -231,7 +231,7 @@ TEST_P(TrapContract, AFrameThatWasNeverTouchedFillsWithZeros) {
 }
 
 TEST_P(TrapContract, FillZeroGivesZerosAndStoresStick) {
-  if (!trap_->caps().copy) GTEST_SKIP() << "blocks of this body travel whole";
+  if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   Block b;
   make_block({size_t{64} << 10, Transfer::copy}, &b);
   std::thread toucher([&] { __atomic_store_n(b.words + 3, 8, __ATOMIC_RELAXED); });
@@ -285,7 +285,7 @@ TEST_P(TrapContract, DropMakesRangesAbsentAndLeavesTheRest) {
   const bool installs = transfer == Transfer::install;
   OK(trap_->attach_blocks(kBlocks * kSize, kPage, kSize, transfer, &region));
   OK(trap_->reserve_arena(2 * kBlocks * kSize, kSize, &frame));
-  OK(trap_->populate_frames(frame, 2 * kBlocks * kSize));
+  OK(trap_->populate_frames(frame, 2 * kBlocks * kSize, -1));
   std::byte* base = static_cast<std::byte*>(region);
   std::vector<Range> ranges;
   for (size_t i = 0; i < kBlocks; ++i) {
@@ -319,7 +319,7 @@ struct Interference {
 } interference;
 
 TEST_P(TrapContract, AFillThatStopsHalfWayIsUndoneAndKeepsStoresMadeMeanwhile) {
-  if (!trap_->caps().copy) GTEST_SKIP() << "blocks of this body travel whole";
+  if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   for (const Kind kind : kinds()) {
     const bool moves = kind.transfer == Transfer::move;
     if (kind.size != (moves ? size_t{32} << 20 : size_t{64} << 10)) continue;

@@ -66,8 +66,8 @@ TEST_P(TrapRanges, DetachEndsParkedThreadsAndLaterTouchesWithSigbus) {
 }
 
 TEST_P(TrapRanges, AttachAtNeverShowsAnAccessibleEmptyPage) {
-  for (const Kind kind :
-       {plain(size_t{64} << 10), Kind{kHugePage, Transfer::move}, Kind{kHugePage, Transfer::install}}) {
+  for (const Kind kind : {plain(size_t{64} << 10), Kind{kHugePage, Transfer::move}, Kind{kHugePage, Transfer::install},
+                          Kind{kHugePage, Transfer::copy}}) {
     if (kind.transfer == Transfer::move && !trap_->caps().move) continue;
     if (kind.transfer == Transfer::install && !trap_->caps().install) continue;
     Block b;
@@ -119,7 +119,7 @@ TEST_P(TrapRanges, AttachAtNeverShowsAnAccessibleEmptyPage) {
 }
 
 TEST_P(TrapRanges, NeighboursAttachedOneByOneShareAMapping) {
-  if (!trap_->caps().copy) GTEST_SKIP() << "blocks of this body travel whole";
+  if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   constexpr size_t kBlocks = 64, kSize = 16 * kPage;
   void* space = mmap(nullptr, kBlocks * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   ASSERT_NE(space, MAP_FAILED);
@@ -128,6 +128,42 @@ TEST_P(TrapRanges, NeighboursAttachedOneByOneShareAMapping) {
     OK(trap_->attach_at(static_cast<std::byte*>(space) + i * kSize, kSize, Transfer::copy));
   EXPECT_LE(count_mappings(), before + 4);
   munmap(space, kBlocks * kSize);
+}
+
+// As when a block goes to a device and comes back: something else is mapped over the middle of a range, then the trap.
+TEST_P(TrapRanges, AHoleAttachedAgainIsAbsentAndItsNeighboursKeepTheirBytes) {
+  constexpr size_t kSize = kHugePage;
+  void* space = nullptr;
+  ASSERT_NE(space = mmap(nullptr, 4 * kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0),
+            MAP_FAILED);
+  auto* base = reinterpret_cast<std::byte*>(core::round_up(reinterpret_cast<uintptr_t>(space), kSize));
+  OK(trap_->attach_at(base, 3 * kSize, Transfer::copy));
+  void* frame = nullptr;
+  OK(trap_->reserve_frames(kSize, true, &frame));
+  for (uint64_t i = 0; i < 3; ++i) {
+    write_pattern(frame, kSize, i + 1);
+    OK(trap_->fill(base + i * kSize, kSize, frame, Transfer::copy, Protect::no));
+  }
+  for (int round = 0; round < 3; ++round) {
+    const Range middle{reinterpret_cast<uintptr_t>(base + kSize), kSize};
+    // Once with the block still in place, as when its bytes are of no interest.
+    if (round != 1) OK(trap_->drop({&middle, 1}));
+    ASSERT_NE(mmap(base + kSize, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+              MAP_FAILED);
+    OK(trap_->attach_at(base + kSize, kSize, Transfer::copy));
+    uint64_t value = 0;
+    std::thread toucher([&] { EXPECT_EQ(load(reinterpret_cast<uint64_t*>(base + kSize) + 7, &value), 0); });
+    EXPECT_EQ(next_fault(*trap_).address / kSize, reinterpret_cast<uintptr_t>(base + kSize) / kSize);
+    write_pattern(frame, kSize, 20);
+    OK(trap_->fill(base + kSize, kSize, frame, Transfer::copy, Protect::no));
+    toucher.join();
+    EXPECT_EQ(value, pattern(20, 7));
+    EXPECT_EQ(first_wrong(base, kSize, 1), -1);
+    EXPECT_EQ(first_wrong(base + 2 * kSize, kSize, 3), -1);
+  }
+  OK(trap_->detach(base, 3 * kSize));
+  OK(trap_->release_arena(frame, kSize));
+  munmap(space, 4 * kSize);
 }
 
 TEST_P(TrapRanges, SystemCallsIntoAbsentBlocksAreServedOrRefusedAsTheCapsSay) {

@@ -1,0 +1,38 @@
+// What a pager is made of.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/device.h"
+#include "policy/evictor.h"
+#include "store/io.h"
+#include "store/space.h"
+#include "trap/trap.h"
+
+namespace vmem::pager {
+
+struct Config {
+  uint64_t host_budget = 0;  // bytes
+  unsigned io_depth = 16;
+  unsigned evict_threads = 1;
+  uint64_t readahead_bytes = uint64_t{64} << 20;
+  bool checksum = true;
+  unsigned fault_timeout_ms = 10000;
+  bool allow_move = true;
+  bool direct_io = true;
+  std::vector<int> numa_nodes;
+  policy::EvictorKind evictor = policy::EvictorKind::adaptive;
+  uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
+};
+
+// The rooms the pager stands on. It owns them; they outlive its threads.
+struct Parts {
+  std::unique_ptr<trap::Trap> trap;
+  std::unique_ptr<store::Engine> engine;
+  std::unique_ptr<store::Space> space;
+  std::unique_ptr<device::Devices> devices;  // null: no device tier
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,98 @@
+// Frames that the machine refuses or wants back, and the knobs of its administrator.
+//
+// Without the module a frame is ordinary memory and nothing here happens, except that settings come into force. With it
+// each frame is asked for, and a refusal is no failure: the pool is capped at what it has, so that the evictors make
+// room within it, and after a while it is tried again.
+#include <algorithm>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::State;
+using core::Status;
+using core::Urgency;
+
+namespace {
+
+constexpr uint64_t kAfterRefusal = 1000000000;    // ns until memory is asked for again
+constexpr uint64_t kAfterPressure = 10000000000;  // .. after the machine asked for some back
+
+constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+}  // namespace
+
+// Unlocked; the owner of a fill. Gives its frame memory where it has none yet. False: there is none, the block is
+// absent again, whoever faulted on it waits for memory, and the move is over.
+bool Pager::populate(Move* m, After& after) {
+  if (!m->fresh) return true;
+  Region& r = *m->region;
+  core::step("fill.populate");
+  const Status s = frames_.populate(m->image, r.block_size);
+  if (s.ok()) return true;
+  Lock lock(mutex_);
+  core::Block& block = r.table[m->block];
+  const core::BlockIndex b = m->block;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->speculative) speculative_bytes_ -= r.block_size;
+  frames_.put_fresh(m->image, r.block_size);
+  free_resident(b, r);
+  block.flags &= kForgetReadAhead;
+  r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+  hold_back(frames_.used(), kAfterRefusal);
+  VMEM_LOG_ONCE(core::Level::warning, "going on with %s of host_budget %s: %.*s",
+                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(frames_.wanted_budget()).c_str(),
+                static_cast<int>(s.text().size()), s.text().data());
+  if ((block.flags & core::kWanted) != 0) starve(r, b, Urgency::fault);
+  m->status = {};  // who waits for the block looks again
+  free_move(m);
+  pump(after);
+  return false;
+}
+
+// Locked. No more than `bytes` of frames for `ns`; what is above it leaves.
+void Pager::hold_back(uint64_t bytes, uint64_t ns) {
+  frames_.set_cap(bytes);
+  cap_until_ns_ = now_ns() + ns;
+  frames_.trim();
+  resize_policies();
+  need_evict_.notify_all();
+}
+
+void Pager::lift_cap(uint64_t now) {
+  if (!frames_.capped() || now < cap_until_ns_) return;
+  frames_.lift_cap();
+  resize_policies();
+}
+
+void Pager::on_pressure(uint64_t bytes) {
+  Lock lock(mutex_);
+  // Below this faults could no longer be served.
+  const uint64_t least = frames_.overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  const uint64_t used = frames_.used();
+  hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure);
+}
+
+void Pager::on_knobs() {
+  trap::Knobs knobs;
+  const bool there = trap_->knobs(&knobs).ok();
+  Lock lock(mutex_);
+  knobs_ = knobs;
+  config_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
+  config_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
+  for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
+  if (!there) return;
+  uint64_t limit = UINT64_MAX;
+  for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
+  const uint64_t least = frames_.overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  frames_.set_ceiling(std::max(limit, least));
+  frames_.lift_cap();  // a refusal may have been of the old limit
+  frames_.trim();
+  resize_policies();
+  need_evict_.notify_all();
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,186 @@
+// The runtime on the kernel module: taken where it is loaded, followed in its limits, and said where it is missing.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "pager/pager.h"
+#include "support.h"
+
+namespace {
+
+using systest::SystemTest;
+
+constexpr size_t kMiB = 1 << 20;
+constexpr const char* kSysfs = "/sys/class/misc/vmem/";
+
+uint64_t knob(const std::string& name) {
+  uint64_t value = UINT64_MAX;
+  std::ifstream(kSysfs + name) >> value;
+  return value;
+}
+
+bool set_knob(const std::string& name, uint64_t value) {
+  std::ofstream out(kSysfs + name);
+  out << value << std::flush;
+  return out.good();
+}
+
+struct Stats : ::vmem_stats {
+  Stats() : ::vmem_stats{} {
+    size = sizeof(struct ::vmem_stats);
+    EXPECT_EQ(::vmem_stats(this), 0);
+  }
+};
+
+// What a test waits for comes from another thread; one that never comes ends the test with words.
+template <typename Condition>
+bool comes(Condition condition) {
+  for (int i = 0; i < 6000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+class Module : public SystemTest {
+ protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    if (access("/dev/vmem", F_OK) != 0) GTEST_SKIP() << "the module vmem is not loaded: no /dev/vmem";
+    if (access("/dev/vmem", R_OK | W_OK) != 0) GTEST_SKIP() << "this user may not open /dev/vmem";
+  }
+  void TearDown() override {
+    SystemTest::TearDown();
+    vmem_set("trap", "auto");
+  }
+};
+
+TEST_F(Module, IsTakenWhereItIsLoadedAndNothingIsCopied) {
+  configure({{"host_budget", "32MiB"}});
+  vmem::region r(96 * kMiB, VMEM_HOST_ONLY);
+  auto* words = static_cast<uint64_t*>(r.data());
+  const size_t count = r.size() / 8;
+  for (size_t i = 0; i < count; i += 512) words[i] = i * 7 + 1;
+  EXPECT_NE(knob("frame_bytes"), 0u) << "its frames are the module's";
+  EXPECT_NE(knob("installed_bytes"), 0u);
+  EXPECT_LE(knob("frame_bytes"), 32 * kMiB);
+  for (size_t i = 0; i < count; i += 512) ASSERT_EQ(words[i], i * 7 + 1) << i;
+  const Stats s;
+  EXPECT_GE(s.write_bytes, 60 * kMiB);
+  EXPECT_GE(s.read_bytes, 60 * kMiB);
+  EXPECT_EQ(s.copied_bytes, 0u);
+}
+
+TEST_F(Module, GivesEverythingBackAtShutdown) {
+  for (const char* block : {"64KiB", "2MiB", "4KiB"}) {
+    configure({{"host_budget", "32MiB"}, {"block_size", block}});
+    {
+      vmem::region r(40 * kMiB, VMEM_HOST_ONLY);
+      memset(r.data(), 3, r.size());
+      EXPECT_EQ(static_cast<unsigned char*>(r.data())[r.size() - 1], 3);
+    }
+    vmem_shutdown();
+    EXPECT_EQ(knob("frame_bytes"), 0u) << block;
+    EXPECT_EQ(knob("contexts"), 0u) << block;
+  }
+}
+
+TEST_F(Module, ALimitOfTheAdministratorIsFollowed) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root turns the knobs";
+  configure({{"host_budget", "48MiB"}});
+  vmem::region r(40 * kMiB, VMEM_HOST_ONLY);
+  auto* bytes = static_cast<unsigned char*>(r.data());
+  for (size_t i = 0; i < r.size(); i += 4096) bytes[i] = static_cast<unsigned char>(i >> 12);
+  const uint64_t before = knob("context_limit_bytes");
+  ASSERT_TRUE(set_knob("context_limit_bytes", 24 * kMiB));
+  EXPECT_TRUE(comes([] { return Stats().host_budget == 24 * kMiB; })) << Stats().host_budget;
+  EXPECT_TRUE(comes([] { return knob("frame_bytes") <= 24 * kMiB; })) << knob("frame_bytes");
+  for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(bytes[i], static_cast<unsigned char>(i >> 12)) << i;
+  EXPECT_LE(knob("frame_bytes"), 24 * kMiB);
+  ASSERT_TRUE(set_knob("context_limit_bytes", before));
+  EXPECT_TRUE(comes([] { return Stats().host_budget == 48 * kMiB; }));
+}
+
+TEST_F(Module, ALimitBelowTheBudgetAtTheStartIsLivedWith) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root turns the knobs";
+  const uint64_t before = knob("frame_limit_bytes");
+  ASSERT_TRUE(set_knob("frame_limit_bytes", 24 * kMiB));
+  configure({{"host_budget", "64MiB"}});
+  vmem::region r(60 * kMiB, VMEM_HOST_ONLY);
+  memset(r.data(), 9, r.size());
+  for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(static_cast<unsigned char*>(r.data())[i], 9);
+  EXPECT_LE(knob("frame_bytes"), 24 * kMiB);
+  ASSERT_TRUE(set_knob("frame_limit_bytes", before));
+}
+
+TEST_F(Module, MemoryPressureIsAnswered) {
+  std::ofstream drop("/proc/sys/vm/drop_caches");
+  if (!drop) GTEST_SKIP() << "only root asks the kernel to shrink";
+  configure({{"host_budget", "64MiB"}});
+  vmem::region r(60 * kMiB, VMEM_HOST_ONLY);
+  memset(r.data(), 5, r.size());
+  const uint64_t before = knob("frame_bytes");
+  drop << 2 << std::flush;  // calls every shrinker
+  if (!comes([&] { return knob("frame_bytes") < before; })) ADD_FAILURE() << "nothing was given back of " << before;
+  for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(static_cast<unsigned char*>(r.data())[i], 5);
+}
+
+TEST_F(Module, BlocksOfADeviceTierStandInItToo) {
+  ASSERT_EQ(vmem_set("device", "sim"), 0);
+  configure({{"host_budget", "64MiB"}, {"trap", "kmod"}});
+  {
+    vmem::region r(16 * kMiB);
+    auto* words = static_cast<uint64_t*>(r.data());
+    for (size_t i = 0; i < r.size() / 8; i += 512) words[i] = i;
+    EXPECT_NE(knob("installed_bytes"), 0u);
+    for (int round = 0; round < 3; ++round) {
+      ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, nullptr), 0) << vmem_last_error();
+      EXPECT_EQ(knob("installed_bytes"), 0u) << "all of it is on the device";
+      ASSERT_EQ(vmem_release(r.data(), r.size(), nullptr), 0) << vmem_last_error();
+      ASSERT_EQ(vmem_evict(r.data(), r.size(), round == 1 ? VMEM_SSD : VMEM_HOST), 0) << vmem_last_error();
+      for (size_t i = 0; i < r.size() / 8; i += 512) ASSERT_EQ(words[i], i) << round;
+    }
+  }
+  vmem_shutdown();
+  EXPECT_EQ(knob("frame_bytes"), 0u);
+  ASSERT_EQ(vmem_set("device", "auto"), 0);
+}
+
+class ModuleSetting : public SystemTest {
+  void TearDown() override {
+    SystemTest::TearDown();
+    vmem_set("trap", "auto");
+  }
+};
+
+TEST_F(ModuleSetting, WithTransferCopyIsAContradictionThatIsSaid) {
+  ASSERT_EQ(vmem_set("trap", "kmod"), 0);
+  ASSERT_EQ(vmem_set("transfer", "copy"), 0);
+  EXPECT_EQ(vmem_init(), -EINVAL);
+  EXPECT_NE(std::string(vmem_last_error()).find("transfer is copy"), std::string::npos) << vmem_last_error();
+}
+
+TEST_F(ModuleSetting, WhereItIsNotLoadedTheErrorSaysHowToLoadIt) {
+  if (access("/dev/vmem", F_OK) == 0) GTEST_SKIP() << "the module is loaded";
+  ASSERT_EQ(vmem_set("trap", "kmod"), 0);
+  EXPECT_EQ(vmem_init(), -ENOENT);
+  EXPECT_NE(std::string(vmem_last_error()).find("modprobe vmem"), std::string::npos) << vmem_last_error();
+}
+
+TEST_F(ModuleSetting, AutoSaysInOneLineThatItGoesOnWithUserfaultfd) {
+  if (access("/dev/vmem", R_OK | W_OK) == 0) GTEST_SKIP() << "the module may be used";
+  static std::string lines;
+  lines.clear();
+  vmem_log([](int, const char* line, void*) { lines += std::string(line) + "\n"; }, nullptr);
+  ASSERT_EQ(vmem_set("log", "info"), 0);
+  configure({});
+  const size_t at = lines.find("userfaultfd in place of the module");
+  ASSERT_NE(at, std::string::npos) << lines;
+  EXPECT_EQ(lines.find("userfaultfd in place of the module", at + 1), std::string::npos) << "once";
+}
+
+}  // namespace

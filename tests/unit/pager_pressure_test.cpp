@@ -1,0 +1,174 @@
+// Frames that the machine refuses or wants back, and its administrator's knobs, as the module tells of them.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "pager/pager.h"
+#include "pager_fakes.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::pager::Config;
+using vmem::pager::Pager;
+using vmem::pager::Parts;
+using vmem::pager::test::FakeEngine;
+using vmem::pager::test::FakeSpace;
+using vmem::pager::test::FakeTrap;
+using vmem::store::Io;
+
+constexpr size_t kBlock = 64 << 10;
+constexpr uint64_t kBudget = 64 * kBlock;
+
+class PagerPressure : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = std::make_unique<FakeTrap>(false, true, true);
+    trap = made.get();
+    knobs.frame_limit = uint64_t{1} << 40;
+    knobs.readahead_bytes = uint64_t{1} << 30;
+    knobs.fault_timeout_ms = 60000;
+    trap->set_knobs(knobs);
+    Parts parts;
+    parts.trap = std::move(made);
+    parts.engine = std::make_unique<FakeEngine>();
+    engine = static_cast<FakeEngine*>(parts.engine.get());
+    parts.space = std::make_unique<FakeSpace>();
+    Config config;
+    config.host_budget = kBudget;
+    config.readahead_bytes = 16 * kBlock;
+    config.fault_timeout_ms = 60000;
+    pager = std::make_unique<Pager>(std::move(parts), std::move(config));
+    ASSERT_TRUE(pager->start().ok());
+  }
+  void TearDown() override {
+    pager->shutdown();
+    EXPECT_EQ(pager->check(), "");
+    EXPECT_GE(kBudget, trap->frame_bytes());
+  }
+  std::byte* region(size_t blocks) {
+    void* at = nullptr;
+    Pager::NewRegion what;
+    what.size = blocks * kBlock;
+    what.block_size = kBlock;
+    const Status s = pager->create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return static_cast<std::byte*>(at);
+  }
+  void put(void* at, uint64_t value) { EXPECT_TRUE(trap->store(at, value)); }
+  uint64_t get(const void* at) {
+    uint64_t value = 0;
+    EXPECT_TRUE(trap->load(at, &value)) << "SIGBUS";
+    return value;
+  }
+  uint64_t budget() {
+    struct vmem_stats out = {};
+    pager->stats(&out);
+    return out.host_budget;
+  }
+
+  std::unique_ptr<Pager> pager;
+  vmem::trap::Knobs knobs;
+  FakeTrap* trap = nullptr;
+  FakeEngine* engine = nullptr;
+};
+
+TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
+  trap->limit_frames(24 * kBlock);
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock + 8, 1000 + i);
+  EXPECT_LE(trap->frame_bytes(), 24 * kBlock);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock + 8), 1000 + i) << i;
+  EXPECT_GT(engine->count(Io::Op::write), 0u) << "what no longer fits is written";
+  EXPECT_LT(budget(), kBudget) << "the figure in force is told";
+}
+
+TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 5 + i);
+  ASSERT_TRUE(pager->evict(r, 48 * kBlock, VMEM_SSD).ok());
+  pager->on_pressure(kBudget);  // all frames go back
+  trap->until_frames_below(16 * kBlock);
+  trap->limit_frames(20 * kBlock);
+  pager->on_knobs();  // ask again at once
+  ASSERT_TRUE(pager->prefetch(r, 48 * kBlock, VMEM_HOST).ok());
+  const vmem_range range{r + 40 * kBlock, 8 * kBlock, VMEM_READ, 0};
+  const Status s = pager->acquire({&range, 1}, VMEM_HOST, nullptr);
+  ASSERT_TRUE(s.ok()) << s.text();
+  for (size_t i = 40; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 5 + i);
+  EXPECT_TRUE(pager->release({&range, 1}, nullptr).ok());
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 5 + i);
+}
+
+TEST_F(PagerPressure, AKnobThatIsRaisedEndsARefusal) {
+  trap->limit_frames(24 * kBlock);
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, i + 1);
+  ASSERT_LT(budget(), kBudget);
+  trap->limit_frames(UINT64_MAX);
+  pager->on_knobs();
+  EXPECT_EQ(budget(), kBudget);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
+}
+
+TEST_F(PagerPressure, PressureGivesFramesBackAndLosesNothing) {
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
+  const uint64_t before = trap->frame_bytes();
+  pager->on_pressure(16 * kBlock);
+  trap->until_frames_below(before - 16 * kBlock);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 77 + i);
+}
+
+TEST_F(PagerPressure, PressureLeavesWhatALeaseHolds) {
+  std::byte* r = region(40);
+  for (size_t i = 0; i < 40; ++i) put(r + i * kBlock, 9 + i);
+  const vmem_range range{r, 8 * kBlock, VMEM_READ | VMEM_WRITE, 0};
+  ASSERT_TRUE(pager->acquire({&range, 1}, VMEM_HOST, nullptr).ok());
+  const uint64_t reads = engine->count(Io::Op::read);
+  pager->on_pressure(UINT64_MAX);
+  trap->until_frames_below(30 * kBlock);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kBlock), 9 + i);
+  EXPECT_EQ(engine->count(Io::Op::read), reads) << "leased blocks stayed";
+  EXPECT_TRUE(pager->release({&range, 1}, nullptr).ok());
+}
+
+TEST_F(PagerPressure, ALimitThatIsLoweredTakesFramesBack) {
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 3 + i);
+  knobs.context_limit = 24 * kBlock;
+  trap->set_knobs(knobs);
+  pager->on_knobs();
+  EXPECT_EQ(budget(), 24 * kBlock);
+  trap->until_frames_below(24 * kBlock);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 3 + i);
+  EXPECT_LE(trap->frame_bytes(), 24 * kBlock);
+  knobs.context_limit = 0;
+  trap->set_knobs(knobs);
+  pager->on_knobs();
+  EXPECT_EQ(budget(), kBudget);
+}
+
+TEST_F(PagerPressure, TheSmallerOfSettingAndKnobIsInForce) {
+  knobs.readahead_bytes = 0;
+  trap->set_knobs(knobs);
+  pager->on_knobs();
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, i + 1);
+  ASSERT_TRUE(pager->evict(r, 48 * kBlock, VMEM_SSD).ok());
+  uint64_t reads = engine->count(Io::Op::read);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
+  engine->until_idle();
+  EXPECT_EQ(engine->count(Io::Op::read) - reads, 4u) << "no read-ahead while the knob is 0";
+  knobs.readahead_bytes = 1 << 30;
+  trap->set_knobs(knobs);
+  pager->on_knobs();
+  reads = engine->count(Io::Op::read);
+  for (size_t i = 4; i < 12; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
+  engine->until_idle();
+  EXPECT_GT(engine->count(Io::Op::read) - reads, 8u) << "the setting again";
+}
+
+}  // namespace
