@@ -85,7 +85,8 @@ TEST_F(Module, GivesEverythingBackAtShutdown) {
     }
     vmem_shutdown();
     EXPECT_EQ(knob("frame_bytes"), 0u) << block;
-    EXPECT_EQ(knob("contexts"), 0u) << block;
+    // io_uring lets go of the descriptors it polled a moment after it was closed.
+    EXPECT_TRUE(comes([] { return knob("contexts") == 0; })) << block;
   }
 }
 
