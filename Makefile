@@ -193,7 +193,7 @@ test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, al
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh
 
-bench: $(BENCH)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
+bench: $(BENCH) | $(call SETUP,bench)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
 	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
 
 check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, settings page

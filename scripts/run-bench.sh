@@ -1,5 +1,6 @@
 #!/bin/bash
-# run-bench.sh [ARGS..]: runs every benchmark that is built; figures go to $BUILD/bench/NAME.json. ARGS go to each.
+# run-bench.sh [ARGS..]: runs every benchmark that is built; figures go to $BUILD/bench/NAME.json, a plot of them beside it.
+# ARGS go to each.
 #
 # Measures on the disk under TMPDIR. The machine should be quiet; docs/benchmarks.md says what is compared.
 set -uo pipefail
@@ -9,6 +10,7 @@ mkdir -p "$build/bench"
 for program in $(find "$build/tests/bench" -maxdepth 1 -type f -perm -u+x ! -name '*.o' 2>/dev/null | sort); do
   name=${program##*/}
   echo "== $name"
-  timeout -k 3 "${BENCH_TIMEOUT:-3600}" "$program" --json "$build/bench/$name.json" "$@" || { echo "FAIL $name: status $?"; failed=1; }
+  timeout -k 3 "${BENCH_TIMEOUT:-3600}" "$program" --json "$build/bench/$name.json" "$@" || { echo "FAIL $name: status $?"; failed=1; continue; }
+  [ "$name" != host_bench ] || scripts/plot-bench.sh "$build/bench/$name.json" || [ $? = 77 ] || failed=1
 done
 exit $failed

@@ -11,6 +11,7 @@ declare -A packages=(
   [test]="libgtest-dev libbenchmark-dev"
   [check]="clang-format clang-tidy shellcheck"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev sparse"
+  [bench]="gnuplot-nox python3-minimal"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
 # A package that provides the name counts too (pkgconf for pkg-config).

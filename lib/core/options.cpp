@@ -121,8 +121,8 @@ std::string environment_name(const char* name) {
 std::string accepted_form(const OptionInfo& info) {
   switch (info.kind) {
     case OptionKind::bytes:
-      return strprintf("a size from %s to %s, such as 512MiB or 8G", human_bytes(info.min).c_str(),
-                       human_bytes(info.max).c_str());
+      return strprintf("a size from %s to %s, such as %s", human_bytes(info.min).c_str(), human_bytes(info.max).c_str(),
+                       info.id == Option::block_size ? "64KiB or 2MiB, a power of two" : "512MiB or 8G");
     case OptionKind::number:
       return strprintf("a whole number from %llu to %llu", static_cast<unsigned long long>(info.min),
                        static_cast<unsigned long long>(info.max));
