@@ -19,6 +19,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <climits>
 #include <cstring>
@@ -289,12 +290,32 @@ Cause cause_of(const ucontext_t* context, uintptr_t* pc) {
 
 // A touch that faulted under a gate that has opened since looks like one that nothing explains. It is told apart by
 // trying again: only the same instruction faulting on the same byte, with no gate changed in between, goes further.
-// initial-exec: the handler must not allocate its own thread-local storage.
 struct LastRetry {
-  uintptr_t address, pc;
-  uint32_t epoch, count;
+  std::atomic<pid_t> thread{0};  // whose it is; the others are touched by that thread alone
+  std::atomic<uintptr_t> address{0}, pc{0};
+  std::atomic<uint32_t> epoch{0}, count{0};
 };
-__attribute__((tls_model("initial-exec"))) thread_local LastRetry last_retry;
+// No thread-local storage: what the handler may use without allocating (initial-exec) would have to fit the little room
+// that the C library keeps for libraries loaded late, and with CUDA's runtime inside ours does not: dlopen would fail.
+std::array<LastRetry, 1024> last_retries;
+constexpr size_t kRetryProbes = 16;
+
+// [handler] The calling thread's. Where its places are all taken, by threads that may have ended, it takes the first:
+// two living threads that share one make each other try once more, never less.
+LastRetry& last_retry() {
+  const pid_t me = gettid();
+  const size_t home = static_cast<size_t>(me);
+  for (size_t i = 0; i < kRetryProbes; ++i) {
+    LastRetry& slot = last_retries[(home + i) % last_retries.size()];
+    pid_t owned = slot.thread.load(std::memory_order_relaxed);
+    if (owned == me || (owned == 0 && slot.thread.compare_exchange_strong(owned, me, std::memory_order_relaxed)))
+      return slot;
+  }
+  LastRetry& slot = last_retries[home % last_retries.size()];
+  slot.thread.store(me, std::memory_order_relaxed);
+  slot.address.store(0, std::memory_order_relaxed);
+  return slot;
+}
 constexpr uint32_t kMaxAsks = 64;  // the hook said "again" and nothing changed: it is wrong, end the loop
 
 // [handler] True: try the instruction again.
@@ -311,13 +332,17 @@ bool settle_touch(uintptr_t address, uintptr_t pc, Cause cause, const sigset_t& 
       continue;
     }
     if (waited) return true;
-    LastRetry& last = last_retry;
-    if (last.address != address || last.pc != pc || last.epoch != seen) {
-      last = {address, pc, seen, 0};
+    constexpr auto relaxed = std::memory_order_relaxed;
+    LastRetry& last = last_retry();
+    if (last.address.load(relaxed) != address || last.pc.load(relaxed) != pc || last.epoch.load(relaxed) != seen) {
+      last.address.store(address, relaxed);
+      last.pc.store(pc, relaxed);
+      last.epoch.store(seen, relaxed);
+      last.count.store(0, relaxed);
       counters.retried.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
-    if (++last.count > kMaxAsks) return false;
+    if (last.count.fetch_add(1, relaxed) >= kMaxAsks) return false;
     return ask_hook(address, cause == Cause::store);
   }
 }
