@@ -127,7 +127,9 @@ bool Transfer::advance(ssize_t result) {
 
   core::step("store.short");
   const uint64_t position = span_.base + span_.reached;
-  if (span_.first->op == Io::Op::read && (result == 0 || position % kSmallestSector != 0) &&
+  // A direct read that came to the end of a file at a full sector starts a page further back next time: it comes to the
+  // same end again, never to nothing.
+  if (span_.first->op == Io::Op::read && (result == 0 || stalls_ != 0 || position % kSmallestSector != 0) &&
       ends_at(slot_.fd, position)) {
     return finish_at_end_of_file();
   }

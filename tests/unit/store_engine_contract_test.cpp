@@ -193,6 +193,36 @@ TEST_P(EngineContract, ReadsPastTheEndAreZeroWhereAskedAndErrorsElsewhere) {
   }
 }
 
+// A direct read of a file that ends at a full sector inside a page comes to the same end again and again, never to 0.
+TEST_P(EngineContract, AFileMayEndAnywhereInAPage) {
+  make(4);
+  if (IsSkipped()) return;
+  for (const bool direct : {false, true}) {
+    for (const size_t tail : {1, 100, 512, 1024, 2048, 3584, 4095}) {
+      for (const size_t pages : {0, 3}) {
+        const size_t size = pages * core::kPage + tail;
+        TempFile file(size, direct);
+        const FileId id = add(file);
+        Buffer buffer(8 * core::kPage);
+        memset(buffer.data(), 0x55, buffer.size());
+        Batch batch;
+        Io& zeroed = batch.add(Io::Op::read, id, 0, buffer.data(), 4 * core::kPage);
+        zeroed.short_read_is_zero = true;
+        Io& refused = batch.add(Io::Op::read, id, 0, buffer.data() + 4 * core::kPage, 4 * core::kPage);
+        batch.submit(*engine_);
+        batch.wait();
+        EXPECT_EQ(zeroed.result, 0) << size;
+        EXPECT_EQ(zeroed.transferred, size);
+        EXPECT_TRUE(file.matches(0, buffer.data(), size));
+        EXPECT_TRUE(test::all_zero(buffer.data() + size, 4 * core::kPage - size));
+        EXPECT_EQ(refused.result, -EIO) << size;
+        EXPECT_EQ(refused.transferred, size);
+        engine_->remove_file(id);
+      }
+    }
+  }
+}
+
 TEST_P(EngineContract, AMergedRunThatMeetsTheEndGivesEachItsOwnAnswer) {
   make(4);
   if (IsSkipped()) return;
