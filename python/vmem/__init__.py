@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libvmem: one address range over GPU memory, host memory and NVMe.
+
+    import vmem
+    vmem.configure(host_budget="4GiB")
+    with vmem.alloc("16GiB") as region:            # or vmem.map("data.bin")
+        numbers = region.numpy("float32")          # an ordinary NumPy array, four times larger than the memory
+        with vmem.acquire(region[: 1 << 30], location=0, stream=stream):
+            ...                                    # kernels on the stream use it at the same address
+
+An array without a lease is for the CPU: a load or store waits until the right bytes are there. A GPU needs a lease.
+Failures are vmem.Error with libvmem's words. Models: vmem.torch.
+
+A touch of bytes that cannot be had (the disk fails, memory cannot be freed) ends the process with SIGBUS, as with
+mmap; a lease says so in an exception instead. Regions are not inherited by forked children: start workers that need
+them with the spawn method; a region that was mapped for reading can be pickled to them. libvmem's log goes to stderr
+(setting log): a Python function could not take it, since a thread that waits for a block may hold the interpreter.
+"""
+
+from ._array import Array
+from ._lib import HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
+from ._memory import init, shutdown
+from ._range import Advice, Lease, Residency, acquire
+from ._region import Region, alloc, map
+from ._status import DeviceStats, Stats, configure, device_stats, get, set, stats
+from ._version import __version__
+
+__all__ = [
+    "HOST",
+    "READ",
+    "SSD",
+    "WRITE",
+    "Advice",
+    "Array",
+    "DeviceStats",
+    "Error",
+    "FormatError",
+    "Lease",
+    "Region",
+    "Residency",
+    "Stats",
+    "acquire",
+    "alloc",
+    "configure",
+    "device_stats",
+    "get",
+    "human_bytes",
+    "init",
+    "map",
+    "parse_size",
+    "set",
+    "shutdown",
+    "stats",
+    "__version__",
+]

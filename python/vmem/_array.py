@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays over regions, and how other libraries see them."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+from typing import Any, Optional, Tuple
+
+from . import _dlpack, _memory
+from ._dtypes import DType
+from ._lib import HOST, Error
+from ._range import Range
+
+
+class _NumpyBase:
+    """What NumPy keeps as an array's base."""
+
+    def __init__(self, export: _memory.Export, interface: dict) -> None:
+        self._export = export
+        self.__array_interface__ = interface
+
+
+class Array(Range):
+    """A contiguous array of one element type over a region. It holds no bytes; it keeps the region alive.
+
+    NumPy: numpy(), numpy.asarray(). DLPack: any consumer, CPU or, after on(device), CUDA managed memory. PyTorch:
+    vmem.torch.tensor(array).
+    """
+
+    __slots__ = ("_export", "_ptr", "_dtype", "_shape", "_nbytes", "_device")
+
+    def __init__(
+        self, export: _memory.Export, ptr: int, dtype: DType, shape: Tuple[int, ...], nbytes: int, device: int = HOST
+    ) -> None:
+        self._handle = export.handle
+        self._export = export
+        self._ptr = ptr
+        self._dtype = dtype
+        self._shape = shape
+        self._nbytes = nbytes
+        self._device = device
+
+    @property
+    def ptr(self) -> int:
+        return self._ptr
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype.name
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    @property
+    def device(self) -> int:
+        """HOST, or the CUDA ordinal that consumers are told. Where the bytes are is another matter: see query()."""
+        return self._device
+
+    def on(self, device: int) -> "Array":
+        """The same array as consumers on a device see it (HOST: on the CPU). Nothing moves: acquire() does that."""
+        if self._handle.host_only and device != HOST:
+            raise Error(errno.EINVAL, f"{self._handle.label} has no device tier (host_only)")
+        return Array(self._handle.export(), self._ptr, self._dtype, self._shape, self._nbytes, device)
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("an array without dimensions has no length")
+        return self._shape[0]
+
+    def memoryview(self) -> builtins.memoryview:
+        """The bytes; read-only where the region is."""
+        view = memoryview(_memory.buffer(self._handle.export(), self._ptr, self._nbytes)).cast("B")
+        return view if self._handle.writable else view.toreadonly()
+
+    def __buffer__(self, flags: int) -> builtins.memoryview:  # Python 3.12
+        return self.memoryview()
+
+    def numpy(self) -> Any:
+        """A NumPy array over the same memory, read-only where the region is."""
+        import numpy
+
+        if self._dtype.typestr is None:
+            raise TypeError(f"NumPy has no {self._dtype.name}; take uint8 or uint16, or vmem.torch.tensor()")
+        interface = {
+            "version": 3,
+            "shape": self._shape,
+            "typestr": self._dtype.typestr,
+            "data": (self._ptr, not self._handle.writable),
+        }
+        return numpy.asarray(_NumpyBase(self._handle.export(), interface))
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        made = self.numpy()
+        if dtype is not None and made.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"a conversion to {dtype} needs a copy")
+            return made.astype(dtype)
+        return made.copy() if copy else made
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        if self._device < 0:
+            raise AttributeError("this array is for the CPU; on(device) gives one for a GPU")
+        if self._dtype.typestr is None:
+            raise AttributeError(f"the CUDA array interface has no {self._dtype.name}")
+        return {
+            "version": 3,
+            "shape": self._shape,
+            "typestr": self._dtype.typestr,
+            "data": (self._ptr, not self._handle.writable),
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return (_dlpack.CPU, 0) if self._device < 0 else (_dlpack.CUDA_MANAGED, self._device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: Optional[Tuple[int, int]] = None,
+        dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        if copy:
+            raise BufferError("libvmem hands out its own memory, never a copy")
+        device = self.__dlpack_device__()
+        if dl_device is not None and tuple(dl_device) != device:
+            raise BufferError(f"the array is on DLPack device {device}, not {tuple(dl_device)}; see on()")
+        versioned = max_version is not None and tuple(max_version) >= (1, 0)
+        if not self._handle.writable and not versioned:
+            raise BufferError(
+                f"{self._handle.label} is mapped for reading, which DLPack before 1.0 cannot say; map it with "
+                "mode='private', or use numpy() or vmem.torch.tensor()"
+            )
+        return _dlpack.capsule(
+            self._ptr,
+            self._shape,
+            self._dtype,
+            device,
+            self._handle.export(),
+            versioned,
+            not self._handle.writable,
+        )
+
+    def __repr__(self) -> str:
+        where = "" if self._device < 0 else f" on device {self._device}"
+        return f"<vmem.Array {self.dtype}{list(self._shape)}{where} of {self._handle.label!r}>"

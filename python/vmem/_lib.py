@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door to libvmem.so: finds it, declares its calls and structs, turns its failures into exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import sys
+from typing import Any, List, Optional, Tuple, Union
+
+SONAME = "libvmem-tier.so.1"
+
+HOST = -1  #: location: host memory
+SSD = -2  #: location: the SSD
+READ = 1  #: access of a lease
+WRITE = 2  #: access of a lease
+
+FLAG_HOST_ONLY = 0x1
+FLAG_MAP_READ = 0x10
+FLAG_MAP_SHARED = 0x20
+FLAG_MAP_PRIVATE = 0x40
+
+
+class Error(OSError):
+    """A call that failed. ``errno`` is libvmem's code, ``strerror`` its words: what was wrong, with the numbers."""
+
+
+class FormatError(Error, ValueError):
+    """A file that does not hold what its format promises; the words name file, tensor and numbers."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(errno.EINVAL, words)
+
+
+class RangeStruct(ctypes.Structure):
+    _fields_ = [
+        ("ptr", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("access", ctypes.c_uint),
+        ("reserved", ctypes.c_uint),
+    ]
+
+
+def _words(name: str, fields: str) -> Any:
+    return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_uint64) for f in fields.split()]})
+
+
+ResidencyStruct = _words("ResidencyStruct", "size zero_bytes ssd_bytes host_bytes device_bytes")
+StatsStruct = _words(
+    "StatsStruct",
+    "size faults fault_ns_total fault_ns_max read_bytes write_bytes host_bytes device_bytes ssd_bytes evictions"
+    " clean_drops prefetched_blocks prefetch_hits host_to_device_bytes device_to_host_bytes io_errors checksum_errors"
+    " regions soft_faults prefetch_wasted host_budget copied_bytes",
+)
+DeviceStatsStruct = _words(
+    "DeviceStatsStruct",
+    "size budget used_bytes leased_bytes in_bytes out_bytes evictions clean_drops driver_host_bytes",
+)
+
+
+def _candidates() -> List[str]:
+    """Where the library is looked for, first to last. A path that the environment gives is the only one."""
+    given = os.environ.get("VMEM_LIBRARY")
+    if given:
+        return [given]
+    here = os.path.dirname(os.path.abspath(__file__))
+    # Not libvmem.so from the system: that name may be PMDK's library of long ago.
+    return [os.path.join(here, SONAME), SONAME]
+
+
+def _open() -> ctypes.CDLL:
+    tried = []
+    for path in _candidates():
+        if os.sep in path and not os.path.exists(path):
+            tried.append(f"{path}: no such file")
+            continue
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as e:
+            tried.append(f"{path}: {e}")
+            continue
+        if hasattr(library, "vmem_acquire_ranges"):
+            return library
+        tried.append(f"{path}: is not libvmem (it has no vmem_acquire_ranges)")
+    raise ImportError(
+        "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
+    )
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    void, size, text, uint, whole = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_uint,
+        ctypes.c_int,
+    )
+    ranges = ctypes.POINTER(RangeStruct)
+    calls = {
+        "vmem_init": [],
+        "vmem_set": [text, text],
+        "vmem_get": [text, void, size],
+        "vmem_alloc": [ctypes.POINTER(void), size, uint],
+        "vmem_map": [ctypes.POINTER(void), size, text, ctypes.c_uint64, uint],
+        "vmem_free": [void],
+        "vmem_name": [void, text],
+        "vmem_prefetch": [void, size, whole, void],
+        "vmem_advise": [void, size, whole, whole],
+        "vmem_acquire_ranges": [ranges, size, whole, void],
+        "vmem_release_ranges": [ranges, size, void],
+        "vmem_evict": [void, size, whole],
+        "vmem_sync": [void, size],
+        "vmem_query": [void, size, ctypes.POINTER(ResidencyStruct)],
+        "vmem_stats": [ctypes.POINTER(StatsStruct)],
+        "vmem_device_stats": [whole, ctypes.POINTER(DeviceStatsStruct)],
+    }
+    for name, arguments in calls.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, whole
+    library.vmem_shutdown.argtypes, library.vmem_shutdown.restype = [], None
+    library.vmem_last_error.argtypes, library.vmem_last_error.restype = [], text
+    library.vmem_strerror.argtypes, library.vmem_strerror.restype = [whole], text
+
+
+if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
+    raise ImportError("libvmem runs on 64-bit Linux")
+lib = _open()
+_declare(lib)
+
+
+def failure(rc: int, prefix: str = "") -> Error:
+    """The exception for a call of this thread that returned rc; call it before the thread's next libvmem call."""
+    words = lib.vmem_last_error() or lib.vmem_strerror(rc)
+    return Error(-rc, prefix + words.decode("utf-8", "replace"))
+
+
+def check(rc: int) -> None:
+    if rc != 0:
+        raise failure(rc)
+
+
+def stream_handle(stream: Any) -> int:
+    """A cudaStream_t as a number: None (the default stream), an int, a torch stream, or what has __cuda_stream__."""
+    if stream is None:
+        return 0
+    if isinstance(stream, int):
+        return stream
+    for name in ("cuda_stream", "ptr"):  # torch, CuPy
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    raise TypeError(f"{type(stream).__name__} is no stream; give None, a cudaStream_t as int, or a torch.cuda.Stream")
+
+
+def path_bytes(path: Union[str, bytes, "os.PathLike[Any]"]) -> bytes:
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError("the path holds a NUL character")
+    return name
+
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(size: Union[int, str]) -> int:
+    """Bytes: a whole number, or text such as "512MiB", "8G" or "1.5GiB" (powers of 1024, as libvmem's settings)."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        number: Optional[int] = size
+    else:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(size), re.IGNORECASE)
+        whole = found is not None and ("." not in found[1] or found[2] != "")  # no parts of a byte
+        number = int(float(found[1]) * _UNITS[found[2].lower()]) if found is not None and whole else None
+    if number is None or number <= 0:
+        raise ValueError(f"{size!r} is not a size; give bytes, or text such as 512MiB or 8G")
+    return number
+
+
+def human_bytes(size: Union[int, float]) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{int(size)} bytes"
+
+
+def struct_values(struct: Any) -> Tuple[int, ...]:
+    """The fields after `size`, in order."""
+    return tuple(getattr(struct, name) for name, _ in struct._fields_[1:])

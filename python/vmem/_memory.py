@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps a region alive: its handle, and the exports (arrays, tensors, buffers) that hold on to it.
+
+A region is freed when it is told to and nothing is left over it, or when the last of Region, Array, Lease and foreign
+array over it is gone. Nothing is freed while the interpreter ends: arrays may still be looked at then, and libvmem
+itself writes what shared files need at exit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Callable, List, Optional
+
+from ._lib import Error, check, failure, lib
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_fork() -> None:
+    """Before an address of a region is handed out: in a forked child there is nothing at it."""
+    if _forked:
+        raise Error(
+            errno.ECHILD,
+            "this process was forked from one that uses libvmem; regions are not inherited. Start it with the spawn "
+            "method, or touch no region in it",
+        )
+
+
+class Handle:
+    """One region of libvmem."""
+
+    def __init__(self, ptr: int, size: int, label: str, writable: bool, host_only: bool) -> None:
+        self.ptr = ptr
+        self.size = size
+        self.label = label
+        self.writable = writable
+        self.host_only = host_only
+        self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
+        self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
+        self.freed = False
+        self._pid = os.getpid()
+        live[ptr] = self
+
+    def export(self) -> "Export":
+        check_fork()
+        with self.lock:
+            if self.freed:
+                raise Error(errno.EINVAL, f"{self.label} has been freed")
+            made = Export(self)
+            self.exports.add(made)
+            return made
+
+    def free(self) -> None:
+        """vmem_free, unless something is left over the region. A region that was freed stays freed."""
+        with self.lock:
+            if self.freed:
+                return
+            over = len(self.exports)
+            if over:
+                raise Error(
+                    errno.EBUSY,
+                    f"{self.label} has {over} arrays, tensors or leases over it; let go of them first (or leave it to "
+                    "the last of them to free it)",
+                )
+            self.freed = True
+        rc = lib.vmem_free(self.ptr)
+        if rc != 0:
+            error = failure(rc)
+            self.freed = False
+            raise error
+        live.pop(self.ptr, None)
+
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        finalizing: Callable[[], bool] = sys.is_finalizing,
+        vmem_free: Any = lib.vmem_free,
+    ) -> None:
+        if self.freed or finalizing() or getpid() != self._pid:
+            return
+        self.freed = True
+        rc = vmem_free(self.ptr)
+        if rc == -errno.EBUSY:  # garbage of one cycle: the lease in it ends in a moment
+            _orphans.append(self.ptr)
+        elif rc != 0:
+            raise failure(rc, f"{self.label}, freed as garbage: ")  # Python prints it
+
+
+class Export:
+    """Something that uses a region's memory, for as long as this object lives."""
+
+    __slots__ = ("handle", "__weakref__")
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+
+
+live: "weakref.WeakValueDictionary[int, Handle]" = weakref.WeakValueDictionary()
+_orphans: List[int] = []
+
+
+def free_orphans() -> None:
+    for _ in range(len(_orphans)):
+        try:
+            ptr = _orphans.pop()
+        except IndexError:
+            return
+        if lib.vmem_free(ptr) == -errno.EBUSY:
+            _orphans.append(ptr)
+
+
+def find(ptr: int) -> Optional[Handle]:
+    """The region that holds an address."""
+    for handle in list(live.values()):
+        if handle.ptr <= ptr < handle.ptr + handle.size and not handle.freed:
+            return handle
+    return None
+
+
+def buffer(export: Export, ptr: int, nbytes: int) -> Any:
+    """A writable ctypes array of bytes that keeps the export; memoryview() and torch.frombuffer() take it."""
+    made: Any = (ctypes.c_ubyte * nbytes).from_address(ptr)
+    made.vmem_export = export
+    return made
+
+
+def shutdown() -> None:
+    """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
+    from Python are alive: their arrays would lose their memory."""
+    left = [h.label for h in list(live.values()) if not h.freed]
+    if left:
+        raise Error(
+            errno.EBUSY,
+            f"{len(left)} regions are alive ({', '.join(left[:4])}{', ..' if len(left) > 4 else ''}); free them first",
+        )
+    lib.vmem_shutdown()
+
+
+def init() -> None:
+    """Starts libvmem; optional. Its errors name a bad environment variable, or what the kernel lacks."""
+    check(lib.vmem_init())

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of regions: hints, queries, and leases."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import errno
+import warnings
+from typing import Any, List, NamedTuple, Tuple
+
+from . import _memory
+from ._lib import (
+    HOST,
+    READ,
+    SSD,
+    Error,
+    RangeStruct,
+    ResidencyStruct,
+    check,
+    lib,
+    stream_handle,
+    struct_values,
+)
+
+
+class Advice(enum.IntEnum):
+    """As enum vmem_advice of <vmem/vmem.h>, where each is explained."""
+
+    SET_PREFERRED_LOCATION = 1
+    UNSET_PREFERRED_LOCATION = 2
+    SET_READ_MOSTLY = 3
+    UNSET_READ_MOSTLY = 4
+    SET_ACCESSED_BY = 5
+    UNSET_ACCESSED_BY = 6
+    NORMAL = 16
+    SEQUENTIAL = 17
+    RANDOM = 18
+    WILL_NEED = 19
+    DONT_NEED = 20
+    COLD = 21
+    HOT = 22
+    PIN = 23
+    PRIORITY_LOW = 32
+    PRIORITY_NORMAL = 33
+    PRIORITY_HIGH = 34
+
+
+class Residency(NamedTuple):
+    """Bytes of a range in each tier."""
+
+    zero_bytes: int
+    ssd_bytes: int
+    host_bytes: int
+    device_bytes: int
+
+
+class Range:
+    """Bytes of one region: what Region and Array have in common. Calls act on every block that the bytes touch."""
+
+    __slots__ = ("_handle", "__weakref__")
+    _handle: _memory.Handle
+
+    @property
+    def ptr(self) -> int:
+        """The first byte's address, the same on CPU and GPU."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        if self._handle.freed:
+            raise Error(errno.EINVAL, f"{self._handle.label} has been freed")
+
+    def prefetch(self, location: int = HOST, stream: Any = None) -> None:
+        """A hint: starts moving the bytes toward a location (HOST, SSD, a CUDA ordinal) and returns at once."""
+        self._check()
+        check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
+
+    def advise(self, advice: int, location: int = HOST) -> None:
+        self._check()
+        check(lib.vmem_advise(self.ptr, self.nbytes, int(advice), location))
+
+    def evict(self, location: int = SSD) -> None:
+        """Moves the bytes out to HOST or SSD and returns when that is done. Leased blocks are skipped."""
+        self._check()
+        check(lib.vmem_evict(self.ptr, self.nbytes, location))
+
+    def sync(self) -> None:
+        """Returns when the bytes have a copy on the SSD; for a shared file it is durable."""
+        self._check()
+        check(lib.vmem_sync(self.ptr, self.nbytes))
+
+    def query(self) -> Residency:
+        self._check()
+        out = ResidencyStruct()
+        out.size = ctypes.sizeof(out)
+        check(lib.vmem_query(self.ptr, self.nbytes, ctypes.byref(out)))
+        return Residency(*struct_values(out))
+
+    def acquire(self, access: int = READ, location: int = HOST, stream: Any = None) -> "Lease":
+        """A lease of these bytes: acquire() of the module, for one range."""
+        self._check()
+        return Lease([(self.ptr, self.nbytes, access, self._handle.export())], location, stream)
+
+
+Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
+
+
+class Lease:
+    """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
+
+    __slots__ = ("_ranges", "_count", "_keep", "_stream", "_held", "__weakref__")
+
+    def __init__(self, spans: List[Span], location: int, stream: Any) -> None:
+        self._held = False
+        _memory.check_fork()
+        spans = [s for s in spans if s[1] != 0]
+        self._count = len(spans)
+        self._ranges = (RangeStruct * max(1, len(spans)))()
+        for struct, (ptr, nbytes, access, _) in zip(self._ranges, spans):
+            struct.ptr, struct.size, struct.access = ptr, nbytes, int(access)
+        self._keep = [s[3] for s in spans]
+        self._stream = stream_handle(stream)
+        if self._count:
+            check(lib.vmem_acquire_ranges(self._ranges, self._count, location, self._stream))
+            self._held = True
+
+    def release(self) -> None:
+        """At a device the lease ends when the stream gets here; on the host, now. Releasing twice does nothing."""
+        if not self._held:
+            return
+        check(lib.vmem_release_ranges(self._ranges, self._count, self._stream))
+        self._held = False
+        self._keep = []
+
+    @property
+    def held(self) -> bool:
+        return self._held
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_held", False) and not _memory._forked:
+            lib.vmem_release_ranges(self._ranges, self._count, self._stream)
+            self._held = False
+            _memory.free_orphans()
+            warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
+
+
+def span_of(what: Any, access: int) -> Span:
+    """Address and bytes of a Region, Array, NumPy array or torch tensor over one, or a pair with its own access."""
+    if isinstance(what, tuple):
+        if len(what) != 2:
+            raise TypeError("a range with an access of its own is a pair: (array, vmem.READ | vmem.WRITE)")
+        what, access = what
+    if isinstance(what, Range):
+        what._check()
+        return what.ptr, what.nbytes, access, what._handle.export()
+    if hasattr(what, "data_ptr") and hasattr(what, "stride"):  # a torch tensor, strided
+        count = 1 + sum((n - 1) * s for n, s in zip(what.shape, what.stride()))
+        return what.data_ptr(), count * what.element_size() if what.numel() else 0, access, what
+    interface = getattr(what, "__array_interface__", None)
+    if interface is not None:
+        if interface.get("strides") is not None:
+            raise TypeError("the NumPy array is not contiguous; lease the array it is a part of")
+        return interface["data"][0], what.nbytes, access, what
+    raise TypeError(
+        f"{type(what).__name__} cannot be leased; give a Region, an Array, or a NumPy array or tensor over one"
+    )
+
+
+def acquire(*what: Any, access: int = READ, location: int = HOST, stream: Any = None) -> Lease:
+    """Leases ranges of one or several regions, all or nothing: their bytes come to `location` and stay until release.
+
+    with vmem.acquire(weights, (out, vmem.READ | vmem.WRITE), location=0, stream=stream): kernels on the stream may
+    use them. location=HOST: the CPU, system calls and DMA may. Waits for disk, never for the GPU. ENOMEM: the ranges
+    and the live leases exceed the budget; EBUSY: a live lease at another location; EIO: a block could not be read.
+    """
+    if not what:
+        raise TypeError("acquire() needs at least one range")
+    return Lease([span_of(w, access) for w in what], location, stream)

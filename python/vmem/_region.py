@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions: made, named, seen as arrays, freed."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import os
+from typing import Any, Optional, Sequence, Tuple, Union
+
+from . import _memory
+from ._array import Array
+from ._dtypes import dtype_of
+from ._lib import (
+    FLAG_HOST_ONLY,
+    FLAG_MAP_PRIVATE,
+    FLAG_MAP_READ,
+    FLAG_MAP_SHARED,
+    Error,
+    check,
+    human_bytes,
+    lib,
+    parse_size,
+    path_bytes,
+)
+from ._range import Range
+
+Shape = Union[int, Sequence[int]]
+
+
+class Region(Range):
+    """One address range over GPU memory, host memory and SSD. Made by alloc() and map().
+
+    Freed by free(), at the end of a with statement, or with the last object over it. Pickled, a region that was mapped
+    for reading is mapped again where it is unpickled.
+    """
+
+    __slots__ = ("_again",)
+
+    def __init__(self, handle: _memory.Handle, again: Optional[Tuple[Any, ...]] = None) -> None:
+        self._handle = handle
+        self._again = again
+
+    @property
+    def ptr(self) -> int:
+        return self._handle.ptr
+
+    @property
+    def nbytes(self) -> int:
+        return self._handle.size
+
+    @property
+    def name(self) -> str:
+        """For messages and statistics; at most 63 bytes reach libvmem."""
+        return self._handle.label
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._check()
+        check(lib.vmem_name(self.ptr, name.encode()))
+        self._handle.label = name
+
+    @property
+    def writable(self) -> bool:
+        return self._handle.writable
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.freed
+
+    def free(self) -> None:
+        """Frees the region now. EBUSY: arrays, tensors or leases over it are alive. Changes of a shared file are
+        written first; when that fails, the region stays. Freeing twice does nothing."""
+        self._handle.free()
+
+    def __enter__(self) -> "Region":
+        self._check()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        # What is left over it keeps it alive: an error here would hide the one that ends the block.
+        if not self._handle.exports:
+            self.free()
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __getitem__(self, part: slice) -> "Array":
+        """Bytes [start, stop) as an array of uint8."""
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise TypeError("give a slice of bytes without a step, such as region[4096:8192]")
+        start, stop, _ = part.indices(self.nbytes)
+        return self.array("uint8", max(0, stop - start), start)
+
+    def array(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> "Array":
+        """A contiguous array over the region from byte `offset`; without a shape, as many elements as fit."""
+        self._check()
+        kind = dtype_of(dtype)
+        if shape is None:
+            shape = max(0, self.nbytes - offset) // kind.itemsize
+        sizes = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        nbytes = kind.itemsize
+        for n in sizes:
+            if n < 0:
+                raise ValueError(f"shape {sizes} has a negative size")
+            nbytes *= n
+        if offset < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(
+                f"an array of {sizes} {kind.name} at byte {offset} needs {nbytes} bytes; {self.name} has {self.nbytes}"
+            )
+        return Array(self._handle.export(), self._handle.ptr + offset, kind, sizes, nbytes)
+
+    def memoryview(self) -> builtins.memoryview:
+        return self.array().memoryview()
+
+    def numpy(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> Any:
+        return self.array(dtype, shape, offset).numpy()
+
+    def __buffer__(self, flags: int) -> builtins.memoryview:  # Python 3.12
+        return self.memoryview()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        if self._again is None:
+            raise TypeError(
+                f"{self.name} cannot be pickled: only what was mapped for reading is the same in another process"
+            )
+        return (_map_again, self._again)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<vmem.Region {self.name!r}, freed>"
+        return f"<vmem.Region {self.name!r}, {human_bytes(self.nbytes)} at {self.ptr:#x}>"
+
+
+def alloc(size: Union[int, str], *, host_only: bool = False, name: Optional[str] = None) -> Region:
+    """A region of zeros; costs address space only. host_only: no device tier, any block size."""
+    nbytes, ptr = parse_size(size), ctypes.c_void_p()
+    check(lib.vmem_alloc(ctypes.byref(ptr), nbytes, FLAG_HOST_ONLY if host_only else 0))
+    return _made(ptr, nbytes, name, True, host_only, None)
+
+
+_MODES = {"read": FLAG_MAP_READ, "shared": FLAG_MAP_SHARED, "private": FLAG_MAP_PRIVATE}
+
+
+def map(  # noqa: A001  (the name of the call in C)
+    path: Union[str, bytes, "os.PathLike[Any]"],
+    size: Union[int, str, None] = None,
+    offset: int = 0,
+    *,
+    mode: str = "read",
+    host_only: bool = False,
+    name: Optional[str] = None,
+) -> Region:
+    """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
+
+    mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked;
+    "private": changes stay in the region.
+    """
+    if mode not in _MODES:
+        raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
+    if offset < 0:
+        raise ValueError(f"offset {offset} is negative")
+    where = path_bytes(path)
+    if size is None:
+        with open(where, "rb", buffering=0) as file:
+            nbytes = file.seek(0, os.SEEK_END) - offset  # also right for block devices
+        if nbytes <= 0:
+            raise Error(errno.EINVAL, f"{os.fsdecode(where)} has no bytes from offset {offset}")
+    else:
+        nbytes = parse_size(size)
+    flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
+    ptr = ctypes.c_void_p()
+    check(lib.vmem_map(ctypes.byref(ptr), nbytes, where, offset, flags))
+    again = (os.path.abspath(where), nbytes, offset, host_only, name) if mode == "read" else None
+    return _made(ptr, nbytes, name or os.path.basename(os.fsdecode(where)), mode != "read", host_only, again)
+
+
+def _map_again(path: bytes, size: int, offset: int, host_only: bool, name: Optional[str]) -> Region:
+    return map(path, size, offset, host_only=host_only, name=name)
+
+
+def _made(
+    ptr: ctypes.c_void_p,
+    nbytes: int,
+    name: Optional[str],
+    writable: bool,
+    host_only: bool,
+    again: Optional[Tuple[Any, ...]],
+) -> Region:
+    assert ptr.value is not None
+    handle = _memory.Handle(ptr.value, nbytes, name or "region", writable, host_only)
+    if name:
+        check(lib.vmem_name(ptr.value, name.encode()))
+    return Region(handle, again)
