@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases of an offloaded model: what each module uses, what comes next, what stays.
+
+A scope is a module that uses weights: those it owns, and those that its first call was seen to touch. Every module's
+first call runs under a dispatch mode that leases weights of other modules at their first use (nn.MultiheadAttention
+uses those of a child that it never calls).
+
+The order is learned as it happens: after these two scopes came that one. In the first pass nothing is known and
+nothing is prefetched. At its end a part of the weights, spread evenly, is pinned to the device: of a model that is
+walked in a circle, a cache that keeps what came last would keep nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import _memory
+from .._lib import READ, Error, RangeStruct, check, failure, human_bytes, lib
+from .._range import Advice, span_of
+from . import _plan
+from ._target import Target
+
+AHEAD = 256 << 20  # bytes prefetched beyond the layer in use: 5 ms of PCIe, 0.1 s of SSD
+MAX_PINS = 200  # ranges; libvmem keeps advice for 256 in a region
+
+
+class Scope:
+    """One module's leases. Blocks are block-aligned addresses; spans are runs of them, clipped to their regions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.blocks: Set[int] = set()
+        self.spans: List[Tuple[int, int]] = []  # address, bytes
+        self.bytes = 0  # of the blocks
+        self.seen = False  # its first call has ended
+        self.pinned = False
+        self.ranges: Any = None  # the spans as struct vmem_range[]
+        self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
+        self.depth = 0  # calls under way, of a module that calls itself
+
+    def add(self, blocks: Set[int], engine: "Engine") -> None:
+        self.blocks |= blocks
+        self.spans = engine.spans(self.blocks)
+        self.bytes = len(self.blocks) * engine.block
+        self.ranges = struct_of(self.spans)
+
+
+def struct_of(spans: List[Tuple[int, int]]) -> Any:
+    made = (RangeStruct * len(spans))()
+    for struct, (ptr, nbytes) in zip(made, spans):
+        struct.ptr, struct.size, struct.access = ptr, nbytes, READ
+    return made
+
+
+class Frame:
+    """One call of a scope's module: what it leased."""
+
+    __slots__ = ("scope", "leases", "stream", "counted")
+
+    def __init__(self, scope: Scope, stream: int) -> None:
+        self.scope = scope
+        self.leases: List[Any] = []
+        self.stream = stream
+        self.counted = False  # in scope.depth
+
+
+class Watch(TorchDispatchMode):
+    """Sees every operation of a first call."""
+
+    def __init__(self, engine: "Engine") -> None:
+        super().__init__()
+        self.engine = engine
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.look(args)
+        self.look(kwargs.values())
+        return func(*args, **kwargs)
+
+    def look(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self.engine.touched(value)
+            elif isinstance(value, (list, tuple)):
+                self.look(value)
+
+
+class Engine:
+    def __init__(self, target: Target, budget: int, ahead: Optional[int], always: bool) -> None:
+        self.target = target
+        self.budget = budget
+        self.block = target.block()
+        self.always = always
+        self.removed = False
+        self.regions: List[_memory.Handle] = []
+        self.exports: List[_memory.Export] = []  # the leased addresses stay regions
+        self.scopes: List[Scope] = []
+        self.largest = 0
+        self.ahead = ahead
+        self.pinned_bytes = 0
+        # What came after what. Hints only: threads may mix them up.
+        self.after_two: Dict[Tuple[Optional[Scope], Scope], Scope] = {}
+        self.after_one: Dict[Scope, Scope] = {}
+        self.trail: Tuple[Optional[Scope], Optional[Scope]] = (None, None)
+        self.asked: Set[Scope] = set()  # prefetched and not used yet
+        self.order: List[Scope] = []  # by first use
+        self.pins_for = 0  # scopes of the order that the pins were chosen from
+        self.local = threading.local()
+
+    # ---- what a scope uses
+
+    def own(self, handle: _memory.Handle) -> None:
+        if handle not in self.regions:
+            self.regions.append(handle)
+            self.exports.append(handle.export())
+
+    def blocks(self, t: torch.Tensor) -> Set[int]:
+        """Blocks of the model's regions that a tensor lies in."""
+        ptr, nbytes, _, _ = span_of(t, READ)
+        for handle in self.regions:
+            if handle.ptr <= ptr < handle.ptr + handle.size:
+                return set(_plan.blocks_of(ptr, nbytes, handle, self.block))
+        return set()
+
+    def spans(self, blocks: Set[int]) -> List[Tuple[int, int]]:
+        found: List[Tuple[int, int]] = []
+        for at in sorted(blocks):
+            handle = next(h for h in self.regions if h.ptr <= at < h.ptr + h.size)
+            end = min(at + self.block, handle.ptr + handle.size)
+            if found and sum(found[-1]) == at and found[-1][0] >= handle.ptr:
+                found[-1] = (found[-1][0], end - found[-1][0])
+            else:
+                found.append((at, end - at))
+        return found
+
+    def touched(self, t: torch.Tensor) -> None:
+        """In a first call: a weight that nobody has leased is leased now, and is the innermost module's from now on."""
+        if t.device != self.target.device or t.layout != torch.strided or t.numel() == 0:
+            return
+        blocks = self.blocks(t)
+        if not blocks:
+            return
+        for frame in self.local.stack:
+            blocks -= frame.scope.blocks
+        if blocks:
+            frame = self.local.stack[-1]
+            if frame.scope not in self.scopes:
+                self.scopes.append(frame.scope)
+            more = struct_of(self.spans(blocks))
+            self.lease(frame, more)
+            frame.scope.add(blocks, self)
+            self.largest = max(self.largest, frame.scope.bytes)
+
+    # ---- leases
+
+    def lease(self, frame: Frame, ranges: Any) -> None:
+        rc = lib.vmem_acquire_ranges(ranges, len(ranges), self.target.location, frame.stream)
+        if rc != 0:
+            held = human_bytes(sum(f.scope.bytes for f in self.local.stack if f is not frame))
+            prefix = f"layer {frame.scope.name!r} with {human_bytes(frame.scope.bytes)} of weights"
+            raise failure(rc, f"{prefix} (layers around it hold {held}): ")
+        frame.leases.append(ranges)
+
+    def enter(self, scope: Scope) -> Frame:
+        stack = self.local.__dict__.setdefault("stack", [])
+        frame = Frame(scope, self.target.stream())
+        stack.append(frame)
+        if scope.spans:
+            try:
+                self.begin(frame)
+            except BaseException:
+                self.leave(frame)
+                raise
+        return frame
+
+    def begin(self, frame: Frame) -> None:
+        scope = frame.scope
+        if torch.is_grad_enabled():
+            raise Error(
+                errno.EINVAL,
+                f"layer {scope.name!r}: its weights are there only while it runs, a backward pass would miss them; run "
+                "the model under torch.no_grad()",
+            )
+        with self.target.current():
+            self.lease(frame, scope.ranges)
+        self.learn(scope)
+        self.fetch(scope, frame.stream)
+        scope.depth += 1
+        frame.counted = True
+        if scope.depth == 1:
+            for p, weight in scope.unaligned:
+                p.data = weight.clone()
+
+    def leave(self, frame: Frame) -> None:
+        self.local.stack.remove(frame)
+        scope = frame.scope
+        if frame.counted:
+            scope.depth -= 1
+            if scope.depth == 0:
+                for p, weight in scope.unaligned:
+                    p.data = weight
+        with self.target.current():
+            while frame.leases:
+                ranges = frame.leases.pop()
+                check(lib.vmem_release_ranges(ranges, len(ranges), frame.stream))
+        if not self.local.stack and len(self.order) > self.pins_for:
+            self.pin()
+
+    # ---- what comes next
+
+    def learn(self, scope: Scope) -> None:
+        before, last = self.trail
+        if last is not None:
+            if last not in self.after_one:
+                self.order.append(last)
+            self.after_one[last] = scope
+            self.after_two[(before, last)] = scope
+        self.trail = (last, scope)
+        if scope not in self.asked and not scope.pinned:
+            self.asked.clear()  # another way than thought
+        self.asked.discard(scope)
+
+    def fetch(self, scope: Scope, stream: int) -> None:
+        """Prefetches what came next, up to the window. Hints: their failures are the leases' to report."""
+        before, last = self.trail[0], scope
+        room = self.window()
+        for _ in range(len(self.scopes)):
+            following = self.after_two.get((before, last)) or self.after_one.get(last)
+            if following is None or following is scope or room <= 0:
+                return
+            if not following.pinned:
+                if following not in self.asked:
+                    left = room
+                    for ptr, nbytes in following.spans:
+                        if left > 0:
+                            lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, stream)
+                            left -= nbytes
+                    if left >= 0:
+                        self.asked.add(following)
+                room -= following.bytes
+            before, last = last, following
+
+    def window(self) -> int:
+        """Bytes ahead: they have to fit beside the largest layer."""
+        return min(AHEAD if self.ahead is None else self.ahead, max(0, self.budget - self.largest))
+
+    def pin(self) -> None:
+        """Keeps so much of the weights on the device that the layer in use, the window, and as much again for layers
+        that the device has not ended yet fit beside it. Advice: where room is short, pinned blocks go as others do."""
+        last = self.trail[1]
+        order = self.order + ([last] if last is not None and last not in self.after_one else [])
+        self.pins_for = len(self.order)
+        total = sum(s.bytes for s in order)
+        room = self.budget if total <= self.budget else self.budget - self.largest - 2 * self.window()
+        self.unpin()
+        credit, ranges = 0.0, 0
+        for scope in order:
+            credit += scope.bytes * min(1.0, room / total) if room > 0 else 0
+            if credit >= scope.bytes and ranges + len(scope.spans) <= MAX_PINS:
+                credit -= scope.bytes
+                ranges += len(scope.spans)
+                self.advise(scope, Advice.PIN)
+                scope.pinned = True
+                self.pinned_bytes += scope.bytes
+
+    def unpin(self) -> None:
+        for scope in self.scopes:
+            if scope.pinned:
+                self.advise(scope, Advice.NORMAL)
+                scope.pinned = False
+        self.pinned_bytes = 0
+
+    def advise(self, scope: Scope, advice: Advice) -> None:
+        for ptr, nbytes in scope.spans:
+            lib.vmem_advise(ptr, nbytes, int(advice), self.target.location)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model files: mapped without a copy, written so that they map well, and put into modules."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from .. import _safetensors
+from .._dtypes import dtype_of
+from .._lib import Error
+from .._region import map as map_region
+from ._tensors import CPU, flat, shaped, torch_dtype
+
+
+def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
+    """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the folder of a model.
+
+    Returns CPU tensors by name over regions of the files; nothing is read before it is touched, and at most host_budget
+    of it is in memory. The files must not change meanwhile; stores into the tensors are the program's error. A region
+    is freed with the last tensor over it. host_only: the tensors are for the CPU alone, in blocks of block_size.
+
+    vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees with the index; the
+    words name file, tensor and numbers. Nothing stays mapped then.
+    """
+    tensors: Dict[str, torch.Tensor] = {}
+    for header, names in _safetensors.headers(path):
+        wanted = header.tensors if names is None else {n: header.tensors[n] for n in names}
+        dtypes = {n: _dtype(header.path, n, e) for n, e in wanted.items()}
+        if any(e.end > e.begin for e in wanted.values()):
+            region = map_region(header.path, header.size, host_only=host_only)
+        for name, entry in wanted.items():
+            if entry.end == entry.begin:
+                tensors[name] = torch.empty(entry.shape, dtype=dtypes[name])
+                continue
+            bytes_ = flat(region._handle, region.ptr + entry.begin, entry.end - entry.begin, CPU)
+            tensors[name] = shaped(bytes_, dtypes[name], entry.shape)
+    return tensors
+
+
+def _dtype(path: str, name: str, entry: _safetensors.Entry) -> "torch.dtype":
+    try:
+        return torch_dtype(entry.dtype.name)
+    except TypeError as e:
+        raise Error(errno.ENOTSUP, f"{path}: tensor {name!r} is {entry.dtype.safetensors}: {e}") from None
+
+
+def save(
+    tensors: Mapping[str, torch.Tensor], path: str, *, align: int = 256, metadata: Optional[Dict[str, str]] = None
+) -> None:
+    """Writes a safetensors file that maps well: tensors of a multiple of `align` bytes come first, in the order given,
+    at multiples of `align`, and the small odd ones (biases, norms) after them, where no large one is between.
+
+    Tensors that share all of their memory are written once, under the first name.
+    """
+    if align < 8 or align & (align - 1):
+        raise ValueError(f"align {align} is not a power of two from 8 on")
+    seen: Dict[Tuple[Any, ...], str] = {}
+    chosen: List[Tuple[str, torch.Tensor]] = []
+    for name, t in tensors.items():
+        if t.layout != torch.strided or t.device.type == "meta":
+            raise Error(
+                errno.EINVAL, f"{path}: tensor {name!r} is {t.layout} on {t.device}; only dense ones can be saved"
+            )
+        key = (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())
+        if t.numel() and key in seen:
+            continue
+        seen[key] = name
+        chosen.append((name, t))
+    chosen.sort(key=lambda item: item[1].numel() * item[1].element_size() % align != 0)  # stable
+    entries = ((n, dtype_of(t.dtype), tuple(t.shape)) for n, t in chosen)
+    head = _safetensors.make_header(entries, metadata or {}, max(align, 4096))
+    # Beside it and renamed: an interrupted write leaves what was there.
+    part = f"{path}.part.{os.getpid()}"
+    try:
+        with open(part, "wb") as file:
+            file.write(head)
+            for _, t in chosen:
+                if t.numel():
+                    dense = t.detach().to("cpu").contiguous().view(-1)
+                    file.write(memoryview(dense.view(torch.uint8).numpy()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+@contextlib.contextmanager
+def skeleton() -> Iterator[None]:
+    """Modules made inside have their parameters on the meta device: they cost no memory until assign(). Buffers are
+    real, since files often leave them out."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
+        register(self, name, param)
+        if param is not None and param.device.type != "meta":
+            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = on_meta  # type: ignore
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore
+
+
+def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tensor]]:
+    """Every name of a parameter or buffer, shared ones under each of their names: its module, attribute, whether it is
+    a parameter, the tensor."""
+    found = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = prefix + "." if prefix else ""
+        for name, p in module._parameters.items():
+            if p is not None:
+                found[dot + name] = (module, name, True, p)
+        for name, b in module._buffers.items():
+            if b is not None:
+                found[dot + name] = (module, name, False, b)
+    return found
+
+
+def assign(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, strict: bool = True) -> nn.Module:
+    """Makes tensors the parameters and buffers of a model, by name, without a copy; returns the model.
+
+    Parameters that are one object in the model stay one: a value for any of their names does for all. strict: every
+    parameter gets a value and every tensor a place. A tensor keeps its own dtype. Parameters need no gradient after.
+    """
+    slots = _slots(model)
+    unknown = [n for n in tensors if n not in slots]
+    if strict and unknown:
+        raise Error(errno.EINVAL, f"the model has no place for {_some(unknown)}")
+    given: Dict[int, torch.Tensor] = {}
+    for name, value in tensors.items():
+        if name not in slots:
+            continue
+        module, attribute, is_parameter, old = slots[name]
+        if tuple(old.shape) != tuple(value.shape):
+            raise Error(errno.EINVAL, f"tensor {name!r} is {list(value.shape)}, the model wants {list(old.shape)}")
+        given.setdefault(id(old), value)
+    missing = [
+        n
+        for n, (module, attribute, is_parameter, old) in slots.items()
+        if id(old) not in given and (is_parameter or attribute not in module._non_persistent_buffers_set)
+    ]
+    if strict and missing:
+        raise Error(errno.EINVAL, f"nothing was given for {_some(missing)} of the model")
+    made: Dict[int, torch.Tensor] = {}
+    for module, attribute, is_parameter, old in slots.values():
+        if id(old) not in given:
+            continue
+        if id(old) not in made:
+            value = given[id(old)]
+            made[id(old)] = nn.Parameter(value.detach(), requires_grad=False) if is_parameter else value
+        slot: Any = module._parameters if is_parameter else module._buffers
+        slot[attribute] = made[id(old)]
+    return model
+
+
+def _some(names: List[str]) -> str:
+    shown = ", ".join(repr(n) for n in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

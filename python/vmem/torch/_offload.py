@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models larger than the device: each layer's weights are leased while it runs, the next ones are on their way.
+
+A module's forward is wrapped: enter() leases what it used before and prefetches what came after it, leave() releases.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import weakref
+from typing import Any, Dict, List, Tuple
+
+import torch
+from torch import nn
+
+from .._lib import Error, human_bytes, parse_size
+from . import _plan
+from ._engine import Engine, Scope, Watch
+from ._target import ask_budget, give_budget, resolve
+from ._tensors import region_of, view
+
+
+def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
+    """Puts a forward over the module's own. Its closure reaches neither the module nor itself: no cycle, so that a
+    model that is let go of is gone at once."""
+    under = module.__dict__.get("forward")  # another library's
+    plain, owner = type(module).forward, weakref.ref(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return under(*args, **kwargs) if under is not None else plain(owner(), *args, **kwargs)
+
+    @functools.wraps(plain if under is None else under)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if engine.removed:
+            return run(*args, **kwargs)
+        frame = engine.enter(scope)
+        try:
+            if (scope.seen and not engine.always) or getattr(engine.local, "watching", False):
+                result = run(*args, **kwargs)
+            else:
+                engine.local.watching = True
+                try:
+                    with Watch(engine):
+                        result = run(*args, **kwargs)
+                finally:
+                    engine.local.watching = False
+            scope.seen = True
+            return result
+        finally:
+            engine.leave(frame)
+            here = owner()
+            if scope.seen and not scope.blocks and not engine.always and here is not None:
+                unwrap(here, scope)  # it uses nothing
+
+    try:
+        forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
+    except ValueError:
+        pass
+    forward.vmem_engine, forward.vmem_scope, forward.vmem_under = engine, scope, under  # type: ignore[attr-defined]
+    module.forward = forward  # type: ignore
+
+
+def unwrap(module: nn.Module, scope: Scope) -> None:
+    """Takes a forward away, unless somebody has put another one over it: that one runs through it, to no effect."""
+    forward: Any = module.__dict__.get("forward")
+    if getattr(forward, "vmem_scope", None) is not scope:
+        return
+    if forward.vmem_under is None:
+        del module.__dict__["forward"]
+    else:
+        module.forward = forward.vmem_under  # type: ignore
+
+
+class Offload:
+    """What offload() returns. remove(), or the end of a with statement, takes the hooks away."""
+
+    def __init__(self, engine: Engine, plan: _plan.Plan) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._hooks: List[Tuple["weakref.ref[nn.Module]", Scope]] = []
+        self._gradients: List[Tuple[nn.Parameter, bool]] = []
+        self._buffers: List[Tuple["weakref.ref[nn.Module]", str, torch.device]] = []
+        self._layers = [(layer.name, sum(w.nbytes for w in layer.weights)) for layer in plan.layers]
+
+    @property
+    def device(self) -> "torch.device":
+        """Where inputs belong."""
+        return self._engine.target.device
+
+    @property
+    def location(self) -> int:
+        return self._engine.target.location
+
+    @property
+    def budget(self) -> int:
+        """Bytes at that location that the weights may take."""
+        return self._engine.budget
+
+    @property
+    def layers(self) -> List[Tuple[str, int]]:
+        """Names of the modules with offloaded weights, and the bytes of these."""
+        return list(self._layers)
+
+    @property
+    def offloaded_bytes(self) -> int:
+        return sum(w.nbytes for w in self._plan.weights)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of small weights and buffers, which are on the device all the time, beside the budget."""
+        small = sum(p.numel() * p.element_size() for p, _ in self._plan.small)
+        return small + sum(b.numel() * b.element_size() for _, _, b in self._plan.buffers)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Of weights that are kept on the device from pass to pass, in whole blocks; known after the first."""
+        return self._engine.pinned_bytes
+
+    def _attach(self, model: nn.Module, align: int) -> None:
+        engine, target = self._engine, self._engine.target
+        for w in self._plan.weights:
+            handle = region_of(w.tensor)
+            assert handle is not None
+            engine.own(handle)
+        scopes: Dict[int, Scope] = {}
+        for layer in self._plan.layers:
+            scope = scopes[id(layer.module)] = Scope(layer.name)
+            for w in layer.weights:
+                scope.add(engine.blocks(w.tensor), engine)
+                if target.on_gpu and w.tensor.data_ptr() % align != 0:
+                    own = (p for p in layer.module._parameters.values() if p is not None)
+                    own = (p for p in own if any(p is q for q in w.params))
+                    scope.unaligned += [(p, view(w.tensor, target.device)) for p in own]
+            engine.scopes.append(scope)
+            engine.largest = max(engine.largest, scope.bytes)
+        for p, _ in self._plan.small:
+            p.data = p.data.to(target.device) if target.on_gpu else _out_of_regions(p.data)
+        moved: Dict[int, torch.Tensor] = {}  # a buffer of two modules stays one
+        for module, name, b in self._plan.buffers:
+            self._buffers.append((weakref.ref(module), name, b.device))
+            if id(b) not in moved:
+                moved[id(b)] = b.to(target.device) if target.on_gpu else _out_of_regions(b)
+            module._buffers[name] = moved[id(b)]
+        for w in self._plan.weights:
+            on_device = view(w.tensor, target.device) if target.on_gpu else w.tensor
+            for p in w.params:
+                p.data = on_device
+        for p in model.parameters():
+            self._gradients.append((p, p.requires_grad))
+            p.requires_grad_(False)
+        for prefix, module in model.named_modules():
+            scope = scopes.get(id(module)) or Scope(prefix or type(module).__name__)
+            wrap(module, scope, engine)
+            self._hooks.append((weakref.ref(module), scope))
+
+    def remove(self) -> None:
+        """Takes the hooks away; the model is one for the CPU again, its weights still in their regions. Removing twice
+        does nothing. EBUSY: called from within the model's forward."""
+        engine = self._engine
+        if engine.removed:
+            return
+        if getattr(engine.local, "stack", None):
+            raise Error(errno.EBUSY, "the model is running: hooks cannot be removed from within its forward")
+        engine.target.synchronize()
+        engine.removed = True
+        for ref, scope in self._hooks:
+            module = ref()
+            if module is not None:
+                unwrap(module, scope)
+        engine.unpin()
+        for w in self._plan.weights:
+            for p in w.params:
+                p.data = w.tensor
+        for p, before in self._plan.small:
+            p.data = before
+        for ref_module, name, device in self._buffers:
+            module = ref_module()
+            if module is not None and module._buffers.get(name) is not None:
+                module._buffers[name] = module._buffers[name].to(device)  # type: ignore[union-attr]
+        for p, needed in self._gradients:
+            p.requires_grad_(needed)
+        engine.exports.clear()
+        give_budget(engine)
+
+    def __enter__(self) -> "Offload":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        e = self._engine
+        return (
+            f"<vmem.torch.Offload of {human_bytes(self.offloaded_bytes)} in {len(self._layers)} layers at "
+            f"{e.target.words}, budget {human_bytes(e.budget)}{', removed' if e.removed else ''}>"
+        )
+
+
+def _out_of_regions(t: torch.Tensor) -> torch.Tensor:
+    # The CPU touches it without a lease, while neighbours in its block come and go.
+    return t.clone() if region_of(t) is not None else t
+
+
+def offload(
+    model: nn.Module,
+    device_budget: Any = None,
+    *,
+    device: Any = None,
+    ahead: Any = None,
+    align: int = _plan.ALIGN,
+    small: int = 64 << 10,
+    watch: str = "first",
+) -> Offload:
+    """Runs a model whose weights do not fit: hooks lease each layer's weights on the current stream while it runs and
+    prefetch those of the next layers. For inference, under torch.no_grad(). Inputs belong on the result's `device`.
+
+    device_budget   bytes (or "8GiB") that the weights may take there; None: what libvmem has (setting device_budget).
+                    ENOMEM names the layer that does not fit by itself.
+    device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU. None: the
+                    first of them that there is.
+    ahead           bytes to prefetch beyond the layer in use (default 256 MiB, or what the budget leaves).
+    align           weights whose address is no multiple of this are copied on the device, layer by layer: kernels
+                    choose other ways, with other roundings, for them. 1: none is copied.
+    small           weights below so many bytes, and all buffers, are on the device all the time, beside the budget.
+    watch           "first": each module's first call is watched for weights of other modules that it uses; "always":
+                    every call, for modules that use others' weights now and then (slow).
+
+    Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile
+    parameters are tensors on the device that may be touched only inside the model's modules, or under
+    vmem.torch.leased().
+    """
+    if watch not in ("first", "always"):
+        raise ValueError(f"watch {watch!r} is not known; give first or always")
+    if align < 1:
+        raise ValueError(f"align {align} is not positive")
+    for name, module in model.named_modules():
+        engine = getattr(module.__dict__.get("forward"), "vmem_engine", None)
+        if engine is not None and not engine.removed:
+            raise Error(errno.EBUSY, f"layer {name!r} is offloaded already; remove() that first")
+    target = resolve(device)
+    plan = _plan.make(model, target, small)
+    window = ahead if ahead is None or ahead == 0 else parse_size(ahead)
+    engine = Engine(target, 0, window, watch == "always")
+    engine.budget = ask_budget(engine, target, device_budget)
+    handle = Offload(engine, plan)
+    try:
+        _plan.check_layers(plan, target, engine.budget)
+        _plan.place(plan, target, type(model).__name__)
+        handle._attach(model, align)
+    except BaseException:
+        if any(w.tensor is None for w in plan.weights):  # not all are placed; those that are stay
+            give_budget(engine)
+            engine.removed = True
+        else:
+            handle.remove()
+        raise
+    return handle

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a model is offloaded, where it lies, and what stays on the device whole."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch import nn
+
+from .. import _memory
+from .._lib import HOST, READ, Error, human_bytes
+from .._range import span_of
+from .._region import alloc
+from ._target import Target
+from ._tensors import CPU, flat, region_of
+
+ALIGN = 256  # bytes: what torch's own allocations have at least, and as much as kernels look at
+
+
+class Weight:
+    """One parameter's memory, shared by all Parameter objects that are the same bytes."""
+
+    __slots__ = ("name", "source", "offset", "nbytes", "params", "tensor")
+
+    def __init__(self, name: str, source: torch.Tensor) -> None:
+        self.name = name
+        self.source: Optional[torch.Tensor] = source
+        self.nbytes = source.numel() * source.element_size()
+        self.offset = -1  # in the new region; -1: it is in a region already
+        self.params: List[nn.Parameter] = []
+        self.tensor: Any = None  # where it is now, for the CPU
+
+
+class Layer(NamedTuple):
+    """A module with weights of its own."""
+
+    name: str
+    module: nn.Module
+    weights: List[Weight]
+
+
+class Plan:
+    def __init__(self) -> None:
+        self.layers: List[Layer] = []
+        self.weights: List[Weight] = []
+        self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with what they were
+        self.buffers: List[Tuple[nn.Module, str, torch.Tensor]] = []
+        self.to_place = 0  # bytes of the new region
+
+
+def _plain(name: str, t: torch.Tensor) -> None:
+    if t.device.type == "meta":
+        raise Error(
+            errno.EINVAL, f"{name!r} is on the meta device: it has no bytes; give it some first (vmem.torch.assign)"
+        )
+    if t.layout != torch.strided or type(t.data) is not torch.Tensor:
+        raise Error(
+            errno.EINVAL, f"{name!r} is a {t.layout} {type(t.data).__name__}; only plain dense tensors can be offloaded"
+        )
+
+
+def make(model: nn.Module, target: Target, small: int) -> Plan:
+    """Looks only; refuses what cannot be offloaded."""
+    plan = Plan()
+    weights: Dict[Tuple[Any, ...], Weight] = {}
+    kept: Dict[int, bool] = {}
+    block = target.block()
+    for prefix, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Error(errno.EINVAL, f"layer {prefix!r} is a ScriptModule; offload the model before it is scripted")
+        dot = prefix + "." if prefix else ""
+        own: List[Weight] = []
+        for name, p in module._parameters.items():
+            if p is None:
+                continue
+            _plain(dot + name, p)
+            nbytes = p.numel() * p.element_size()
+            if nbytes < small or nbytes == 0:
+                if id(p) not in kept:
+                    kept[id(p)] = True
+                    plan.small.append((p, p.data))
+                continue
+            key = (p.data_ptr(), p.device, p.dtype, tuple(p.shape), p.stride())
+            weight = weights.get(key)
+            if weight is None:
+                weight = weights[key] = Weight(dot + name, p.data)
+            if all(p is not q for q in weight.params):
+                weight.params.append(p)
+            if weight not in own:
+                own.append(weight)
+        for name, b in module._buffers.items():
+            if b is not None:
+                _plain(dot + name, b)
+                plan.buffers.append((module, name, b))
+        if own:
+            plan.layers.append(Layer(prefix or type(module).__name__, module, own))
+    plan.weights = list(weights.values())
+    _lay_out(plan, target, block)
+    return plan
+
+
+def _lay_out(plan: Plan, target: Target, block: int) -> None:
+    """Places for what is in no region that the target can use: layers of several blocks begin at one, so that they
+    share none; smaller ones are packed."""
+    at = 0
+    for layer in plan.layers:
+        new = [w for w in layer.weights if w.offset < 0 and not _usable(w, target)]
+        if sum(w.nbytes for w in new) >= 4 * block:
+            at += -at % block
+        for w in new:
+            at += -at % ALIGN
+            w.offset = at
+            at += w.nbytes
+    plan.to_place = at
+
+
+def _usable(weight: Weight, target: Target) -> bool:
+    assert weight.source is not None
+    if weight.source.device.type != "cpu":
+        return False
+    handle = region_of(weight.source)
+    return handle is not None and (target.location == HOST or not handle.host_only)
+
+
+def blocks_of(ptr: int, nbytes: int, handle: _memory.Handle, block: int) -> range:
+    """Addresses of the blocks that bytes touch."""
+    first = handle.ptr + (ptr - handle.ptr) // block * block
+    return range(first, ptr + nbytes, block)
+
+
+def check_layers(plan: Plan, target: Target, budget: int) -> None:
+    """Before anything moves: each layer has to fit by itself."""
+    block = target.block()
+    for layer in plan.layers:
+        touched: Set[int] = set()
+        for w in layer.weights:
+            if w.offset >= 0:
+                touched.update(range(w.offset // block, (w.offset + w.nbytes - 1) // block + 1))
+            else:
+                assert w.source is not None
+                ptr, nbytes, _, _ = span_of(w.source, READ)
+                handle = region_of(w.source)
+                assert handle is not None
+                touched.update(blocks_of(ptr, nbytes, handle, block))
+        need = len(touched) * block
+        if need > budget:
+            held = sum(w.nbytes for w in layer.weights)
+            raise Error(
+                errno.ENOMEM,
+                f"layer {layer.name!r} ({type(layer.module).__name__}) has {human_bytes(held)} of weights and needs "
+                f"{human_bytes(need)} at {target.words}, in whole blocks of {human_bytes(block)}; the device budget is "
+                f"{human_bytes(budget)}",
+            )
+
+
+def place(plan: Plan, target: Target, name: str) -> None:
+    """Copies weights that are in no region into a new one, one by one, and lets go of the old memory. The model stays
+    usable on the CPU whatever fails."""
+    if plan.to_place:
+        region = alloc(plan.to_place, host_only=target.location == HOST, name=name)
+    for w in plan.weights:
+        source = w.source
+        assert source is not None
+        if w.offset >= 0:
+            bytes_ = flat(region._handle, region.ptr + w.offset, w.nbytes, CPU)
+            w.tensor = bytes_.view(source.dtype).view(tuple(source.shape))
+            w.tensor.copy_(source)
+            for p in w.params:
+                p.data = w.tensor
+        else:
+            w.tensor = source
+        w.source = None
