@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings readme words sizes shell tidy
+#   format layers doors header names settings readme words sizes shell python tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -82,6 +82,7 @@ check_names() {
     if [ -e "$build/libvmem.so" ]; then
       exported=$(nm -D --defined-only "$build/libvmem.so" | awk '$2 != "A" {print $3}' | sort -u)
       diff <(sed 's/$/@@VMEM_1/' <<<"$map") <(echo "$exported") | sed -n 's/^< \(.*\)/\1: not exported by libvmem.so/p; s/^> \(.*\)/\1: exported by libvmem.so, not in the map/p'
+      ! readelf -d "$build/libvmem.so" | grep -q STATIC_TLS || echo "libvmem.so: cannot be loaded late (STATIC_TLS): no initial-exec variables"
       readelf -d "$build/libvmem.so" | grep -q 'SONAME.*libvmem-tier\.so\.[0-9]*\]' || echo "libvmem.so: the soname is not libvmem-tier.so.N"
     fi
   } | report names
@@ -114,6 +115,7 @@ check_sizes() {
     $2 != "total" && $1 > want && $1 <= limit {print "note " $2 ": " $1 " lines, " want " wanted" >note}'; }
   { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | lines 600 720 /dev/stderr
     tracked 'lib/*.h' 'tools/*.h' | lines 250 300 /dev/stderr
+    tracked 'python/*.py' 'tests/*.py' | lines 600 720 /dev/stderr
     tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 promised"}'
   } | report sizes
 }
@@ -123,13 +125,25 @@ check_shell() {
   tracked '*.sh' .ci/run | xargs shellcheck -x -S warning -e SC1091,SC2034,SC2154,SC2054,SC2030,SC2031 2>&1 | head -60 | report shell
 }
 
+# Python 3.9, short lines, no unused imports; and the package declares no call that the header does not have.
+check_python() {
+  local call calls
+  command -v python3 >/dev/null || { missing python python3; return; }
+  calls=" $(${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u | tr '\n' ' ') "
+  { tracked '*.py' | xargs -r python3 scripts/lib/check_python.py
+    grep -ohE '\bvmem_[a-z_]+\b' python/vmem/_lib.py | sort -u | while read -r call; do
+      [[ $calls == *" $call "* ]] || echo "python/vmem/_lib.py: $call is not in vmem.h"
+    done
+  } 2>&1 | report python
+}
+
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
   # Quiet while it is clean: only findings are shown.
   make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
-[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell tidy
+[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell python tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"

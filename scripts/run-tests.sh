@@ -3,7 +3,7 @@
 #
 #   unit    $BUILD/tests/unit_tests           system  $BUILD/tests/system_tests, tests/system/*.sh
 #   abi     $BUILD/tests/abi/*, tests/abi/*.sh   stress  $BUILD/tests/stress/*, each for VMEM_STRESS_SECONDS (5)
-#   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh
+#   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh         python  tests/python/*.sh
 #
 # A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
@@ -89,11 +89,11 @@ run_suite() {
           run_one "stress/${program##*/} $line" $((seconds * 4 + 120)) "$program" --seconds "$seconds" $line
         done < <(cat "tests/stress/${program##*/}.variants" 2>/dev/null)
       done ;;
-    vm | kmod) ;;
+    vm | kmod | python) ;;
     *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
   esac
   case $suite in
-    system | abi | unit | stress) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
+    system | abi | unit | stress | python) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
     vm) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
     kmod) mapfile -t scripts < <(scripts_of "$suite"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac

@@ -82,7 +82,8 @@ class Table:
         say("| what | GB/s | cores per GB/s |")
         say("|---|---|---|")
         for r in self.rows:
-            say(f"| {r['what']} | **{r['median']:.2f}** ({r['low']:.2f} to {r['high']:.2f}) | {r['cores_per_gbs']:.2f} |")
+            spread = f"({r['low']:.2f} to {r['high']:.2f})"
+            say(f"| {r['what']} | **{r['median']:.2f}** {spread} | {r['cores_per_gbs']:.2f} |")
 
 
 def make_model(torch, n, layers):

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every test starts with libvmem stopped and known settings, and must leave no region behind."""
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+
+import vmem
+
+MIB = 1 << 20
+
+DEFAULTS = {
+    "device": "none",
+    "host_budget": 64 * MIB,
+    "device_budget": 32 * MIB,
+    "block_size": 2 * MIB,
+    "readahead": 8 * MIB,
+    "transfer": "auto",
+    "direct_io": "on",
+    "compression": "none",
+    "fault_timeout_ms": 10000,
+    "ssd_budget": "1T",
+    "evict_threads": 1,
+    "io_threads": 1,
+}
+
+
+def start(**settings):
+    gc.collect()
+    vmem.shutdown()
+    vmem.configure(**{**DEFAULTS, **settings})
+    try:
+        vmem.init()
+    except vmem.Error as e:
+        if e.errno in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP):
+            pytest.skip(e.strerror)
+        raise
+
+
+def finish():
+    gc.collect()
+    assert vmem.stats().regions == 0, "the test left regions behind"
+    vmem.shutdown()
+
+
+@pytest.fixture
+def host():
+    """No device tier."""
+    start()
+    yield
+    finish()
+
+
+@pytest.fixture
+def sim():
+    """The simulated device: location 0."""
+    start(device="sim", host_budget=128 * MIB)
+    yield
+    finish()
+
+
+@pytest.fixture(params=["host", "sim"])
+def tiers(request):
+    """A location of each kind that a model can be offloaded to."""
+    start(device="sim" if request.param == "sim" else "none", host_budget=128 * MIB)
+    yield request.param
+    finish()
+
+
+@pytest.fixture
+def make_file(tmp_path):
+    """Files on a disk, not in memory: tmpfs refuses O_DIRECT."""
+    made = []
+
+    def make(content, name="data.bin"):
+        folder = os.path.join(os.environ.get("TMPDIR", "/var/tmp"), f"vmem-python-{os.getpid()}-{len(made)}")
+        os.makedirs(folder)
+        made.append(folder)
+        path = os.path.join(folder, name)
+        with open(path, "wb") as f:
+            f.write(content)
+        return path
+
+    yield make
+    for folder in made:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
+def python(code, **environment):
+    """Another interpreter: what it printed, and how it ended."""
+    env = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+def no_device_lease(*ranges):
+    """Whether no live lease holds the ranges: EBUSY or ENOMEM at another location otherwise. Waits for what is
+    ending."""
+    try:
+        with vmem.acquire(*ranges, location=vmem.HOST):
+            return True
+    except vmem.Error as e:
+        assert e.errno == errno.EBUSY, e
+        return False
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The lines that scripts/run-tests.sh counts."""
+    stats = terminalreporter.stats
+    for report in stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.write_line("skipped: " + reason.replace("Skipped: ", "", 1))
+    failed = len(stats.get("failed", [])) + len(stats.get("error", []))
+    terminalreporter.write_line(
+        f"{len(stats.get('passed', []))} passed, {failed} failed, {len(stats.get('skipped', []))} skipped"
+    )

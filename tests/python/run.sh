@@ -1,0 +1,23 @@
+#!/bin/bash
+# The Python package's tests, with the library that was built, on the host tiers and the simulated device.
+#   run.sh [PYTEST ARGUMENTS..]
+# The interpreter: VMEM_PYTHON, or the first of python3 and /usr/bin/python3 that has pytest, one with torch before others.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath "${BUILD:-build}")
+[ -e "$build/libvmem.so" ] || { echo "$build/libvmem.so is not built: make lib"; exit 1; }
+find_python() {
+  local modules candidate
+  for modules in "pytest, numpy, torch" "pytest, numpy" pytest; do
+    for candidate in ${VMEM_PYTHON:-python3 /usr/bin/python3}; do
+      "$candidate" -c "import $modules" 2>/dev/null && { echo "$candidate"; return; }
+    done
+  done
+}
+python=$(find_python)
+[ -n "$python" ] || { echo "skipped: no Python with pytest (python3-pytest)"; exit 77; }
+export VMEM_LIBRARY=$build/libvmem.so PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1 BUILD=$build
+unset VMEM_DEVICE VMEM_HOST_BUDGET VMEM_DEVICE_BUDGET
+# One thread: with two cores and small matrices more only wait for each other.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+exec "$python" -m pytest -p no:cacheprovider -q "$@" tests/python

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+import ctypes
+import errno
+import gc
+import io
+import sys
+
+import numpy as np
+import pytest
+
+import vmem
+from conftest import MIB
+
+
+def test_a_memoryview_reads_and_writes_the_region(host):
+    with vmem.alloc(MIB) as region:
+        view = region.memoryview()
+        assert view.nbytes == MIB and view.format == "B" and not view.readonly
+        view[10:14] = b"vmem"
+        assert bytes(region[10:14].memoryview()) == b"vmem"
+        assert io.BytesIO(b"12345678").readinto(region[0:8].memoryview()) == 8
+        assert region.numpy()[7] == ord("8")
+        del view
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the buffer protocol of Python classes is new in 3.12")
+def test_regions_and_arrays_are_buffers(host):
+    with vmem.alloc(4096) as region:
+        memoryview(region)[0] = 1
+        assert bytes(region[0:2]) == b"\1\0"
+
+
+def test_numpy_takes_dlpack_and_keeps_the_region(host):
+    region = vmem.alloc(MIB)
+    array = region.array("float32", (256, 1024))
+    assert array.__dlpack_device__() == (1, 0)
+    a = np.from_dlpack(array)
+    assert a.shape == (256, 1024) and a.dtype == "float32"
+    region.numpy("float32")[3] = 2.5
+    assert a[0, 3] == 2.5
+    del array
+    with pytest.raises(vmem.Error):
+        region.free()
+    del a
+    gc.collect()
+    region.free()
+
+
+def test_a_capsule_that_nobody_took_lets_go(host):
+    region = vmem.alloc(MIB)
+    capsules = [region.array().__dlpack__(), region.array().__dlpack__(max_version=(1, 0))]
+    with pytest.raises(vmem.Error):
+        region.free()
+    del capsules
+    gc.collect()
+    region.free()
+
+
+def test_dlpack_refuses_what_it_cannot_say(host, make_file):
+    path = make_file(bytes(4096))
+    with vmem.map(path) as region, vmem.alloc(4096, host_only=True) as other:
+        with pytest.raises(BufferError, match="mapped for reading"):
+            region.array().__dlpack__()
+        region.array().__dlpack__(max_version=(1, 0))  # has a flag for it
+        with pytest.raises(BufferError, match="copy"):
+            other.array().__dlpack__(copy=True)
+        with pytest.raises(BufferError, match="device"):
+            other.array().__dlpack__(dl_device=(2, 0))
+        with pytest.raises(vmem.Error) as e:
+            other.array().on(0)
+        assert e.value.errno == errno.EINVAL and "device tier" in e.value.strerror
+
+
+def test_a_gpu_consumer_is_told_the_same_address(sim):
+    with vmem.alloc(4 * MIB) as region:
+        array = region.array("float16", (16, 4)).on(0)
+        assert array.__dlpack_device__() == (13, 0)  # CUDA managed
+        interface = array.__cuda_array_interface__
+        assert interface["data"] == (region.ptr, False) and interface["shape"] == (16, 4)
+        assert interface["typestr"] == "<f2"
+        assert array.device == 0 and array.on(vmem.HOST).device == vmem.HOST
+        assert not hasattr(region.array(), "__cuda_array_interface__")
+        assert not hasattr(region.array("bfloat16").on(0), "__cuda_array_interface__")
+        capsule = array.__dlpack__(stream=1, max_version=(1, 1), dl_device=(13, 0))
+        name = ctypes.pythonapi.PyCapsule_GetName
+        name.restype, name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+        assert name(capsule) == b"dltensor_versioned"
+        del array, interface, capsule
+
+
+def test_types_that_numpy_lacks_are_refused_with_what_to_take(host):
+    with vmem.alloc(4096) as region:
+        with pytest.raises(TypeError, match="uint16"):
+            region.array("bfloat16").numpy()
+        assert region.array("bfloat16", (4, 4)).nbytes == 32

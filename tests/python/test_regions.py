@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+import errno
+import os
+
+import numpy as np
+import pytest
+
+import vmem
+from conftest import MIB, finish, start
+
+
+def numbers(count, seed=1):
+    return np.random.default_rng(seed).integers(0, 2**63, count, dtype=np.uint64)
+
+
+def test_a_region_four_times_the_budget_keeps_every_byte(host):
+    with vmem.alloc(256 * MIB) as region:
+        a = region.numpy("uint64")
+        step = 64 * 1024 // 8
+        want = numbers(len(a) // step)
+        a[::step] = want
+        assert (a[::step] == want).all()
+        stats = vmem.stats()
+        assert stats.write_bytes > 128 * MIB
+        assert stats.host_bytes <= stats.host_budget == 64 * MIB
+        del a
+    assert region.closed
+
+
+def test_a_new_region_reads_as_zeros_and_costs_no_memory(host):
+    with vmem.alloc("1GiB") as region:
+        assert region.query() == (1 << 30, 0, 0, 0)
+        assert not region.numpy()[: 4 * MIB].any()
+
+
+def test_evicted_bytes_come_back_and_query_says_where_they_are(host):
+    with vmem.alloc(8 * MIB) as region:
+        region.numpy()[:] = 7
+        assert region.query().host_bytes == 8 * MIB
+        region.evict()
+        assert region.query().ssd_bytes == 8 * MIB
+        region.prefetch()
+        region.advise(vmem.Advice.HOT)
+        assert (region.numpy() == 7).all()
+
+
+def test_advice_dont_need_drops_the_contents(host):
+    with vmem.alloc(4 * MIB) as region:
+        region.numpy()[:] = 1
+        region[: 2 * MIB].advise(vmem.Advice.DONT_NEED)
+        assert not region.numpy()[: 2 * MIB].any()
+        assert region.numpy()[2 * MIB :].all()
+
+
+def test_a_mapped_file_is_its_bytes_and_is_never_written(host, make_file):
+    want = numbers(MIB)
+    path = make_file(want.tobytes())
+    with vmem.map(path) as region:
+        a = region.numpy("uint64")
+        assert (a == want).all()
+        assert not a.flags.writeable
+        with pytest.raises(ValueError):
+            a[0] = 1
+        assert region.memoryview().readonly
+        assert region.name == "data.bin"
+        del a
+
+
+def test_a_mapping_may_begin_and_end_inside_the_file(host, make_file):
+    want = numbers(MIB // 8)
+    path = make_file(want.tobytes())
+    with vmem.map(path, 5000, 4096) as region:
+        assert region.nbytes == 5000
+        assert bytes(region.memoryview()) == want.tobytes()[4096 : 4096 + 5000]
+    with vmem.map(path, offset=4096) as region:
+        assert region.nbytes == MIB - 4096
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_files_of_every_length_are_read_to_their_end(make_file, direct):
+    start(direct_io=direct)
+    for size in (1, 100, 512, 2048, 4095, 4096, 4608, 10000, 2 * MIB + 1536):
+        want = numbers(size // 8 + 1).tobytes()[:size]
+        with vmem.map(make_file(want)) as region, region.acquire():
+            assert bytes(region.memoryview()) == want
+    finish()
+
+
+def test_changes_of_a_shared_mapping_reach_the_file_and_of_a_private_one_do_not(host, make_file):
+    path = make_file(bytes(2 * MIB))
+    with vmem.map(path, mode="private") as region:
+        region.numpy()[:] = 1
+        region.sync()
+    with vmem.map(path, mode="shared") as region:
+        region.numpy()[:4096] = 2
+        with pytest.raises(vmem.Error) as e:
+            vmem.map(path, mode="shared")
+        assert e.value.errno == errno.EBUSY
+        region.sync()
+    with open(path, "rb") as f:
+        content = f.read()
+    assert content[:4096] == b"\2" * 4096 and content[4096:] == bytes(2 * MIB - 4096)
+
+
+def test_refusals_say_what_was_wrong_with_the_numbers(host, make_file, tmp_path):
+    path = make_file(bytes(10000))
+    with pytest.raises(vmem.Error) as e:
+        vmem.map(path, 20000)
+    assert e.value.errno == errno.EINVAL and "10000" in e.value.strerror and "20000" in e.value.strerror
+    with pytest.raises(vmem.Error) as e:
+        vmem.map(path, 4096, 100)
+    assert e.value.errno == errno.EINVAL and "100" in e.value.strerror
+    with pytest.raises(vmem.Error) as e:
+        vmem.map(path, offset=12288)
+    assert "12288" in e.value.strerror
+    with pytest.raises(FileNotFoundError):
+        vmem.map(str(tmp_path / "none"))
+    with pytest.raises(vmem.Error) as e:
+        vmem.map(str(tmp_path / "none"), 4096)
+    assert e.value.errno == errno.ENOENT
+    with pytest.raises((vmem.Error, IsADirectoryError)):
+        vmem.map(str(tmp_path))
+    with pytest.raises(ValueError, match="mode 'rw'"):
+        vmem.map(path, mode="rw")
+    with pytest.raises(ValueError, match="-4096"):
+        vmem.map(path, offset=-4096)
+    with pytest.raises(ValueError, match="NUL"):
+        vmem.map("a\0b")
+    for size in (0, -1, "8 parsecs", "", True, None):
+        with pytest.raises((ValueError, TypeError)):
+            vmem.alloc(size)
+    with pytest.raises(vmem.Error) as e:
+        vmem.alloc(1 << 60)
+    assert e.value.errno == errno.EINVAL
+
+
+def test_ranges_and_shapes_outside_a_region_are_refused(host):
+    with vmem.alloc(MIB) as region:
+        with pytest.raises(ValueError, match="1048577"):
+            region.array("uint8", MIB + 1)
+        with pytest.raises(ValueError, match="at byte 8"):
+            region.array("float32", (512, 512), offset=8)
+        with pytest.raises(ValueError):
+            region.array("uint8", 1, offset=-1)
+        with pytest.raises(ValueError, match="negative"):
+            region.array("uint8", (-1, 4))
+        with pytest.raises(TypeError, match="float13"):
+            region.array("float13")
+        with pytest.raises(TypeError):
+            region[5]
+        with pytest.raises(TypeError):
+            region[::2]
+        with pytest.raises(vmem.Error) as e:
+            region.advise(99)
+        assert e.value.errno == errno.EINVAL and "99" in e.value.strerror
+        with pytest.raises(vmem.Error) as e:
+            region.prefetch(location=3)
+        assert e.value.errno == errno.ENODEV
+        with pytest.raises(vmem.Error) as e:
+            region[0:0].query()
+        assert e.value.errno == errno.EINVAL
+
+
+def test_arrays_have_their_part_of_the_region(host):
+    with vmem.alloc(MIB, name="grid") as region:
+        region.numpy("int32")[:] = np.arange(MIB // 4, dtype="int32")
+        part = region.array("int32", (4, 8), offset=4096)
+        assert part.shape == (4, 8) and part.dtype == "int32" and part.nbytes == 128
+        assert part.ptr == region.ptr + 4096 and len(part) == 4
+        assert (part.numpy() == np.arange(1024, 1056).reshape(4, 8)).all()
+        assert (np.asarray(part) == part.numpy()).all()
+        assert np.asarray(part, dtype="float32").dtype == "float32"
+        assert "grid" in repr(region) and "int32[4, 8]" in repr(part)
+        assert region.array(np.dtype("float64")).dtype == "float64"
+        scalar = region.array("int32", (), offset=16)
+        assert scalar.numpy() == 4
+        with pytest.raises(TypeError):
+            len(scalar)
+        del part, scalar
+
+
+def test_a_name_stands_in_messages(host):
+    with vmem.alloc(60 * MIB, name="my weights", host_only=True) as a, vmem.alloc(60 * MIB) as b:
+        with vmem.acquire(a[: 40 * MIB]):
+            with pytest.raises(vmem.Error) as e:
+                b.acquire()
+            assert e.value.errno == errno.ENOMEM and "my weights" in e.value.strerror
+        a.name = "other"
+        assert a.name == "other"
+
+
+def test_a_block_that_cannot_be_read_is_an_error_of_the_lease(host, make_file):
+    path = make_file(bytes(8 * MIB))
+    with vmem.map(path) as region:
+        os.truncate(path, 4096)
+        with pytest.raises(vmem.Error) as e:
+            region.acquire()
+        assert e.value.errno == errno.EIO
