@@ -174,7 +174,7 @@ gpu-tests: $(GPU_BIN) $(BUILD)/gpu/vmem-stream  ## tests/gpu for a machine with 
 	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
 # ---- running --------------------------------------------------------------------------------------------------------------
-.PHONY: setup demo unit test test-sanitizers bench check docs kmod debug-kernel install clean help
+.PHONY: setup demo unit test test-sanitizers bench check docs kmod debug-kernel wheel install clean help
 setup:  ## install the packages everything here needs (asks nothing; prints the command when not root)
 	scripts/setup.sh build test check vm
 
@@ -188,7 +188,7 @@ unit: $(BUILD)/tests/unit_tests
 
 test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
-	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system abi stress vm kmod)
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system abi python stress vm kmod)
 
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh
@@ -196,7 +196,7 @@ test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressS
 bench: $(BENCH) | $(call SETUP,bench)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
 	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
 
-check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, settings page
+check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, settings page, Python
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
 
@@ -221,6 +221,17 @@ debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minu
 	scripts/setup.sh kernel
 	scripts/vm/build-debug-kernel.sh
 
+# The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of
+# libnuma there is no archive that a shared library can take: a copy lies beside it.
+WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a $(CUDA_LIB) -lnuma -ldl -lrt -pthread
+$(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete \
+	  -Wl,-z,relro -Wl,--exclude-libs,ALL -Wl,--strip-debug -Wl,-rpath,'$$ORIGIN' $(LIB_OBJ) $(WHEEL_LIBS) -o $@
+wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
+	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)"
+
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 install: lib  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package
 	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem
@@ -239,4 +250,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system abi stress vm kmod'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system abi python stress vm kmod'"
