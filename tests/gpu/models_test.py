@@ -3,7 +3,8 @@
 """The Python package on a real GPU: tensors at one address on CPU and GPU, leases on torch's streams, offloaded
 models of transformers beside the same models on the GPU. Prints a line a test; the last line counts.
 
-    VMEM_LIBRARY=build/libvmem.so PYTHONPATH=python python3 tests/gpu/models_test.py [FILTER]
+    python3 -m pip install --no-index --target SITE build/wheel/*.whl     # after make wheel
+    PYTHONPATH=SITE python3 tests/gpu/models_test.py [FILTER]
 
 At most 1 GiB of managed memory is alive. Exit code 77: no torch or no GPU; 2: too little memory is free.
 """
