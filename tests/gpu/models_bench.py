@@ -15,8 +15,8 @@ cold    weights come from the disk in every pass: the page cache is dropped befo
 steady  as it comes to be: page cache warm, weights in host memory where the way keeps them there
 
 Prints a line for each figure as it comes and a Markdown table at the end: tokens/s, median of the passes after the
-first. Needs a GPU, torch, transformers, accelerate, safetensors, and the package vmem (make wheel). At most 8 GiB of managed memory, and an eighth of free device memory; exit code 2: more would be
-needed. 77: nothing to run on.
+first. Needs a GPU, torch, transformers, accelerate, safetensors, and the package vmem (make wheel). At most 8 GiB of
+managed memory, and an eighth of free device memory; exit code 2: more would be needed. 77: nothing to run on.
 """
 
 import argparse
