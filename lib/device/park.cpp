@@ -54,9 +54,11 @@ struct Slot {
 Slot slots[kMaxRanges];
 std::atomic<size_t> slots_used{0};  // slots at and beyond were never used
 std::mutex ranges_mutex;
-std::map<uintptr_t, Slot*> by_address;  // protected by ranges_mutex: writers need not scan
-Word readers{0};                        // handlers inside lookup()
-Word epoch{0};                          // changes whenever something opens; the parked wait on it
+// Protected by ranges_mutex: writers need not scan. Never destroyed, as all that libvmem's threads use: they run on
+// while the process exits.
+std::map<uintptr_t, Slot*>& by_address = *new std::map<uintptr_t, Slot*>;
+Word readers{0};   // handlers inside lookup()
+Word epoch{0};     // changes whenever something opens; the parked wait on it
 Word sleepers{0};  // may be too large: a handler that was jumped out of never comes back to subtract itself
 
 struct Counters {
@@ -131,8 +133,9 @@ Word asks_freed{0};  // changes when one becomes unused
 Word asks_posted{0};
 std::atomic<bool> hook_running{false};
 std::mutex hook_mutex;
-Hook hook;  // read by the park thread only
-std::thread hook_thread;
+// Never destroyed: a process may exit with the thread running.
+Hook& hook = *new Hook;  // read by the park thread only
+std::thread& hook_thread = *new std::thread;
 
 void answer(Ask& ask, bool verdict) {
   ask.state.store(verdict ? Ask::yes : Ask::no, std::memory_order_release);
