@@ -76,12 +76,13 @@ class Handle:
                     "the last of them to free it)",
                 )
             self.freed = True
+        live.pop(self.ptr, None)  # before: the address may be another region's a moment later
         rc = lib.vmem_free(self.ptr)
         if rc != 0:
             error = failure(rc)
             self.freed = False
+            live[self.ptr] = self
             raise error
-        live.pop(self.ptr, None)
 
     def __del__(
         self,

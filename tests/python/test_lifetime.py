@@ -138,10 +138,11 @@ def test_many_regions_and_arrays_leave_nothing(host):
     assert regions() == 0
 
 
-def test_arrays_that_live_to_the_end_of_the_process_do_no_harm():
-    code = """
+@pytest.mark.parametrize("device", ["none", "sim"])
+def test_arrays_that_live_to_the_end_of_the_process_do_no_harm(device):
+    code = f"""
 import vmem, numpy, sys
-vmem.configure(device="none", host_budget="32MiB")
+vmem.configure(device="{device}", host_budget="64MiB")
 region = vmem.alloc("16MiB")
 kept = region.numpy(); kept[:] = 5
 class Late:
@@ -149,10 +150,10 @@ class Late:
     def __del__(self): assert self.a[1234] == 5; print("looked")
 late = Late(kept)
 sys.modules["late"] = late
-lease = region.acquire()
+lease = region.acquire(location=vmem.HOST if {device == "none"} else 0)
 """
     ended = python(code)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 0 and "looked" in ended.stdout, ended.stderr
     assert "Error" not in ended.stderr
 
 

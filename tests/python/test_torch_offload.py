@@ -282,6 +282,58 @@ def test_tied_weights_lie_once_and_stay_tied_and_buffers_are_written(tiers):
     del model, handle
 
 
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(24 * 1024, N // 4, padding_idx=0)  # 24 MiB
+        self.body = nn.Linear(N // 4, N)
+
+    def forward(self, x):
+        return self.body(self.embed(x))
+
+
+def test_a_few_rows_of_a_large_table_are_leased_and_not_all_of_it(tiers):
+    plain, model = made(Lookup), made(Lookup)
+    few = torch.tensor([[0, 1], [24 * 1024 - 1, 1]])
+    with vt.offload(model, device_budget="12MiB") as handle, torch.no_grad():
+        assert torch.equal(model(few), plain(few))
+        if tiers == "sim":
+            assert vmem.device_stats(0).in_bytes <= 10 * MIB
+        assert torch.equal(model(few), plain(few))
+        with pytest.raises(IndexError):
+            model(torch.tensor([24 * 1024]))
+        with pytest.raises(IndexError):
+            model(torch.tensor([-1]))
+        many = torch.arange(24 * 1024)
+        if tiers == "sim":  # all of the table does not fit
+            with pytest.raises(vmem.Error, match="layer 'embed'") as e:
+                model(many)
+            assert e.value.errno == errno.ENOMEM
+        assert nothing_leased(handle)
+    with vt.offload(model, device_budget="32MiB") as handle, torch.no_grad():
+        assert torch.equal(model(many), plain(many))
+        assert nothing_leased(handle)
+    del model, handle
+
+
+@pytest.mark.parametrize("align", [1, 256, 1 << 30])
+def test_weights_at_odd_addresses_are_copied_for_their_layer_and_given_back(sim, align):
+    plain, model = made(layers=4), made(layers=4)
+    x = inputs()
+    with vt.offload(model, device_budget="16MiB", align=align) as handle, torch.no_grad():
+        at = [p.data_ptr() for p in model.parameters()]
+        for _ in range(2):
+            assert torch.equal(model(x), plain(x))
+            assert [p.data_ptr() for p in model.parameters()] == at
+        with pytest.raises(RuntimeError):
+            model(x[:, :5])
+        assert [p.data_ptr() for p in model.parameters()] == at
+        copied = sum(len(s.unaligned) for s in handle._engine.scopes)
+        assert copied == (4 if align > 1 << 22 else 0)
+        assert nothing_leased(handle)
+    del model, handle
+
+
 class Attention(nn.Module):
     """nn.MultiheadAttention uses the weight of out_proj without calling it."""
 

@@ -27,6 +27,8 @@ from . import _plan
 from ._target import Target
 
 AHEAD = 256 << 20  # bytes prefetched beyond the layer in use: 5 ms of PCIe, 0.1 s of SSD
+SMALL_TABLE = 16 << 20  # bytes: leased whole, without a look at the indices
+MANY_ROWS = 1 << 16  # a lookup of more is for all of the table
 MAX_PINS = 200  # ranges; libvmem keeps advice for 256 in a region
 
 
@@ -42,6 +44,7 @@ class Scope:
         self.pinned = False
         self.ranges: Any = None  # the spans as struct vmem_range[]
         self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
+        self.table: Optional[torch.Tensor] = None  # of an nn.Embedding: a call uses some rows
         self.depth = 0  # calls under way, of a module that calls itself
 
     def add(self, blocks: Set[int], engine: "Engine") -> None:
@@ -167,19 +170,19 @@ class Engine:
             raise failure(rc, f"{prefix} (layers around it hold {held}): ")
         frame.leases.append(ranges)
 
-    def enter(self, scope: Scope) -> Frame:
+    def enter(self, scope: Scope, arguments: Tuple[Any, ...] = ()) -> Frame:
         stack = self.local.__dict__.setdefault("stack", [])
         frame = Frame(scope, self.target.stream())
         stack.append(frame)
         if scope.spans:
             try:
-                self.begin(frame)
+                self.begin(frame, arguments)
             except BaseException:
                 self.leave(frame)
                 raise
         return frame
 
-    def begin(self, frame: Frame) -> None:
+    def begin(self, frame: Frame, arguments: Tuple[Any, ...]) -> None:
         scope = frame.scope
         if torch.is_grad_enabled():
             raise Error(
@@ -187,8 +190,9 @@ class Engine:
                 f"layer {scope.name!r}: its weights are there only while it runs, a backward pass would miss them; run "
                 "the model under torch.no_grad()",
             )
+        ranges = scope.ranges if scope.table is None else self.rows(scope, arguments)
         with self.target.current():
-            self.lease(frame, scope.ranges)
+            self.lease(frame, ranges)
         self.learn(scope)
         self.fetch(scope, frame.stream)
         scope.depth += 1
@@ -196,6 +200,23 @@ class Engine:
         if scope.depth == 1:
             for p, weight in scope.unaligned:
                 p.data = weight.clone()
+
+    def rows(self, scope: Scope, arguments: Tuple[Any, ...]) -> Any:
+        """The blocks of a table that a lookup uses: all of a large vocabulary would be moved for one word. Waits until
+        the device has made the indices."""
+        table = scope.table
+        assert table is not None
+        if len(arguments) != 1 or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_floating_point():
+            return scope.ranges
+        if scope.bytes <= SMALL_TABLE or arguments[0].numel() > MANY_ROWS:
+            return scope.ranges
+        first, size = table.data_ptr(), table.stride(0) * table.element_size()
+        handle = next(h for h in self.regions if h.ptr <= first < h.ptr + h.size)
+        used: Set[int] = set()
+        for row in set(arguments[0].reshape(-1).tolist()):
+            if 0 <= row < table.shape[0]:  # the lookup itself refuses others
+                used.update(_plan.blocks_of(first + row * size, size, handle, self.block))
+        return struct_of(self.spans(used or {min(scope.blocks)}))
 
     def leave(self, frame: Frame) -> None:
         self.local.stack.remove(frame)
@@ -222,7 +243,7 @@ class Engine:
             self.after_one[last] = scope
             self.after_two[(before, last)] = scope
         self.trail = (last, scope)
-        if scope not in self.asked and not scope.pinned:
+        if scope not in self.asked and not scope.pinned and scope.table is None:
             self.asked.clear()  # another way than thought
         self.asked.discard(scope)
 
@@ -234,7 +255,7 @@ class Engine:
             following = self.after_two.get((before, last)) or self.after_one.get(last)
             if following is None or following is scope or room <= 0:
                 return
-            if not following.pinned:
+            if not following.pinned and following.table is None:
                 if following not in self.asked:
                     left = room
                     for ptr, nbytes in following.spans:
@@ -256,6 +277,7 @@ class Engine:
         last = self.trail[1]
         order = self.order + ([last] if last is not None and last not in self.after_one else [])
         self.pins_for = len(self.order)
+        order = [s for s in order if s.table is None]
         total = sum(s.bytes for s in order)
         room = self.budget if total <= self.budget else self.budget - self.largest - 2 * self.window()
         self.unpin()

@@ -10,7 +10,7 @@ import errno
 import functools
 import inspect
 import weakref
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -35,7 +35,7 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if engine.removed:
             return run(*args, **kwargs)
-        frame = engine.enter(scope)
+        frame = engine.enter(scope, args)
         try:
             if (scope.seen and not engine.always) or getattr(engine.local, "watching", False):
                 result = run(*args, **kwargs)
@@ -118,8 +118,10 @@ class Offload:
         """Of weights that are kept on the device from pass to pass, in whole blocks; known after the first."""
         return self._engine.pinned_bytes
 
-    def _attach(self, model: nn.Module, align: int) -> None:
+    def _attach(self, model: nn.Module, align: Optional[int]) -> None:
         engine, target = self._engine, self._engine.target
+        if align is None:
+            align = _plan.ALIGN if target.on_gpu else 1
         for w in self._plan.weights:
             handle = region_of(w.tensor)
             assert handle is not None
@@ -129,12 +131,15 @@ class Offload:
             scope = scopes[id(layer.module)] = Scope(layer.name)
             for w in layer.weights:
                 scope.add(engine.blocks(w.tensor), engine)
-                if target.on_gpu and w.tensor.data_ptr() % align != 0:
+                if w.tensor.data_ptr() % align != 0:
                     own = (p for p in layer.module._parameters.values() if p is not None)
                     own = (p for p in own if any(p is q for q in w.params))
                     scope.unaligned += [(p, view(w.tensor, target.device)) for p in own]
+            if _plan.is_table(layer.module) and not scope.unaligned:
+                scope.table = layer.weights[0].tensor
+            else:
+                engine.largest = max(engine.largest, scope.bytes)
             engine.scopes.append(scope)
-            engine.largest = max(engine.largest, scope.bytes)
         for p, _ in self._plan.small:
             p.data = p.data.to(target.device) if target.on_gpu else _out_of_regions(p.data)
         moved: Dict[int, torch.Tensor] = {}  # a buffer of two modules stays one
@@ -209,7 +214,7 @@ def offload(
     *,
     device: Any = None,
     ahead: Any = None,
-    align: int = _plan.ALIGN,
+    align: Optional[int] = None,
     small: int = 64 << 10,
     watch: str = "first",
 ) -> Offload:
@@ -222,18 +227,19 @@ def offload(
                     first of them that there is.
     ahead           bytes to prefetch beyond the layer in use (default 256 MiB, or what the budget leaves).
     align           weights whose address is no multiple of this are copied on the device, layer by layer: kernels
-                    choose other ways, with other roundings, for them. 1: none is copied.
+                    choose other ways, with other roundings, for them. Default: 256 on a GPU, 1 (none is copied) on
+                    the CPU.
     small           weights below so many bytes, and all buffers, are on the device all the time, beside the budget.
     watch           "first": each module's first call is watched for weights of other modules that it uses; "always":
                     every call, for modules that use others' weights now and then (slow).
 
-    Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile
-    parameters are tensors on the device that may be touched only inside the model's modules, or under
-    vmem.torch.leased().
+    Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile parameters
+    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(). Of an
+    nn.Embedding's table only the rows that a call looks up are leased, if they are few: it may exceed the budget.
     """
     if watch not in ("first", "always"):
         raise ValueError(f"watch {watch!r} is not known; give first or always")
-    if align < 1:
+    if align is not None and align < 1:
         raise ValueError(f"align {align} is not positive")
     for name, module in model.named_modules():
         engine = getattr(module.__dict__.get("forward"), "vmem_engine", None)
