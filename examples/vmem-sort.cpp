@@ -166,19 +166,19 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
         vmem::check(vmem_prefetch(in + ahead.offset, ahead.size, VMEM_HOST, nullptr));
       }
       uint64_t local = 0;
-      if (s.lines) {
-        sort_lines(in + run.offset, out + run.offset, run.size);
-      } else {
-        memcpy(out + run.offset, in + run.offset, run.size);
-        auto* first = reinterpret_cast<Record*>(out + run.offset);
-        std::sort(first, first + run.size / sizeof(Record));
-      }
       for (Cursor c{in + run.offset, in + run.offset + run.size, s.lines}; c.at < c.end;) {
         const size_t n = c.length();
         local += hash(c.at, s.lines ? key_length(c.at, n) : n);
+        if (!s.lines) memcpy(out + (c.at - in), c.at, n);
         c.at += n;
       }
       sum += local;
+      if (s.lines) {
+        sort_lines(in + run.offset, out + run.offset, run.size);
+      } else {
+        auto* first = reinterpret_cast<Record*>(out + run.offset);
+        std::sort(first, first + run.size / sizeof(Record));
+      }
       vmem::check(vmem_advise(in + run.offset, run.size, VMEM_ADVISE_COLD, 0));
       vmem::check(vmem_prefetch(out + run.offset, run.size, VMEM_SSD, nullptr));
       progress.add(run.size);
@@ -200,8 +200,9 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
     const unsigned char* done;     // dropped up to here
   };
   const auto* data = static_cast<const unsigned char*>(sorted.data());
-  // Each run reads ahead by a share of half the budget.
-  const size_t ahead = std::clamp<size_t>(budget / 2 / std::max<size_t>(runs.size(), 1), 1 << 20, 32 << 20);
+  // Each run reads ahead by a share of an eighth of the budget: what is read, being read and being written stay
+  // together.
+  const size_t ahead = std::clamp<size_t>(budget / 8 / std::max<size_t>(runs.size(), 1), 1 << 20, 32 << 20);
   std::vector<Head> heads;
   for (const Run& run : runs) {
     Head h{{data + run.offset, data + run.offset + run.size, lines}, 0, 0, data + run.offset, data + run.offset};
@@ -331,7 +332,6 @@ int run(Settings s) {
     input.name("input");
     vmem::region sorted(size, VMEM_HOST_ONLY);
     sorted.name("runs");
-    input.advise(VMEM_ADVISE_SEQUENTIAL);
     const auto runs = cut(static_cast<const unsigned char*>(input.data()), size,
                           std::max<uint64_t>(budget / (6 * s.threads), 1 << 20), s.lines);
     sort_runs(input, sorted, runs, s, &checksum);

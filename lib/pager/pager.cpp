@@ -168,6 +168,7 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.sequential = r.access == policy::Access::sequential;
   a.probes = r.probes && resident.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
+  a.hinted = (block.flags & core::kPrefetched) != 0;
   if (stamp != 0) a.age = (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
   policy(a.id).admit(a);
   resident.admitted = true;

@@ -8,8 +8,10 @@ using core::kNoResident;
 using core::ResidentId;
 
 namespace {
-constexpr int kMostSteps = 16;         // of any loop inside one call
-constexpr uint64_t kWindowShare = 16;  // the window is 1/16 of its class, and room for what is read ahead
+constexpr int kMostSteps = 16;  // of any loop inside one call
+// The window is 1/16 of its class, and room for what is read ahead: a guess gets a quarter of the class at most, what
+// the program announced three quarters, as much as it may announce at a time.
+constexpr uint64_t kWindowShare = 16;
 constexpr unsigned kRarest = 6;
 constexpr uint64_t kTrickle = 64;  // of blocks that are refused, one in so many is let in all the same
 
@@ -20,7 +22,7 @@ void lean(uint64_t* mean, uint64_t value, int64_t n) {
 }  // namespace
 
 uint64_t AdaptiveEvictor::window_target(const Class& c, uint64_t total) const {
-  return total / kWindowShare + std::min(c.most_ahead, total / 4);
+  return total / kWindowShare + std::min(std::min(c.most_ahead, total / 4) + c.most_hinted, total / 4 * 3);
 }
 
 ResidentId AdaptiveEvictor::oldest(unsigned cls, unsigned part) const {
@@ -155,8 +157,9 @@ void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
   const uint64_t total = class_pages(cls);
   const bool was_used = n.used;
   n.used = 0;
-  if (n.ahead) c.ahead += n.weight;
+  if (n.ahead) (n.hinted ? c.hinted : c.ahead) += n.weight;
   c.most_ahead = std::max(c.ahead, c.most_ahead - std::min<uint64_t>(c.most_ahead, (n.weight + 15) / 16));
+  c.most_hinted = std::max(c.hinted, c.most_hinted - std::min<uint64_t>(c.most_hinted, (n.weight + 15) / 16));
   switch (entry) {
     case Entry::fresh:
       meet(c, std::nullopt, n.weight, total);
@@ -183,12 +186,13 @@ void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
 }
 
 void AdaptiveEvictor::leaving(unsigned cls, ResidentId id) {
-  if (lists_[id].ahead) classes_[cls].ahead -= lists_[id].weight;
+  const Node& n = lists_[id];
+  if (n.ahead) (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight;
 }
 
 void AdaptiveEvictor::first_used(unsigned cls, ResidentId id) {
   Node& n = lists_[id];
-  classes_[cls].ahead -= n.weight;
+  (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight;
   n.ahead = 0;
   // It stays where it is, so that a window of used and unused blocks empties in the order it was read.
   if (n.list == list(cls, kMainOut) || n.list == list(cls, kWindowOut)) put(cls, id, n.proven);

@@ -33,11 +33,12 @@ class AdaptiveEvictor final : public EvictorBase {
 
   struct Class {
     std::array<Epoch, kEpochs> epochs;
-    uint64_t full = 0;        // pages of the class when it was last shrunk; 0: never
-    uint64_t ahead = 0;       // pages read ahead that nobody has come for yet
-    uint64_t most_ahead = 0;  // the most of late; falls by a page for every 16 admitted
-    uint64_t strangers = 0;   // pages admitted in a row that were new here, or away for unusually long
-    uint64_t mean_age = 0;    // of what comes back, running mean
+    uint64_t full = 0;                     // pages of the class when it was last shrunk; 0: never
+    uint64_t ahead = 0;                    // pages read ahead that nobody has come for yet
+    uint64_t most_ahead = 0;               // the most of late; falls by a page for every 16 admitted
+    uint64_t hinted = 0, most_hinted = 0;  // the same of what the program itself asked for
+    uint64_t strangers = 0;                // pages admitted in a row that were new here, or away for unusually long
+    uint64_t mean_age = 0;                 // of what comes back, running mean
     // Probes of the main part.
     uint64_t credit_at = 0;         // now() up to which evictions have earned probes
     uint64_t credit = 0;            // earned, in 1/64 pages

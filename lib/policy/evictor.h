@@ -28,6 +28,7 @@ struct Admission {
   bool sequential = false;  // its region is declared, or detected, as a one-time scan
   bool probes = true;       // this block may be probed
   bool ahead = false;       // read before anybody asked: its first touched() is its first use, and proves nothing
+  bool hinted = false;      // .. because the program said that it will
   // Bytes/4096 that were evicted since this block last left memory; empty when it never was here.
   std::optional<uint64_t> age = std::nullopt;
 };

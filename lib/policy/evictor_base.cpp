@@ -14,7 +14,7 @@ void EvictorBase::resize(size_t residents, uint64_t capacity_pages) {
 
 void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequential) {
   const Node& n = lists_[id];
-  if (n.pinned) {
+  if (n.temperature == kPinnedTemperature) {
     lists_.push_head(kPinned, id);
   } else if (n.temperature == static_cast<unsigned>(Temperature::cold)) {
     lists_.push_head(kCold, id);
@@ -43,9 +43,9 @@ void EvictorBase::admit(const Admission& what) {
   n.weight = std::clamp<uint32_t>(what.weight, 1, (1u << 14) - 1);
   n.probes = what.probes;
   n.ahead = what.ahead;
-  n.pinned = what.pinned;
+  n.hinted = what.ahead && what.hinted;
   n.priority = static_cast<unsigned>(what.priority) & 3;
-  n.temperature = static_cast<unsigned>(what.temperature) & 3;
+  n.temperature = what.pinned ? kPinnedTemperature : static_cast<unsigned>(what.temperature) & 3;
   ++stats_.admitted;
   if (what.age) ++stats_.refaulted;
   place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
@@ -79,12 +79,12 @@ void EvictorBase::remove(ResidentId id) {
 void EvictorBase::advise(ResidentId id, Temperature temperature, Priority priority, bool pinned) {
   if (id >= lists_.residents() || !lists_[id].known) return;
   Node& n = lists_[id];
-  const unsigned t = static_cast<unsigned>(temperature) & 3, p = static_cast<unsigned>(priority) & 3;
-  if (n.temperature == t && n.priority == p && n.pinned == pinned) return;  // it keeps its turn
+  const unsigned t = pinned ? kPinnedTemperature : static_cast<unsigned>(temperature) & 3;
+  const unsigned p = static_cast<unsigned>(priority) & 3;
+  if (n.temperature == t && n.priority == p) return;  // it keeps its turn
   if (!n.parked) take_out(id);
   n.temperature = t;
   n.priority = p;
-  n.pinned = pinned;
   if (!n.parked) place(id, Entry::advised, 0, false);
 }
 

@@ -12,6 +12,7 @@ namespace vmem::policy {
 
 using ListId = uint8_t;
 inline constexpr ListId kNoList = 0;
+inline constexpr unsigned kPinnedTemperature = 3;  // a temperature of its own: whatever was advised besides
 
 struct Node {
   core::ResidentId newer = core::kNoResident;  // towards the head
@@ -19,16 +20,16 @@ struct Node {
   uint32_t stamp = 0;                          // the policy's own
   uint32_t weight : 14 = 0;                    // pages; blocks end at 32 MiB = 8,192
   uint32_t list : 5 = kNoList;
-  uint32_t known : 1 = 0;   // admitted
-  uint32_t parked : 1 = 0;  // held: in no list
-  uint32_t probes : 1 = 0;  // may be probed
-  uint32_t probed : 1 = 0;  // out of sight
-  uint32_t used : 1 = 0;    // seen to be wanted; the policy's own, or of a parked resident
-  uint32_t pinned : 1 = 0;
+  uint32_t known : 1 = 0;        // admitted
+  uint32_t parked : 1 = 0;       // held: in no list
+  uint32_t probes : 1 = 0;       // may be probed
+  uint32_t probed : 1 = 0;       // out of sight
+  uint32_t used : 1 = 0;         // seen to be wanted; the policy's own, or of a parked resident
   uint32_t priority : 2 = 0;     // Priority
-  uint32_t temperature : 2 = 0;  // Temperature
+  uint32_t temperature : 2 = 0;  // Temperature, or kPinnedTemperature
   uint32_t just_probed : 1 = 0;  // by the victims() call under way
   uint32_t ahead : 1 = 0;        // read ahead, its first use not seen yet
+  uint32_t hinted : 1 = 0;       // .. because the program asked for it
   uint32_t proven : 1 = 0;       // the policy's own: belongs to the protected part
 };
 static_assert(sizeof(Node) == 16);

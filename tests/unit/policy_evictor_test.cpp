@@ -70,6 +70,35 @@ TEST_P(PolicyEvictor, AdviceMovesABlock) {
   for (size_t i = 3; i < 6; ++i) EXPECT_LE(order[i], 3u) << "hot leave after all others";
 }
 
+// A prefetch of up to half of memory is not undone by the prefetch itself; guesses get a quarter.
+TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
+  for (const bool hinted : {true, false}) {
+    auto evictor = make_evictor(EvictorKind::adaptive);
+    evictor->resize(2048, 1024);
+    for (ResidentId id = 0; id < 1024; ++id) evictor->admit({.id = id, .weight = 1});
+    size_t lost = 0;
+    for (ResidentId id = 1024; id < 1536; ++id) {
+      std::array<Victim, 64> out;
+      bool real = false;
+      for (int tries = 0; tries < 64 && !real; ++tries) {
+        const size_t n = evictor->victims(1, out);
+        for (size_t i = 0; i < n; ++i) {
+          if (out[i].probe) continue;
+          real = true;
+          if (out[i].id >= 1024) ++lost;
+        }
+      }
+      ASSERT_TRUE(real);
+      evictor->admit({.id = id, .weight = 1, .ahead = true, .hinted = hinted});
+    }
+    if (hinted) {
+      EXPECT_EQ(lost, 0u);
+    } else {
+      EXPECT_GT(lost, 64u) << "a guess may not take everything";
+    }
+  }
+}
+
 TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
   for (ResidentId id = 0; id < 8; ++id) admit(id);
   auto other = make_evictor(GetParam());
