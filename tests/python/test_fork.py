@@ -2,6 +2,7 @@
 import errno
 import gc
 import os
+import sys
 import traceback
 
 import numpy as np
@@ -46,8 +47,11 @@ def test_objects_that_die_in_a_child_leave_the_parents_alone(host):
     held["lease"] = held["region"].acquire()
 
     def child():
+        complaints = []
+        sys.unraisablehook = complaints.append
         held.clear()
         gc.collect()
+        assert not complaints
 
     in_child(child)
     held["array"][:] = 1

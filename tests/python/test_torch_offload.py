@@ -114,12 +114,32 @@ def test_a_part_of_the_weights_is_pinned_when_all_do_not_fit_and_all_when_they_d
         model(x), model(x)
         assert 0 < handle.pinned_bytes <= 24 * MIB
         assert handle.pinned_bytes < handle.offloaded_bytes
+        pinned = [s.ranges[0].ptr for s in handle._engine.scopes if s.pinned]
+        for _ in range(3):
+            model(x)
+            for ptr in pinned:  # other layers came and went, these stayed
+                region = handle._engine.regions[0]
+                part = vmem.Region(region)[ptr - region.ptr : ptr - region.ptr + 4 * MIB]
+                assert part.query().device_bytes == 4 * MIB
+                del part
     with vt.offload(model, device_budget="64MiB") as handle, torch.no_grad():
         model(x), model(x)
         assert handle.pinned_bytes >= handle.offloaded_bytes
         before = vmem.device_stats(0).in_bytes
         model(x)
         assert vmem.device_stats(0).in_bytes == before  # all of it stayed
+    del model, handle
+
+
+def test_what_was_prefetched_stays_until_it_is_used(sim):
+    model, x = made(layers=20), inputs()
+    with vt.offload(model, device_budget="40MiB", ahead="10MiB") as handle, torch.no_grad():
+        model(x), model(x)
+        for _ in range(3):
+            before = vmem.device_stats(0).in_bytes
+            model(x)
+            moved = vmem.device_stats(0).in_bytes - before
+            assert moved <= handle.offloaded_bytes - handle.pinned_bytes + 4 * MIB  # once each
     del model, handle
 
 
@@ -334,6 +354,82 @@ def test_weights_at_odd_addresses_are_copied_for_their_layer_and_given_back(sim,
     del model, handle
 
 
+class Norm(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Block(nn.Module):
+    """A layer of a language model: keyword arguments, several results, a cache that it writes."""
+
+    def __init__(self, n, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_in, self.norm_out = Norm(n), Norm(n)
+        self.q, self.k, self.v, self.o = (nn.Linear(n, n, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = nn.Linear(n, 2 * n), nn.Linear(n, 2 * n), nn.Linear(2 * n, n)
+
+    def forward(self, hidden, *, cache, layer):
+        x = self.norm_in(hidden)
+        q, k, v = (m(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for m in (self.q, self.k, self.v))
+        if layer in cache:
+            k, v = torch.cat([cache[layer][0], k], 2), torch.cat([cache[layer][1], v], 2)
+        cache[layer] = k, v
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        scores = scores + torch.full(scores.shape[-2:], float("-inf")).triu(k.shape[2] - q.shape[2] + 1)
+        x = (scores.softmax(-1) @ v).transpose(1, 2).reshape(hidden.shape)
+        hidden = hidden + self.o(x)
+        x = self.norm_out(hidden)
+        return hidden + self.down(nn.functional.silu(self.gate(x)) * self.up(x)), cache
+
+
+class Language(nn.Module):
+    def __init__(self, n=512, layers=3):
+        super().__init__()
+        self.embed = nn.Embedding(1000, n)
+        self.blocks = nn.ModuleList(Block(n, 8) for _ in range(layers))
+        self.norm = Norm(n)
+        self.head = nn.Linear(n, 1000, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids, cache):
+        x = self.embed(ids)
+        for i, block in enumerate(self.blocks):
+            x, cache = block(x, cache=cache, layer=i)
+        return {"logits": self.head(self.norm(x)), "cache": cache}
+
+
+def generate(model, tokens=4):
+    torch.manual_seed(2)
+    step, cache, logits = torch.randint(0, 1000, (2, 12)), {}, []
+    with torch.no_grad():
+        for _ in range(tokens):
+            out = model(step, cache)
+            step, cache = out["logits"][:, -1:].argmax(-1), out["cache"]
+            logits.append(out["logits"])
+    return logits
+
+
+def test_a_language_model_generates_the_same_bits_from_mapped_files(tiers, make_file):
+    plain = made(Language)
+    want = generate(plain)
+    path = make_file(b"", "model.safetensors")
+    vt.save(plain.state_dict(), path)
+    with vt.skeleton():
+        model = Language()
+    vt.assign(model, vt.load(path))
+    with vt.offload(model, device_budget=os.path.getsize(path) // 4) as handle:
+        for _ in range(2):
+            assert all(torch.equal(a, b) for a, b in zip(generate(model), want))
+        assert nothing_leased(handle)
+    assert all(torch.equal(a, b) for a, b in zip(generate(model), want))
+    del model, handle
+
+
 class Attention(nn.Module):
     """nn.MultiheadAttention uses the weight of out_proj without calling it."""
 
@@ -370,6 +466,30 @@ class Branching(nn.Module):
 
     def forward(self, x):
         return nn.functional.linear(self.one(x), self.two.weight) if self.direct else self.two(self.one(x))
+
+
+class Borrowing(nn.Module):
+    """Uses a weight of another module in its own forward, and asks whether it is leased then."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(N, N)
+        self.leased = []
+
+    def forward(self, x):
+        y = nn.functional.linear(x, self.other.weight)
+        self.leased.append(not no_device_lease((self.other.weight, vmem.READ)))
+        return y
+
+
+def test_a_borrowed_weight_is_leased_from_its_first_use_to_the_end_of_the_call(sim):
+    model = made(Borrowing)
+    with vt.offload(model, device_budget="24MiB") as handle, torch.no_grad():
+        for _ in range(3):
+            model(inputs())
+            assert nothing_leased(handle)
+        assert model.leased == [True, True, True]
+    del model, handle
 
 
 def test_watch_always_leases_what_the_first_call_did_not_use(sim):

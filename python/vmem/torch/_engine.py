@@ -268,8 +268,10 @@ class Engine:
             before, last = last, following
 
     def window(self) -> int:
-        """Bytes ahead: they have to fit beside the largest layer."""
-        return min(AHEAD if self.ahead is None else self.ahead, max(0, self.budget - self.largest))
+        """Bytes ahead: they have to fit beside the largest layer. With more than a third of what is not pinned, layers
+        would go before they are used."""
+        wanted = min(AHEAD, self.budget // 4) if self.ahead is None else self.ahead
+        return min(wanted, max(0, self.budget - self.largest))
 
     def pin(self) -> None:
         """Keeps so much of the weights on the device that the layer in use, the window, and as much again for layers
@@ -287,17 +289,25 @@ class Engine:
             if credit >= scope.bytes and ranges + len(scope.spans) <= MAX_PINS:
                 credit -= scope.bytes
                 ranges += len(scope.spans)
-                self.advise(scope, Advice.PIN)
+                self.advise(scope.spans, Advice.PIN)
                 scope.pinned = True
                 self.pinned_bytes += scope.bytes
 
     def unpin(self) -> None:
         for scope in self.scopes:
             if scope.pinned:
-                self.advise(scope, Advice.NORMAL)
+                self.advise(scope.spans, Advice.COLD)
                 scope.pinned = False
         self.pinned_bytes = 0
 
-    def advise(self, scope: Scope, advice: Advice) -> None:
-        for ptr, nbytes in scope.spans:
+    def all_cold(self) -> None:
+        """What was used last goes last, of blocks that are cold: prefetched ones stay until they are used. Policies for
+        data of unknown use would let go of them first, in favour of what was used before."""
+        self.advise([(h.ptr, h.size) for h in self.regions], Advice.COLD)
+
+    def as_before(self) -> None:
+        self.advise([(h.ptr, h.size) for h in self.regions], Advice.NORMAL)
+
+    def advise(self, spans: List[Tuple[int, int]], advice: Advice) -> None:
+        for ptr, nbytes in spans:
             lib.vmem_advise(ptr, nbytes, int(advice), self.target.location)

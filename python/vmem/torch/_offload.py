@@ -126,6 +126,7 @@ class Offload:
             handle = region_of(w.tensor)
             assert handle is not None
             engine.own(handle)
+        engine.all_cold()
         scopes: Dict[int, Scope] = {}
         for layer in self._plan.layers:
             scope = scopes[id(layer.module)] = Scope(layer.name)
@@ -174,7 +175,7 @@ class Offload:
             module = ref()
             if module is not None:
                 unwrap(module, scope)
-        engine.unpin()
+        engine.as_before()
         for w in self._plan.weights:
             for p in w.params:
                 p.data = w.tensor
@@ -225,7 +226,7 @@ def offload(
                     ENOMEM names the layer that does not fit by itself.
     device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU. None: the
                     first of them that there is.
-    ahead           bytes to prefetch beyond the layer in use (default 256 MiB, or what the budget leaves).
+    ahead           bytes to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB).
     align           weights whose address is no multiple of this are copied on the device, layer by layer: kernels
                     choose other ways, with other roundings, for them. Default: 256 on a GPU, 1 (none is copied) on
                     the CPU.
