@@ -291,6 +291,8 @@ TEST_F(KmodTrap, TheEndOfTheRuntimeEndsEveryWait) {
   EXPECT_EQ(hit, 4);
 }
 
+constexpr int kNoInheritance = 78;  // exit status of a child
+
 TEST_F(KmodTrap, AKilledRuntimeEndsTheWaitsOfOtherProcesses) {
   // The child opens and maps, its own child inherits the mapping by request and waits; then the opener is killed.
   int ends[2];
@@ -300,7 +302,7 @@ TEST_F(KmodTrap, AKilledRuntimeEndsTheWaitsOfOtherProcesses) {
   if (opener == 0) {
     Context c;
     Pair p(c, 1);
-    madvise(p.blocks, kHuge, MADV_DOFORK);
+    if (madvise(p.blocks, kHuge, MADV_DOFORK) != 0 && errno == EINVAL) _exit(kNoInheritance);
     if (fork() == 0) {
       const char result = load(&p.word(0)) == SIGBUS ? 'y' : 'n';
       _exit(write(ends[1], &result, 1) == 1 ? 0 : 1);
@@ -311,6 +313,11 @@ TEST_F(KmodTrap, AKilledRuntimeEndsTheWaitsOfOtherProcesses) {
   }
   int status = 0;
   ASSERT_EQ(waitpid(opener, &status, 0), opener);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoInheritance) {
+    close(ends[0]);
+    close(ends[1]);
+    GTEST_SKIP() << "this kernel lets no child inherit a device's mapping";
+  }
   EXPECT_TRUE(WIFSIGNALED(status));
   char result = 0;
   ASSERT_EQ(read(ends[0], &result, 1), 1);
@@ -398,8 +405,9 @@ TEST_F(KmodTrap, ForkDoesNotInheritUnlessAsked) {
   ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
   p.word(0) = 9;
   for (const bool ask : {false, true}) {
-    if (ask) {
-      ASSERT_EQ(madvise(p.blocks, kHuge, MADV_DOFORK), 0);
+    if (ask && madvise(p.blocks, kHuge, MADV_DOFORK) != 0) {
+      ASSERT_EQ(errno, EINVAL);
+      GTEST_SKIP() << "this kernel lets no child inherit a device's mapping";
     }
     const pid_t child = fork();
     if (child == 0) {
