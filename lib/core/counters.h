@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/histogram.h"
+
 namespace vmem::core {
 
 struct Counters {
@@ -15,9 +17,13 @@ struct Counters {
   std::atomic<uint64_t> host_to_device_bytes{0}, device_to_host_bytes{0};
   std::atomic<uint64_t> io_errors{0}, checksum_errors{0};
   std::atomic<uint64_t> zero_fills{0}, copied_bytes{0}, moved_bytes{0};
+  std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // leased by acquires; .. of them at their place already
+  Histogram fault_ns;                                    // the times of fault_ns_total
+  Histogram move_ns[kWays];                              // a block's way, from being claimed to being there
 
   void fault_took(uint64_t ns) {
     fault_ns_total.fetch_add(ns, std::memory_order_relaxed);
+    fault_ns.add(ns);
     uint64_t seen = fault_ns_max.load(std::memory_order_relaxed);
     while (seen < ns && !fault_ns_max.compare_exchange_weak(seen, ns, std::memory_order_relaxed)) {
     }

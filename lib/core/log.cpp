@@ -15,6 +15,7 @@ std::mutex sink_mutex;  // protects sink and user, and is held while a line is d
 LogSink sink = nullptr;
 void* sink_user = nullptr;
 std::atomic<int> max_level{static_cast<int>(Level::warning)};
+std::atomic<bool> debugging{false};
 
 void default_sink(int level, const char* line) {
   static const char* const kNames[] = {"error", "warning", "info", "debug"};
@@ -35,6 +36,14 @@ void set_log_sink(LogSink new_sink, void* user) {
 
 void set_log_level(Level level) {
   max_level.store(static_cast<int>(level), std::memory_order_relaxed);
+}
+
+void set_debug(bool on) {
+  debugging.store(on, std::memory_order_relaxed);
+}
+
+bool debug() {
+  return debugging.load(std::memory_order_relaxed);
 }
 
 void log(Level level, const char* format, ...) {

@@ -14,6 +14,9 @@ using LogSink = void (*)(int level, const char* line, void* user);
 void set_log_sink(LogSink sink, void* user);
 // The most talkative level that is delivered (VMEM_LOG: error, warning, info, debug). Default: warning.
 void set_log_level(Level level);
+// Setting debug: says more after an error than every log should hold. Off at first.
+void set_debug(bool on);
+bool debug();
 void log(Level level, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 }  // namespace vmem::core

@@ -22,7 +22,9 @@ void Pager::reap() {
   for (size_t i = 0; i < endings_.size();) {
     bool done = false;
     // A lost device never tells; what its kernels did is lost with it, and the lease too.
-    if (Status s = devices_->poll(endings_[i].ticket, &done); s.ok() && !done) {
+    if (Status s = devices_->poll(endings_[i].ticket, &done); !s.ok()) {
+      for (size_t d = 0; d < gpus_.size(); ++d) saw_loss(static_cast<int>(d));
+    } else if (!done) {
       ++i;
       continue;
     }
@@ -138,7 +140,11 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r) {
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream) {
   if (Status s = use_device(d); !s.ok()) return s;
-  if (Status s = devices_->check_stream(stream, d); !s.ok()) return s;
+  if (Status s = devices_->check_stream(stream, d); !s.ok()) {
+    Lock lock(mutex_);
+    saw_loss(d);
+    return s;
+  }
   Lock lock(mutex_);
   std::vector<SpanOf> spans(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -162,7 +168,13 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   if (Status s = wait_for_room(lock, spans, d); !s.ok()) return leave(s);
   for (size_t i = 0; i < spans.size(); ++i) {
     Region& r = *spans[i].region;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) add_device_lease(r, b, ranges[i].access, d, stream);
+    uint64_t hits = 0;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      hits += r.table[b].state == State::on_device && r.table[b].device == d;
+      add_device_lease(r, b, ranges[i].access, d, stream);
+    }
+    core::add(counters_.lease_blocks, spans[i].last - spans[i].first + 1);
+    core::add(counters_.lease_hits, hits);
   }
   const auto undo = [&](const Status& s) {
     for (size_t i = 0; i < spans.size(); ++i) {
@@ -326,7 +338,7 @@ Status Pager::release_on_device(std::span<const SpanOf> spans, int d, void* stre
   ending.stream = stream;
   ending.spans.assign(spans.begin(), spans.end());
   // A device that is lost ends everything at once.
-  devices_->record(stream, d, &ending.ticket).ignore();
+  if (!devices_->record(stream, d, &ending.ticket).ok()) saw_loss(d);
   for (const SpanOf& s : spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       auto& leases = s.region->leases.find(b)->second;

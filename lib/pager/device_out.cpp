@@ -54,6 +54,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Move* m = new_move(r, b);
   m->image = frame;
   m->device = block.device;
+  m->way = core::Way::from_device;
   m->leave = how;
   m->clean = !copy;
   m->staged = true;
@@ -133,6 +134,7 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
     }
     core::step("device.left");
     Lock lock(mutex_);
+    if (!copied.ok()) saw_loss(d);
     if (copied.ok()) {
       gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * Staging::kFrame;
       core::add(counters_.device_to_host_bytes, copies.size() * Staging::kFrame);

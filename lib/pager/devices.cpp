@@ -58,7 +58,11 @@ void Pager::stop_devices() {
 
 // Unlocked. The first use of a device makes its context and settles its budget.
 Status Pager::use_device(int d) {
-  if (Status s = devices_->health(d); !s.ok()) return s;
+  if (Status s = devices_->health(d); !s.ok()) {
+    Lock lock(mutex_);
+    saw_loss(d);
+    return s;
+  }
   {
     Lock lock(mutex_);
     if (gpus_[static_cast<size_t>(d)].budget != 0) return {};
@@ -338,6 +342,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     Move* m = new_move(r, b);
     m->device = static_cast<int>(other);
     m->migrates = true;
+    m->way = core::Way::between_devices;
     g.ready.push_back(m);
     gpu_work_.notify_one();
     return Start::done;
@@ -368,6 +373,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     if ((block.flags & core::kReadAhead) != 0) used(r, b);
     Move* m = new_move(r, b);
     m->device = d;
+    m->way = core::Way::to_device;
     if (staged) {
       m->image = resident.frame;
     } else {
@@ -402,6 +408,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   }
   Move* m = new_move(r, b);
   m->device = d;
+  m->way = core::Way::to_device;
   m->image = frame;
   m->coded = scratch;
   m->staged = true;
@@ -581,6 +588,7 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
   core::step("device.entered");
   After after;
   Lock lock(mutex_);
+  if (!s.ok()) saw_loss(d);  // the books still say how it was
   for (Move* m : batch) {
     Region& r = *m->region;
     Block& block = r.table[m->block];

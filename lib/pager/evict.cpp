@@ -143,6 +143,7 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   r.table.change(b, block.state, State::taking);
   Move* m = new_move(r, b);
   m->image = image;
+  m->way = core::Way::host_to_ssd;
   m->keep = keep;
   m->probe = probe;
   m->from_held = held;

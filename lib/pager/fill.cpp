@@ -201,6 +201,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   m->coded = scratch;
   m->staged = true;
   m->was_untouched = from == State::untouched;
+  m->way = core::Way::ssd_to_host;
   prepare_read(m, Urgency::prefetch, on_read);
   after.submit.push_back(&m->io);
   return true;
@@ -247,6 +248,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
   m->image = image;
   m->coded = scratch;
   m->started_ns = urgency == Urgency::fault ? now_ns() : 0;
+  m->way = core::Way::ssd_to_host;
   m->was_untouched = from == State::untouched;
   m->fresh = fresh;
   if (from == State::untouched && !r.from_file()) {

@@ -109,7 +109,13 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
       }
     }
   }
-  for (const SpanOf& s : spans) ++s.region->in_flight;
+  for (const SpanOf& s : spans) {
+    uint64_t hits = 0;
+    for (BlockIndex b = s.first; b <= s.last; ++b) hits += s.region->table[b].state == State::resident;
+    core::add(counters_.lease_blocks, s.last - s.first + 1);
+    core::add(counters_.lease_hits, hits);
+    ++s.region->in_flight;
+  }
   // Start all reads that memory allows before waiting for the first.
   After after;
   bool room = true;

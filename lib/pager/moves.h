@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/histogram.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
@@ -16,6 +17,7 @@
 namespace vmem::pager {
 
 class Pager;
+struct Census;
 
 inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
 // Someone who waits for several moves; lives on the waiter's stack.
@@ -62,6 +64,8 @@ struct Move {
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
   uint64_t started_ns = 0;      // fill: when the fault was read; 0 when nobody waits
+  uint64_t begun_ns = 0;        // when the block was claimed
+  core::Way way = core::Way::none;
   Job* job = nullptr;
   core::Status status;
 };
@@ -112,6 +116,7 @@ struct Gpu {                  // one device, from its first use on
   uint64_t ending = 0;        // .. of them under leases that wait for their streams only
   std::vector<Move*> ready;   // entering: to be prepared and copied
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
+  bool lost = false;      // .. and has been said
   uint64_t failures = 0;  // moves in that failed; `failure` is the last
   core::Status failure;
 };

@@ -186,6 +186,7 @@ Move* Pager::new_move(Region& r, BlockIndex b) {
   m->pager = this;
   m->region = &r;
   m->block = b;
+  m->begun_ns = now_ns();
   ++r.in_flight;
   return m;
 }
@@ -193,6 +194,9 @@ Move* Pager::new_move(Region& r, BlockIndex b) {
 // The transition is over: whoever waits for it hears of it.
 void Pager::free_move(Move* m) {
   --m->region->in_flight;
+  const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
+  if (m->way != core::Way::none && moved && m->status.ok())
+    counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
   if (m->job != nullptr) {
     --m->job->outstanding;
     if (m->job->status.ok()) m->job->status = m->status;

@@ -63,6 +63,9 @@ class Pager {
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
   void stats(struct vmem_stats* out);
   core::Status device_stats(int device, struct vmem_device_stats* out);
+  void census(size_t max_regions, Census* out);
+  // Setting debug, at exit: asks each device that is in use whether it is lost, and says so.
+  void look_for_loss();
 
   // -EBUSY when live leases hold more.
   core::Status set_host_budget(uint64_t bytes);
@@ -222,6 +225,7 @@ class Pager {
   void wait_for_region_endings(Lock& lock, Region& r);
   bool ending_anywhere(const Region& r) const;
   bool on_touch(uintptr_t address, bool store);
+  void saw_loss(int d);  // loss.cpp
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;

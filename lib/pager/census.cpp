@@ -1,0 +1,72 @@
+// Counting for those who watch. Cheap: tables count their states as they change, so nothing is walked but the regions.
+#include "pager/census.h"
+
+#include <cstring>
+
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::State;
+
+namespace {
+
+void copy_name(char (&to)[64], const std::string& from) {
+  const size_t n = std::min(from.size(), sizeof to - 1);
+  memcpy(to, from.data(), n);
+  to[n] = '\0';
+}
+
+RegionCensus count(const Region& r) {
+  RegionCensus c{};
+  c.id = r.id;
+  c.base = reinterpret_cast<uintptr_t>(r.base);
+  c.size = r.size;
+  c.block_size = r.block_size;
+  uint64_t touched = 0;
+  for (size_t i = 0; i < static_cast<size_t>(State::count_); ++i) {
+    const State state = static_cast<State>(i);
+    if (state == State::untouched) continue;
+    const uint64_t blocks = r.table.count(state);
+    touched += blocks;
+    (core::in_memory(state)     ? c.host_bytes
+     : core::on_a_device(state) ? c.device_bytes
+     : state == State::failed   ? c.failed_bytes
+                                : c.ssd_bytes) += blocks * r.block_size;
+  }
+  (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
+  c.leased_bytes = r.leases.size() * r.block_size;
+  c.backing = r.backing;
+  c.gpu = r.gpu;
+  copy_name(c.name, r.name);
+  return c;
+}
+
+}  // namespace
+
+void Pager::census(size_t max_regions, Census* out) {
+  out->regions.clear();
+  out->regions.reserve(max_regions);  // before the lock: it is everybody's
+  out->devices.assign(gpus_.size(), DeviceCensus{});
+  for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  Lock lock(mutex_);
+  out->regions_total = regions_.size();
+  for (const auto& [base, r] : regions_) {
+    if (out->regions.size() == max_regions) break;
+    if (!r->dying) out->regions.push_back(count(*r));
+  }
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    const Gpu& g = gpus_[d];
+    DeviceCensus& c = out->devices[d];
+    c.budget = g.budget;
+    c.used = g.used;
+    c.leased = g.leased;
+    c.in_bytes = g.in_bytes;
+    c.out_bytes = g.out_bytes;
+    c.evictions = g.evictions;
+    c.clean_drops = g.clean_drops;
+    c.lost = g.lost;
+  }
+}
+
+}  // namespace vmem::pager
