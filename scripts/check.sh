@@ -26,7 +26,7 @@ check_format() {
     xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1: not formatted (clang-format -i)/p' | sort | uniq | report format
 }
 
-# Includes go one way: core below all; trap, policy, store and device know core alone; the pager knows those; api knows
+# Includes go one way: core below all; trap, policy, store, device and publish know core alone; the pager knows those; api knows
 # the pager. Nobody outside lib may be included, except the public headers.
 check_layers() {
   local file room target allowed
@@ -34,9 +34,9 @@ check_layers() {
     room=${file#lib/}; room=${room%%/*}
     case $room in
       core) allowed="core" ;;
-      trap | policy | store | device) allowed="core $room" ;;
+      trap | policy | store | device | publish) allowed="core $room" ;;
       pager) allowed="core trap policy store device pager" ;;
-      api) allowed="core trap policy store device pager api" ;;
+      api) allowed="core trap policy store device publish pager api" ;;
       *) echo "$file: no such room in the house"; continue ;;
     esac
     grep -noE '^ *# *include *"[^"]+"' "$file" | sed -E 's/^([0-9]+):.*"([^"]+)"/\1 \2/' | while read -r line target; do
@@ -89,8 +89,11 @@ check_names() {
 }
 
 check_settings() {
-  local folder; folder=$(mktemp -d)
-  { "$build/tools/docgen" "$folder" && diff -q "$folder/settings.md" docs/settings.md >/dev/null || echo "docs/settings.md is not what the options table says: make docs"; } 2>&1 | report settings
+  local folder page; folder=$(mktemp -d); mkdir "$folder/man"
+  { "$build/tools/docgen" "$folder" || echo "docgen failed"
+    for page in settings.md man/vmem-settings.7 man/libvmem-tier.3; do
+      diff -q "$folder/$page" "docs/$page" >/dev/null || echo "docs/$page is not what the code says: make docs"
+    done; } 2>&1 | report settings
   rm -rf "$folder"
 }
 

@@ -2,6 +2,7 @@
 
 #include <numa.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "api/memory_limit.h"
+#include "api/published.h"
 #include "core/log.h"
 #include "trap/trap.h"
 
@@ -36,7 +38,10 @@ void at_exit() {
   Runtime::Use pager;
   // Changes of shared files reach them, as with mmap; everything else dies with the process. The threads stay: other
   // threads and destructors may still touch regions.
-  if (Runtime::get().use_if_running(&pager).ok() && pager) pager->flush_shared().ignore();
+  Runtime::get().hide();
+  if (!Runtime::get().use_if_running(&pager).ok() || !pager) return;
+  if (core::debug()) pager->look_for_loss();
+  pager->flush_shared().ignore();
 }
 
 unsigned by_cpus() {
@@ -155,7 +160,10 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 }
 
 Runtime::Runtime() {
-  pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  pthread_atfork(nullptr, nullptr, [] {
+    forked.store(true);
+    publish::Publisher::after_fork_in_child();
+  });
   std::atexit(at_exit);
 }
 
@@ -169,6 +177,7 @@ Status Runtime::load_environment() {
   if (environment_read_) return {};
   if (Status s = options_.load_environment(); !s.ok()) return s;
   environment_read_ = true;
+  core::set_debug(options_.number(Option::debug) != 0);
   return apply(Option::log);
 }
 
@@ -178,9 +187,39 @@ Status Runtime::start() {
   if (pager_ != nullptr) return {};
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;
-  std::unique_lock gate(gate_);
-  pager_ = std::move(pager);
+  {
+    std::unique_lock gate(gate_);
+    pager_ = std::move(pager);
+  }
+  update_publication();
   return {};
+}
+
+// Under setup_. Begins or ends the publication, as the setting says. Without it everything works but vmemctl.
+void Runtime::update_publication() {
+  if (publisher_ != nullptr && publisher_->stopping()) {
+    if (options_.number(Option::publish) == 0) return;  // it ends itself: a request said so, on its own thread
+    publisher_.reset();
+  }
+  if (options_.number(Option::publish) == 0) {
+    if (publisher_ != nullptr) publisher_->stop();
+    return;
+  }
+  if (publisher_ != nullptr || pager_ == nullptr) return;
+  if (Status s = start_publisher(*this, &publisher_); !s.ok()) {
+    core::log(core::Level::info, "vmemctl will not see this process: %.*s", static_cast<int>(s.text().size()),
+              s.text().data());
+  }
+}
+
+void Runtime::hide() {
+  std::unique_lock setup(setup_, std::try_to_lock);  // exit() may be called by a thread that holds it
+  if (setup && publisher_ != nullptr) publisher_->retire();
+}
+
+std::string Runtime::published_at() {
+  std::lock_guard setup(setup_);
+  return publisher_ != nullptr && !publisher_->stopping() ? publisher_->path() : "";
 }
 
 Status Runtime::use_if_running(Use* out) {
@@ -206,6 +245,14 @@ Status Runtime::apply(Option option) {
                         : level == "info"  ? core::Level::info
                         : level == "debug" ? core::Level::debug
                                            : core::Level::warning);
+    return {};
+  }
+  if (option == Option::debug) {
+    core::set_debug(options_.number(option) != 0);
+    return {};
+  }
+  if (option == Option::publish) {
+    update_publication();
     return {};
   }
   Use pager;
@@ -253,6 +300,10 @@ Status Runtime::stop_if_idle(const char* name) {
 Status Runtime::set(std::string_view name, std::string_view value) {
   if (Status s = check_fork(); !s.ok()) return s;
   std::lock_guard setup(setup_);
+  return set_locked(name, value);
+}
+
+Status Runtime::set_locked(std::string_view name, std::string_view value) {
   if (Status s = load_environment(); !s.ok()) return s;
   const core::OptionInfo* info = core::find_option(name);
   if (info == nullptr) return options_.set(name, value);  // says that there is none
@@ -272,6 +323,10 @@ Status Runtime::set(std::string_view name, std::string_view value) {
 Status Runtime::get(std::string_view name, std::string* value) {
   if (Status s = check_fork(); !s.ok()) return s;
   std::lock_guard setup(setup_);
+  return get_locked(name, value);
+}
+
+Status Runtime::get_locked(std::string_view name, std::string* value) {
   if (Status s = load_environment(); !s.ok()) return s;
   if (Status s = options_.get(name, value); !s.ok()) return s;
   if (name == "host_budget" && value->empty()) {
@@ -284,9 +339,37 @@ Status Runtime::get(std::string_view name, std::string* value) {
   return {};
 }
 
+Status Runtime::lock_setup(const std::atomic<bool>& stop, std::unique_lock<std::mutex>* out) {
+  std::unique_lock setup(setup_, std::defer_lock);
+  while (!setup.try_lock()) {
+    if (stop.load(std::memory_order_acquire)) return error(ECANCELED, "the process is shutting libvmem down");
+    usleep(1000);
+  }
+  *out = std::move(setup);
+  return {};
+}
+
+Status Runtime::set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value) {
+  const core::OptionInfo* info = core::find_option(name);
+  if (info != nullptr && !info->live) {
+    return error(EBUSY, "%s cannot change while a process runs; set it in the process's environment when it is started",
+                 info->name);
+  }
+  std::unique_lock<std::mutex> setup;
+  if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
+  return set_locked(name, value);
+}
+
+Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value) {
+  std::unique_lock<std::mutex> setup;
+  if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
+  return get_locked(name, value);
+}
+
 void Runtime::shutdown() {
   if (!check_fork().ok()) return;
   std::lock_guard setup(setup_);
+  publisher_.reset();
   {
     Use pager;
     if (!use_if_running(&pager).ok() || !pager) return;

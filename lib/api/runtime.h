@@ -1,6 +1,7 @@
 // The process's one runtime: settings, and the pager once something needs it.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "pager/pager.h"
+#include "publish/publisher.h"
 
 namespace vmem::api {
 
@@ -37,6 +39,14 @@ class Runtime {
   core::Status set(std::string_view name, std::string_view value);
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
+  // As set() and get(), asked for from outside: on the publisher's thread, which gives up (-ECANCELED) once `stop` is
+  // set, since whoever stops it holds the lock that they need. Live settings only.
+  core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
+  core::Status get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value);
+  // For exit(): vmemctl sees this process no more. Waits for nobody.
+  void hide();
+  // Where this process is published; "" when it is not.
+  std::string published_at();
   void shutdown();
   // Tests: the pager's own consistency check; "" when there is no pager.
   std::string check();
@@ -45,6 +55,10 @@ class Runtime {
   Runtime();
   core::Status load_environment();
   core::Status start();
+  core::Status set_locked(std::string_view name, std::string_view value);
+  core::Status get_locked(std::string_view name, std::string* value);
+  void update_publication();
+  core::Status lock_setup(const std::atomic<bool>& stop, std::unique_lock<std::mutex>* out);
   core::Status apply(core::Option option);
   core::Status stop_if_idle(const char* name);
 
@@ -52,7 +66,8 @@ class Runtime {
   std::mutex setup_;        // one thread starts, stops or changes settings
   std::shared_mutex gate_;  // exclusive only while pager_ changes; taken after setup_
   std::unique_ptr<pager::Pager> pager_;
-  bool environment_read_ = false;  // protected by setup_
+  std::unique_ptr<publish::Publisher> publisher_;  // changes under setup_; null: nobody sees this process
+  bool environment_read_ = false;                  // protected by setup_
 };
 
 // What tests change about the next runtime that is built. Empty in production.

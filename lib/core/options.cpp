@@ -59,6 +59,11 @@ constexpr OptionInfo kTable[] = {
      true, "How long a fault may wait for memory when nothing can be evicted (SSD full, say) before SIGBUS."},
     {Option::log, "log", OptionKind::choice, "", "warning", 0, 0, "error|warning|info|debug", true,
      "The most talkative lines that are delivered."},
+    {Option::publish, "publish", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
+     "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's."},
+    {Option::debug, "debug", OptionKind::boolean, "", "off", 0, 1, nullptr, true,
+     "After a device is lost (an illegal address, say), log the live leases, the regions and which ranges were "
+     "absent."},
 };
 static_assert(std::size(kTable) == static_cast<size_t>(Option::count_));
 
@@ -70,6 +75,7 @@ uint64_t default_number(Option id) {
       return 16;
     case Option::direct_io:
     case Option::checksum:
+    case Option::publish:
       return 1;
     case Option::readahead:
       return 64 * kMiB;
@@ -297,6 +303,23 @@ std::string options_markdown() {
                      info.default_text, form.c_str(), info.live ? "yes" : "no", info.help);
   }
   return out;
+}
+
+std::string options_manual() {
+  std::string out =
+      ".\\\" Generated from the table in lib/core/options.cpp by `make docs`; do not edit.\n"
+      ".TH VMEM-SETTINGS 7 \"\" libvmem \"libvmem\"\n.SH NAME\nvmem-settings \\- settings of libvmem\n"
+      ".SH DESCRIPTION\nA setting is given by\n.BR vmem_set (\"name\", \" value\")\nor by its environment variable, "
+      "which is "
+      "read when libvmem starts. Sizes take K, M, G or T, with or without iB. Those marked live may change while "
+      "regions "
+      "exist, also from outside with\n.BR \"vmemctl tune\" ;\nthe others only before the first region.\n.SH SETTINGS\n";
+  for (const OptionInfo& info : kTable) {
+    out += strprintf(".TP\n.B %s\n%s\n.br\nEnvironment: %s. Default: %s. Accepted: %s.%s\n", info.name, info.help,
+                     environment_name(info.name).c_str(), info.default_text, accepted_form(info).c_str(),
+                     info.live ? " Live." : "");
+  }
+  return out + ".SH SEE ALSO\n.BR vmemctl (1),\n.BR libvmem-tier (3)\n";
 }
 
 }  // namespace vmem::core

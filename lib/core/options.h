@@ -33,6 +33,8 @@ enum class Option : unsigned {
   evict_threads,
   fault_timeout_ms,
   log,
+  publish,
+  debug,
   count_,
 };
 
@@ -81,7 +83,8 @@ class Options {
   std::vector<Value> values_;  // indexed by Option; protected by mutex_
 };
 
-// docs/settings.md, from the table.
+// docs/settings.md and the manual page vmem-settings(7), from the table.
 std::string options_markdown();
+std::string options_manual();
 
 }  // namespace vmem::core

@@ -1,0 +1,192 @@
+#include "publish/place.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cctype>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace vmem::publish {
+
+using core::error;
+using core::Status;
+using core::system_error;
+
+namespace {
+
+constexpr time_t kUnfinished = 60;  // seconds after which a file that never got its name is rubbish
+
+bool owned_folder(const std::string& path, uid_t owner) {
+  struct stat s {};
+  return stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == owner;
+}
+
+void remove_with_socket(int folder, const std::string& name) {
+  unlinkat(folder, socket_name(name).c_str(), 0);
+  unlinkat(folder, name.c_str(), 0);
+}
+
+}  // namespace
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  reset();
+  fd_ = other.release();
+  return *this;
+}
+
+int Fd::release() {
+  return std::exchange(fd_, -1);
+}
+
+void Fd::reset() {
+  if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+std::vector<std::string> folders(uid_t user, const char* runtime_dir) {
+  std::vector<std::string> out;
+  if (runtime_dir != nullptr && runtime_dir[0] == '/' && owned_folder(runtime_dir, user))
+    out.push_back(std::string(runtime_dir) + "/vmem");
+  const std::string run = "/run/user/" + std::to_string(user);
+  if (owned_folder(run, user) && (out.empty() || out[0] != run + "/vmem")) out.push_back(run + "/vmem");
+  out.push_back("/dev/shm/vmem-" + std::to_string(user));
+  return out;
+}
+
+Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out) {
+  if (make && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    return system_error(errno, "cannot make %s", path.c_str());
+  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) {
+    const int err = errno;
+    if (err == ELOOP || err == ENOTDIR)
+      return error(EACCES, "%s is a symbolic link, or no folder: it is not used", path.c_str());
+    return system_error(err, "cannot open %s", path.c_str());
+  }
+  struct stat s {};
+  if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at %s", path.c_str());
+  if (s.st_uid != owner) {
+    return error(EACCES, "%s belongs to user %u, not to user %u: it is not used", path.c_str(), s.st_uid, owner);
+  }
+  if (make && (s.st_mode & 077) != 0 && fchmod(fd.get(), 0700) != 0)
+    return system_error(errno, "%s is open to others and cannot be closed", path.c_str());
+  *out = std::move(fd);
+  return {};
+}
+
+bool is_name(const std::string& name) {
+  const size_t dash = name.find('-');
+  if (dash == std::string::npos || dash == 0 || name.size() != dash + 17) return false;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const auto c = static_cast<unsigned char>(name[i]);
+    if (i != dash && (i < dash ? std::isdigit(c) : std::isxdigit(c)) == 0) return false;
+  }
+  return true;
+}
+
+std::string socket_name(const std::string& name) {
+  return name + ".sock";
+}
+
+Status list(int folder, std::vector<std::string>* names) {
+  names->clear();
+  // A descriptor of its own: reading moves the position.
+  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
+  if (dir == nullptr) {
+    const int err = errno;
+    if (again >= 0) close(again);
+    return system_error(err, "cannot read the folder of publications");
+  }
+  while (const dirent* entry = readdir(dir)) {
+    if (is_name(entry->d_name)) names->emplace_back(entry->d_name);
+  }
+  closedir(dir);
+  return {};
+}
+
+Status open_file(int folder, const std::string& name, uid_t owner, Fd* out) {
+  Fd fd(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd) return system_error(errno, "cannot open publication %s", name.c_str());
+  struct stat s {};
+  if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at publication %s", name.c_str());
+  if (!S_ISREG(s.st_mode) || s.st_uid != owner)
+    return error(EACCES, "publication %s is no file of user %u: it is not read", name.c_str(), owner);
+  *out = std::move(fd);
+  return {};
+}
+
+bool mark_alive(int file) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file, F_OFD_SETLK, &lock) == 0;
+}
+
+bool is_alive(int file) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+size_t sweep(int folder, uid_t owner) {
+  size_t removed = 0;
+  std::vector<std::string> names;
+  if (!list(folder, &names).ok()) return 0;
+  for (const std::string& name : names) {
+    Fd file;
+    if (!open_file(folder, name, owner, &file).ok() || is_alive(file.get())) continue;
+    remove_with_socket(folder, name);
+    ++removed;
+  }
+  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
+  if (dir == nullptr) return removed;
+  std::vector<std::string> rubbish;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    struct stat s {};
+    if (name.starts_with(".new-")) {
+      if (fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr))
+        rubbish.push_back(name);
+    } else if (name.ends_with(".sock")) {  // its file was removed by somebody else
+      if (faccessat(folder, name.substr(0, name.size() - 5).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0 &&
+          fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr))
+        rubbish.push_back(name);
+    }
+  }
+  closedir(dir);
+  for (const std::string& name : rubbish) unlinkat(folder, name.c_str(), 0);
+  return removed;
+}
+
+uint64_t pid_namespace() {
+  struct stat s {};
+  return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+}
+
+uint64_t start_ticks(pid_t pid) {
+  FILE* f = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "re");
+  if (f == nullptr) return 0;
+  char text[1024];
+  const size_t n = fread(text, 1, sizeof text - 1, f);
+  fclose(f);
+  text[n] = '\0';
+  // The command, in parentheses, may hold anything; what follows its last parenthesis begins with field 3.
+  const char* at = strrchr(text, ')');
+  for (int field = 2; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
+  return at != nullptr ? strtoull(at + 1, nullptr, 10) : 0;
+}
+
+std::string short_path(int folder, const std::string& name) {
+  return "/proc/self/fd/" + std::to_string(folder) + "/" + name;
+}
+
+}  // namespace vmem::publish

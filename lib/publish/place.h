@@ -1,0 +1,62 @@
+// Where publications lie, whose they are, and which of them belong to processes that are gone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+
+namespace vmem::publish {
+
+// A descriptor that closes itself.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release();
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// Folders in which a process of `user` may publish, best first: $XDG_RUNTIME_DIR/vmem, /run/user/UID/vmem, those only
+// where their parent is the user's, and /dev/shm/vmem-UID. runtime_dir: the variable's value, or null.
+std::vector<std::string> folders(uid_t user, const char* runtime_dir);
+
+// Opens a folder of publications; `make` creates it (0700) and takes access of others away. -EACCES when it is not
+// `owner`'s or is a symbolic link: somebody else may have put it there. Follows no link at the last component.
+core::Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out);
+
+// Names of publications are PID-RANDOM and never used again; the socket beside one is called NAME.sock.
+bool is_name(const std::string& name);
+std::string socket_name(const std::string& name);
+
+// Publications in the folder, any state; -errno when it cannot be read.
+core::Status list(int folder, std::vector<std::string>* names);
+
+// Opens one for reading: a regular file of `owner`, no link. -ENOENT when it has gone.
+core::Status open_file(int folder, const std::string& name, uid_t owner, Fd* out);
+
+// The writer marks its file for as long as it lives; exec and death end the mark.
+bool mark_alive(int file);
+bool is_alive(int file);
+
+// Removes what dead processes left in the folder. Returns how many publications that were.
+size_t sweep(int folder, uid_t owner);
+
+// Inode of this process's pid namespace; start of a process in clock ticks since boot. 0: unknown, or there is none.
+uint64_t pid_namespace();
+uint64_t start_ticks(pid_t pid);
+
+// A path by which a name in an open folder fits a socket address, however long the folder's own path is.
+std::string short_path(int folder, const std::string& name);
+
+}  // namespace vmem::publish

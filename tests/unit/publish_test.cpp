@@ -1,0 +1,244 @@
+// What is published: packing, what a reader refuses, whose folders are used, which files are left behind by the dead.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "core/counters.h"
+#include "publish/layout.h"
+#include "publish/place.h"
+
+namespace {
+
+using namespace vmem::publish;
+using vmem::core::Status;
+
+class PublishFolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = std::filesystem::temp_directory_path().string() + "/vmem-publish.XXXXXX";
+    ASSERT_NE(mkdtemp(path_.data()), nullptr);
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Fd make(const std::string& name) const {
+    return Fd(open((path_ + "/" + name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  }
+  bool exists(const std::string& name) const { return access((path_ + "/" + name).c_str(), F_OK) == 0; }
+  std::string path_;
+};
+
+constexpr const char* kName = "12345-0123456789abcdef";
+
+Snapshot sample() {
+  Snapshot s;
+  put_text(s.header.command, "a program");
+  s.header.pid = 7;
+  s.header.stats.faults = 42;
+  s.devices.resize(2);
+  put_text(s.devices[1].name, "second");
+  s.regions.resize(3);
+  put_text(s.regions[2].name, "weights");
+  s.regions[2].size = 4096;
+  return s;
+}
+
+TEST(PublishLayout, WhatIsPackedIsRead) {
+  Snapshot s = sample(), read;
+  std::vector<std::byte> bytes;
+  pack(s, &bytes);
+  bytes.resize(bytes.size() + 4096);  // the file may be longer than what is valid in it
+  ASSERT_TRUE(unpack(bytes, &read).ok());
+  EXPECT_EQ(read.header.pid, 7u);
+  EXPECT_EQ(read.header.stats.faults, 42u);
+  EXPECT_STREQ(read.devices.at(1).name, "second");
+  EXPECT_STREQ(read.regions.at(2).name, "weights");
+}
+
+TEST(PublishLayout, AFileBeingRewrittenIsReadAgainAndNeverBelieved) {
+  Snapshot s = sample(), other = sample(), read;
+  other.header.stats.faults = 43;
+  std::vector<std::byte> a, b;
+  pack(s, &a);
+  pack(other, &b);
+  for (size_t cut = 8; cut < a.size(); cut += 8) {  // the writer is at `cut`
+    std::vector<std::byte> torn(b.begin(), b.begin() + static_cast<std::ptrdiff_t>(cut));
+    torn.insert(torn.end(), a.begin() + static_cast<std::ptrdiff_t>(cut), a.end());
+    if (torn == a || torn == b) continue;
+    ASSERT_EQ(unpack(torn, &read).code(), -EAGAIN) << cut;
+  }
+  EXPECT_EQ(unpack({}, &read).code(), -EAGAIN);
+  EXPECT_EQ(unpack(std::vector<std::byte>(4096), &read).code(), -EAGAIN) << "room taken, nothing written yet";
+}
+
+TEST(PublishLayout, WhatContradictsItselfIsRefused) {
+  Snapshot read;
+  std::vector<std::byte> good;
+  Snapshot s = sample();
+  pack(s, &good);
+  const auto with = [&](size_t offset, uint32_t value) {
+    std::vector<std::byte> bytes = good;
+    memcpy(bytes.data() + offset, &value, sizeof value);
+    return unpack(bytes, &read);
+  };
+  EXPECT_EQ(with(0, 0x41414141).code(), -EINVAL);
+  const Status version = with(offsetof(Header, version), 2);
+  EXPECT_EQ(version.code(), -EPROTO);
+  EXPECT_NE(version.text().find("version 2"), std::string_view::npos);
+  EXPECT_EQ(with(offsetof(Header, regions), 0xffffffff).code(), -EINVAL);
+  EXPECT_EQ(with(offsetof(Header, devices), kMaxDevices + 1).code(), -EINVAL);
+  EXPECT_EQ(with(offsetof(Header, region_bytes), 8).code(), -EINVAL);
+  EXPECT_EQ(with(offsetof(Header, regions), 4).code(), -EAGAIN) << "more regions than there are bytes";
+  EXPECT_EQ(unpack(std::span(good).first(20), &read).code(), -EINVAL);
+}
+
+TEST(PublishLayout, TextsThatDoNotEndAreEnded) {
+  Snapshot s = sample(), read;
+  memset(s.header.command, 'x', sizeof s.header.command);
+  memset(s.regions[0].name, 'y', sizeof s.regions[0].name);
+  s.regions[0].backing = 77;
+  std::vector<std::byte> bytes;
+  pack(s, &bytes);
+  ASSERT_TRUE(unpack(bytes, &read).ok());
+  EXPECT_EQ(strlen(read.header.command), sizeof s.header.command - 1);
+  EXPECT_EQ(strlen(read.regions[0].name), sizeof s.regions[0].name - 1);
+  EXPECT_LT(read.regions[0].backing, std::size(kBackingNames));
+}
+
+TEST(PublishLayout, MoreRegionsThanFitAreCutAndCounted) {
+  Snapshot s, read;
+  s.regions.resize(kMaxRegions + 10);
+  s.header.regions_total = s.regions.size();
+  std::vector<std::byte> bytes;
+  pack(s, &bytes);
+  EXPECT_LE(bytes.size(), kMaxBytes);
+  ASSERT_TRUE(unpack(bytes, &read).ok());
+  EXPECT_EQ(read.regions.size(), kMaxRegions);
+  EXPECT_EQ(read.header.regions_total, kMaxRegions + 10);
+}
+
+TEST(CoreHistogram, EachTimeIsInTheBucketOfItsPowerOfTwo) {
+  using vmem::core::Histogram;
+  EXPECT_EQ(Histogram::bucket(0), 0u);
+  EXPECT_EQ(Histogram::bucket(1), 1u);
+  EXPECT_EQ(Histogram::bucket(1023), 10u);
+  EXPECT_EQ(Histogram::bucket(1024), 11u);
+  EXPECT_EQ(Histogram::bucket(UINT64_MAX), Histogram::kBuckets - 1);
+  vmem::core::Counters counters;
+  for (const uint64_t ns : {1000u, 1500u, 5u}) counters.fault_took(ns);
+  EXPECT_EQ(counters.fault_ns.count[10], 1u);
+  EXPECT_EQ(counters.fault_ns.count[11], 1u);
+  EXPECT_EQ(counters.fault_ns.sum_ns, counters.fault_ns_total);
+}
+
+TEST_F(PublishFolder, IsMadeForItsUserAloneAndClosedToOthers) {
+  Fd fd;
+  ASSERT_TRUE(open_folder(path_ + "/new", geteuid(), true, &fd).ok());
+  struct stat s {};
+  ASSERT_EQ(stat((path_ + "/new").c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 07777, 0700u);
+  ASSERT_EQ(mkdir((path_ + "/open").c_str(), 0755), 0);
+  ASSERT_TRUE(open_folder(path_ + "/open", geteuid(), true, &fd).ok());
+  ASSERT_EQ(stat((path_ + "/open").c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 077, 0u);
+}
+
+TEST_F(PublishFolder, ASymbolicLinkOrSomebodyElsesFolderIsNotUsed) {
+  Fd fd;
+  ASSERT_EQ(mkdir((path_ + "/real").c_str(), 0700), 0);
+  ASSERT_EQ(symlink((path_ + "/real").c_str(), (path_ + "/link").c_str()), 0);
+  EXPECT_EQ(open_folder(path_ + "/link", geteuid(), true, &fd).code(), -EACCES);
+  const Status s = open_folder(path_ + "/real", geteuid() + 1, true, &fd);
+  EXPECT_EQ(s.code(), -EACCES);
+  EXPECT_NE(s.text().find("belongs to user"), std::string_view::npos) << s.text();
+  make("file");
+  EXPECT_EQ(open_folder(path_ + "/file", geteuid(), true, &fd).code(), -EACCES);
+  EXPECT_EQ(open_folder(path_ + "/none", geteuid(), false, &fd).code(), -ENOENT);
+  EXPECT_FALSE(fd);
+}
+
+TEST_F(PublishFolder, FoldersOfARuntimeDirectoryThatIsNotTheUsersAreNotTaken) {
+  const auto own = folders(geteuid(), path_.c_str());
+  EXPECT_EQ(own.front(), path_ + "/vmem");
+  EXPECT_EQ(own.back(), "/dev/shm/vmem-" + std::to_string(geteuid()));
+  for (const char* bad : {"relative", "/nonexistent", ""})
+    EXPECT_NE(folders(geteuid(), bad).front(), std::string(bad) + "/vmem");
+  EXPECT_NE(folders(geteuid() + 1, path_.c_str()).front(), path_ + "/vmem");
+}
+
+TEST_F(PublishFolder, OnlyRegularFilesOfTheOwnerAreRead) {
+  Fd folder, file;
+  ASSERT_TRUE(open_folder(path_, geteuid(), true, &folder).ok());
+  make("target");
+  ASSERT_EQ(symlink("target", (path_ + "/" + kName).c_str()), 0);
+  EXPECT_FALSE(open_file(folder.get(), kName, geteuid(), &file).ok());
+  ASSERT_EQ(unlink((path_ + "/" + kName).c_str()), 0);
+  ASSERT_EQ(mkfifo((path_ + "/" + kName).c_str(), 0600), 0);  // a reader must not hang in open
+  EXPECT_EQ(open_file(folder.get(), kName, geteuid(), &file).code(), -EACCES);
+}
+
+TEST_F(PublishFolder, WhatTheDeadLeftIsRemovedAndTheLivingStay) {
+  Fd folder, other;
+  ASSERT_TRUE(open_folder(path_, geteuid(), true, &folder).ok());
+  Fd living = make(kName);
+  ASSERT_TRUE(mark_alive(living.get()));
+  make("777-00000000000000aa");
+  make("777-00000000000000aa.sock");
+  make("unrelated");
+  EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
+  EXPECT_TRUE(exists(kName));
+  EXPECT_FALSE(exists("777-00000000000000aa"));
+  EXPECT_FALSE(exists("777-00000000000000aa.sock"));
+  EXPECT_TRUE(exists("unrelated"));
+  living.reset();  // it dies
+  EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
+  EXPECT_FALSE(exists(kName));
+}
+
+TEST_F(PublishFolder, TheMarkOfAWriterEndsWithExec) {
+  Fd living = make(kName);
+  ASSERT_TRUE(mark_alive(living.get()));
+  const int kept = living.get();
+  int gate[2];
+  ASSERT_EQ(pipe2(gate, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char c;
+    (void)!read(gate[0], &c, 1);
+    execlp("true", "true", nullptr);
+    _exit(1);
+  }
+  living.reset();
+  Fd look = make(kName);
+  EXPECT_TRUE(is_alive(look.get())) << "the child has a copy of the descriptor";
+  ASSERT_EQ(write(gate[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_FALSE(is_alive(look.get()));
+  EXPECT_GE(kept, 0);
+  close(gate[0]);
+  close(gate[1]);
+}
+
+TEST(PublishPlace, NamesAreAPidAndSixteenDigits) {
+  EXPECT_TRUE(is_name(kName));
+  for (const char* bad : {"", "-0123456789abcdef", "12345", "12345-", "12a-0123456789abcdef", "1-0123456789abcdeg",
+                          "1-0123456789abcdef0", ".new-1-0123456789abcdef", "1-0123456789abcdef.sock", "../etc/passwd"})
+    EXPECT_FALSE(is_name(bad)) << bad;
+}
+
+TEST(PublishPlace, TheStartOfThisProcessIsKnownAndThatOfNoneIsZero) {
+  EXPECT_NE(start_ticks(getpid()), 0u);
+  EXPECT_EQ(start_ticks(0x7fffffff), 0u);
+  EXPECT_NE(pid_namespace(), 0u);
+}
+
+}  // namespace
