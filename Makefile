@@ -58,8 +58,10 @@ LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda_%,$(LIB_S
 LIB_OBJ   := $(LIB_SRC:%.cpp=$(BUILD)/%.o)
 UNIT_SRC  := $(wildcard tests/unit/*.cpp tests/unit/*/*.cpp)
 SYS_SRC   := $(wildcard tests/system/*.cpp)
+CTL_SRC   := $(wildcard tests/ctl/*.cpp)
 UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
 SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o)
+CTL_OBJ   := $(CTL_SRC:%.cpp=$(BUILD)/%.o)
 # One binary a source file.
 EXAMPLES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard examples/*.cpp))
 STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))
@@ -80,7 +82,7 @@ all: lib examples tools  ## the library, static and shared, examples, tools (tes
 lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so
 examples: $(EXAMPLES)
 tools: $(TOOLS)
-build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(ABI)  ## all test and benchmark programs
+build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(ABI)  ## all test and benchmark programs
 
 .PHONY: sanitized-tests
 sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
@@ -100,7 +102,7 @@ $(BUILD)/tests/%.o: tests/%.cpp $(BUILD)/flags | $(call SETUP,build) $(call SETU
 	$(call say,C++,$<)
 	$(Q)$(CXX) $(CPPFLAGS) -Itools -Itests $(STD) $(SANFLAGS) $(CXXFLAGS) $(DEPS) -c $< -o $@
 # GoogleTest's macros are most of a unit test, and optimising them was most of a build; what they test is optimised.
-$(BUILD)/tests/unit/%.o: override CXXFLAGS += -Og
+$(BUILD)/tests/unit/%.o $(BUILD)/tests/ctl/%.o: override CXXFLAGS += -Og
 # ThreadSanitizer cannot see that the kernel holds writers out of a block while it is hashed (write protection, or the
 # block is taken out of the region): every such hash would be reported against the program's stores.
 $(BUILD)/lib/store/digest_%.o: SANFLAGS = $(if $(filter-out thread,$(SAN)),-fsanitize=$(SAN) -fno-omit-frame-pointer)
@@ -125,7 +127,8 @@ $(BUILD)/libvmem.so: $(BUILD)/$(SONAME)
 
 $(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(BUILD)/libvmem.a
 $(BUILD)/tests/system_tests: $(SYS_OBJ) $(BUILD)/libvmem.a
-$(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests:
+$(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
+$(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 # GoogleTest's main is taken only by those who have none.
@@ -188,7 +191,7 @@ unit: $(BUILD)/tests/unit_tests
 
 test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
-	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system abi python stress vm kmod)
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi python stress vm kmod)
 
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh
@@ -211,7 +214,7 @@ $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
 	@clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
 	@touch $@
 
-docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md)
+docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md, docs/man/*.3, *.7)
 	$(BUILD)/tools/docgen docs
 
 kmod:  ## the kernel module against KDIR= (default: the running kernel's headers)
@@ -233,8 +236,14 @@ wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for p
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)"
 
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
-install: lib  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package
-	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem
+MANDIR    ?= $(PREFIX)/share/man
+INSTALL_MAN := $(DESTDIR)$(MANDIR)
+install: lib $(BUILD)/tools/vmemctl/vmemctl  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
+	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
+	install -m 755 $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
+	install -m 644 docs/man/*.1 $(INSTALL_MAN)/man1/
+	install -m 644 docs/man/*.3 $(INSTALL_MAN)/man3/
+	install -m 644 docs/man/*.7 $(INSTALL_MAN)/man7/
 	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp) $(DESTDIR)$(PREFIX)/include/vmem/
 	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/
 	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
@@ -250,4 +259,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system abi python stress vm kmod'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi python stress vm kmod'"

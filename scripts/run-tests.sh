@@ -3,6 +3,7 @@
 #
 #   unit    $BUILD/tests/unit_tests           system  $BUILD/tests/system_tests, tests/system/*.sh
 #   abi     $BUILD/tests/abi/*, tests/abi/*.sh   stress  $BUILD/tests/stress/*, each for VMEM_STRESS_SECONDS (5)
+#   ctl     $BUILD/tests/ctl_tests, tests/ctl/*.sh
 #   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh         python  tests/python/*.sh
 #
 # A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
@@ -74,7 +75,7 @@ run_suite() {
   local suite=$1 suite_passed=0 suite_failed=0 suite_skipped=0 began=$SECONDS program line n scripts=()
   echo "== $suite"
   case $suite in
-    unit | system)
+    unit | system | ctl)
       if [ -x "$BUILD/tests/${suite}_tests" ]; then run_one "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
       elif compgen -G "tests/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $BUILD/tests/${suite}_tests is not built"; suite_failed=1; fi ;;
     abi) for program in $(programs "$BUILD/tests/abi"); do run_one "abi/${program##*/}" "$timeout" "$program"; done ;;
@@ -93,7 +94,7 @@ run_suite() {
     *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
   esac
   case $suite in
-    system | abi | unit | stress | python) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
+    system | abi | unit | stress | ctl | python) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
     vm) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
     kmod) mapfile -t scripts < <(scripts_of "$suite"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac

@@ -1,15 +1,16 @@
 #!/bin/bash
 # setup.sh [--quiet] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
 #
-# Groups: build (default), test, check, vm, kernel; torch (500 MB: the tests of vmem.torch skip without it). CUDA is never
-# installed: the library builds without it and takes a
+# Groups: build (default), test, check, vm, kernel; torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
+# Prometheus server, for the tests of the dashboard). CUDA is never installed: the library builds without it and takes a
 # toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
 # the essentials are there. Does nothing, at once, when nothing is missing. --quiet says nothing in that case.
 set -euo pipefail
 
 declare -A packages=(
   [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev"
-  [test]="libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv"
+  [test]="libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev"
+  [monitoring]="prometheus"
   [torch]="python3-torch"
   [check]="clang-format clang-tidy shellcheck"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev sparse"

@@ -1,0 +1,184 @@
+// vmemctl doctor on machines that are made of files, and here; vmemctl bench on a small file; the manual pages.
+#include "support.h"
+
+namespace {
+
+using namespace ctltest;
+using nlohmann::json;
+
+class CtlDoctor : public ::testing::Test {
+ protected:
+  // The line of that name, "state|found|advice".
+  std::string line(const std::string& name, std::vector<std::string> more = {}) {
+    std::vector<std::string> words{tool(), "doctor", "--json", "--root", root_.path()};
+    words.insert(words.end(), more.begin(), more.end());
+    const json all = run(words).json();
+    for (const json& c : all["checks"]) {
+      if (c["name"] == name)
+        return c["state"].get<std::string>() + "|" + c["found"].get<std::string>() + "|" +
+               c["advice"].get<std::string>();
+    }
+    return "no such line";
+  }
+  TempFolder root_;
+};
+
+#define EXPECT_BEGINS(text, begin) EXPECT_EQ((text).substr(0, strlen(begin)), begin)
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST_F(CtlDoctor, JudgesTheKernelByWhatItCanDo) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"6.12.1-amd64", "ok|6.12.1-amd64|"},
+      {"6.8.0", "ok|6.8.0|"},
+      {"6.1.0-13-amd64", "degraded|6.1.0-13-amd64: blocks are copied"},
+      {"5.4.0", "missing|5.4.0: userfaultfd is too old|use Linux 5.7"},
+      {"", "degraded|its version cannot be read"},
+  };
+  for (const auto& [release, begin] : cases) {
+    root_.write("proc/sys/kernel/osrelease", std::string(release) + "\n");
+    EXPECT_BEGINS(line("kernel"), begin);
+  }
+}
+
+TEST_F(CtlDoctor, SaysWhatToDoAboutHugePagesMappingsAndMemory) {
+  root_.write("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
+  EXPECT_BEGINS(line("huge pages"), "degraded|always madvise [never]|echo madvise >");
+  root_.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  EXPECT_BEGINS(line("huge pages"), "ok|");
+  root_.write("proc/sys/vm/max_map_count", "1000\n");
+  EXPECT_BEGINS(line("max_map_count"), "degraded|1000|sysctl vm.max_map_count=");
+  root_.write("proc/sys/vm/max_map_count", "65530\n");
+  EXPECT_BEGINS(line("max_map_count"), "ok|65530");
+  root_.write("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 65536 kB\n");
+  EXPECT_BEGINS(line("memory"), "degraded|64 MiB usable; host_budget would be 32 MiB|raise");
+}
+
+TEST_F(CtlDoctor, TellsAMachineWithoutAGpuFromOneWithoutItsDriver) {
+  EXPECT_BEGINS(line("GPU"), "ok|no NVIDIA GPU");
+  root_.write("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n");
+  root_.write("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n");
+  EXPECT_BEGINS(line("driver"), "missing|an NVIDIA GPU, but no driver|install");
+  root_.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module\n");
+  EXPECT_BEGINS(line("driver"), "ok|NVRM version");
+  EXPECT_BEGINS(line("nvidia-uvm"), "missing|");
+  EXPECT_BEGINS(line("HMM"), "degraded|this driver has none|nothing, while every GPU touch is under a lease");
+  root_.write("sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "Y\n");
+  EXPECT_BEGINS(line("HMM"), "degraded|switched off");
+  root_.write("sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "N\n");
+  EXPECT_BEGINS(line("HMM"), "ok|");
+}
+
+TEST_F(CtlDoctor, SeesContainersAndTheModule) {
+  EXPECT_BEGINS(line("container"), "ok|none");
+  root_.write(".dockerenv", "");
+  EXPECT_HAS(line("container"), "|docker");
+  EXPECT_BEGINS(line("module"), "degraded|vmem.ko is not loaded");
+  std::filesystem::create_directories(root_ / "sys/class/misc/vmem");
+  EXPECT_BEGINS(line("module"), "degraded|loaded, but /dev/vmem");
+  root_.write("dev/vmem", "");
+  EXPECT_BEGINS(line("module"), "ok|loaded");
+}
+
+TEST_F(CtlDoctor, APlaceForTheSsdTierThatCannotBeUsedIsMissingAndTheExitCodeSaysSo) {
+  EXPECT_BEGINS(line("SSD", {"--path", root_ / "absent"}), "missing|");
+  const Ran ran = run({tool(), "doctor", "--path", root_ / "absent"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_HAS(ran.out, "libvmem does not work here");
+  EXPECT_HAS(ran.out, "set ssd_path (VMEM_SSD_PATH)");
+  struct stat s {};
+  if (stat("/dev/shm", &s) == 0) {
+    EXPECT_BEGINS(line("SSD", {"--path", "/dev/shm"}), "degraded|/dev/shm is memory");
+  }
+}
+
+TEST_F(CtlDoctor, EveryLineOfThisMachineHasAStateAndTheBadOnesAdvice) {
+  const Ran ran = run({tool(), "doctor", "--json"});
+  const json all = ran.json();
+  EXPECT_EQ(all["works"].get<bool>(), ran.status == 0);
+  EXPECT_GE(all["checks"].size(), 12u);
+  for (const json& c : all["checks"]) {
+    EXPECT_TRUE(c["state"] == "ok" || c["state"] == "degraded" || c["state"] == "missing") << c;
+    EXPECT_FALSE(c["found"].get<std::string>().empty()) << c;
+    EXPECT_EQ(c["state"] == "ok", c["advice"].get<std::string>().empty()) << c;
+  }
+}
+
+class CtlBench : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const int rc = vmem_init();
+    vmem_shutdown();
+    if (rc == -EPERM || rc == -ENOSYS) GTEST_SKIP() << vmem_last_error();
+  }
+  Ran bench(const std::vector<std::string>& more, const std::string& size = "64MiB", const std::string& path = "") {
+    std::vector<std::string> words{tool(), "bench", "--seconds", "0.01", "--size", size};
+    words.insert(words.end(), {"--path", path.empty() ? folder_.path() : path});
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  }
+  TempFolder folder_;
+};
+
+TEST_F(CtlBench, WritesSettingsThatAShellTakesAndTheLibraryAccepts) {
+  if (IsSkipped()) return;
+  const std::string file = folder_ / "vmem.env";
+  const Ran ran = bench({"--json", "--device", "sim", "-o", file});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json all = ran.json();
+  EXPECT_EQ(all["rows"].size(), 5u + 6 + 3);
+  for (const json& row : all["rows"])
+    EXPECT_GT(row["ssd_to_host_gbs"].get<double>() + row["ssd_to_device_gbs"].get<double>(), 0) << row;
+  EXPECT_GT(all["disk_gbs"].get<double>(), 0);
+  EXPECT_EQ(all["device"], "measured");
+  const Ran sourced = run({"sh", "-c", ". " + file + " && echo $VMEM_IO_DEPTH $VMEM_BLOCK_SIZE $VMEM_SSD_PATH"});
+  EXPECT_EQ(sourced.out, std::to_string(all["chosen"]["io_depth"].get<int>()) + " " +
+                             std::to_string(all["chosen"]["block_size"].get<int>()) + " " + folder_.path() + "\n");
+  vmem::core::Options options;
+  EXPECT_TRUE(options.set("io_depth", std::to_string(all["chosen"]["io_depth"].get<int>())).ok());
+  EXPECT_TRUE(options.set("block_size", std::to_string(all["chosen"]["block_size"].get<int>())).ok());
+  size_t left = 0;
+  for (const auto& e : std::filesystem::directory_iterator(folder_.path())) left += e.path() != file;
+  EXPECT_EQ(left, 0u) << "the test file is gone";
+}
+
+TEST_F(CtlBench, RefusesToWriteOverAFileOrToFillADiskOrAFolderThatIsNotThere) {
+  if (IsSkipped()) return;
+  folder_.write("mine", "precious");
+  const Ran taken = bench({"-o", folder_ / "mine"});
+  EXPECT_EQ(taken.status, 5);
+  EXPECT_HAS(taken.err, "--force");
+  std::ifstream in(folder_ / "mine");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "precious");
+  EXPECT_EQ(bench({}, "64MiB", folder_ / "absent").status, 3);
+  const Ran huge = bench({}, "512T");
+  EXPECT_EQ(huge.status, 1);
+  EXPECT_HAS(huge.err, "twice its size");
+}
+
+TEST(CtlManual, EveryCommandAndOptionIsInTheManual) {
+  std::ifstream in("docs/man/vmemctl.1");
+  std::string page((std::istreambuf_iterator<char>(in)), {});
+  for (size_t at = 0; (at = page.find("\\-", at)) != std::string::npos; ++at) page.replace(at, 2, "-");
+  for (const char* command : {"status", "top", "tune", "bench", "doctor", "export"}) {
+    EXPECT_HAS(page, std::string(".SS ") + command);
+    const std::string help = run({tool(), command, "--help"}).out;
+    size_t options = 0;
+    for (size_t at = 0; (at = help.find("--", at)) != std::string::npos; ++options) {
+      const size_t end = help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at);
+      EXPECT_HAS(page, help.substr(at, end - at));
+      at = end;
+    }
+    EXPECT_GE(options, 2u) << help;
+  }
+}
+
+TEST(CtlManual, PagesAreWellFormed) {
+  if (run({"groff", "-v"}).status != 0) GTEST_SKIP() << "groff is not installed";
+  for (const char* page : {"vmemctl.1", "vmem-settings.7", "libvmem-tier.3"}) {
+    const Ran ran = run({"groff", "-man", "-Tutf8", "-ww", "-z", std::string("docs/man/") + page});
+    EXPECT_EQ(ran.status, 0) << page;
+    EXPECT_EQ(ran.err, "") << page;
+  }
+}
+
+}  // namespace

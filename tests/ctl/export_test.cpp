@@ -1,0 +1,305 @@
+// vmemctl export: the metrics, how it is served and refused, and a real Prometheus that asks every question of the
+// dashboard.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+using namespace ctltest;
+using nlohmann::json;
+
+int connect_to(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+// What the server says to these bytes; "" when nobody listens.
+std::string talk(int port, const std::string& request) {
+  const int fd = connect_to(port);
+  if (fd < 0) return "";
+  std::string answer;
+  if (send(fd, request.data(), request.size(), MSG_NOSIGNAL) >= 0) {
+    char buffer[4096];
+    for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;) answer.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  return answer;
+}
+
+std::string get(int port, const std::string& path) {
+  const std::string answer = talk(port, "GET " + path + " HTTP/1.0\r\n\r\n");
+  const size_t body = answer.find("\r\n\r\n");
+  return body == std::string::npos ? "" : answer.substr(body + 4);
+}
+
+int port_of(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  return colon == std::string::npos ? 0 : atoi(text.c_str() + colon + 1);
+}
+
+class CtlExport : public Ctl {
+ protected:
+  // Serves on a port that is free.
+  int start() {
+    server_ = std::make_unique<Running>(std::vector<std::string>{tool(), "--folder", folder(), "export", "--listen",
+                                                                 "127.0.0.1:0", "--sysfs", temp_ / "knobs"});
+    const std::string line = server_->line();
+    EXPECT_NE(line.find("listening on http://127.0.0.1:"), std::string::npos) << line;
+    return port_of(line.substr(0, line.rfind('/')));
+  }
+  std::string labels() const { return "pid=\"" + me() + "\",command=\"ctl_tests\""; }
+  std::unique_ptr<Running> server_;
+};
+
+#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (part) << "\nnot in\n" << (text)
+
+TEST_F(CtlExport, CountsWhatTheProcessCounts) {
+  if (IsSkipped()) return;
+  vmem::region r(32 * kMiB, VMEM_HOST_ONLY);
+  r.name("wei\"ghts\\");
+  memset(r.data(), 1, 8 * kMiB);
+  ASSERT_EQ(vmem_evict(r.data(), 4 * kMiB, VMEM_SSD), 0) << vmem_last_error();
+  temp_.write("knobs/frame_limit_bytes", "77\n");
+  temp_.write("knobs/uevent", "not a number\n");
+  const Ran ran = ctl({"export", "--once", "--sysfs", temp_ / "knobs"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const auto stats = vmem::stats();
+  const auto sample = [&](const std::string& name, const std::string& more, uint64_t value) {
+    EXPECT_HAS(ran.out, name + "{" + labels() + more + "} " + std::to_string(value) + "\n");
+  };
+  sample("vmem_faults_total", "", stats.faults);
+  sample("vmem_evictions_total", "", stats.evictions);
+  sample("vmem_ssd_written_bytes_total", "", stats.write_bytes);
+  sample("vmem_held_bytes", ",tier=\"host\"", stats.host_bytes);
+  sample("vmem_held_bytes", ",tier=\"ssd\"", stats.ssd_bytes);
+  sample("vmem_fault_seconds_count", "", stats.faults);
+  sample("vmem_move_seconds_count", ",way=\"host_to_ssd\"", 2);
+  sample("vmem_region_bytes", ",region=\"1\",name=\"wei\\\"ghts\\\\\",tier=\"ssd\"", 4 * kMiB);
+  EXPECT_HAS(ran.out, "vmem_module{file=\"frame_limit_bytes\"} 77\n");
+  EXPECT_EQ(ran.out.find("uevent"), std::string::npos);
+  EXPECT_HAS(ran.out, "# TYPE vmem_fault_seconds histogram\n");
+  EXPECT_HAS(ran.out, "le=\"+Inf\"} " + std::to_string(stats.faults));
+}
+
+TEST_F(CtlExport, HistogramsAreCumulativeAndEveryFamilyIsDescribedOnce) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
+  memset(r.data(), 1, r.size());
+  std::istringstream in(ctl({"export", "--once"}).out);
+  std::set<std::string> types;
+  double last = 0;
+  std::string last_series;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("# TYPE ", 0) == 0) {
+      EXPECT_TRUE(types.insert(line).second) << line;
+    } else if (const size_t le = line.find(",le="); le != std::string::npos) {
+      const double value = atof(line.c_str() + line.rfind(' '));
+      if (line.substr(0, le) == last_series) {
+        EXPECT_GE(value, last) << line;
+      }
+      last_series = line.substr(0, le);
+      last = value;
+    }
+  }
+  EXPECT_GT(types.size(), 20u);
+}
+
+TEST_F(CtlExport, ServesHttpOnLoopbackUntilItIsStopped) {
+  if (IsSkipped()) return;
+  const int port = start();
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up{" + labels() + "} 1");
+  EXPECT_HAS(get(port, "/metrics?x=1"), "vmem_process_up");
+  EXPECT_HAS(get(port, "/"), "/metrics");
+  EXPECT_HAS(talk(port, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.0 404");
+  EXPECT_HAS(talk(port, "POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.0 405");
+  EXPECT_HAS(talk(port, "hello\r\n\r\n"), "HTTP/1.0 400");
+  EXPECT_HAS(talk(port, "GET /" + std::string(20000, 'x')), "HTTP/1.0 431");
+  const std::string head = talk(port, "HEAD /metrics HTTP/1.0\r\n\r\n");
+  EXPECT_HAS(head, "HTTP/1.0 200");
+  EXPECT_HAS(head, "text/plain; version=0.0.4");
+  EXPECT_EQ(head.find("vmem_"), std::string::npos);
+  server_->stop(SIGTERM);
+  EXPECT_EQ(server_->finish().status, 0);
+}
+
+TEST_F(CtlExport, ClientsThatSayNothingOrGoAwayDoNotKeepTheOthers) {
+  if (IsSkipped()) return;
+  const int port = start();
+  std::vector<int> silent;
+  for (int i = 0; i < 8; ++i) silent.push_back(connect_to(port));
+  const int gone = connect_to(port);
+  ASSERT_EQ(send(gone, "GET /metrics HTTP/1.0\r\n\r\n", 25, MSG_NOSIGNAL), 25);
+  close(gone);
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");
+  for (const int fd : silent) close(fd);
+}
+
+TEST_F(CtlExport, APortThatIsTakenOrAnAddressThatIsNoneIsAClearFailure) {
+  if (IsSkipped()) return;
+  const int port = start();
+  const Ran taken = ctl({"export", "--json", "--listen", "127.0.0.1:" + std::to_string(port)});
+  EXPECT_EQ(taken.status, 5);
+  EXPECT_HAS(taken.err, "127.0.0.1:" + std::to_string(port) + " is taken by another program");
+  EXPECT_EQ(taken.json()["error"]["exit"], 5);
+  EXPECT_EQ(ctl({"export", "--listen", "192.0.2.1:0"}).status, 1) << "not an address of this machine";
+  for (const char* bad : {"9448", "localhost:9448", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:-1"})
+    EXPECT_EQ(ctl({"export", "--listen", bad}).status, 2) << bad;
+}
+
+// ---- a real Prometheus ----
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+std::string url_encoded(const std::string& text) {
+  std::string out;
+  char hex[4];
+  for (const unsigned char c : text) {
+    if (isalnum(c) != 0) {
+      out += static_cast<char>(c);
+    } else {
+      snprintf(hex, sizeof hex, "%%%02X", c);
+      out += hex;
+    }
+  }
+  return out;
+}
+
+// Works with regions, SSD and a simulated device, so that everything a panel asks for happens.
+class CtlPrometheus : public CtlExport {
+ protected:
+  void SetUp() override {
+    if (run({"sh", "-c", "command -v prometheus"}).status != 0)
+      GTEST_SKIP() << "prometheus is not installed (scripts/setup.sh monitoring)";
+    CtlExport::SetUp();
+    if (IsSkipped()) return;
+    vmem_shutdown();
+    ASSERT_EQ(vmem_set("device", "sim"), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_set("device_budget", "32MiB"), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
+    worker_ = std::thread([this] { work(); });
+  }
+  void TearDown() override {
+    stop_ = true;
+    if (worker_.joinable()) worker_.join();
+    prometheus_.reset();
+    server_.reset();
+    Ctl::TearDown();
+  }
+  void work() {
+    vmem::region r(96 * kMiB);
+    r.name("weights");
+    auto* at = static_cast<unsigned char*>(r.data());
+    for (size_t i = 0; !stop_; i = (i + 8 * kMiB) % r.size()) {
+      memset(at + i, 1, 4 * kMiB);
+      if (vmem_acquire(at + i, 4 * kMiB, VMEM_WRITE, 0, nullptr) != 0) {
+        ADD_FAILURE() << vmem_last_error();
+        return;
+      }
+      vmem_release(at + i, 4 * kMiB, nullptr);
+      vmem_prefetch(at + (i + 8 * kMiB) % r.size(), 4 * kMiB, VMEM_HOST, nullptr);
+      usleep(2000);
+    }
+  }
+  // Starts it with our config, scraping `target`; its port, or 0.
+  int start_prometheus(int target) {
+    temp_.write("prometheus.yml",
+                "global:\n  scrape_interval: 200ms\n  scrape_timeout: 200ms\nscrape_configs:\n  - job_name: vmem\n"
+                "    static_configs:\n      - targets: [\"127.0.0.1:" +
+                    std::to_string(target) + "\"]\n");
+    const int port = free_port();
+    prometheus_ = std::make_unique<Running>(std::vector<std::string>{
+        "prometheus", "--config.file=" + (temp_ / "prometheus.yml"), "--storage.tsdb.path=" + (temp_ / "data"),
+        "--web.listen-address=127.0.0.1:" + std::to_string(port), "--log.level=error"});
+    for (int i = 0; i < 300; ++i) {
+      if (get(port, "/-/ready").find("Ready") != std::string::npos) return port;
+      usleep(100000);
+    }
+    return 0;
+  }
+  static int free_port() {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    const bool bound = bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                       getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+    close(fd);
+    return bound ? ntohs(address.sin_port) : 0;
+  }
+  static json query(int port, const std::string& expression) {
+    return json::parse(get(port, "/api/v1/query?query=" + url_encoded(expression)), nullptr, false);
+  }
+
+  // At least one series with a number.
+  static bool answered(const json& answer) {
+    if (!answer.is_object() || answer["status"] != "success") return false;
+    const json& result = answer["data"]["result"];
+    return std::any_of(result.begin(), result.end(), [](const json& r) { return r["value"][1] != "NaN"; });
+  }
+
+  std::atomic<bool> stop_{false};
+  std::thread worker_;
+  std::unique_ptr<Running> prometheus_;
+};
+
+TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
+  if (IsSkipped()) return;
+  const int port = start_prometheus(start());
+  ASSERT_NE(port, 0) << prometheus_->finish().err;
+  const json dashboard = json::parse(std::ifstream("docs/monitoring/grafana-dashboard.json"));
+  size_t panels = 0, queries = 0;
+  for (const json& panel : dashboard["panels"]) {
+    ++panels;
+    for (const json& target : panel["targets"]) {
+      ++queries;
+      std::string expression = target["expr"];
+      expression = replaced(replaced(expression, "$__rate_interval", "10s"), "$pid", me());
+      ASSERT_EQ(expression.find('$'), std::string::npos) << expression;
+      json answer;
+      // Rates need two scrapes of what has happened already, ratios something that happened.
+      for (int i = 0; i < 150 && !answered(answer); ++i) {
+        answer = query(port, expression);
+        if (answer.is_object() && answer["status"] == "error") break;
+        if (!answered(answer)) usleep(100000);
+      }
+      ASSERT_TRUE(answer.is_object()) << expression;
+      EXPECT_EQ(answer["status"], "success") << expression << "\n" << answer.dump();
+      EXPECT_TRUE(answered(answer)) << panel["title"] << ": " << expression << "\n" << answer.dump();
+    }
+  }
+  EXPECT_GE(panels, 12u);
+  EXPECT_GE(queries, 20u);
+  // What is scraped is what the process says.
+  stop_ = true;
+  worker_.join();
+  const std::string faults = std::to_string(vmem::stats().faults);
+  json seen;
+  for (int i = 0; i < 150; ++i) {
+    seen = query(port, "vmem_faults_total{pid=\"" + me() + "\"}");
+    if (!seen["data"]["result"].empty() && seen["data"]["result"][0]["value"][1] == faults) break;
+    usleep(100000);
+  }
+  EXPECT_EQ(seen["data"]["result"][0]["value"][1], faults) << seen.dump();
+}
+
+}  // namespace

@@ -1,0 +1,292 @@
+// vmemctl bench: which depth and block size suit this SSD, and this GPU, measured through the library itself beside the
+// disk's own limit, and written down as settings.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <functional>
+
+#include "commands.h"
+#include "common/raw_disk.h"
+#include "core/options.h"
+#include "core/status.h"
+#include "ssd_path.h"
+#include "vmem/vmem.hpp"
+
+namespace vmemctl {
+
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr size_t kPart = 32 * kMiB;  // leased at once for the GPU
+constexpr double kGood = 0.95;       // of the best is as good: the smaller value costs less memory and waits less
+
+char temporary[512];  // removed also when a signal ends the program
+
+void on_signal(int signal) {
+  if (temporary[0] != '\0') unlink(temporary);
+  _exit(128 + signal);
+}
+
+void must(int rc) {
+  if (rc != 0) throw Failure{kFailed, vmem_last_error()};
+}
+
+void set(const char* name, const std::string& value) {
+  must(vmem_set(name, value.c_str()));
+}
+
+struct Row {
+  unsigned depth;
+  size_t block;
+  double host_gbs = 0, random = 0, device_gbs = 0;  // 0: not measured; GB = 1e9 bytes
+};
+
+class Bench {
+ public:
+  Bench(const BenchOptions& options, std::string file, size_t size)
+      : options_(options), file_(std::move(file)), size_(size) {}
+  // Depth first, with large blocks; then the block size at that depth; then the device.
+  void run();
+  const std::vector<Row>& rows() const { return rows_; }
+  double raw_gbs() const { return raw_gbs_; }
+  unsigned depth() const { return depth_; }
+  size_t block() const { return block_; }
+  const std::string& device_words() const { return device_words_; }
+
+ private:
+  double rate(const std::function<size_t()>& step) const;
+  double sequential(size_t block);
+  double random_touches(size_t block);
+  double to_device();
+  void measure_device();
+
+  const BenchOptions& options_;
+  const std::string file_;
+  const size_t size_;
+  std::vector<Row> rows_;
+  double raw_gbs_ = 0;
+  unsigned depth_ = 16;
+  size_t block_ = 2 * kMiB;
+  std::string device_words_ = "not measured";
+};
+
+// Bytes a second of `step` (which returns the bytes it moved), in 1e9, over the time that was asked for.
+double Bench::rate(const std::function<size_t()>& step) const {
+  const double began = rawdisk::now();
+  size_t moved = 0;
+  double took = 0;
+  while (took < options_.seconds) {
+    moved += step();
+    took = rawdisk::now() - began;
+  }
+  return took > 0 ? static_cast<double>(moved) / took / 1e9 : 0;
+}
+
+double Bench::sequential(size_t block) {
+  set("block_size", std::to_string(block));
+  vmem::region r(size_, file_, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+  must(vmem_advise(r.data(), size_, VMEM_ADVISE_SEQUENTIAL, 0));
+  const auto* bytes = static_cast<const volatile unsigned char*>(r.data());
+  size_t at = 0;
+  return rate([&]() -> size_t {
+    if (at == size_) {
+      must(vmem_evict(r.data(), size_, VMEM_SSD));
+      at = 0;
+    }
+    const size_t n = std::min<size_t>(8 * kMiB, size_ - at);
+    for (size_t i = at; i < at + n; i += 4096) (void)bytes[i];
+    at += n;
+    return n;
+  });
+}
+
+// Touches a second, of one thread, anywhere: what a block costs that is wanted for a few bytes only.
+double Bench::random_touches(size_t block) {
+  set("block_size", std::to_string(block));
+  vmem::region r(size_, file_, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+  must(vmem_advise(r.data(), size_, VMEM_ADVISE_RANDOM, 0));
+  const auto* bytes = static_cast<const volatile unsigned char*>(r.data());
+  uint64_t state = 88172645463325252u;
+  size_t since = 0;
+  return 1e9 * rate([&]() -> size_t {
+           state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+           (void)bytes[state % size_];
+           if (++since % (size_ / block) == 0) must(vmem_evict(r.data(), size_, VMEM_SSD));
+           return 1;
+         });
+}
+
+// SSD to GPU in order, one part ahead.
+double Bench::to_device() {
+  vmem::region r(size_, file_, 0, VMEM_MAP_READ);
+  auto* bytes = static_cast<unsigned char*>(r.data());
+  size_t at = 0;
+  return rate([&]() -> size_t {
+    if (at == size_) {
+      must(vmem_evict(r.data(), size_, VMEM_SSD));
+      at = 0;
+    }
+    const size_t n = std::min(kPart, size_ - at);
+    if (at + n < size_) must(vmem_prefetch(bytes + at + n, std::min(kPart, size_ - at - n), 0, nullptr));
+    must(vmem_acquire(bytes + at, n, VMEM_READ, 0, nullptr));
+    must(vmem_release(bytes + at, n, nullptr));
+    at += n;
+    return n;
+  });
+}
+
+void Bench::measure_device() {
+  struct vmem_device_stats stats = {};
+  stats.size = sizeof stats;
+  if (vmem_device_stats(0, &stats) != 0) {
+    device_words_ = vmem_last_error();
+    return;
+  }
+  device_words_ = "measured";
+  double best = 0;
+  std::vector<Row> tried;
+  for (const unsigned depth : {std::max(1u, depth_ / 2), depth_, std::min(1024u, depth_ * 2)}) {
+    set("io_depth", std::to_string(depth));
+    tried.push_back({depth, 2 * kMiB, 0, 0, to_device()});
+    best = std::max(best, tried.back().device_gbs);
+  }
+  for (const Row& row : tried) {
+    if (row.device_gbs >= kGood * best) {
+      depth_ = std::max(depth_, row.depth);
+      break;
+    }
+  }
+  rows_.insert(rows_.end(), tried.begin(), tried.end());
+}
+
+void Bench::run() {
+  set("publish", "off");
+  set("readahead", "64MiB");
+  set("device", options_.device);
+  set("host_budget", std::to_string(std::clamp<size_t>(size_ / 4, 128 * kMiB, 1024 * kMiB)));
+  double best = 0;
+  for (const unsigned depth : {4u, 8u, 16u, 32u, 64u}) {
+    set("io_depth", std::to_string(depth));
+    rows_.push_back({depth, 2 * kMiB, sequential(2 * kMiB)});
+    best = std::max(best, rows_.back().host_gbs);
+  }
+  depth_ = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.host_gbs >= kGood * best; })->depth;
+  set("io_depth", std::to_string(depth_));
+  const size_t first = rows_.size();
+  best = 0;
+  for (size_t block = 256 << 10; block <= 8 * kMiB; block *= 2) {
+    rows_.push_back({depth_, block, sequential(block), random_touches(block)});
+    best = std::max(best, rows_.back().host_gbs);
+  }
+  block_ = std::find_if(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(), [&](const Row& r) {
+             return r.host_gbs >= kGood * best;
+           })->block;
+  measure_device();
+  rawdisk::Plan plan;
+  plan.span = size_;
+  plan.total =
+      std::max<uint64_t>(plan.block, static_cast<uint64_t>(best * 1e9 * options_.seconds) / plan.block * plan.block);
+  plan.depth = depth_;
+  raw_gbs_ = rawdisk::run(file_, plan).read_gbs;
+  vmem_shutdown();
+}
+
+std::string settings_file(const Bench& bench, const BenchOptions& options, const std::string& folder) {
+  char date[32];
+  const time_t now = time(nullptr);
+  tm parts{};
+  strftime(date, sizeof date, "%Y-%m-%d", gmtime_r(&now, &parts));
+  std::string out = std::string("# Settings of libvmem, measured by `vmemctl bench` on ") + date +
+                    ". Source it before the program: . FILE\n";
+  if (!options.path.empty()) out += "export VMEM_SSD_PATH=" + shell_word(folder) + "\n";
+  out += "export VMEM_IO_DEPTH=" + std::to_string(bench.depth()) + "\n";
+  out += "export VMEM_BLOCK_SIZE=" + std::to_string(bench.block()) + "\n";
+  return out;
+}
+
+void write_settings(const std::string& path, const std::string& text, bool force) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (force ? O_TRUNC : O_EXCL), 0644);
+  if (fd < 0) {
+    if (errno == EEXIST) throw Failure{kTaken, path + " is there already; --force writes over it"};
+    throw Failure{errno == EACCES ? kForbidden : kFailed, path + ": " + strerrordesc_np(errno)};
+  }
+  const bool good = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (close(fd) != 0 || !good) throw Failure{kFailed, path + " could not be written"};
+}
+
+void print(const Bench& bench) {
+  printf("%7s %10s %14s %16s %14s\n", "depth", "block", "SSD to host", "random touches", "SSD to GPU");
+  for (const Row& r : bench.rows()) {
+    const auto gbs = [](double v) { return v > 0 ? vmem::core::strprintf("%.2f GB/s", v) : std::string("-"); };
+    printf("%7u %10s %14s %16s %14s\n", r.depth, vmem::core::human_bytes(r.block).c_str(), gbs(r.host_gbs).c_str(),
+           r.random > 0 ? vmem::core::strprintf("%.0f /s", r.random).c_str() : "-", gbs(r.device_gbs).c_str());
+  }
+  printf("the disk alone (io_uring, depth %u): %.2f GB/s\nGPU: %s\n", bench.depth(), bench.raw_gbs(),
+         printable(bench.device_words()).c_str());
+  printf("chosen: io_depth=%u block_size=%s\n", bench.depth(), vmem::core::human_bytes(bench.block()).c_str());
+}
+
+}  // namespace
+
+int bench(const Common& common, const BenchOptions& options) {
+  uint64_t size = 0;
+  if (vmem::core::Status s = vmem::core::parse_bytes(options.size, &size); !s.ok() || size < 64 * kMiB)
+    throw Failure{kUsage, "--size " + printable(options.size) + ": give a size from 64MiB, such as 1GiB"};
+  size = size / (8 * kMiB) * (8 * kMiB);
+  const std::string all = ssd_path(options.path), folder = all.substr(0, all.find(':'));
+  struct statvfs room {};
+  if (statvfs(folder.c_str(), &room) != 0) throw Failure{kAbsent, folder + ": " + strerrordesc_np(errno)};
+  if (!options.output.empty() && !options.force && access(options.output.c_str(), F_OK) == 0)
+    throw Failure{kTaken, options.output + " is there already; --force writes over it"};
+  const uint64_t free_bytes = uint64_t{room.f_bavail} * room.f_frsize;
+  if (free_bytes < 2 * size) {
+    throw Failure{kFailed, folder + " has " + vmem::core::human_bytes(free_bytes) + " free, the test file of " +
+                               vmem::core::human_bytes(size) + " wants twice its size; give a smaller --size"};
+  }
+  snprintf(temporary, sizeof temporary, "%s/vmemctl-bench.XXXXXX", folder.c_str());
+  const int fd = mkstemp(temporary);
+  if (fd < 0) {
+    const int err = errno;
+    temporary[0] = '\0';
+    throw Failure{err == EACCES ? kForbidden : kFailed,
+                  folder + ": " + strerrordesc_np(err) + "; give a folder with --path"};
+  }
+  close(fd);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, on_signal);
+  struct Removed {
+    ~Removed() { unlink(temporary); }
+  } removed;
+  if (std::string wrong = rawdisk::fill(temporary, size, 1); !wrong.empty()) throw Failure{kFailed, wrong};
+  Bench bench(options, temporary, size);
+  bench.run();
+  const std::string text = settings_file(bench, options, all);
+  if (!options.output.empty()) write_settings(options.output, text, options.force);
+  if (!common.json) {
+    print(bench);
+    printf("%s%s", options.output.empty() ? "" : ("written to " + options.output + ":\n").c_str(), text.c_str());
+    return kDone;
+  }
+  Json json;
+  json.object().key("rows").array();
+  for (const Row& r : bench.rows()) {
+    json.object()
+        .field("io_depth", r.depth)
+        .field("block_size", uint64_t{r.block})
+        .field("ssd_to_host_gbs", r.host_gbs);
+    json.field("random_touches", r.random).field("ssd_to_device_gbs", r.device_gbs).end();
+  }
+  json.end().field("disk_gbs", bench.raw_gbs()).field("device", bench.device_words());
+  json.key("chosen").object().field("io_depth", bench.depth()).field("block_size", uint64_t{bench.block()}).end();
+  printf("%s\n", json.field("output", options.output).end().text().c_str());
+  return kDone;
+}
+
+}  // namespace vmemctl

@@ -1,0 +1,138 @@
+#include "common.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace vmemctl {
+
+namespace {
+
+// Length of the well-formed UTF-8 sequence at `at`; 0 when there is none.
+size_t sequence(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(at);
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xc2 && first < 0xe0 ? 2
+                        : first >= 0xe0 && first < 0xf0 ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((byte(at + i) & 0xc0) != 0x80) return 0;
+  }
+  const unsigned second = byte(at + 1);
+  // Overlong forms, surrogates, beyond U+10FFFF; and the C1 controls.
+  if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) || (first == 0xf0 && second < 0x90) ||
+      (first == 0xf4 && second > 0x8f) || (first == 0xc2 && second < 0xa0))
+    return 0;
+  return length;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t n = sequence(text, at);
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (n == 0 || c < 0x20 || c == 0x7f) {
+      out += '?';
+      ++at;
+    } else {
+      out += text.substr(at, n);
+      at += n;
+    }
+  }
+  return out;
+}
+
+std::string bytes(double n) {
+  static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  size_t unit = 0;
+  while (n >= 1024 && unit + 1 < std::size(kUnits)) n /= 1024, ++unit;
+  char text[32];
+  snprintf(text, sizeof text, unit == 0 || n >= 100 || n == std::floor(n) ? "%.0f %s" : "%.1f %s", n, kUnits[unit]);
+  return text;
+}
+
+std::string bytes_per_second(double n) {
+  return bytes(n) + "/s";
+}
+
+std::string duration(double seconds) {
+  char text[48];
+  const auto whole = static_cast<long>(seconds);
+  if (seconds < 60) {
+    snprintf(text, sizeof text, "%.0f s", seconds);
+  } else if (whole < 3600) {
+    snprintf(text, sizeof text, "%ld min %ld s", whole / 60, whole % 60);
+  } else if (whole < 86400) {
+    snprintf(text, sizeof text, "%ld h %ld min", whole / 3600, whole % 3600 / 60);
+  } else {
+    snprintf(text, sizeof text, "%ld d %ld h", whole / 86400, whole % 86400 / 3600);
+  }
+  return text;
+}
+
+std::string column(const std::string& text, size_t width, bool right) {
+  std::string out;
+  size_t columns = 0;
+  for (size_t at = 0; at < text.size() && columns < width; ++columns) {
+    const size_t n = std::max<size_t>(1, sequence(text, at));
+    out += text.substr(at, n);
+    at += n;
+  }
+  const std::string pad(width - columns, ' ');
+  return right ? pad + out : out + pad;
+}
+
+Json& Json::open(char begin, char close) {
+  comma();
+  out_ += begin;
+  closers_ += close;
+  first_ = true;
+  return *this;
+}
+
+Json& Json::end() {
+  out_ += closers_.back();
+  closers_.pop_back();
+  first_ = false;
+  return *this;
+}
+
+Json& Json::key(std::string_view name) {
+  value(name);
+  out_ += ':';
+  after_key_ = true;
+  return *this;
+}
+
+Json& Json::value(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : printable(text)) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return raw(quoted + '"');
+}
+
+Json& Json::value(double d) {
+  if (!std::isfinite(d)) return null();
+  char text[32];
+  snprintf(text, sizeof text, "%.9g", d);
+  return raw(text);
+}
+
+Json& Json::raw(std::string_view text) {
+  comma();
+  out_ += text;
+  first_ = false;
+  return *this;
+}
+
+void Json::comma() {
+  if (!first_ && !after_key_) out_ += ',';
+  after_key_ = false;
+}
+
+}  // namespace vmemctl

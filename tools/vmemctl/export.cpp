@@ -1,0 +1,44 @@
+// vmemctl export: metrics for Prometheus.
+#include <cstdio>
+
+#include "commands.h"
+#include "http.h"
+#include "metrics.h"
+
+namespace vmemctl {
+
+int serve_metrics(const Common& common, const ExportOptions& options) {
+  std::vector<std::string> problems;
+  const auto look = [&] {
+    problems.clear();
+    return find_processes(common, true, 0, &problems);
+  };
+  if (options.once) {
+    const std::vector<Process> now = look();
+    if (common.json) {
+      Json json;
+      json.object().key("processes").array();
+      for (const Process& p : now) write_process(json, p, Rates());
+      printf("%s\n", json.end().end().text().c_str());
+    } else {
+      fputs(metrics(now, options.sysfs).c_str(), stdout);
+    }
+    return kDone;
+  }
+  HttpServer server(options.listen);
+  if (common.json) {
+    Json json;
+    printf("%s\n", json.object().field("listening", server.address()).end().text().c_str());
+  } else {
+    printf("listening on http://%s/metrics\n", server.address().c_str());
+  }
+  fflush(stdout);
+  server.run([&](const std::string& path) -> Answer {
+    if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics(look(), options.sysfs)};
+    if (path == "/") return {200, "text/plain; charset=utf-8", "vmemctl: metrics are at /metrics\n"};
+    return {404, "text/plain; charset=utf-8", "metrics are at /metrics\n"};
+  });
+  return kDone;
+}
+
+}  // namespace vmemctl

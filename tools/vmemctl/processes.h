@@ -1,0 +1,51 @@
+// The processes that use libvmem: finding them, reading what they publish, asking them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "common.h"
+#include "publish/layout.h"
+
+namespace vmemctl {
+
+struct Process {
+  std::string folder, name;  // its publication
+  uid_t owner = 0;
+  vmem::publish::Snapshot now;
+  bool answers = true;  // false: it did not in time, `now` is the last it wrote
+  double age_seconds = 0;
+};
+
+// Those that the caller may see, by pid; root sees everybody's. What dead processes left is removed on the way.
+// refresh: each is asked to write what is true now. pid: 0, or the only one that is wanted. Words about folders and
+// processes that could not be read are added to `problems`.
+std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pid, std::vector<std::string>* problems);
+
+// The one process; fails with kAbsent or kForbidden, and why.
+Process find_process(const Common& common, pid_t pid);
+
+// Asks it. Fails with libvmem's words, or because it does not answer.
+std::string ask(const Process& process, vmem::publish::Ask what, const std::string& name, const std::string& value);
+
+struct Rates {
+  bool known = false;  // false: seen once only
+  double seconds = 0;
+  double faults = 0, ssd_read = 0, ssd_written = 0, to_device = 0, from_device = 0, evictions = 0;  // a second
+};
+Rates rates(const Process& before, const Process& now);
+// The earlier look at the same process, or null.
+const Process* same_process(const std::vector<Process>& before, const Process& now);
+
+// Every field of publish::Stats, once: for JSON and for Prometheus.
+struct Field {
+  const char* name;
+  uint64_t vmem::publish::Stats::*member;
+};
+extern const std::vector<Field> kFields;
+
+void write_process(Json& json, const Process& process, const Rates& rates);
+
+}  // namespace vmemctl

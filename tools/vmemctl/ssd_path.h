@@ -1,0 +1,25 @@
+// Where the SSD tier would be: what --path says, else as the library decides.
+#pragma once
+
+#include <cstdlib>
+#include <string>
+
+namespace vmemctl {
+
+inline std::string ssd_path(const std::string& given) {
+  if (!given.empty()) return given;
+  for (const char* variable : {"VMEM_SSD_PATH", "TMPDIR"}) {
+    const char* value = getenv(variable);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return "/var/tmp";
+}
+
+// As a word of a shell.
+inline std::string shell_word(const std::string& text) {
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}  // namespace vmemctl
