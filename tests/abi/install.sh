@@ -19,6 +19,9 @@ LD_LIBRARY_PATH=$lib "$work/shared" | grep -q no_such_setting
 c++ -x c "$work/app.c" -x none -o "$work/static" $(config --cflags) "$lib/libvmem.a" $(config --static --libs | sed "s/-lvmem\b//")
 "$work/static" | grep -q no_such_setting
 echo "pkg-config: shared and static programs run"
+"$work/root/usr/bin/vmemctl" --version | grep -q '^vmemctl '
+for page in man1/vmemctl.1 man3/libvmem-tier.3 man7/vmem-settings.7; do [ -s "$work/root/usr/share/man/$page" ]; done
+echo "vmemctl runs, its manual pages are there"
 command -v cmake >/dev/null || { echo "CMake is not installed: its package was not tried"; exit 0; }
 cat >"$work/CMakeLists.txt" <<'C'
 cmake_minimum_required(VERSION 3.16)
