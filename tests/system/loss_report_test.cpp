@@ -34,6 +34,12 @@ class LossReport : public SystemTest {
     SystemTest::TearDown();
   }
   static SimDevices& sim() { return *vmem::device::current_sim(); }
+  // Leases the range and waits until its blocks have arrived: an acquire returns when their copies are issued, and a
+  // device that is lost meanwhile finds them on their way. Advice waits for every block that moves.
+  static void lease(std::byte* at, size_t size, unsigned access, void* stream) {
+    ASSERT_EQ(vmem_acquire(at, size, access, 0, stream), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_advise(at, size, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
+  }
   // A kernel that loads a word without anybody having leased it.
   static void touch(void* stream, const std::byte* at) {
     ASSERT_TRUE(sim().launch(stream, [at](SimKernel& k) { k.at(at, 8, false); }).ok());
@@ -81,10 +87,9 @@ TEST_F(LossReport, NamesLiveLeasesRegionsAndTheRangesThatWereAbsent) {
   memset(w, 1, 12 * kMiB);
   weights.evict();
   void* stream = sim().create_stream(0);
-  ASSERT_EQ(vmem_acquire(w, 4 * kMiB, VMEM_READ, 0, stream), 0) << vmem_last_error();
-  ASSERT_EQ(vmem_acquire(w, 2 * kMiB, VMEM_READ, 0, stream), 0) << vmem_last_error();
+  lease(w, 4 * kMiB, VMEM_READ, stream);
+  lease(w, 2 * kMiB, VMEM_READ, stream);
   touch(stream, w + 8 * kMiB);
-  EXPECT_EQ(debug_lines().size(), 0u) << "libvmem has not seen it yet";
   EXPECT_EQ(vmem_acquire(w, 2 * kMiB, VMEM_READ, 0, stream), -EIO);
   EXPECT_TRUE(says({"device 0 is lost", "error 700", "2 regions", "4 MiB leased"})) << everything();
   EXPECT_TRUE(says({"region weights #", "16 MiB"})) << everything();
@@ -109,7 +114,7 @@ TEST_F(LossReport, AReleaseSeesTheLossToo) {
   vmem::region r(8 * kMiB);
   auto* at = static_cast<std::byte*>(r.data());
   void* stream = sim().create_stream(0);
-  ASSERT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_WRITE, 0, stream), 0) << vmem_last_error();
+  lease(at, 2 * kMiB, VMEM_WRITE, stream);
   touch(stream, at + 4 * kMiB);
   ASSERT_EQ(vmem_release(at, 2 * kMiB, stream), 0) << vmem_last_error();
   EXPECT_TRUE(says({"leased:", "offset 0 bytes, 2 MiB", "WRITE"})) << everything();
@@ -122,7 +127,7 @@ TEST_F(LossReport, IsSilentWithoutTheSetting) {
   vmem::region r(8 * kMiB);
   auto* at = static_cast<std::byte*>(r.data());
   void* stream = sim().create_stream(0);
-  ASSERT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_READ, 0, stream), 0) << vmem_last_error();
+  lease(at, 2 * kMiB, VMEM_READ, stream);
   touch(stream, at + 4 * kMiB);
   EXPECT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_READ, 0, stream), -EIO);
   EXPECT_EQ(debug_lines().size(), 0u) << everything();
@@ -137,7 +142,7 @@ TEST_F(LossReport, ManyScatteredRangesAreCutShortAndCounted) {
   auto* at = static_cast<std::byte*>(r.data());
   for (size_t i = 0; i < r.size(); i += 4 * kMiB) at[i] = std::byte{1};  // every other block
   void* stream = sim().create_stream(0);
-  ASSERT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_READ, 0, stream), 0) << vmem_last_error();
+  lease(at, 2 * kMiB, VMEM_READ, stream);
   touch(stream, at + 4 * kMiB);
   EXPECT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_READ, 0, stream), -EIO);
   EXPECT_TRUE(says({"more ranges absent"})) << everything();

@@ -98,8 +98,15 @@ TEST_F(Publication, IsReadableByItsUserAloneAndTellsWhatVmemStatsTells) {
     EXPECT_EQ(s.st_mode & 0777, 0600u) << file;
     EXPECT_EQ(s.st_uid, geteuid());
   }
-  ASSERT_EQ(ask(at, publish::Ask::refresh).code, 0);
-  const publish::Snapshot seen = read(at);
+  // A fault's time is counted when its toucher runs already.
+  publish::Snapshot seen;
+  uint64_t faults = 0;
+  for (int i = 0; i < 1000 && faults < 4; ++i) {
+    ASSERT_EQ(ask(at, publish::Ask::refresh).code, 0);
+    seen = read(at);
+    faults = 0;
+    for (const uint64_t n : seen.header.fault.count) faults += n;
+  }
   EXPECT_EQ(seen.header.pid, static_cast<uint32_t>(getpid()));
   EXPECT_EQ(seen.header.regions_total, 1u);
   ASSERT_EQ(seen.regions.size(), 1u);
@@ -109,9 +116,7 @@ TEST_F(Publication, IsReadableByItsUserAloneAndTellsWhatVmemStatsTells) {
   const auto stats = vmem::stats();
   EXPECT_EQ(seen.header.stats.faults, stats.faults);
   EXPECT_EQ(seen.header.stats.host_bytes, stats.host_bytes);
-  uint64_t faults = 0;
-  for (const uint64_t n : seen.header.fault.count) faults += n;
-  EXPECT_GE(faults, 4u);
+  EXPECT_EQ(faults, stats.faults);
   EXPECT_EQ(seen.header.fault.sum_ns, stats.fault_ns_total);
 }
 
