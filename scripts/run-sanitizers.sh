@@ -17,17 +17,28 @@ mkdir -p "$base"
 # kernel permits switching it off (some containers do not; there it may still be lucky).
 without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
 
+# build NAME [WRAP..]: to the end, or what a build before it left.
+build() {
+  local sanitizer=thread; [ "$1" = tsan ] || sanitizer=address,undefined
+  "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer CUDA=no CXXFLAGS="-O1 -g1" sanitized-tests >"$base/$1.build.log" 2>&1
+}
+
 for name in "$@"; do
-  case $name in
-    asan) sanitizer=address,undefined wrap='' ;;
-    tsan) sanitizer=thread wrap=$(without_aslr) ;;
-    *) echo "run-sanitizers: no sanitizer '$name'; there are asan and tsan" >&2; exit 2 ;;
-  esac
+  case $name in asan | tsan) ;; *) echo "run-sanitizers: no sanitizer '$name'; there are asan and tsan" >&2; exit 2 ;; esac
+done
+ahead=''
+while [ $# -gt 0 ]; do
+  name=$1; shift
+  wrap=''; [ "$name" != tsan ] || wrap=$(without_aslr)
   echo "==== $name"
   build=$base/$name log=$base/$name.log
-  if ! make -j"$jobs" BUILD="$build" SAN=$sanitizer CUDA=no CXXFLAGS="-O1 -g1" sanitized-tests >"$log" 2>&1; then
-    tail -40 "$log"; echo "FAIL $name: the build failed"; failed=$((failed + 1)); continue
+  [ -z "$ahead" ] || wait "$ahead"
+  if ! build "$name"; then
+    tail -40 "$base/$name.build.log"; echo "FAIL $name: the build failed"; failed=$((failed + 1)); continue
   fi
+  # The tests leave a core idle half of the time: the next build takes it.
+  ahead=''
+  [ $# = 0 ] || { build "$1" nice -n 10 & ahead=$!; }
   # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md.
   BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-600} VMEM_SANITIZER=$name \
     ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \
