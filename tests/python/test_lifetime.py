@@ -2,6 +2,7 @@
 import errno
 import gc
 import pickle
+import threading
 import weakref
 
 import numpy as np
@@ -155,6 +156,38 @@ lease = region.acquire(location=vmem.HOST if {device == "none"} else 0)
     ended = python(code)
     assert ended.returncode == 0 and "looked" in ended.stdout, ended.stderr
     assert "Error" not in ended.stderr
+
+
+def test_threads_that_free_and_look_at_one_region_get_an_array_or_an_error(host):
+    wrong = []
+
+    def look(region):
+        for _ in range(50):
+            try:
+                a = region.numpy("uint64")
+                a[5] += 1  # its memory is there as long as it is
+            except vmem.Error as e:
+                if e.errno != errno.EINVAL:
+                    wrong.append(e)
+
+    def free(region):
+        while not region.closed:
+            try:
+                region.free()
+            except vmem.Error as e:
+                if e.errno != errno.EBUSY:
+                    wrong.append(e)
+
+    for _ in range(20):
+        region = vmem.alloc(64 << 10, host_only=True)
+        threads = [threading.Thread(target=work, args=(region,)) for work in (look, look, look)]
+        for t in threads:
+            t.start()
+        free(region)
+        for t in threads:
+            t.join()
+        assert not wrong, wrong
+    assert regions() == 0
 
 
 def test_changes_of_a_shared_file_reach_it_at_exit(make_file):
