@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import errno
 import os
+import re
 
 import pytest
 
 import vmem
+from vmem import _lib
 from conftest import python
 
 
@@ -72,3 +75,24 @@ def test_another_library_of_that_name_is_not_taken(make_file):
     assert ended.returncode != 0 and "is not libvmem" in ended.stderr
     ended = python("import vmem", VMEM_LIBRARY=make_file(b"no library", "libvmem.so"))
     assert ended.returncode != 0 and "libvmem.so" in ended.stderr
+
+
+def test_structs_calls_and_numbers_are_those_of_the_header():
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(top, "include", "vmem", "vmem.h"), encoding="utf-8") as f:
+        header = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.S)
+    structs = {"vmem_range": _lib.RangeStruct, "vmem_residency": _lib.ResidencyStruct, "vmem_stats": _lib.StatsStruct}
+    structs["vmem_device_stats"] = _lib.DeviceStatsStruct
+    for name, struct in structs.items():
+        body = re.search(r"struct " + name + r" \{(.*?)\};", header, re.S)[1]
+        fields = [re.findall(r"\w+", part)[-1] for part in re.split(r"[,;]", body) if part.strip()]
+        assert [f for f, _ in struct._fields_] == fields, name
+    assert [f.name for f in dataclasses.fields(vmem.Stats)] == [f for f, _ in _lib.StatsStruct._fields_[1:]]
+    assert [f.name for f in dataclasses.fields(vmem.DeviceStats)] == [f for f, _ in _lib.DeviceStatsStruct._fields_[1:]]
+    assert vmem.Residency._fields == tuple(f for f, _ in _lib.ResidencyStruct._fields_[1:])
+    advice = dict(re.findall(r"VMEM_ADVISE_(\w+) = (\d+)", header))
+    assert {a.name: a.value for a in vmem.Advice} == {n: int(v) for n, v in advice.items()}
+    for name, value in re.findall(r"#define VMEM_(\w+) \(?(-?\w+?)u?\)?\s", header):
+        mine = getattr(vmem, name, None) or getattr(_lib, "FLAG_" + name, None)
+        if mine is not None:
+            assert mine == int(value, 0), name
