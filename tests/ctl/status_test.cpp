@@ -1,4 +1,6 @@
 // vmemctl status, top and tune: what they show of a process that runs, what they change, what they refuse.
+#include <termios.h>
+
 #include <thread>
 
 #include "support.h"
@@ -231,6 +233,41 @@ TEST_F(Ctl, TopPrintsOneFrameWithoutATerminalAndRefusesToBeLiveThere) {
   const Ran live = ctl({"top"});
   EXPECT_EQ(live.status, 2);
   EXPECT_NE(live.err.find("needs a terminal"), std::string::npos) << live.err;
+}
+
+TEST_F(Ctl, TopDrawsOnATerminalUntilQAndLeavesItAsItWas) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
+  r.name("weights");
+  const int screen = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_GE(screen, 0);
+  ASSERT_EQ(grantpt(screen), 0);
+  ASSERT_EQ(unlockpt(screen), 0);
+  const std::string terminal = ptsname(screen);
+  const int keeps_it_open = open(terminal.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  termios before{}, after{};
+  ASSERT_EQ(tcgetattr(keeps_it_open, &before), 0);
+  Running top({"sh", "-c", tool() + " --folder " + folder() + " top <" + terminal + " >" + terminal});
+  std::string seen;
+  char buffer[4096];
+  while (seen.find("weights") == std::string::npos) {
+    const ssize_t n = read(screen, buffer, sizeof buffer);
+    ASSERT_GT(n, 0) << seen;
+    seen.append(buffer, static_cast<size_t>(n));
+  }
+  EXPECT_NE(seen.find("\033[?1049h"), std::string::npos) << "the other screen";
+  EXPECT_NE(seen.find("q quits"), std::string::npos);
+  ASSERT_EQ(write(screen, "q", 1), 1);
+  EXPECT_EQ(top.finish().status, 0);
+  while (seen.find("\033[?1049l") == std::string::npos) {
+    const ssize_t n = read(screen, buffer, sizeof buffer);
+    ASSERT_GT(n, 0);
+    seen.append(buffer, static_cast<size_t>(n));
+  }
+  ASSERT_EQ(tcgetattr(keeps_it_open, &after), 0);
+  EXPECT_EQ(after.c_lflag, before.c_lflag);
+  close(keeps_it_open);
+  close(screen);
 }
 
 TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {
