@@ -1,6 +1,7 @@
 #!/bin/bash
 # The module in a virtual machine: every test program of tests/kmod, the trap's contract suite over it, and the library's
-# system and stress tests on it (blocks of 64 KiB where the size does not matter; VMEM_VM_FULL=1 runs them all).
+# system and stress tests on it (not on 6.1, and with blocks of 64 KiB where the size does not matter; VMEM_VM_FULL=1 runs
+# them all).
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
 # KMOD_FUZZ_CALLS (10,000) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them a million calls
 # and ten minutes on the debug kernel, which then takes most of an hour.
@@ -19,7 +20,7 @@ for program in "$build"/tests/kmod/*_test; do
   programs+=(-- "$program")
 done
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*Trap*/kmod')
-if [ "$label" != numa ]; then
+if [ "$label" != numa ] && { [ "$label" != 6.1 ] || [ -n "${VMEM_VM_FULL:-}" ]; }; then
   filter=(--gtest_filter=Module*:Api.*:Leases.*:FilesMore.*:Paging.*copy_64k-*RandomWritesBySeveral*)
   [ -z "${VMEM_VM_FULL:-}" ] || filter=()
   [ -x "$build/tests/system_tests" ] && programs+=(-- "$build/tests/system_tests" ${filter[@]+"${filter[@]}"})

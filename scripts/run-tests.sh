@@ -95,8 +95,7 @@ run_suite() {
   esac
   case $suite in
     system | abi | unit | stress | ctl | python) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
-    vm) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
-    kmod) mapfile -t scripts < <(scripts_of "$suite"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
+    vm | kmod) mapfile -t scripts < <(scripts_of "$suite"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac
   rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")
   all_passed=$((all_passed + suite_passed)) all_failed=$((all_failed + suite_failed)) all_skipped=$((all_skipped + suite_skipped))

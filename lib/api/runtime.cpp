@@ -316,7 +316,12 @@ Status Runtime::set_locked(std::string_view name, std::string_view value) {
   }
   if (Status s = options_.set(name, value); !s.ok()) return s;
   Status s = apply(info->id);
-  if (!s.ok() && was_set) options_.set(name, before).ignore();  // it was accepted before
+  if (s.ok()) return s;
+  if (was_set) {
+    options_.set(name, before).ignore();  // it was accepted before
+  } else {
+    options_.unset(info->id);
+  }
   return s;
 }
 

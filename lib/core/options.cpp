@@ -183,11 +183,12 @@ Status parse_bytes(std::string_view text, uint64_t* out) {
 }
 
 Options::Options() : values_(static_cast<size_t>(Option::count_)) {
-  for (const OptionInfo& info : kTable) {
-    Value& value = values_[static_cast<size_t>(info.id)];
-    value.number = default_number(info.id);
-    value.text = default_choice(info.id);
-  }
+  for (const OptionInfo& info : kTable) unset(info.id);
+}
+
+void Options::unset(Option id) {
+  std::lock_guard lock(mutex_);
+  values_[static_cast<size_t>(id)] = {false, default_number(id), default_choice(id)};
 }
 
 Status Options::set(std::string_view name, std::string_view value) {

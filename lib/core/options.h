@@ -70,6 +70,8 @@ class Options {
   Status load_environment();
 
   bool is_set(Option id) const;
+  // As if it had never been set.
+  void unset(Option id);
   uint64_t number(Option id) const;   // bytes, number, boolean (0/1)
   std::string text(Option id) const;  // choice, text; also the canonical form of the others
 

@@ -85,7 +85,7 @@ while [ $# -gt 0 ]; do
   while [ $# -gt 0 ] && [ "$1" != -- ]; do words+=("$1"); shift; done
   [ ${#words[@]} -gt 0 ] || die "an empty program between two --"
   name=${words[0]##*/} gtest=''
-  if [ -f "${words[0]}" ]; then programs+=("${words[0]}"); ! grep -q gtest_output "${words[0]}" || gtest=1; words[0]=$name
+  if [ -f "${words[0]}" ]; then programs+=("${words[0]}"); ! grep -q gtest_output "${words[0]}" || gtest=1; words[0]=/bin/$name
   elif [[ ${words[0]} == */* ]]; then die "no such program: ${words[0]}"; fi
   for container in "${containers[@]}"; do
     for user in "${users[@]}"; do

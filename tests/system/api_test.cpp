@@ -111,6 +111,26 @@ TEST_F(Api, BudgetBelowFourBlocksIsRefusedWithTheNumbers) {
   expect_words("64 MiB");
 }
 
+TEST_F(Api, ARefusedValueLeavesTheSettingAsItWas) {
+  ASSERT_EQ(vmem_set("device", "sim"), 0);
+  configure({});
+  {
+    vmem::region region(4 << 20);
+    ASSERT_EQ(vmem_acquire(region.data(), region.size(), VMEM_READ, 0, nullptr), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_release(region.data(), region.size(), nullptr), 0) << vmem_last_error();
+    char before[64], after[64];
+    ASSERT_EQ(vmem_get("device_budget", before, sizeof before), 0);
+    EXPECT_EQ(vmem_set("device_budget", "1024T"), -ENOMEM) << "no device has that much";
+    ASSERT_EQ(vmem_get("device_budget", after, sizeof after), 0);
+    EXPECT_STREQ(before, after);
+    EXPECT_EQ(vmem_set("device_budget", "1024TX"), -EINVAL);
+    ASSERT_EQ(vmem_get("device_budget", after, sizeof after), 0);
+    EXPECT_STREQ(before, after);
+  }
+  vmem_shutdown();
+  ASSERT_EQ(vmem_set("device", "auto"), 0);
+}
+
 TEST_F(Api, ABudgetBelowLiveLeasesIsRefused) {
   vmem::region region(32 << 20, VMEM_HOST_ONLY);
   vmem::lease lease(region.data(), 32 << 20, VMEM_READ);
