@@ -22,6 +22,7 @@ done
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*Trap*/kmod')
 if [ "$label" != numa ] && { [ "$label" != 6.1 ] || [ -n "${VMEM_VM_FULL:-}" ]; }; then
   filter=(--gtest_filter=Module*:Api.*:Leases.*:FilesMore.*:Paging.*copy_64k-*RandomWritesBySeveral*)
+  [ "$label" != debug ] || filter=(--gtest_filter=Module*:Paging.EveryWord*copy_64k)
   [ -z "${VMEM_VM_FULL:-}" ] || filter=()
   [ -x "$build/tests/system_tests" ] && programs+=(-- "$build/tests/system_tests" ${filter[@]+"${filter[@]}"})
   [ -x "$build/tests/stress/stress" ] && programs+=(-- "$build/tests/stress/stress" --seconds 5 --bytes 48MiB --budget 24MiB --threads 4)
