@@ -19,6 +19,23 @@ LD_LIBRARY_PATH=$lib "$work/shared" | grep -q no_such_setting
 c++ -x c "$work/app.c" -x none -o "$work/static" $(config --cflags) "$lib/libvmem.a" $(config --static --libs | sed "s/-lvmem\b//")
 "$work/static" | grep -q no_such_setting
 echo "pkg-config: shared and static programs run"
+cat >"$work/pool.cpp" <<'C'
+#include <cstdio>
+#include <vmem/pool.hpp>
+int main() {
+  vmem::pool pool;
+  try {
+    (void)pool.allocate(size_t{1} << 62);
+  } catch (const std::bad_alloc& e) {
+    return std::puts(e.what()) < 0;
+  }
+  return 1;
+}
+C
+# shellcheck disable=SC2046
+c++ -std=c++20 "$work/pool.cpp" -o "$work/pool" $(config --cflags --libs)
+LD_LIBRARY_PATH=$lib "$work/pool" | grep -q '^vmem::pool: 4611686018427387904 bytes'
+echo "a program with vmem::pool runs"
 "$work/root/usr/bin/vmemctl" --version | grep -q '^vmemctl '
 for page in man1/vmemctl.1 man3/libvmem-tier.3 man7/vmem-settings.7; do [ -s "$work/root/usr/share/man/$page" ]; done
 echo "vmemctl runs, its manual pages are there"

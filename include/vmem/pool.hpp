@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Small allocations: vmem::pool, a std::pmr::memory_resource over regions. Header-only, over <vmem/vmem.h>.
+ *
+ *   vmem::pool pool({.region_bytes = 1 << 30});
+ *   std::pmr::vector<double> numbers(&pool);
+ *
+ * Granularity. An allocation takes whole granules of 4 KiB and begins at one: 1 byte costs 4 KiB. It suits buffers,
+ * vectors, values of a cache. For objects smaller than about a granule (nodes of maps and lists) put a standard pool on
+ * top, which cuts what it takes from this one into objects:
+ *
+ *   std::pmr::unsynchronized_pool_resource small(&pool);   // synchronized_pool_resource for several threads
+ *   std::pmr::map<std::uint64_t, std::pmr::string> map(&small);
+ *
+ * Blocks. libvmem moves blocks (setting block_size, read when a region is made), not granules: neighbours in a block
+ * come and go together, so small blocks suit small values used at random. Leases act on blocks too: what is leased on a
+ * device should be allocated with an alignment of the block size, and so should its neighbours.
+ *
+ * Book-keeping lies in ordinary memory (12 bytes a granule of the regions that are shared, when a region is made):
+ * allocating and freeing touch no byte of a region, so they cause no fault and no I/O.
+ *
+ * Contents of new memory are indeterminate. Freed memory keeps its bytes, and libvmem may write them to the SSD, until
+ * they are used again or trim() says that they are dead.
+ *
+ * Threads: every call is thread-safe, under one lock. Allocating and freeing take a bounded number of steps in each
+ * shared region and block only where a comment says so. Not from signal handlers, nor from a forked child. Not behind
+ * malloc or operator new: libvmem itself uses those while it serves a fault.
+ *
+ * Lifetime: memory lives until it is deallocated or the pool ends, which must be before vmem_shutdown().
+ */
+#ifndef VMEM_POOL_HPP
+#define VMEM_POOL_HPP
+
+#include <algorithm>
+#include <bit>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <memory_resource>
+#include <mutex>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "vmem/pool_granules.hpp"
+#include "vmem/vmem.hpp"
+
+namespace vmem {
+
+/* An allocation that failed; what() says why, with the numbers. */
+class pool_error : public std::bad_alloc {
+ public:
+  __attribute__((format(printf, 2, 3))) explicit pool_error(const char* format, ...) noexcept {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(words_, sizeof words_, format, arguments);
+    va_end(arguments);
+  }
+  const char* what() const noexcept override { return words_; }
+
+ private:
+  char words_[400];
+};
+
+struct pool_options {
+  /* Bytes of the regions that allocations share, rounded up to 2 MiB; at most 2 TiB. Larger allocations get a region of
+   * their own, which deallocation frees. Address space only: what is never touched costs nothing. */
+  std::size_t region_bytes = std::size_t{256} << 20;
+  /* Each further region is twice as large as the one before, up to this many bytes; 0: all are of region_bytes. */
+  std::size_t region_limit_bytes = 0;
+  /* All regions together; beyond it allocations fail. libvmem finds out at a touch, by SIGBUS, that budget and SSD are
+   * full: a limit below host_budget + ssd_budget makes it a pool_error at the allocation instead. */
+  std::size_t limit_bytes = SIZE_MAX;
+  /* Of vmem_alloc: 0 or VMEM_HOST_ONLY. */
+  unsigned flags = 0;
+  /* Regions are named so, with a number. */
+  std::string name = "pool";
+  /*
+   * Called when deallocate() is given what it cannot free: a pointer that is not this pool's, one inside an allocation,
+   * a second time the same, or another size than was allocated. Nothing is freed then. `words` says which, with the
+   * numbers. On the thread that called, without a lock; must not throw. nullptr: the words go to stderr and the program
+   * aborts, as with free(): by then something is written to that others own.
+   */
+  void (*on_misuse)(const char* words, void* user) = nullptr;
+  void* misuse_user = nullptr;
+};
+
+struct pool_stats {
+  std::size_t in_use_bytes;       /* of live allocations, in whole granules */
+  std::size_t reserved_bytes;     /* of all regions: in use or free */
+  std::size_t largest_free_bytes; /* the largest allocation that needs no new region */
+  std::size_t allocations;        /* live */
+  std::size_t regions;            /* shared, and those of one allocation */
+  std::size_t own_regions;        /* .. of one allocation */
+  std::size_t misuses;            /* calls of on_misuse so far */
+  double fragmentation; /* share of the free bytes of shared regions outside their region's largest free run */
+};
+
+class pool final : public std::pmr::memory_resource {
+ public:
+  static constexpr std::size_t granule_bytes = 4096;
+
+  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be. */
+  explicit pool(pool_options options = {}) : options_(std::move(options)) {
+    const std::size_t most = detail::granule_map::max_count / 2 * granule_bytes;
+    if (options_.region_limit_bytes == 0) options_.region_limit_bytes = options_.region_bytes;
+    if (options_.region_bytes == 0 || options_.region_limit_bytes > most ||
+        options_.region_limit_bytes < options_.region_bytes) {
+      throw error(-EINVAL, "vmem::pool: region_bytes " + std::to_string(options_.region_bytes) +
+                               ", region_limit_bytes " + std::to_string(options_.region_limit_bytes) +
+                               ": accepted are 1 to " + std::to_string(most) + ", the limit not below the first");
+    }
+    options_.region_bytes = round_up(options_.region_bytes, region_align);
+    options_.region_limit_bytes = round_up(options_.region_limit_bytes, region_align);
+    if ((options_.flags & ~VMEM_HOST_ONLY) != 0)
+      throw error(-EINVAL, "vmem::pool: flags " + std::to_string(options_.flags) + "; 0 or VMEM_HOST_ONLY");
+    next_region_bytes_ = options_.region_bytes;
+  }
+  pool(const pool&) = delete;
+  pool& operator=(const pool&) = delete;
+  /* Frees every region, whatever is still allocated. Regions with live leases stay, without an owner: see release(). */
+  ~pool() override { free_regions(true); }
+
+  /*
+   * Frees every region, whatever is still allocated, for the pool to begin anew. Throws vmem::error (EBUSY) when
+   * regions have live leases: those stay, with what is allocated in them. Waits for I/O under way; so do other calls
+   * meanwhile.
+   */
+  void release() {
+    const std::lock_guard lock(mutex_);
+    const freed result = free_regions(true);
+    if (result.failure != 0 || result.leased) throw error(result.failure != 0 ? result.failure : -EBUSY);
+  }
+
+  /*
+   * Frees the regions in which nothing is allocated and tells libvmem that the free bytes of the others are dead
+   * (VMEM_ADVISE_DONT_NEED on each free run: memory and SSD of the blocks wholly inside come free, blocks under a lease
+   * excepted). Returns the bytes of the regions it freed. Waits for I/O under way; other calls on the pool wait for it.
+   * Throws vmem::error, after the rest, when libvmem refused something for another reason than a lease.
+   */
+  std::size_t trim() {
+    const std::lock_guard lock(mutex_);
+    freed result = free_regions(false);
+    const auto dead = [&](std::uintptr_t address, std::size_t bytes) {
+      result.note(vmem_advise(reinterpret_cast<const void*>(address), bytes, VMEM_ADVISE_DONT_NEED, VMEM_HOST));
+    };
+    for (const auto& entry : regions_) {
+      const std::uintptr_t base = entry.first;
+      const region_record& r = entry.second;
+      if (r.map != nullptr) {
+        r.map->for_each_free(
+            [&](std::size_t begin, std::size_t length) { dead(base + begin * granule_bytes, length * granule_bytes); });
+      } else if (r.own_granules == 0) {
+        dead(base, r.bytes);
+      }
+    }
+    if (result.failure != 0) throw error(result.failure);
+    return result.bytes;
+  }
+
+  pool_stats stats() const {
+    const std::lock_guard lock(mutex_);
+    pool_stats s = {
+        in_use_granules_ * granule_bytes, reserved_bytes_, 0, allocations_, regions_.size(), 0, misuses_, 0};
+    std::size_t free = 0, in_largest = 0;
+    for (const auto& [address, r] : regions_) {
+      if (r.map == nullptr) {
+        ++s.own_regions;
+        continue;
+      }
+      const std::size_t largest = r.map->largest_free() * granule_bytes;
+      s.largest_free_bytes = std::max(s.largest_free_bytes, largest);
+      in_largest += largest;
+      free += r.map->free_count() * granule_bytes;
+    }
+    if (free != 0) s.fragmentation = 1 - static_cast<double>(in_largest) / static_cast<double>(free);
+    return s;
+  }
+
+  /* Whether p points into one of the pool's regions, allocated or free. */
+  bool owns(const void* p) const {
+    const std::lock_guard lock(mutex_);
+    return find(regions_, p) != regions_.end();
+  }
+
+ private:
+  /* Regions begin at multiples of it. */
+  static constexpr std::size_t region_align = std::size_t{2} << 20;
+
+  struct region_record {
+    std::size_t bytes;
+    std::unique_ptr<detail::granule_map> map;  // null: of one allocation
+    std::size_t own_granules;                  // .. of so many; 0 when it was deallocated under a lease
+    std::size_t own_begin;                     // .. from this granule on
+  };
+  using region_table = std::map<std::uintptr_t, region_record>;
+  struct freed {
+    std::size_t bytes = 0;
+    int failure = 0;  // the first other than a lease
+    bool leased = false;
+    void note(int rc) {
+      if (rc == -EBUSY) {
+        leased = true;
+      } else if (failure == 0) {
+        failure = rc;
+      }
+    }
+  };
+
+  static std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+  /*
+   * Throws pool_error: no region could be made, the limit is reached, or the numbers cannot be. 0 bytes take a granule.
+   * Regions are tried in the order of their making, so that the young ones run empty. Making one holds the lock.
+   */
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    if (!std::has_single_bit(alignment)) {
+      throw pool_error("vmem::pool: alignment %zu for %zu bytes is no power of two", alignment, bytes);
+    }
+    if (bytes > SIZE_MAX / 4 || alignment > SIZE_MAX / 4) {
+      throw pool_error("vmem::pool: %zu bytes aligned to %zu: more than there are addresses", bytes, alignment);
+    }
+    const std::size_t granules = std::max<std::size_t>((bytes + granule_bytes - 1) / granule_bytes, 1);
+    const std::size_t align = std::max(alignment, granule_bytes);
+    // What a region must have so that the allocation fits wherever it begins.
+    const std::size_t needed = granules * granule_bytes + (align > region_align ? align - region_align : 0);
+    const std::lock_guard lock(mutex_);
+    if (needed > options_.region_bytes) return allocate_own(bytes, granules, align, needed);
+    for (const region_table::value_type* entry : shared_) {
+      if (void* p = take(*entry, granules, align); p != nullptr) return p;
+    }
+    return take(add_shared(bytes, needed), granules, align);
+  }
+
+  /* Frees a region of its own with the allocation; waits then for I/O on it, without the lock. */
+  void do_deallocate(void* p, std::size_t bytes, std::size_t) override {
+    char words[400];
+    region_table::node_type own;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = find(regions_, p);
+      if (give(found, p, bytes, words, sizeof words)) {
+        if (found->second.map != nullptr) return;
+        own = regions_.extract(found);
+      } else {
+        ++misuses_;
+      }
+    }
+    if (own.empty()) {
+      misuse(words);
+      return;
+    }
+    const int rc = vmem_free(reinterpret_cast<void*>(own.key()));
+    const std::lock_guard lock(mutex_);
+    if (rc == 0) {
+      reserved_bytes_ -= own.mapped().bytes;
+    } else {
+      regions_.insert(std::move(own));  // leased: trim() tries again
+    }
+  }
+
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
+
+  /* What follows is called with mutex_ held. */
+
+  /* The region that p points into. */
+  template <typename Table>
+  static auto find(Table& table, const void* p) -> decltype(table.begin()) {
+    const auto address = reinterpret_cast<std::uintptr_t>(p);
+    auto it = table.upper_bound(address);
+    if (it == table.begin()) return table.end();
+    --it;
+    return address - it->first < it->second.bytes ? it : table.end();
+  }
+
+  /* nullptr: the region has no room for it. */
+  void* take(const region_table::value_type& entry, std::size_t granules, std::size_t align) {
+    const auto& [address, r] = entry;
+    const std::size_t phase = round_up(address, align) - address;
+    const auto begin =
+        r.map->take(static_cast<detail::granule_map::index>(granules), align / granule_bytes, phase / granule_bytes);
+    if (begin == detail::granule_map::none) return nullptr;
+    return taken(address + begin * granule_bytes, granules);
+  }
+  void* taken(std::uintptr_t address, std::size_t granules) {
+    in_use_granules_ += granules;
+    ++allocations_;
+    return reinterpret_cast<void*>(address);
+  }
+
+  /* false: it is none of the pool's allocations, and why. */
+  bool give(region_table::iterator found, const void* p, std::size_t bytes, char* words, std::size_t size) {
+    const std::size_t granules = std::max<std::size_t>(bytes / granule_bytes + (bytes % granule_bytes != 0), 1);
+    if (found == regions_.end()) {
+      std::snprintf(words, size, "vmem::pool: deallocate(%p, %zu): the address is in none of the %zu regions of \"%s\"",
+                    p, bytes, regions_.size(), options_.name.c_str());
+      return false;
+    }
+    auto& [address, r] = *found;
+    const std::size_t offset = reinterpret_cast<std::uintptr_t>(p) - address, at = offset / granule_bytes;
+    const std::size_t length = r.map != nullptr    ? r.map->used_at(static_cast<detail::granule_map::index>(at))
+                               : at == r.own_begin ? r.own_granules
+                                                   : 0;
+    if (offset % granule_bytes == 0 && length == granules) {
+      in_use_granules_ -= granules;
+      --allocations_;
+      if (r.map != nullptr) {
+        r.map->give(static_cast<detail::granule_map::index>(at));
+      } else {
+        r.own_granules = 0;
+      }
+      return true;
+    }
+    const detail::granule_map::run run = r.map != nullptr ? r.map->run_of(static_cast<detail::granule_map::index>(at))
+                                                          : detail::granule_map::run{0, 0, r.own_granules != 0};
+    const std::size_t begin = r.map != nullptr ? run.begin : r.own_begin;
+    if (!run.used) {
+      std::snprintf(words, size,
+                    "vmem::pool: deallocate(%p, %zu): freed already, or never allocated: byte %zu of region %p", p,
+                    bytes, offset, reinterpret_cast<void*>(address));
+    } else if (offset != begin * granule_bytes) {
+      std::snprintf(words, size,
+                    "vmem::pool: deallocate(%p, %zu): %td bytes from the beginning of the allocation at %p", p, bytes,
+                    static_cast<std::ptrdiff_t>(offset - begin * granule_bytes),
+                    reinterpret_cast<void*>(address + begin * granule_bytes));
+    } else {
+      std::snprintf(words, size, "vmem::pool: deallocate(%p, %zu): the allocation has %zu granules of 4 KiB, not %zu",
+                    p, bytes, length, granules);
+    }
+    return false;
+  }
+
+  /* A region of at least `needed` bytes, at most `wanted`. Throws pool_error. */
+  region_table::value_type& add_region(std::size_t bytes, std::size_t needed, std::size_t wanted, bool shared) {
+    if (wanted > options_.limit_bytes - reserved_bytes_) free_regions(false);  // empty ones are in the way
+    const std::size_t room = (options_.limit_bytes - reserved_bytes_) / region_align * region_align;
+    wanted = std::min(wanted, room);
+    if (wanted < needed) {
+      throw pool_error(
+          "vmem::pool \"%s\": %zu bytes need a region of %zu, and %zu of limit_bytes %zu are reserved already, "
+          "%zu in use",
+          options_.name.c_str(), bytes, needed, reserved_bytes_, options_.limit_bytes,
+          in_use_granules_ * granule_bytes);
+    }
+    region_record r{wanted, nullptr, 0, 0};
+    if (shared) {
+      r.map = std::make_unique<detail::granule_map>(static_cast<detail::granule_map::index>(wanted / granule_bytes));
+      shared_.reserve(shared_.size() + 1);
+    }
+    // The node is made before the region: nothing can throw between the two.
+    region_table::node_type node;
+    {
+      region_table one;
+      one.emplace(0, std::move(r));
+      node = one.extract(one.begin());
+    }
+    void* p = nullptr;
+    if (const int rc = vmem_alloc(&p, wanted, options_.flags); rc != 0) {
+      throw pool_error("vmem::pool \"%s\": %zu bytes need a region of %zu: %s", options_.name.c_str(), bytes, wanted,
+                       vmem_last_error());
+    }
+    (void)vmem_name(p, (options_.name + " " + std::to_string(made_++)).c_str());
+    node.key() = reinterpret_cast<std::uintptr_t>(p);
+    region_table::value_type& entry = *regions_.insert(std::move(node)).position;
+    if (shared) shared_.push_back(&entry);
+    reserved_bytes_ += wanted;
+    return entry;
+  }
+  region_table::value_type& add_shared(std::size_t bytes, std::size_t needed) {
+    region_table::value_type& entry = add_region(bytes, needed, next_region_bytes_, true);
+    next_region_bytes_ = std::min(next_region_bytes_ * 2, options_.region_limit_bytes);
+    return entry;
+  }
+  void* allocate_own(std::size_t bytes, std::size_t granules, std::size_t align, std::size_t needed) {
+    needed = round_up(needed, region_align);
+    auto& [address, r] = add_region(bytes, needed, needed, false);
+    const std::uintptr_t begin = round_up(address, align);
+    r.own_granules = granules;
+    r.own_begin = (begin - address) / granule_bytes;
+    return taken(begin, granules);
+  }
+
+  /* Frees the regions in which nothing is allocated, or all; those that libvmem refuses to free stay. */
+  freed free_regions(bool all) {
+    freed result;
+    for (auto it = regions_.begin(); it != regions_.end();) {
+      const region_record& r = it->second;
+      const std::size_t used = r.map != nullptr ? r.map->count() - r.map->free_count() : r.own_granules;
+      const bool wanted = all || used == 0;
+      const int rc = wanted ? vmem_free(reinterpret_cast<void*>(it->first)) : 0;
+      result.note(rc);
+      if (!wanted || rc != 0) {
+        ++it;
+        continue;
+      }
+      if (used != 0) {
+        in_use_granules_ -= used;
+        allocations_ -= r.map != nullptr ? r.map->used_runs() : 1;
+      }
+      std::erase(shared_, &*it);
+      reserved_bytes_ -= r.bytes;
+      result.bytes += r.bytes;
+      it = regions_.erase(it);
+    }
+    if (shared_.empty()) next_region_bytes_ = options_.region_bytes;
+    return result;
+  }
+
+  void misuse(const char* words) const {
+    if (options_.on_misuse != nullptr) {
+      options_.on_misuse(words, options_.misuse_user);
+      return;
+    }
+    std::fprintf(stderr, "%s\n", words);
+    std::abort();
+  }
+
+  pool_options options_;
+  mutable std::mutex mutex_;
+  region_table regions_;                                 // by address; protected by mutex_, as all below
+  std::vector<const region_table::value_type*> shared_;  // in the order of their making
+  std::size_t next_region_bytes_;
+  std::size_t reserved_bytes_ = 0, in_use_granules_ = 0, allocations_ = 0, misuses_ = 0, made_ = 0;
+};
+
+}  // namespace vmem
+#endif /* VMEM_POOL_HPP */
