@@ -241,7 +241,7 @@ int run(Settings s) {
   int rc = 1;
   {
     const auto product = gpuapp::make_product(*app, s.cublas);
-    printf("vmem-stream: %s\nvmem-stream: %s\n", app->words().c_str(), product->words().c_str());
+    printf("vmem-stream: %s\nvmem-stream: 16-bit products by %s\n", app->words().c_str(), product->words().c_str());
     const char* tmp = getenv("TMPDIR");
     if (made) {
       s.file = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-stream." + std::to_string(getpid());

@@ -1,5 +1,7 @@
-// Y = X * W of square 16-bit matrices, for the example: fp16 by cuBLAS, which is loaded when it is asked for, so that
-// the program starts where there is none; on the simulated device whole numbers modulo 65536.
+// Products of matrices, for the examples: by cuBLAS, which is loaded when it is asked for, so that the program starts
+// where there is none; on the simulated device, and without a device, by a CPU.
+//   run   Y = X * W of square 16-bit matrices: fp16, fp32 sums; on the simulated device whole numbers modulo 65536
+//   tile  C += A * B of t x t fp32 numbers
 #pragma once
 
 #include "common/gpu_app.h"
@@ -16,11 +18,23 @@ class Product {
   virtual std::string words() const = 0;
   // Row-major: y and x are rows x n in plain device memory, w is n x n there or in a region (leased). Asynchronous.
   virtual void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool plain_w, void* stream) = 0;
+  // Row-major tiles in regions, all three leased. Asynchronous.
+  virtual void tile(const float* a, const float* b, float* c, size_t t, void* stream) = 0;
 };
+
+// C += A * B by the calling thread.
+inline void multiply_tile(const float* a, const float* b, float* c, size_t t) {
+  for (size_t i = 0; i < t; ++i) {
+    for (size_t k = 0; k < t; ++k) {
+      const float x = a[i * t + k];
+      for (size_t j = 0; j < t; ++j) c[i * t + j] += x * b[k * t + j];
+    }
+  }
+}
 
 class SimProduct final : public Product {
  public:
-  std::string words() const override { return "products modulo 65536 on a CPU"; }
+  std::string words() const override { return "a CPU"; }
   void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool plain_w, void* stream) override {
     SimApp::launch(stream, [=](SimApp::Kernel& kernel) {
       const auto* in = static_cast<const uint16_t*>(x);
@@ -36,6 +50,15 @@ class SimProduct final : public Product {
           }
         }
       }
+    });
+  }
+  void tile(const float* a, const float* b, float* c, size_t t, void* stream) override {
+    SimApp::launch(stream, [=](SimApp::Kernel& kernel) {
+      const size_t size = t * t * sizeof(float);
+      const auto* left = reinterpret_cast<const float*>(kernel.at(a, size, false));
+      const auto* right = reinterpret_cast<const float*>(kernel.at(b, size, false));
+      auto* out = reinterpret_cast<float*>(kernel.at(c, size, true));
+      if (left != nullptr && right != nullptr && out != nullptr) multiply_tile(left, right, out, t);
     });
   }
 };
@@ -70,8 +93,7 @@ class CublasProduct final : public Product {
     int v = 0;
     version_(handle_, &v);
     char text[300];
-    snprintf(text, sizeof text, "fp16 products, fp32 sums, by cuBLAS %d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100,
-             name_.c_str());
+    snprintf(text, sizeof text, "cuBLAS %d.%d.%d (%s)", v / 10000, v / 100 % 100, v % 100, name_.c_str());
     return text;
   }
   void run(const void* x, const void* w, void* y, size_t rows, size_t n, bool, void* stream) override {
@@ -81,6 +103,14 @@ class CublasProduct final : public Product {
     // Row-major Y = X W is column-major Y' = W' X'.
     must(gemm_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, m, static_cast<int>(rows), m, &one, w, CUDA_R_16F, m, x, CUDA_R_16F,
                m, &zero, y, CUDA_R_16F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
+         "cublasGemmEx");
+  }
+  void tile(const float* a, const float* b, float* c, size_t t, void* stream) override {
+    const float one = 1;
+    const int m = static_cast<int>(t);
+    must(set_stream_(handle_, static_cast<cudaStream_t>(stream)), "cublasSetStream");
+    must(gemm_(handle_, CUBLAS_OP_N, CUBLAS_OP_N, m, m, m, &one, b, CUDA_R_32F, m, a, CUDA_R_32F, m, &one, c,
+               CUDA_R_32F, m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
          "cublasGemmEx");
   }
 
