@@ -168,12 +168,13 @@ $(GPU_BIN): $(BUILD)/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
-$(BUILD)/gpu/vmem-stream: $(BUILD)/examples/vmem-stream.o $(BUILD)/libvmem.a
+GPU_EXAMPLES := $(BUILD)/gpu/vmem-stream $(BUILD)/gpu/vmem-gemm
+$(GPU_EXAMPLES): $(BUILD)/gpu/%: $(BUILD)/examples/%.o $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 .PHONY: gpu-tests
-gpu-tests: $(GPU_BIN) $(BUILD)/gpu/vmem-stream  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
+gpu-tests: $(GPU_BIN) $(GPU_EXAMPLES)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
 	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
 # ---- running --------------------------------------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ unit: $(BUILD)/tests/unit_tests
 
 test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
-	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi python stress vm kmod)
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress vm kmod)
 
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh
@@ -259,4 +260,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi python stress vm kmod'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress vm kmod'"

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Every example at a small size, with the data four times its budget: it ends with 0, says that its result is right and
+# that the SSD was used; with one number changed behind its back it ends with 1 and says so.
+#   run.sh [NAME..]: those examples
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+build=${BUILD:-build} passed=0 failed=0 wanted=" $* "
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-examples.XXXXXX"); trap 'rm -rf "$work"' EXIT
+unset "${!VMEM_@}"
+
+# expect STATUS TEXT.. -- NAME ARGS..: the example ends so, and prints lines that match the extended regular expressions.
+expect() {
+  local status=$1 texts=() text is bad=''; shift
+  while [ "$1" != -- ]; do texts+=("$1"); shift; done
+  shift
+  [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
+  timeout 120 "$build/examples/$1" "${@:2}" >"$work/out" 2>&1; is=$?
+  [ $is = "$status" ] || bad="status $is, not $status"
+  for text in "${texts[@]}"; do grep -qE "$text" "$work/out" || bad="$bad${bad:+; }no line '$text'"; done
+  if [ -z "$bad" ]; then passed=$((passed + 1)); echo "ok   $*"; return; fi
+  failed=$((failed + 1)); echo "FAIL $*"; echo "     failed: $bad"; sed 's/^/       | /' "$work/out"
+}
+more='([1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)'   # than 0
+
+expect 0 "^sum [0-9]+, $more MiB written to and $more MiB read" -- hello
+
+seq 1 4500000 | shuf --random-source=<(yes) >"$work/lines"
+head -c 50331648 /dev/urandom >"$work/records"
+expect 0 'budget 0.01 GB \(1/4' "SSD read / written . $more / $more GB" 'sorted, every record accounted for' -- vmem-sort "$work/records" --budget 12MiB
+expect 0 "SSD read / written . $more / $more GB" 'sorted, every record accounted for' -- vmem-sort "$work/lines" --lines --budget 8388608
+if [[ $wanted == "  " || $wanted == *" vmem-sort "* ]]; then
+  if LC_ALL=C sort -c "$work/lines.sorted" && [ "$(wc -l <"$work/lines.sorted")" = 4500000 ]; then
+    passed=$((passed + 1)); echo "ok   sort(1) finds vmem-sort's lines sorted"
+  else
+    failed=$((failed + 1)); echo "FAIL sort(1) finds vmem-sort's lines out of order"
+  fi
+fi
+
+expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
+
+expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: right: 0 levels' -- vmem-bfs --scale 19
+expect 0 "$more MB read" '^vmem-bfs: right: 0 levels' -- vmem-bfs --scale 17 --degree 64 --uniform --budget 8MiB
+expect 1 '^vmem-bfs: WRONG: 1 levels' -- vmem-bfs --scale 14 --spoil
+
+expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: right: 0 values' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000
+expect 1 '^vmem-cache: WRONG: [1-9]' -- vmem-cache --capacity 8MiB --keys 3000 --gets 6000 --spoil
+expect 1 'no room|limit_bytes' -- vmem-cache --capacity 1KiB
+
+expect 0 'on the CPU' '38.5 MB with 9.6 MB' "$more MB read" '^vmem-gemm: right: 0 samples' -- vmem-gemm --device cpu --n 1792 --tile 256
+expect 0 'on simulated device' "$more MB read" '^vmem-gemm: right: 0 samples' -- vmem-gemm --device sim --n 1792
+expect 1 '^vmem-gemm: WRONG: 1 samples' -- vmem-gemm --device cpu --n 512 --spoil
+expect 1 'multiple of --tile' -- vmem-gemm --n 1000
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ] && [ $passed != 0 ]
