@@ -236,6 +236,8 @@ $(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)"
 
+# What the development link and the archive are called: lib$(LINK_NAME).so, .a.
+LINK_NAME ?= vmem
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man
 INSTALL_MAN := $(DESTDIR)$(MANDIR)
@@ -246,14 +248,14 @@ install: lib $(BUILD)/tools/vmemctl/vmemctl  ## DESTDIR= PREFIX=: headers, libra
 	install -m 644 docs/man/*.3 $(INSTALL_MAN)/man3/
 	install -m 644 docs/man/*.7 $(INSTALL_MAN)/man7/
 	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp) $(DESTDIR)$(PREFIX)/include/vmem/
-	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/
+	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/lib$(LINK_NAME).a
 	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
-	ln -sf $(SONAME) $(INSTALL_LIB)/libvmem.so
+	ln -sf $(SONAME) $(INSTALL_LIB)/lib$(LINK_NAME).so
 	sed $(SUBST) scripts/package/vmem.pc.in >$(INSTALL_LIB)/pkgconfig/vmem.pc
 	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake
 	sed $(SUBST) scripts/package/vmem-config-version.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config-version.cmake
 SUBST = -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@SONAME@|$(SONAME)|g' \
-        -e 's|@PRIVATE_LIBS@|$(LIBS)|g' -e 's|@PRIVATE_LIBS_LIST@|$(subst $() ,;,$(strip $(LIBS)))|g'
+        -e 's|@LINK_NAME@|$(LINK_NAME)|g' -e 's|@PRIVATE_LIBS@|$(LIBS)|g' -e 's|@PRIVATE_LIBS_LIST@|$(LIBS)|g'
 
 clean:  ## remove $(BUILD)
 	rm -rf $(BUILD)

@@ -43,14 +43,69 @@ command -v cmake >/dev/null || { echo "CMake is not installed: its package was n
 cat >"$work/CMakeLists.txt" <<'C'
 cmake_minimum_required(VERSION 3.16)
 project(app C CXX)
-find_package(vmem 1.0 REQUIRED)
+find_package(vmem 1.0 REQUIRED COMPONENTS shared static)
 add_executable(app app.c)
 target_link_libraries(app vmem::vmem)
 add_executable(app_static app.c)
 target_link_libraries(app_static vmem::static)
 C
-cmake -S "$work" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$work/root/usr" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu >"$work/log" 2>&1 &&
-  cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+prefix=(-DCMAKE_PREFIX_PATH="$work/root/usr" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu)
+cmake -S "$work" -B "$work/cmake" "${prefix[@]}" >"$work/log" 2>&1 && cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/cmake/app" | grep -q no_such_setting
 "$work/cmake/app_static" | grep -q no_such_setting
 echo "CMake: shared and static programs run"
+
+# One project asks for the package in many ways; each answer is a line "found", or "not found: why".
+mkdir "$work/ask"
+cat >"$work/ask/CMakeLists.txt" <<'C'
+cmake_minimum_required(VERSION 3.19)
+project(ask C CXX)
+function(ask)
+  set(vmem_DIR "vmem_DIR-NOTFOUND" CACHE PATH "" FORCE)
+  find_package(vmem ${ARGN} QUIET)
+  if(vmem_FOUND)
+    message("${ARGN}: found ${vmem_VERSION}, shared ${vmem_shared_FOUND}, static ${vmem_static_FOUND}")
+  else()
+    message("${ARGN}: not found: ${vmem_NOT_FOUND_MESSAGE}${vmem_CONSIDERED_VERSIONS}")
+  endif()
+endfunction()
+ask()
+foreach(version IN ITEMS 0.9 1 1.0 1.99 2 0.5...2 1.0...<2 0.1...0.9 1.5...3 0.5...1.0 0.5...<1.0)
+  ask(${version})
+endforeach()
+ask(1.0 EXACT)
+ask(COMPONENTS shared)
+ask(COMPONENTS static)
+ask(COMPONENTS gpu)
+ask(OPTIONAL_COMPONENTS gpu)
+C
+answers() { rm -rf "$work/ask/build"; cmake -S "$work/ask" -B "$work/ask/build" "${prefix[@]}" 2>&1 | tr ';' ' ' | grep -E ': (not )?found' | sed 's/^ *//'; }
+expect() { grep -qE "$1" "$work/answers" || { echo "find_package: no answer like '$1' in:"; cat "$work/answers"; exit 1; }; }
+answers >"$work/answers"
+have=$(sed -n 's/^Version: //p' "$lib/pkgconfig/vmem.pc")
+expect "^: found $have, shared TRUE"
+for version in 1 1.0 0.5...2 "1.0...<2" 0.5...1.0 "1.0 EXACT"; do expect "^${version//./\\.}: found $have,"; done
+for version in 0.9 1.99 2 0.1...0.9 1.5...3 "0.5...<1.0"; do expect "^${version//./\\.}: not found: "; done
+expect '^COMPONENTS shared: found'
+expect '^COMPONENTS static: found.*static TRUE'
+expect '^COMPONENTS gpu: not found: vmem, component gpu: there is no such component .there are: shared, static.'
+expect '^OPTIONAL_COMPONENTS gpu: found'
+mv "$lib/libvmem.a" "$lib/elsewhere"; answers >"$work/answers"
+expect '^: found'
+expect "^COMPONENTS static: not found: vmem, component static: .*/libvmem.a is not there"
+mv "$lib/elsewhere" "$lib/libvmem.a"; mv "$lib/libvmem-tier.so.1" "$lib/elsewhere"; answers >"$work/answers"
+expect '^: not found: vmem, component shared: .*/libvmem-tier.so.1 is not there'
+expect '^COMPONENTS static: found'
+mv "$lib/elsewhere" "$lib/libvmem-tier.so.1"
+# As on systems where /lib is a link to /usr/lib: found through the link, the headers are beside what it points to.
+ln -s usr/lib "$work/root/lib"
+cat >"$work/ask/CMakeLists.txt" <<'C'
+cmake_minimum_required(VERSION 3.19)
+project(ask C CXX)
+find_package(vmem REQUIRED)
+get_target_property(where vmem::vmem INTERFACE_INCLUDE_DIRECTORIES)
+message("include: found ${where}")
+C
+prefix=(-Dvmem_DIR="$work/root/lib/x86_64-linux-gnu/cmake/vmem"); answers >"$work/answers"
+expect "^include: found $work/root/usr/include\$"
+echo "CMake: versions, ranges and components are answered right"
