@@ -1,7 +1,8 @@
 #!/bin/bash
 # setup.sh [--quiet] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
 #
-# Groups: build (default), test, check, vm, kernel; torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
+# Groups: build (default), test, check, vm, kernel; package (Debian packages: debhelper, lintian and what makes a clean
+# system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
 # Prometheus server, for the tests of the dashboard). CUDA is never installed: the library builds without it and takes a
 # toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
 # the essentials are there. Does nothing, at once, when nothing is missing. --quiet says nothing in that case.
@@ -14,6 +15,7 @@ declare -A packages=(
   [torch]="python3-torch"
   [check]="clang-format clang-tidy shellcheck"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev sparse"
+  [package]="dpkg-dev debhelper dh-dkms dh-python lintian mmdebstrap zstd"
   [bench]="gnuplot-nox python3-minimal"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
