@@ -236,6 +236,19 @@ $(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)"
 
+# Debian packages of what is built; FRESH=1 compiles it again with the distribution's flags.
+DEB       ?= $(BUILD)/deb
+.PHONY: deb again
+deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/packages.md)
+	@ls $(DEB)/*.deb
+DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
+$(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/tools/vmemctl/vmemctl $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
+	$(call say,DEB,$(DEB))
+	@rm -rf $(DEB)/stage && mkdir -p $(DEB)/stage
+	$(Q)$(MAKE) install DESTDIR=$(abspath $(DEB))/stage PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) MANDIR=/usr/share/man LINK_NAME=vmem-tier >$(DEB)/install.log
+	$(Q)VMEM_CUDA=$(CUDA) scripts/deb.sh $(DEB) $(VERSION) $(if $(FRESH),,$(DEB)/stage) >/dev/null
+	@rm -rf $(DEB)/stage && touch $@
+
 # What the development link and the archive are called: lib$(LINK_NAME).so, .a.
 LINK_NAME ?= vmem
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)

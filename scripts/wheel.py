@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """wheel.py FOLDER LIBRARY..: makes FOLDER/vmem-VERSION-py3-none-linux_x86_64.whl of python/vmem, libvmem and libraries
 that lie beside it.
+wheel.py --unpacked FOLDER: puts python/vmem and its metadata there, without a library: the system has one.
 
 A wheel is a zip with a list of digests in it (PyPA's binary distribution format); nothing but Python is needed to make
 one. The same files give the same wheel, byte for byte.
@@ -31,19 +32,18 @@ def version():
     return found
 
 
-def main(folder, *libraries):
+def package():
     files = {}
     for base, folders, names in os.walk(os.path.join(TOP, "python", "vmem")):
         folders[:] = sorted(f for f in folders if f != "__pycache__")
         for name in sorted(names):
             path = os.path.relpath(os.path.join(base, name), os.path.join(TOP, "python"))
             files[path] = read("python", path)
-    for library in libraries:
-        with open(library, "rb") as f:
-            files["vmem/" + os.path.basename(library)] = f.read()
-    number = version()
-    info = f"vmem-{number}.dist-info"
-    files[f"{info}/METADATA"] = (
+    return files
+
+
+def metadata(number):
+    return (
         f"Metadata-Version: 2.1\nName: vmem\nVersion: {number}\n"
         "Summary: One address range over GPU memory, host memory and NVMe\n"
         "License: Apache-2.0; libnuma.so.1, where it lies beside the library: LGPL-2.1\nRequires-Python: >=3.9\n"
@@ -51,6 +51,27 @@ def main(folder, *libraries):
         "Provides-Extra: torch\nRequires-Dist: torch; extra == 'torch'\n"
         "Description-Content-Type: text/markdown\n\n"
     ).encode() + read("docs", "python.md")
+
+
+def unpacked(folder):
+    number = version()
+    files = package()
+    files[f"vmem-{number}.dist-info/METADATA"] = metadata(number)
+    for path, data in files.items():
+        path = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as f:
+            f.write(data)
+
+
+def main(folder, *libraries):
+    files = package()
+    for library in libraries:
+        with open(library, "rb") as f:
+            files["vmem/" + os.path.basename(library)] = f.read()
+    number = version()
+    info = f"vmem-{number}.dist-info"
+    files[f"{info}/METADATA"] = metadata(number)
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: libvmem\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode()
     files[f"{info}/LICENSE"] = read("LICENSE")
     record = "".join(
@@ -74,4 +95,4 @@ def main(folder, *libraries):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    unpacked(sys.argv[2]) if sys.argv[1] == "--unpacked" else main(*sys.argv[1:])

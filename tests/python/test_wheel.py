@@ -48,6 +48,17 @@ def test_a_wheel_lists_what_it_holds_and_is_made_the_same_again(tmp_path):
         assert not any("__pycache__" in n for n in names)
 
 
+def test_unpacked_it_is_found_with_its_version_and_without_a_library(tmp_path):
+    script = os.path.join(TOP, "scripts", "wheel.py")
+    subprocess.run([sys.executable, script, "--unpacked", str(tmp_path)], check=True)
+    assert not list(tmp_path.rglob("*.so*")) and not list(tmp_path.rglob("__pycache__"))
+    code = "import importlib.metadata as m; print(m.version('vmem'), m.distribution('vmem').read_text('METADATA')[:21])"
+    environment = dict(clean_environment(), PYTHONPATH=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    with open(os.path.join(TOP, "python", "vmem", "_version.py")) as f:
+        assert f'"{ended.stdout.split()[0]}"' in f.read() and "Metadata-Version: 2.1" in ended.stdout
+
+
 def test_a_wheel_installs_offline_into_a_fresh_environment_and_works(tmp_path):
     venv = tmp_path / "venv"
     make_venv = [sys.executable, "-m", "venv", str(venv)]
