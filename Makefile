@@ -192,7 +192,7 @@ unit: $(BUILD)/tests/unit_tests
 
 test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
-	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress vm kmod)
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress vm kmod deb)
 
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh
@@ -275,4 +275,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress vm kmod'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress vm kmod deb'"

@@ -6,10 +6,11 @@
 #   ctl     $BUILD/tests/ctl_tests, tests/ctl/*.sh
 #   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh         python  tests/python/*.sh
 #   examples  tests/examples/*.sh, which run $BUILD/examples/*
+#   deb     tests/package/*.sh
 #
 # A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
-# such line counts as that many. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm and kmod.
+# such line counts as that many. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb.
 # A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 # Exit: 0 when nothing failed.
 set -uo pipefail
@@ -91,12 +92,12 @@ run_suite() {
           run_one "stress/${program##*/} $line" $((seconds * 4 + 120)) "$program" --seconds "$seconds" $line
         done < <(cat "tests/stress/${program##*/}.variants" 2>/dev/null)
       done ;;
-    vm | kmod | python | examples) ;;
+    vm | kmod | python | examples | deb) ;;
     *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
   esac
   case $suite in
     system | abi | unit | stress | ctl | python | examples) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
-    vm | kmod) mapfile -t scripts < <(scripts_of "$suite"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
+    vm | kmod | deb) mapfile -t scripts < <(scripts_of "${suite/deb/package}"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac
   rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")
   all_passed=$((all_passed + suite_passed)) all_failed=$((all_failed + suite_failed)) all_skipped=$((all_skipped + suite_skipped))

@@ -1,0 +1,78 @@
+#!/bin/bash
+# What is in the packages: nothing of PMDK's libvmem, nothing of the machine they were made on, the same bytes each time.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+. tests/package/common.sh
+make_packages
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+version=$(awk '/define VMEM_VERSION_MAJOR/{a=$3} /define VMEM_VERSION_MINOR/{b=$3} END{print a "." b}' include/vmem/vmem.h)
+names="libvmem-tier1 libvmem-tier-dev python3-vmem vmem-tier-dkms vmem-tier-tools"
+for deb in "$debs"/*.deb; do
+  mkdir "$work/$(dpkg-deb -f "$deb" Package)" && dpkg-deb -R "$deb" "$work/$(dpkg-deb -f "$deb" Package)" || exit 1
+done
+paths() { (cd "$work" && find $names -path '*/DEBIAN' -prune -o ! -type d -print | sed 's|^[^/]*||' | sort); }
+
+all_there() {
+  local name
+  for name in $names; do
+    [ "$(sed -n 's/^Version: //p' "$work/$name/DEBIAN/control")" = "$version-1" ] || { echo "$name: not there, or not version $version-1"; return 1; }
+  done
+  [ "$(ls "$debs"/*.deb | wc -l)" = 5 ] || { echo "other packages than $names:"; ls "$debs"; return 1; }
+}
+# The list has comments; a path of it that is installed by one of ours is a collision.
+collisions() { comm -12 <(grep -v '^#' tests/package/pmdk-vmem-1.8.paths | sort) -; }
+no_collision() {
+  local found
+  found=$(paths | collisions)
+  [ -z "$found" ] || { echo "also in PMDK's packages:"; echo "$found"; return 1; }
+  # The comparison itself: what `make install` calls the development link would collide, and is seen to.
+  [ "$(printf '%s\n' /usr/lib/x86_64-linux-gnu/libvmem.so /usr/bin/vmemctl | sort | collisions)" = /usr/lib/x86_64-linux-gnu/libvmem.so ] || { echo "a collision is not seen"; return 1; }
+  [ "$(paths | wc -l)" -gt 60 ] || { echo "only $(paths | wc -l) paths were looked at"; return 1; }
+  ! grep -rE '^(Package|Provides|Conflicts|Replaces|Breaks): .*\blibvmem(1|-dev)\b' "$work"/*/DEBIAN/control
+}
+in_their_places() {
+  local path missing=0
+  while read -r path; do
+    # shellcheck disable=SC2086  # a pattern
+    compgen -G "$work/"$path >/dev/null || { echo "not there: $path"; missing=1; }
+  done <<'PATHS'
+libvmem-tier1/usr/lib/x86_64-linux-gnu/libvmem-tier.so.1
+libvmem-tier-dev/usr/include/vmem/vmem.h
+libvmem-tier-dev/usr/include/vmem/vmem.hpp
+libvmem-tier-dev/usr/lib/x86_64-linux-gnu/libvmem-tier.so
+libvmem-tier-dev/usr/lib/x86_64-linux-gnu/libvmem-tier.a
+libvmem-tier-dev/usr/lib/x86_64-linux-gnu/pkgconfig/vmem.pc
+libvmem-tier-dev/usr/lib/x86_64-linux-gnu/cmake/vmem/vmem-config.cmake
+libvmem-tier-dev/usr/lib/x86_64-linux-gnu/cmake/vmem/vmem-config-version.cmake
+libvmem-tier-dev/usr/share/man/man3/libvmem-tier.3.gz
+vmem-tier-tools/usr/bin/vmemctl
+vmem-tier-tools/usr/share/man/man1/vmemctl.1.gz
+vmem-tier-tools/usr/share/man/man7/vmem-settings.7.gz
+vmem-tier-dkms/usr/src/vmem-*/dkms.conf
+vmem-tier-dkms/usr/lib/udev/rules.d/60-vmem.rules
+vmem-tier-dkms/etc/modprobe.d/vmem.conf
+python3-vmem/usr/lib/python3/dist-packages/vmem/__init__.py
+python3-vmem/usr/lib/python3/dist-packages/vmem-*.dist-info/METADATA
+PATHS
+  # Every file that Kbuild can compile travels, and nothing that it made.
+  diff <(cd kmod && git ls-files -- '*.c' '*.h' Kbuild Makefile | sort) <(cd "$work"/vmem-tier-dkms/usr/src/vmem-*/kmod && find . -type f ! -name COPYING -printf '%P\n' | sort) || missing=1
+  [ "$(readlink "$work"/libvmem-tier-dev/usr/lib/*/libvmem-tier.so)" = libvmem-tier.so.1 ] || { echo "libvmem-tier.so is no link to libvmem-tier.so.1"; missing=1; }
+  return $missing
+}
+# A package is for other machines: no folder of this one in it. Stripped programs hold none either.
+knows_no_machine() {
+  local top found
+  top=$(pwd)
+  found=$(grep -rlF -e "$top" -e "$(realpath "$build")" "$work"/*/usr "$work"/*/DEBIAN; grep -rlE -- '-L/|/usr/local/cuda-|targets/x86_64-linux/lib/' "$work"/*/usr/lib/*/pkgconfig)
+  [ -z "$found" ] || { echo "these name a folder of this machine:"; echo "$found"; return 1; }
+}
+same_again() {
+  ( umask 077; TZ=Pacific/Auckland LC_ALL=C make BUILD="$build" DEB="$work/again" NO_SETUP=1 deb ) || return 1
+  (cd "$debs" && sha256sum -- *.deb) >"$work/sums" && (cd "$work/again" && sha256sum -c --quiet "$work/sums")
+}
+step "five packages of version $version" all_there
+step "no path and no name of PMDK's libvmem" no_collision
+step "each file in its package" in_their_places
+step "no folder of this machine in them" knows_no_machine
+step "made again with another umask, time zone and locale: the same bytes" same_again
+finish
