@@ -208,7 +208,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 }
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
-bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
+bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, uint64_t since_ns) {
   Block& block = r.table[b];
   const size_t size = r.block_size;
   const uint64_t keep = urgency == Urgency::fault     ? 0
@@ -247,7 +247,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after) {
   Move* m = new_move(r, b);
   m->image = image;
   m->coded = scratch;
-  m->started_ns = urgency == Urgency::fault ? now_ns() : 0;
+  m->started_ns = urgency != Urgency::fault ? 0 : since_ns != 0 ? since_ns : now_ns();
   m->way = core::Way::ssd_to_host;
   m->was_untouched = from == State::untouched;
   m->fresh = fresh;
@@ -403,22 +403,28 @@ void Pager::start_installing(Move* m, State from, After& after) {
   after.install.push_back(m);
 }
 
-// The block is held: it goes in place. The move finishes in install().
+// The block is held: it goes in place, or waits for memory. The move finishes in install().
 void Pager::begin_install(Region& r, BlockIndex b, After& after) {
+  if (start_install(r, b, after)) return;
+  r.table[b].flags |= core::kWanted;
+  starve(r, b, Urgency::fault);
+}
+
+// False, and nothing changed, when there is no memory.
+bool Pager::start_install(Region& r, BlockIndex b, After& after, uint64_t since_ns) {
   Block& block = r.table[b];
   const bool staged = residents_[block.aux].pool == kStagingPool;
-  if (staged && !frames_.take_credit(r.block_size, 0)) {  // the bytes will be in two places for a moment
-    block.flags |= core::kWanted;
-    starve(r, b, Urgency::fault);
-    return;
-  }
+  // The bytes will be in two places for a moment.
+  if (staged && !frames_.take_credit(r.block_size, 0)) return false;
   Move* m = new_move(r, b);
+  m->since_ns = since_ns != 0 ? since_ns : now_ns();
   m->image = residents_[block.aux].frame;
   m->staged = staged;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
   start_installing(m, State::held, after);
+  return true;
 }
 
 void Pager::give_frame(Region& r, std::byte* image) {
@@ -445,6 +451,18 @@ void Pager::install(Move* m, After& after) {
   Lock lock(mutex_);
   Block& block = r.table[m->block];
   if (m->pinned_in_policy) policy(block.aux).unhold(block.aux);
+  if (!s.ok() && m->staged && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
+    // The trap's own copy of it was refused memory: as for any frame, others leave for it.
+    r.table.change(m->block, State::installing, State::held);
+    frames_.give_credit(r.block_size);
+    admit(r, m->block, 0);
+    hold_back_after_refusal(s);
+    block.flags |= core::kWanted;
+    starve(r, m->block, Urgency::fault, m->since_ns);
+    free_move(m);
+    pump(after);
+    return;
+  }
   if (!s.ok()) {
     // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
     core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
@@ -505,7 +523,8 @@ void Pager::run(After& after) {
   }
 }
 
-void Pager::starve(Region& r, BlockIndex b, Urgency urgency) {
+// Since since_ns, if given: a wait that was interrupted by a try that failed is one wait.
+void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns) {
   Block& block = r.table[b];
   if ((block.flags & core::kStarved) != 0) {
     // A fault moves ahead of acquires.
@@ -513,7 +532,7 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency) {
     std::erase_if(starved_, [&](const Starved& s) { return s.region == &r && s.block == b; });
   }
   block.flags |= core::kStarved;
-  const Starved entry{&r, b, urgency, now_ns()};
+  const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now_ns()};
   if (urgency == Urgency::fault) {
     const auto at =
         std::find_if(starved_.begin(), starved_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
@@ -531,15 +550,14 @@ void Pager::pump(After& after) {
     Block& block = s.region->table[s.block];
     if (block.state == State::untouched || block.state == State::stored) {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
-      if (!start_fill(*s.region, s.block, s.urgency, after)) {
+      if (!start_fill(*s.region, s.block, s.urgency, after, s.since_ns)) {
         block.flags |= core::kStarved;
         return;
       }
     } else if (block.state == State::held && (block.flags & core::kWanted) != 0 &&
                residents_[block.aux].pool == kStagingPool) {
-      if (frames_.available() < s.region->block_size) return;
+      if (!start_install(*s.region, s.block, after, s.since_ns)) return;
       block.flags &= static_cast<uint16_t>(~core::kStarved);
-      begin_install(*s.region, s.block, after);
     } else {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
     }

@@ -40,7 +40,7 @@ class FramePool {
   uint64_t used() const { return used_; }
   uint64_t in_use() const { return used_ - free_bytes_; }
   // Bytes that could be handed out now.
-  uint64_t available() const { return budget_ > used_ - free_bytes_ ? budget_ - (used_ - free_bytes_) : 0; }
+  uint64_t available() const { return budget() > in_use() ? budget() - in_use() : 0; }
   // Memory of the library's own tables, counted like frames; may push `used` over the budget until blocks are evicted.
   void set_tables(uint64_t bytes);
 

@@ -63,7 +63,8 @@ struct Move {
   std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
-  uint64_t started_ns = 0;      // fill: when the fault was read; 0 when nobody waits
+  uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
+  uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
   uint64_t begun_ns = 0;        // when the block was claimed
   core::Way way = core::Way::none;
   Job* job = nullptr;

@@ -116,7 +116,9 @@ class Pager {
   static void faults_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
-  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after);
+  // since_ns: when the fault was met that this answers; 0: now.
+  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, uint64_t since_ns = 0);
+  bool start_install(Region& r, core::BlockIndex b, After& after, uint64_t since_ns = 0);
   void begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
@@ -128,7 +130,7 @@ class Pager {
   void give_frame(Region& r, std::byte* image);
   void used(Region& r, core::BlockIndex b);
   void drop_behind(Region& r, core::BlockIndex b);
-  void starve(Region& r, core::BlockIndex b, core::Urgency urgency);
+  void starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0);
   void pump(After& after);
   void pump_speculative(After& after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
@@ -139,6 +141,7 @@ class Pager {
   // pressure.cpp
   bool populate(Move* m, After& after);
   void hold_back(uint64_t bytes, uint64_t ns);
+  void hold_back_after_refusal(const core::Status& why);
   void lift_cap(uint64_t now);
 
   // evict.cpp

@@ -42,11 +42,8 @@ bool Pager::populate(Move* m, After& after) {
   free_resident(b, r);
   block.flags &= kForgetReadAhead;
   r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
-  hold_back(frames_.used(), kAfterRefusal);
-  VMEM_LOG_ONCE(core::Level::warning, "going on with %s of host_budget %s: %.*s",
-                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(frames_.wanted_budget()).c_str(),
-                static_cast<int>(s.text().size()), s.text().data());
-  if ((block.flags & core::kWanted) != 0) starve(r, b, Urgency::fault);
+  hold_back_after_refusal(s);
+  if ((block.flags & core::kWanted) != 0) starve(r, b, Urgency::fault, m->started_ns);
   m->status = {};  // who waits for the block looks again
   free_move(m);
   pump(after);
@@ -60,6 +57,13 @@ void Pager::hold_back(uint64_t bytes, uint64_t ns) {
   frames_.trim();
   resize_policies();
   need_evict_.notify_all();
+}
+
+void Pager::hold_back_after_refusal(const Status& why) {
+  hold_back(frames_.used(), kAfterRefusal);
+  VMEM_LOG_ONCE(core::Level::warning, "going on with %s of host_budget %s: %.*s",
+                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(frames_.wanted_budget()).c_str(),
+                static_cast<int>(why.text().size()), why.text().data());
 }
 
 void Pager::lift_cap(uint64_t now) {

@@ -85,6 +85,25 @@ TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
   EXPECT_LT(budget(), kBudget) << "the figure in force is told";
 }
 
+TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
+  std::byte* r = region(8);
+  // Longer than the pause between two tries: the tries are one wait.
+  pager->set_fault_timeout(2500);
+  trap->limit_frames(0);
+  const size_t tries = trap->calls("populate");
+  uint64_t value = 0;
+  EXPECT_FALSE(trap->load(r, &value)) << "SIGBUS, with the reason in the log";
+  EXPECT_GE(trap->calls("populate"), tries + 2) << "it was tried again before it was given up";
+  trap->limit_frames(UINT64_MAX);
+  pager->on_knobs();  // ask again at once
+  const vmem_range range{r, kBlock, VMEM_READ, 0};
+  const Status s = pager->acquire({&range, 1}, VMEM_HOST, nullptr);
+  ASSERT_TRUE(s.ok()) << s.text();
+  put(r, 11);
+  EXPECT_EQ(get(r), 11u);
+  EXPECT_TRUE(pager->release({&range, 1}, nullptr).ok());
+}
+
 TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 5 + i);
