@@ -237,7 +237,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     const bool here = block.device == d && (block.state == State::on_device ||
                                             (block.state == State::entering && residents_[block.aux].issued));
     if (here) {
-      if ((access & VMEM_WRITE) != 0) block.flags |= core::kDirty;
+      if ((access & VMEM_WRITE) != 0) will_change(r, b);
       if ((block.flags & core::kReadAhead) != 0) {
         block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched | core::kMarker));
         core::add(counters_.prefetch_hits);
@@ -369,7 +369,7 @@ bool Pager::on_touch(uintptr_t address, bool store) {
       if (!store) return true;
       if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
       const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
-      block.flags |= core::kDirty;
+      will_change(*r, b);
       return devices_->open({&range, 1}, device::Access::read_write).ok();
     }
     // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has

@@ -1,6 +1,7 @@
 // The way out of a device.
 //
 //   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
+//                leaving, with a host copy:                  take the block out, trap ─> held (the copy's frame)
 //                leaving, clean:                             take the block out, trap ─> stored, untouched
 //                leaving, synced: hold writers, copy, write, open                      ─> on_device
 //
@@ -19,6 +20,7 @@ namespace vmem::pager {
 using core::Block;
 using core::BlockIndex;
 using core::error;
+using core::ResidentId;
 using core::State;
 using core::Status;
 using core::Urgency;
@@ -40,8 +42,14 @@ bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Block& block = r.table[b];
   const bool dirty = (block.flags & core::kDirty) != 0;
-  const bool copy = how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty);
+  const ResidentId kept = how == Leave::drop ? core::kNoResident : residents_[block.aux].copy;
+  const bool copy = kept == core::kNoResident &&
+                    (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   std::byte* frame = nullptr;
+  if (kept != core::kNoResident) {
+    frame = residents_[kept].frame;
+    policy(kept).hold(kept);
+  }
   if (copy) {
     frame = staging_.get(0);
     if (frame == nullptr) {
@@ -57,6 +65,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->way = core::Way::from_device;
   m->leave = how;
   m->clean = !copy;
+  m->kept = kept != core::kNoResident;
   m->staged = true;
   m->has_digest = (block.flags & core::kDigest) != 0;
   r.table.change(b, State::on_device, State::leaving);
@@ -113,7 +122,7 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
       const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
       all.push_back(range);
       if (m->leave != Leave::sync) gone.push_back(range);
-      if (m->image != nullptr) copies.push_back({range.address, m->image, range.size});
+      if (m->image != nullptr && !m->kept) copies.push_back({range.address, m->image, range.size});
     }
     core::step("device.leaving");
     Status s = devices_->hold(all, device::Access::read);
@@ -141,10 +150,10 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
     }
     for (Move* m : part) {
       if (m->leave == Leave::sync) {
-        m->status = copied;
+        m->status = m->kept ? s : copied;
         writes.push_back(m);
       } else {
-        settle_left(m, copied, !s.ok(), after);
+        settle_left(m, m->kept ? s : copied, !s.ok(), after);
       }
     }
     pump(after);
@@ -178,10 +187,10 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   g.used -= r.block_size;
   g.leaving -= r.block_size;
   const bool dirty = (block.flags & core::kDirty) != 0 && m->leave != Leave::drop;
-  free_resident(b, r);
   m->status = lost || dirty ? copied : Status();
   if (lost || (dirty && !copied.ok())) {
-    if (m->image != nullptr) staging_.put(m->image);
+    free_resident(b, r);  // a copy's frame goes with it
+    if (m->image != nullptr && !m->kept) staging_.put(m->image);
     if (m->status.ok()) m->status = error(EIO, "device %d was reset, and its memory with it", m->device);
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
               m->status.text().data(), where(r, b).c_str());
@@ -196,13 +205,21 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_move(m);
     return;
   }
-  if (m->image != nullptr && copied.ok()) {
+  if (m->kept) {
+    ++g.evictions;
+    ++g.clean_drops;
+    core::add(counters_.clean_drops);
+    become_copy(r, b);
+    r.table.change(b, State::leaving, State::held);
+  } else if (m->image != nullptr && copied.ok()) {
+    free_resident(b, r);
     ++g.evictions;
     const core::ResidentId id = new_resident(r, b, m->image, kStagingPool);
     residents_[id].stamp = stamp_now();
     r.table.change(b, State::leaving, State::held);
     admit(r, b, stamp_now());
   } else {
+    free_resident(b, r);
     if (m->image != nullptr) staging_.put(m->image);
     ++g.evictions;
     ++g.clean_drops;
@@ -242,7 +259,11 @@ void Pager::finish_device_write(Move* m, After& after) {
     note_write_failure(m);
     if (m->new_extent && m->extent) old = m->extent;
   }
-  if (m->image != nullptr) staging_.put(m->image);
+  if (m->kept) {
+    policy(residents_[block.aux].copy).unhold(residents_[block.aux].copy);
+  } else if (m->image != nullptr) {
+    staging_.put(m->image);
+  }
   // Under the lock: a store that asks for access from here on finds the block on its device.
   if (Status s = devices_->open({&range, 1}, device::Access::read); !s.ok() && m->status.ok()) m->status = s;
   r.table.change(m->block, State::leaving, State::on_device);

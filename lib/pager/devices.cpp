@@ -188,7 +188,7 @@ bool Pager::staging_may_grow() const {
 }
 
 bool Pager::must_evict_staging() const {
-  if (staging_.total() == 0 || (staging_may_grow() && !staging_wanted_)) return false;
+  if (staging_.total() == 0 || (staging_may_grow() && !(staging_wanted_ && staging_refused_))) return false;
   const size_t low = std::max<size_t>(2 * staging_reserve(), staging_.total() / 8);
   return staging_.free() * Staging::kFrame + staging_leaving_ < low * Staging::kFrame;
 }
@@ -200,7 +200,7 @@ void Pager::grow_staging(Lock& lock) {
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;
   if (!frames_.take_fixed(frames * Staging::kFrame, reserve_bytes_)) {
-    staging_wanted_ = true;
+    staging_wanted_ = staging_refused_ = true;
     need_evict_.notify_all();
     return;
   }
@@ -210,6 +210,7 @@ void Pager::grow_staging(Lock& lock) {
   Status s = Staging::make_slab(*devices_, frames, config_.numa_nodes, &slab);
   lock.lock();
   staging_growing_ = false;
+  staging_refused_ = !s.ok();
   if (s.ok()) {
     staging_.add_slab(*devices_, slab, frames);
     resize_policies();
@@ -370,6 +371,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
+    resident.changed = false;
     if ((block.flags & core::kReadAhead) != 0) used(r, b);
     Move* m = new_move(r, b);
     m->device = d;
@@ -600,9 +602,10 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
     resident.issued = false;
     resident.ticket.reset();
     resident.frame = nullptr;
+    const uint32_t stamp = resident.stamp;
     r.table.change(m->block, State::entering, State::on_device);
-    if (m->image != nullptr) staging_.put(m->image);
-    admit(r, m->block, resident.stamp);
+    if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
+    admit(r, m->block, stamp);
     free_move(m);
   }
   if (!s.ok() && s.code() == -ENOMEM) {

@@ -75,8 +75,14 @@ void Pager::evict_loop() {
     const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * largest_block_) / core::kPage);
     const size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
     batch.clear();
+    bool copies = false;
     for (size_t i = 0; i < count; ++i) {
       Resident& resident = residents_[victims[i].id];
+      if (resident.is_copy) {
+        evict_copy(victims[i].id);
+        copies = true;
+        continue;
+      }
       Region& r = *resident.region;
       const BlockIndex b = resident.block;
       const bool probe = victims[i].probe && r.table[b].state == State::resident;
@@ -89,7 +95,15 @@ void Pager::evict_loop() {
         admit(r, b, stamp_now());
       }
     }
-    if (batch.empty()) {
+    if (copies) {  // frames came free
+      After after;
+      pump(after);
+      if (!after.empty()) {
+        lock.unlock();
+        run(after);
+        lock.lock();
+      }
+    } else if (batch.empty()) {
       need_evict_.wait_for(lock, std::chrono::milliseconds(5));
       continue;
     }

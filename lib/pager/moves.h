@@ -63,6 +63,7 @@ struct Move {
   std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
+  bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied
   uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
   uint64_t begun_ns = 0;        // when the block was claimed
@@ -80,6 +81,9 @@ struct Resident {  // indexed by ResidentId
   bool admitted = false;       // known to the policy
   bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
+  bool changed = false;        // on a device: what is there may differ from what came
+  bool is_copy = false;        // the same bytes as a block that is on a device
+  core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame
   device::Ticket ticket;
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };

@@ -116,7 +116,8 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
-ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
+// References to residents are void after this.
+ResidentId Pager::take_resident() {
   if (free_residents_.empty()) {
     const size_t old = residents_.size();
     const size_t grown = std::max<size_t>(64, old * 2);
@@ -127,6 +128,17 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
   const ResidentId id = free_residents_.back();
   free_residents_.pop_back();
   residents_[id] = Resident{};
+  return id;
+}
+
+void Pager::give_resident(ResidentId id) {
+  if (residents_[id].admitted) policy(id).remove(id);
+  residents_[id] = Resident{};
+  free_residents_.push_back(id);
+}
+
+ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
+  const ResidentId id = take_resident();
   residents_[id].region = &r;
   residents_[id].block = b;
   residents_[id].frame = frame;
@@ -148,12 +160,15 @@ void Pager::resize_policies() {
 void Pager::free_resident(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
   const ResidentId id = block.aux;
-  if (residents_[id].admitted) policy(id).remove(id);
-  residents_[id] = Resident{};
-  free_residents_.push_back(id);
+  drop_copy(id);
+  give_resident(id);
   evicted_pages_ += r.block_size / core::kPage;
   // Stamps count in units of 16 pages so that 32 bits last for 256 TiB of evictions; 0 means never.
   block.aux = static_cast<uint32_t>(std::max<uint64_t>(1, evicted_pages_ / 16 & 0xffffffffu));
+}
+
+uint64_t Pager::age_of(uint32_t stamp) const {
+  return (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
 }
 
 void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
@@ -169,7 +184,7 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.probes = r.probes && resident.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
-  if (stamp != 0) a.age = (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
+  if (stamp != 0) a.age = age_of(stamp);
   policy(a.id).admit(a);
   resident.admitted = true;
   if (leased(r, b)) policy(a.id).hold(a.id);
@@ -334,6 +349,7 @@ Status Pager::take_write_error() {
 std::string Pager::check() {
   Lock lock(mutex_);
   uint64_t blocks_in_memory = 0, leased = 0;
+  size_t staged = 0, copies = 0;
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
@@ -341,13 +357,26 @@ std::string Pager::check() {
         ++blocks_in_memory;
         const Resident& resident = residents_[r->table[b].aux];
         if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
+        if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
+        if (resident.copy == core::kNoResident) continue;
+        ++copies;
+        const Resident& copy = residents_[resident.copy];
+        if (!copy.is_copy || copy.region != r.get() || copy.block != b || resident.changed ||
+            !staging_.owns(copy.frame) || !core::on_a_device(r->table[b].state)) {
+          return "a host copy is not the block's: " + where(*r, b);
+        }
       }
     }
     for (const auto& [b, leases] : r->leases) {
       if (leases.front().location == VMEM_HOST) leased += r->block_size;
     }
   }
-  if (blocks_in_memory != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  if (blocks_in_memory + copies != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  // Nothing is in flight: every staging frame is free, a block's, or a copy's.
+  if (staged + copies + staging_.free() != staging_.total()) {
+    return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,
+                           staging_.free(), staging_.total());
+  }
   if (leased != leased_bytes_) {
     return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(leased_bytes_),
                            static_cast<unsigned long long>(leased));

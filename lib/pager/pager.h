@@ -97,6 +97,10 @@ class Pager {
   core::Status check_location(int location, bool allow_ssd) const;
   Region* find(uintptr_t address);
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
+  core::ResidentId take_resident();
+  void give_resident(core::ResidentId id);
+  // Bytes/4096 that were evicted since the stamp was taken.
+  uint64_t age_of(uint32_t stamp) const;
   void resize_policies();
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   uint64_t& leaving_of(const Move* m) { return m->staged ? staging_leaving_ : leaving_bytes_; }
@@ -204,6 +208,12 @@ class Pager {
   void grow_staging(Lock& lock);
   bool staging_may_grow() const;
   core::Status want_staging();
+  // copies.cpp: what stays in host memory of blocks on a device
+  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
+  void drop_copy(core::ResidentId on_device);
+  void will_change(Region& r, core::BlockIndex b);
+  void evict_copy(core::ResidentId id);
+  void become_copy(Region& r, core::BlockIndex b);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::vector<Move*>& batch);
@@ -279,6 +289,7 @@ class Pager {
   uint64_t staging_leaving_ = 0;  // bytes of staging frames that will come free
   bool staging_wanted_ = false;   // somebody found no staging frame
   bool staging_growing_ = false;
+  bool staging_refused_ = false;  // there was no memory for more when it was last tried
   std::deque<Wish> wishes_;  // acquires first
   std::deque<Departure> departures_;
   std::vector<Ending> endings_;

@@ -1,0 +1,86 @@
+// Host copies of blocks that are on a device. A block that came through a staging frame leaves its bytes there until
+// the frame is wanted for something else: while the copy is kept, the block leaves its device by being forgotten there,
+// and is in host memory at once. Without it a block that is clean on the SSD would be read again, and one that is not
+// would be copied back.
+//
+//   Resident::copy of a block on a device names a resident of the staging pool with the same bytes. It goes when the
+//   block may change there: a WRITE lease, a store of the CPU.
+//
+// Copies compete with blocks that are only in staging frames, under one policy: how long ago a block left its device
+// last is its age.
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::kNoResident;
+using core::ResidentId;
+
+// Locked; the block has come to its device from `frame`. False: the frame is not kept.
+bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
+  const ResidentId on_device = r.table[b].aux;
+  bool pinned = false;
+  temperature(r, b, &pinned);
+  // A pinned block will not leave, and a copy of what changes is none.
+  if (pinned || residents_[on_device].changed || r.dying) return false;
+  const ResidentId id = take_resident();
+  Resident& copy = residents_[id];
+  copy.region = &r;
+  copy.block = b;
+  copy.frame = frame;
+  copy.pool = kStagingPool;
+  copy.is_copy = true;
+  copy.stamp = residents_[on_device].stamp;
+  copy.admitted = true;
+  residents_[on_device].copy = id;
+  policy::Admission a;
+  a.id = id;
+  a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
+  a.priority = r.priority;
+  a.probes = false;
+  if (copy.stamp != 0) a.age = age_of(copy.stamp);
+  policy(id).admit(a);
+  return true;
+}
+
+// Locked. The block on a device has changed, or may, or is gone: it is its only copy.
+void Pager::drop_copy(ResidentId on_device) {
+  const ResidentId id = residents_[on_device].copy;
+  residents_[on_device].copy = kNoResident;
+  if (id == kNoResident) return;
+  staging_.put(residents_[id].frame);
+  give_resident(id);
+}
+
+// Locked. What the device has may differ from the SSD and from any copy from here on.
+void Pager::will_change(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  block.flags |= core::kDirty;
+  residents_[block.aux].changed = true;
+  drop_copy(block.aux);
+}
+
+// Locked; the policy has chosen it and forgotten it.
+void Pager::evict_copy(ResidentId id) {
+  const Resident& copy = residents_[id];
+  residents_[copy.region->table[copy.block].aux].copy = kNoResident;
+  staging_.put(copy.frame);
+  residents_[id].admitted = false;
+  give_resident(id);
+}
+
+// Locked; state leaving, with its copy claimed by begin_leave(). The copy is the block from now on, in state held.
+void Pager::become_copy(Region& r, BlockIndex b) {
+  const ResidentId id = residents_[r.table[b].aux].copy;
+  residents_[r.table[b].aux].copy = kNoResident;
+  free_resident(b, r);
+  Resident& resident = residents_[id];
+  resident.is_copy = false;
+  resident.stamp = stamp_now();
+  r.table[b].aux = id;
+  policy(id).unhold(id);
+  if (leased(r, b)) policy(id).hold(id);
+}
+
+}  // namespace vmem::pager
