@@ -33,6 +33,8 @@ namespace {
 constexpr size_t kBatch = 16;       // blocks prepared or left together: 32 MiB, where the driver's cost is spread thin
 constexpr unsigned kWorkers = 3;    // two that overlap on the way in, one more so that the way out never waits
 constexpr size_t kSlabFrames = 32;  // of the staging pool
+constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
+constexpr size_t kLook = 128;              // blocks looked at, 5 to 10 us each
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
 
 }  // namespace
@@ -232,10 +234,59 @@ void Pager::device_loop() {
     // A stream that passes a release tells nobody.
     if (!endings_.empty() && !wishes_.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
-    } else {
+    } else if (std::none_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used != 0; })) {
       gpu_work_.wait(lock);
+    } else {
+      const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
+      if (now < next) {
+        gpu_work_.wait_for(lock, std::chrono::nanoseconds(next - now));
+      } else {
+        looked_ns_ = now;
+        reclaim_host_pages(lock);
+      }
     }
   }
+}
+
+// A CPU that reads a block on a device makes the driver take host pages for it, which nobody has budgeted and which the
+// driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
+// have such pages go to host memory, where their reader is, within the budget.
+void Pager::reclaim_host_pages(Lock& lock) {
+  std::vector<std::pair<Region*, BlockIndex>> found;
+  for (auto& [base, region] : regions_) {
+    Region& r = *region;
+    if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
+    BlockIndex b = r.table.next_touched(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
+    for (; b < r.blocks && found.size() < kLook; b = r.table.next_touched(b + 1)) {
+      if (r.table[b].state == State::on_device && !leased(r, b)) found.emplace_back(&r, b);
+    }
+    look_at_ = base + std::min(b, r.blocks) * r.block_size;
+    if (found.size() == kLook) break;
+  }
+  if (found.size() < kLook) look_at_ = 0;  // all have been seen
+  for (const auto& [r, b] : found) ++r->in_flight;
+  lock.unlock();
+  std::vector<std::pair<Region*, BlockIndex>> with;
+  for (const auto& [r, b] : found) {
+    uint64_t bytes = 0;
+    devices_->host_resident_bytes({reinterpret_cast<uintptr_t>(r->address(b)), r->block_size}, &bytes).ignore();
+    if (bytes != 0) with.emplace_back(r, b);
+  }
+  core::step("device.looked");
+  lock.lock();
+  reap();
+  std::vector<Move*> batch;
+  for (const auto& [r, b] : with) {
+    if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kBatch)
+      continue;
+    if (Move* m = begin_leave(*r, b, Leave::host)) batch.push_back(m);
+  }
+  for (const auto& [r, b] : found) --r->in_flight;
+  notify();
+  if (batch.empty()) return;
+  lock.unlock();
+  leave_batch(batch);
+  lock.lock();
 }
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.

@@ -156,6 +156,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
 // under the driver's hands.
 Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) {
   Region& r = *span.region;
+  if (what == device::Advice::read_mostly && set) r.read_mostly = true;
   ++r.in_flight;
   Status result;
   for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {

@@ -194,6 +194,7 @@ class Pager {
   std::string check_devices();
   void device_loop();
   bool device_step(Lock& lock);
+  void reclaim_host_pages(Lock& lock);
   void pump_devices(After& after);
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
   static void on_device_read(store::Io& io);
@@ -290,6 +291,8 @@ class Pager {
   bool staging_wanted_ = false;   // somebody found no staging frame
   bool staging_growing_ = false;
   bool staging_refused_ = false;  // there was no memory for more when it was last tried
+  uint64_t looked_ns_ = 0;  // for host pages of the driver, last; and where the next look begins
+  uintptr_t look_at_ = 0;
   std::deque<Wish> wishes_;  // acquires first
   std::deque<Departure> departures_;
   std::vector<Ending> endings_;

@@ -52,7 +52,7 @@ struct Region {
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
   bool probes = false;
-  bool gpu = false;  // has a device tier: one managed range, blocks of kHugePage
+  bool gpu = false;          // has a device tier: one managed range, blocks of kHugePage
   store::MappedFile file;
   store::FileId file_id = 0, tail_id = 0;
   bool has_file = false, has_tail = false;
@@ -68,6 +68,7 @@ struct Region {
   uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
   core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
   bool dying = false;
+  bool read_mostly = false;           // advised so: host pages beside a device's are what the program wants
   bool lost = false;                  // its device was reset: the addresses are nobody's any more
   std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
 

@@ -97,6 +97,9 @@ def worker(args):
     model = common.skeleton_of(AutoConfig.from_pretrained(args.folder))
     closes, cached = [], [path]
     torch.empty(1, device="cuda")
+    # cuDNN's attention compiles a plan for every length of the context, 50 ms each, and its first answer differs in the
+    # last bits from the later ones.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if args.way.startswith("vmem"):
         import vmem.torch
 
@@ -155,7 +158,7 @@ def worker(args):
     plans = [("cold", cold)] if args.way in FROM_DISK else []
     plans.append(("steady", lambda: None))
     # Kernels are loaded, the order is learned.
-    passes(model, argparse.Namespace(prompt=16, tokens=1), None, lambda: None)
+    passes(model, argparse.Namespace(prompt=args.prompt, tokens=1), None, lambda: None)
     for kind, before in plans:
         torch.cuda.reset_peak_memory_stats()
         if counted is not None:

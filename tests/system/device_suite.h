@@ -441,6 +441,26 @@ TEST_P(DeviceTier, HostCopiesGiveWay) {
   EXPECT_EQ(cpu_wrong(words(read), n, 0, 3), 0u);
 }
 
+// A CPU that reads what is on a device makes the driver take host pages, beside every budget.
+TEST_P(DeviceTier, HostPagesOfTheDriverAreCountedAndGivenBack) {
+  start();
+  vmem::region r(16 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+  app_->set(s, words(r), n, 0, 1);
+  ASSERT_TRUE(app_->synchronize(s).ok());
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  EXPECT_EQ(device_stats().driver_host_bytes, r.size()) << "a lease keeps them where they are";
+  VMEM_DO(release(words(r), n, s));
+  for (int i = 0; i < 4000 && r.query().device_bytes != 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_EQ(device_stats().driver_host_bytes, 0u);
+  EXPECT_EQ(r.query().device_bytes, 0u);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  within_budget();
+}
+
 TEST_P(DeviceTier, MappedFilesAreReadAndChangedByKernels) {
   start();
   TempFile file(32 * kMiB, 3);
