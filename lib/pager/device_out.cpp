@@ -25,12 +25,6 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-namespace {
-
-constexpr size_t kBatch = 16;  // blocks
-
-}  // namespace
-
 bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
   const auto it = r.leases.find(b);
   return it != r.leases.end() &&
@@ -43,8 +37,8 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Block& block = r.table[b];
   const bool dirty = (block.flags & core::kDirty) != 0;
   const ResidentId kept = how == Leave::drop ? core::kNoResident : residents_[block.aux].copy;
-  const bool copy = kept == core::kNoResident &&
-                    (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
+  const bool copy =
+      kept == core::kNoResident && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   std::byte* frame = nullptr;
   if (kept != core::kNoResident) {
     frame = residents_[kept].frame;
@@ -280,8 +274,8 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (g.wanted == 0 || g.used - g.leaving + g.wanted <= g.budget) return false;
   reap();
-  std::array<policy::Victim, kBatch> victims;
-  const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kBatch * Staging::kFrame);
+  std::array<policy::Victim, kDeviceBatch> victims;
+  const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kDeviceBatch * Staging::kFrame);
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   std::vector<Move*> batch;
@@ -314,7 +308,7 @@ bool Pager::serve_departure(Lock& lock) {
     std::vector<Move*> batch;
     std::optional<SpanOf> on;
     BlockIndex b = r.table.next_touched(it.next);
-    for (; b <= it.last && b < r.blocks && batch.size() < kBatch; b = r.table.next_touched(b + 1)) {
+    for (; b <= it.last && b < r.blocks && batch.size() < kDeviceBatch; b = r.table.next_touched(b + 1)) {
       if (r.table[b].state == State::entering) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
@@ -388,7 +382,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     ++job.outstanding;
     batch.push_back(m);
     b = r.table.next_touched(b + 1);
-    if (batch.size() >= kBatch) flush();
+    if (batch.size() >= kDeviceBatch) flush();
   }
   flush();
   while (job.outstanding != 0) changed_.wait(lock);

@@ -20,6 +20,7 @@ class Pager;
 struct Census;
 
 inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
+inline constexpr size_t kDeviceBatch = 16;  // blocks that move together: 32 MiB, where the driver's cost is spread thin
 // Someone who waits for several moves; lives on the waiter's stack.
 struct Job {
   uint64_t outstanding = 0;

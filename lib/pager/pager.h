@@ -99,8 +99,7 @@ class Pager {
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
   core::ResidentId take_resident();
   void give_resident(core::ResidentId id);
-  // Bytes/4096 that were evicted since the stamp was taken.
-  uint64_t age_of(uint32_t stamp) const;
+  uint64_t age_of(uint32_t stamp) const;  // bytes/4096 evicted since
   void resize_policies();
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   uint64_t& leaving_of(const Move* m) { return m->staged ? staging_leaving_ : leaving_bytes_; }
@@ -187,7 +186,7 @@ class Pager {
   void forget_region(Region& r);
   core::Status take_write_error();
 
-  // devices.cpp: life of the tier, the way in
+  // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices();
   void stop_devices();
   core::Status use_device(int d);
@@ -259,46 +258,40 @@ class Pager {
   std::vector<core::ResidentId> free_residents_;
   std::vector<std::unique_ptr<Move>> moves_;
   std::vector<Move*> free_moves_;
-  std::deque<Starved> starved_;          // at most one entry a block; faults before acquires
-  std::deque<Speculative> speculative_;  // bounded by kMaxSpeculative
-  std::deque<SpanOf> evict_requests_;    // vmem_prefetch to the SSD; bounded by kMaxSpeculative
-  uint64_t speculative_bytes_ = 0;       // of them in flight
-  uint64_t reserve_bytes_ = 0;           // kept free for faults
-  uint64_t largest_block_ = 0;
-  uint64_t leaving_bytes_ = 0;  // being evicted now: will come free
+  std::deque<Starved> starved_;                     // at most one entry a block; faults before acquires
+  std::deque<Speculative> speculative_;             // bounded by kMaxSpeculative
+  std::deque<SpanOf> evict_requests_;               // vmem_prefetch to the SSD; bounded by kMaxSpeculative
+  uint64_t speculative_bytes_ = 0;                  // of them in flight
+  uint64_t reserve_bytes_ = 0, largest_block_ = 0;  // the first: kept free for faults
+  uint64_t leaving_bytes_ = 0;                      // being evicted now: will come free
   uint64_t leased_bytes_ = 0;
   uint64_t evicted_pages_ = 0;  // clock of the eviction stamps
-  uint64_t table_bytes_ = 0;
-  uint64_t next_region_id_ = 1;
+  uint64_t table_bytes_ = 0, next_region_id_ = 1;
   core::Status write_error_;      // first background write-back failure nobody has been told of
   uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure
   unsigned failures_in_row_ = 0;
   std::vector<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
-  bool stop_ = false;
+  bool stop_ = false, stop_devices_ = false;
   trap::Knobs knobs_;          // of the machine; zeros: there are none
   uint64_t wanted_readahead_;  // what was set; config_ has what is in force
   unsigned wanted_timeout_ms_;
   uint64_t cap_until_ns_ = 0;
   bool refilling_ = false;  // below the low watermark lately, and not yet above the high one
   std::thread fault_thread_;
-  std::vector<std::thread> evict_threads_;
+  std::vector<std::thread> evict_threads_, gpu_threads_;
   std::atomic<bool> stop_faults_{false};
   std::vector<Gpu> gpus_;
   Staging staging_;
   uint64_t staging_leaving_ = 0;  // bytes of staging frames that will come free
-  bool staging_wanted_ = false;   // somebody found no staging frame
-  bool staging_growing_ = false;
-  bool staging_refused_ = false;  // there was no memory for more when it was last tried
-  uint64_t looked_ns_ = 0;  // for host pages of the driver, last; and where the next look begins
-  uintptr_t look_at_ = 0;
-  std::deque<Wish> wishes_;  // acquires first
+  // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
+  bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
+  uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from which address on
+  std::deque<Wish> wishes_;               // acquires first
   std::deque<Departure> departures_;
   std::vector<Ending> endings_;
   std::condition_variable gpu_work_;
-  std::vector<std::thread> gpu_threads_;
-  bool stop_devices_ = false;
   bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
 
   static constexpr size_t kMaxSpeculative = 1024;

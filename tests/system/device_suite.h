@@ -337,7 +337,8 @@ TEST_P(DeviceTier, PrefetchMovesBetweenAllTiers) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// Host memory holds all of it: after the first pass nothing comes from the disk, and nothing comes back from the device.
+// Host memory holds all of it: after the first pass nothing comes from the disk, and nothing comes back from the
+// device.
 TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
   for (const bool on_disk : {true, false}) {
     start({{"host_budget", "320MiB"}});

@@ -1,0 +1,457 @@
+// The way to a device.
+//
+//   stored, untouched ──read──┐
+//   held (staging frame) ─────┼─> entering: prepare, copy, open ──> on_device
+//   resident ──taking, copy───┘
+//
+// Workers run prepare, copies and waits without the lock, several blocks at a time; an acquire only leaves a wish and
+// waits until the copy of each of its blocks is issued. Nothing here runs on a fault thread or an I/O thread except the
+// end of a read, which calls no device.
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+namespace {
+
+constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
+
+}  // namespace
+
+// Starts what the wishes ask for, as far as there is room.
+void Pager::pump_devices(After& after) {
+  std::array<bool, device::kMaxDevices> full{};
+  for (Gpu& g : gpus_) g.wanted = 0;
+  for (auto it = wishes_.begin(); it != wishes_.end();) {
+    const size_t d = static_cast<size_t>(it->device);
+    if (full[d]) {
+      ++it;
+      continue;
+    }
+    Start result = Start::done;
+    while (it->next <= it->last) {
+      result = start_entering(*it->region, it->next, it->device, it->urgency, after);
+      if (result == Start::wait && it->owner == nullptr) result = Start::done;  // a hint waits for nobody
+      if (result != Start::done) break;
+      ++it->next;
+    }
+    if (result == Start::no_room) {
+      full[d] = true;
+      gpus_[d].wanted = std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes);
+      gpu_work_.notify_all();
+    }
+    it = it->next > it->last ? wishes_.erase(it) : std::next(it);
+  }
+}
+
+// Locked. Claims a block for device d.
+Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, After& after) {
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  const size_t size = r.block_size;
+  if (r.dying) return Start::done;
+  switch (block.state) {
+    case State::entering:
+      return block.device == d ? Start::done : Start::wait;
+    case State::on_device:
+      if (block.device == d) return Start::done;
+      if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
+      break;
+    case State::failed:
+      return Start::done;  // an acquire says why
+    case State::untouched:
+    case State::stored:
+    case State::held:
+      break;
+    case State::resident:
+      if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
+      break;
+    default:
+      return Start::wait;
+  }
+  if (g.used + size > g.budget) return Start::no_room;
+  const State from = block.state;
+  if (from == State::on_device) {  // from another device, directly
+    const size_t other = block.device;
+    Resident& resident = residents_[block.aux];
+    if (resident.admitted) policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    r.table.change(b, from, State::leaving);
+    gpus_[other].used -= size;
+    g.used += size;
+    block.device = static_cast<uint8_t>(d);
+    Move* m = new_move(r, b);
+    m->device = static_cast<int>(other);
+    m->migrates = true;
+    m->way = core::Way::between_devices;
+    g.ready.push_back(m);
+    gpu_work_.notify_one();
+    return Start::done;
+  }
+  const bool zero = from == State::untouched && !r.from_file();
+  const bool staged = from == State::held && residents_[block.aux].pool == kStagingPool;
+  std::byte* frame = nullptr;
+  std::byte* scratch = nullptr;
+  if (!zero && !staged) {
+    if (block.extent && block.extent.codec() != 0 && (from == State::stored || from == State::untouched)) {
+      scratch = frames_.get_bounce(size);
+      if (scratch == nullptr) return Start::no_room;
+    }
+    frame = staging_.get(staging_reserve());
+    if (frame == nullptr) {
+      if (scratch != nullptr) frames_.put_bounce(scratch, size);
+      staging_wanted_ = true;
+      need_evict_.notify_all();
+      return Start::no_room;
+    }
+  }
+  g.used += size;
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // its toucher is woken when it is made
+  if (from == State::held || from == State::resident) {
+    Resident& resident = residents_[block.aux];
+    if (resident.admitted) policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    resident.changed = false;
+    if ((block.flags & core::kReadAhead) != 0) used(r, b);
+    Move* m = new_move(r, b);
+    m->device = d;
+    m->way = core::Way::to_device;
+    if (staged) {
+      m->image = resident.frame;
+    } else {
+      m->image = frame;
+      m->source = from == State::held ? resident.frame : r.address(b);
+    }
+    if (from == State::resident) {
+      if ((block.flags & core::kProtected) == 0) block.flags |= core::kDirty;
+      resident.in_place = true;
+      resident.dropping = false;
+      r.table.change(b, State::resident, State::taking);
+    } else {
+      resident.pool = static_cast<uint8_t>(kDevicePools + d);
+      r.table.change(b, State::held, State::entering);
+      block.device = static_cast<uint8_t>(d);
+    }
+    m->staged = true;
+    g.ready.push_back(m);
+    gpu_work_.notify_one();
+    return Start::done;
+  }
+  const size_t tables = r.table.footprint();
+  const uint32_t stamp = block.aux;
+  const ResidentId id = new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  residents_[id].stamp = stamp;
+  block.flags &= static_cast<uint16_t>(~core::kDirty);
+  r.table.change(b, from, State::entering);
+  block.device = static_cast<uint8_t>(d);
+  if (r.table.footprint() != tables) {
+    table_bytes_ += r.table.footprint() - tables;
+    count_tables();
+  }
+  Move* m = new_move(r, b);
+  m->device = d;
+  m->way = core::Way::to_device;
+  m->image = frame;
+  m->coded = scratch;
+  m->staged = true;
+  m->was_untouched = from == State::untouched;
+  m->speculative = urgency != Urgency::acquire;
+  if (zero) {
+    core::add(counters_.zero_fills);
+    block.digest = store::zero_digest(size);
+    block.flags |= core::kDigest;
+    g.ready.push_back(m);
+    gpu_work_.notify_one();
+    return Start::done;
+  }
+  if (m->speculative) core::add(counters_.prefetched_blocks);
+  prepare_read(m, urgency, on_device_read);
+  after.submit.push_back(&m->io);
+  return Start::done;
+}
+
+void Pager::on_device_read(store::Io& io) {
+  Move* m = static_cast<Move*>(io.user);
+  Pager& self = *m->pager;
+  After after;
+  self.finish_device_read(m, after);
+  self.run(after);
+}
+
+// Unlocked; state entering, the trap still in place.
+void Pager::finish_device_read(Move* m, After& after) {
+  Region& r = *m->region;
+  core::step("device.read");
+  verify_read(m);
+  Lock lock(mutex_);
+  Block& block = r.table[m->block];
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  if (m->status.ok()) {
+    if (!block.extent && r.writable()) {
+      block.digest = m->digest;
+      block.flags |= core::kDigest;
+    }
+    gpus_[static_cast<size_t>(m->device)].ready.push_back(m);
+    gpu_work_.notify_one();
+    return;
+  }
+  // Nothing was made yet: the block is where it was. The acquire that waits for it learns why; a CPU touch reads again.
+  core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
+            static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
+  r.reasons[m->block] = m->status;
+  staging_.put(m->image);
+  gpus_[static_cast<size_t>(m->device)].used -= r.block_size;
+  free_resident(m->block, r);
+  r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
+  const BlockIndex b = m->block;
+  free_move(m);
+  settle(r, b, after);
+  pump(after);
+}
+
+// Unlocked. Blocks that come from ordinary host memory are copied to their staging frames first.
+void Pager::pull(std::vector<Move*>& batch, int d) {
+  std::vector<trap::Range> drops;
+  for (Move* m : batch) {
+    if (m->source == nullptr) continue;
+    Region& r = *m->region;
+    const bool in_place = m->source == r.address(m->block);
+    if (in_place) {
+      core::step("device.taking");
+      m->status = trap_->protect(m->source, r.block_size);
+      if (!m->status.ok()) continue;
+    }
+    memcpy(m->image, m->source, r.block_size);
+    core::add(counters_.copied_bytes, r.block_size);
+    if (in_place) drops.push_back({reinterpret_cast<uintptr_t>(m->source), r.block_size});
+  }
+  {
+    Lock lock(mutex_);
+    for (Move* m : batch) {
+      if (m->source != nullptr && m->status.ok()) residents_[m->region->table[m->block].aux].dropping = true;
+    }
+  }
+  if (!drops.empty()) {
+    if (Status s = trap_->drop(drops); !s.ok())
+      core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+  }
+  After after;
+  {
+    Lock lock(mutex_);
+    for (Move* m : batch) {
+      if (m->source == nullptr) continue;
+      Region& r = *m->region;
+      Block& block = r.table[m->block];
+      Resident& resident = residents_[block.aux];
+      if (!m->status.ok()) {  // stays where it is
+        gpus_[static_cast<size_t>(d)].used -= r.block_size;
+        gpus_[static_cast<size_t>(d)].failure = m->status;
+        ++gpus_[static_cast<size_t>(d)].failures;
+        staging_.put(m->image);
+        block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
+        r.table.change(m->block, State::taking, State::resident);
+        trap_->unprotect(r.address(m->block), r.block_size).ignore();
+        admit(r, m->block, stamp_now());
+        continue;
+      }
+      if (m->source != r.address(m->block)) {
+        frames_.put_bounce(m->source, r.block_size);
+      } else {
+        r.table.change(m->block, State::taking, State::entering);
+        block.device = static_cast<uint8_t>(d);
+        resident.pool = static_cast<uint8_t>(kDevicePools + d);
+      }
+      frames_.give_credit(r.block_size);
+      block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kWanted | core::kWantedWrite));
+      resident.in_place = resident.dropping = false;
+      resident.frame = nullptr;
+      m->source = nullptr;
+    }
+    std::erase_if(batch, [&](Move* m) {
+      const bool failed = !m->status.ok();
+      if (failed) free_move(m);
+      return failed;
+    });
+    pump(after);
+  }
+  run(after);
+}
+
+// Unlocked. Makes the blocks on device d, fills them and opens them.
+void Pager::enter_batch(std::vector<Move*>& batch, int d) {
+  pull(batch, d);
+  if (batch.empty()) return;
+  std::vector<device::Range> ranges;
+  std::vector<device::Copy> copies;
+  for (const Move* m : batch) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
+    ranges.push_back({at, m->region->block_size});
+    if (m->image != nullptr) copies.push_back({at, m->image, m->region->block_size});
+  }
+  core::step("device.preparing");
+  bool torn = false;
+  device::Ticket ticket;
+  Status s = devices_->prepare(ranges, d, &torn);
+  if (s.code() == -device::kIntruder) core::fatal("%.*s", static_cast<int>(s.text().size()), s.text().data());
+  bool made = s.ok();
+  if (made) {
+    // Threads that met the trap before it went: their next try meets the device's door and parks there.
+    for (const device::Range& range : ranges) trap_->wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+    core::step("device.prepared");
+    if (!copies.empty()) s = devices_->copy_in(d, copies, &ticket);
+  }
+  if (s.ok()) {
+    {
+      Lock lock(mutex_);
+      for (Move* m : batch) {
+        Resident& resident = residents_[m->region->table[m->block].aux];
+        resident.issued = true;
+        resident.ticket = ticket;
+      }
+      gpus_[static_cast<size_t>(d)].in_bytes += copies.size() * Staging::kFrame;
+      core::add(counters_.host_to_device_bytes, copies.size() * Staging::kFrame);
+      notify();
+    }
+    core::step("device.issued");
+    if (ticket != nullptr) s = devices_->wait(ticket);
+  }
+  if (s.ok()) {
+    s = devices_->open(ranges, device::Access::read);
+    if (!s.ok() && devices_->health(d).ok()) {
+      core::fatal("blocks on device %d cannot be opened for the CPU, which waits for them: %.*s", d,
+                  static_cast<int>(s.text().size()), s.text().data());
+    }
+  }
+  if (!s.ok() && made) {
+    if (devices_->punch(ranges).ok()) torn = true;
+  }
+  if (torn) restore_trap(ranges);
+  core::step("device.entered");
+  After after;
+  Lock lock(mutex_);
+  if (!s.ok()) saw_loss(d);  // the books still say how it was
+  for (Move* m : batch) {
+    Region& r = *m->region;
+    Block& block = r.table[m->block];
+    Resident& resident = residents_[block.aux];
+    if (!s.ok()) {
+      undo_entering(m, s, !made || torn, after);
+      continue;
+    }
+    resident.issued = false;
+    resident.ticket.reset();
+    resident.frame = nullptr;
+    const uint32_t stamp = resident.stamp;
+    r.table.change(m->block, State::entering, State::on_device);
+    if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
+    admit(r, m->block, stamp);
+    free_move(m);
+  }
+  if (!s.ok() && s.code() == -ENOMEM) {
+    Gpu& g = gpus_[static_cast<size_t>(d)];
+    if (g.follows_free && g.used >= Staging::kFrame && g.used < g.budget) {
+      core::log(core::Level::warning, "device %d has less free memory than when libvmem began: its budget is %s now", d,
+                core::human_bytes(g.used).c_str());
+      g.budget = g.used;
+      resize_policies();
+    }
+  }
+  if (!departures_.empty()) gpu_work_.notify_one();
+  pump(after);
+  lock.unlock();
+  run(after);
+}
+
+// Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
+// kernel may have changed them since.
+void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.used -= r.block_size;
+  g.failure = why;
+  ++g.failures;
+  Resident& resident = residents_[block.aux];
+  const bool lent = resident.issued && lent_for_writing(r, b);
+  resident.issued = false;
+  resident.ticket.reset();
+  if (!trapped || lent) {
+    if (m->image != nullptr) staging_.put(m->image);
+    free_resident(b, r);
+    r.table.change(b, State::entering, State::failed);
+    r.reasons[b] = Status(EIO, std::string(why.text()));
+    if (trapped) {
+      trap_->fail(r.address(b), r.block_size).ignore();
+    } else {
+      r.lost = true;
+    }
+    free_move(m);
+    return;
+  }
+  if (m->image == nullptr) {
+    free_resident(b, r);
+    r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
+  } else {
+    resident.frame = m->image;
+    resident.pool = kStagingPool;
+    r.table.change(b, State::entering, State::held);
+    admit(r, b, stamp_now());
+  }
+  free_move(m);
+  settle(r, b, after);
+}
+
+// Unlocked; state leaving, booked on device d already.
+void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
+  std::vector<device::Range> ranges;
+  ranges.reserve(batch.size());
+  for (const Move* m : batch) {
+    ranges.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  core::step("device.migrating");
+  Status s = devices_->migrate(ranges, d);
+  After after;
+  Lock lock(mutex_);
+  for (Move* m : batch) {
+    Region& r = *m->region;
+    Block& block = r.table[m->block];
+    Resident& resident = residents_[block.aux];
+    if (!s.ok()) {
+      Gpu& g = gpus_[static_cast<size_t>(d)];
+      g.used -= r.block_size;
+      g.failure = s;
+      ++g.failures;
+      block.device = static_cast<uint8_t>(m->device);
+      gpus_[static_cast<size_t>(m->device)].used += r.block_size;
+      resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
+    } else {
+      gpus_[static_cast<size_t>(d)].in_bytes += r.block_size;
+      gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+    }
+    r.table.change(m->block, State::leaving, State::on_device);
+    admit(r, m->block, stamp_now());
+    free_move(m);
+  }
+  pump(after);
+  lock.unlock();
+  run(after);
+}
+
+}  // namespace vmem::pager
