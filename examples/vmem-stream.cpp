@@ -305,8 +305,7 @@ int run(Settings s) {
     printf("| time against max(compute, reading at the raw limit) | %.3f against %.3f s: %.3f |\n", median.seconds,
            bound, median.seconds / bound);
     printf("| reading and computing in turn would take | %.3f s |\n", io + median.computed);
-    printf("| device memory of libvmem | %.2f of %.2f GB |\n", static_cast<double>(d.used_bytes) / 1e9,
-           static_cast<double>(d.budget) / 1e9);
+    printf("| device memory that libvmem may use | %.2f GB |\n", static_cast<double>(d.budget) / 1e9);
     printf("| evicted from the device | %llu blocks, %llu of them without a copy |\n",
            static_cast<unsigned long long>(d.evictions), static_cast<unsigned long long>(d.clean_drops));
     const bool good = wrong == 0 && !all_equal_bytes;

@@ -350,7 +350,8 @@ class pool final : public std::pmr::memory_resource {
       r.map = std::make_unique<detail::granule_map>(static_cast<detail::granule_map::index>(wanted / granule_bytes));
       shared_.reserve(shared_.size() + 1);
     }
-    // The node is made before the region: nothing can throw between the two.
+    // The node and the name are made before the region: nothing can throw between them.
+    const std::string name = options_.name + " " + std::to_string(made_);
     region_table::node_type node;
     {
       region_table one;
@@ -362,7 +363,8 @@ class pool final : public std::pmr::memory_resource {
       throw pool_error("vmem::pool \"%s\": %zu bytes need a region of %zu: %s", options_.name.c_str(), bytes, wanted,
                        vmem_last_error());
     }
-    (void)vmem_name(p, (options_.name + " " + std::to_string(made_++)).c_str());
+    (void)vmem_name(p, name.c_str());
+    ++made_;
     node.key() = reinterpret_cast<std::uintptr_t>(p);
     region_table::value_type& entry = *regions_.insert(std::move(node)).position;
     if (shared) shared_.push_back(&entry);

@@ -16,6 +16,7 @@ using core::Block;
 using core::BlockIndex;
 using core::kNoResident;
 using core::ResidentId;
+using core::State;
 
 // Locked; the block has come to its device from `frame`. False: the frame is not kept.
 bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
@@ -81,6 +82,43 @@ void Pager::become_copy(Region& r, BlockIndex b) {
   r.table[b].aux = id;
   policy(id).unhold(id);
   if (leased(r, b)) policy(id).hold(id);
+}
+
+// Locked. A staging frame while more than `keep` are free; else one of a block that the SSD or a device has too, which
+// takes no I/O and nobody has to be waited for. nullptr: the pool grows, or its blocks have to be written first.
+std::byte* Pager::staging_frame(size_t keep) {
+  if (std::byte* frame = staging_.get(keep)) return frame;
+  const bool grows = staging_may_grow() && !staging_refused_;
+  for (int i = 0; i < 8 && !grows; ++i) {
+    policy::Victim victim;
+    if (policies_[kStagingPool]->victims(1, {&victim, 1}) == 0) break;
+    Resident& resident = residents_[victim.id];
+    if (resident.is_copy) {
+      evict_copy(victim.id);
+    } else {
+      Region& r = *resident.region;
+      const BlockIndex b = resident.block;
+      resident.admitted = false;
+      if (r.dying) continue;
+      if (r.table[b].state != State::held || (r.table[b].flags & (core::kDirty | core::kWanted)) != 0) {
+        admit(r, b, stamp_now());
+        break;
+      }
+      r.table.change(b, State::held, State::taking);
+      Move* m = new_move(r, b);
+      m->image = resident.frame;
+      m->from_held = m->staged = true;
+      leaving_of(m) += r.block_size;
+      core::add(counters_.clean_drops);
+      After nothing;  // nobody wants it
+      let_go(m, State::taking, nothing);
+    }
+    if (std::byte* frame = staging_.get(keep)) return frame;
+  }
+  staging_wanted_ = true;
+  gpu_work_.notify_one();
+  need_evict_.notify_all();
+  return nullptr;
 }
 
 }  // namespace vmem::pager

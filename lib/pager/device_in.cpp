@@ -112,11 +112,9 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_room;
     }
-    frame = staging_.get(staging_reserve());
+    frame = staging_frame(staging_reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
-      staging_wanted_ = true;
-      need_evict_.notify_all();
       return Start::no_room;
     }
   }

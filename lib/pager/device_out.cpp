@@ -45,13 +45,8 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
     policy(kept).hold(kept);
   }
   if (copy) {
-    frame = staging_.get(0);
-    if (frame == nullptr) {
-      staging_wanted_ = true;
-      need_evict_.notify_all();
-      gpu_work_.notify_one();
-      return nullptr;
-    }
+    frame = staging_frame(0);
+    if (frame == nullptr) return nullptr;
   }
   Move* m = new_move(r, b);
   m->image = frame;

@@ -238,7 +238,7 @@ void Pager::device_loop() {
 
 // A CPU that reads a block on a device makes the driver take host pages for it, which nobody has budgeted and which the
 // driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
-// have such pages go to host memory, where their reader is, within the budget.
+// have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
   std::vector<std::pair<Region*, BlockIndex>> found;
   for (auto& [base, region] : regions_) {
@@ -246,7 +246,10 @@ void Pager::reclaim_host_pages(Lock& lock) {
     if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
     BlockIndex b = r.table.next_touched(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
     for (; b < r.blocks && found.size() < kLook; b = r.table.next_touched(b + 1)) {
-      if (r.table[b].state == State::on_device && !leased(r, b)) found.emplace_back(&r, b);
+      bool pinned = false;
+      if (r.table[b].state != State::on_device || leased(r, b)) continue;
+      temperature(r, b, &pinned);
+      if (!pinned) found.emplace_back(&r, b);
     }
     look_at_ = base + std::min(b, r.blocks) * r.block_size;
     if (found.size() == kLook) break;

@@ -183,12 +183,9 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const frame = staging_.get(staging_reserve());
+  std::byte* const frame = staging_frame(staging_reserve());
   if (frame == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
-    staging_wanted_ = true;
-    gpu_work_.notify_one();
-    need_evict_.notify_all();
     return false;
   }
   const uint32_t stamp = block.aux;

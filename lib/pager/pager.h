@@ -1,5 +1,4 @@
 // The one writer of block state: takes requests and faults, asks policy, runs moves.
-//
 // Lock: `mutex_` protects every field here and in Region, and is taken by API threads, the fault thread, evictors and
 // I/O completion threads. It is never held across I/O, a wait for another block, a hash or copy of a block, or a touch
 // of paged memory; under it only: table changes, policy, and single-block trap calls that cannot block (unprotect,
@@ -214,6 +213,7 @@ class Pager {
   void will_change(Region& r, core::BlockIndex b);
   void evict_copy(core::ResidentId id);
   void become_copy(Region& r, core::BlockIndex b);
+  std::byte* staging_frame(size_t keep);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::vector<Move*>& batch);
@@ -250,7 +250,7 @@ class Pager {
   std::mutex mutex_;
   std::condition_variable changed_;                       // some block reached a stable state, or memory came free
   std::condition_variable need_evict_;                    // the evictors have work
-  std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base address
+  std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
   // By Resident::pool: blocks in host memory, blocks held in staging frames, blocks on each device.
   std::vector<std::unique_ptr<policy::Evictor>> policies_;
   FramePool frames_;
@@ -274,6 +274,7 @@ class Pager {
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
   bool stop_ = false, stop_devices_ = false;
+  bool watching_ = false;      // the engine's thread serves faults; there is no fault_thread_
   trap::Knobs knobs_;          // of the machine; zeros: there are none
   uint64_t wanted_readahead_;  // what was set; config_ has what is in force
   unsigned wanted_timeout_ms_;
@@ -292,7 +293,6 @@ class Pager {
   std::deque<Departure> departures_;
   std::vector<Ending> endings_;
   std::condition_variable gpu_work_;
-  bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
 
   static constexpr size_t kMaxSpeculative = 1024;
 };
