@@ -389,7 +389,8 @@ TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
   for (uint64_t round = 2; round < 8; ++round) {
     VMEM_DO(acquire(words(r), n, VMEM_READ, s));
     app_->check(s, words(r), n, 0, round - 1);
-    if (round % 3 == 0) {  // the CPU, under the lease
+    if (round % 3 == 0) {  // the CPU, under the lease, when the kernel has looked
+      ASSERT_TRUE(app_->synchronize(s).ok());
       cpu_set(words(r), half, 0, round);
       VMEM_DO(release(words(r), n, s));
     } else {
