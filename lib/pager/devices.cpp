@@ -24,6 +24,7 @@ namespace {
 
 constexpr unsigned kWorkers = 3;            // two that overlap on the way in, one more so that the way out never waits
 constexpr size_t kSlabFrames = 32;          // of the staging pool
+constexpr uint64_t kGrowAgain = 50000000;   // ns between tries to make staging frames
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 
@@ -191,7 +192,9 @@ void Pager::grow_staging(Lock& lock) {
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;
   if (!frames_.take_fixed(frames * Staging::kFrame, reserve_bytes_)) {
+    // Until then the pool gives up what it has.
     staging_wanted_ = staging_refused_ = true;
+    grow_again_ns_ = now_ns() + kGrowAgain;
     need_evict_.notify_all();
     return;
   }
@@ -207,6 +210,7 @@ void Pager::grow_staging(Lock& lock) {
     resize_policies();
   } else {
     frames_.give_fixed(frames * Staging::kFrame);
+    grow_again_ns_ = now_ns() + 100 * kGrowAgain;
     core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", staging_.total(),
               static_cast<int>(s.text().size()), s.text().data());
   }
@@ -282,7 +286,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
-  if (staging_wanted_ && staging_may_grow() && !staging_growing_) {
+  if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
     grow_staging(lock);
     After after;
     pump(after);

@@ -288,8 +288,8 @@ class Pager {
   uint64_t staging_leaving_ = 0;  // bytes of staging frames that will come free
   // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
   bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
-  uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from which address on
-  std::deque<Wish> wishes_;               // acquires first
+  uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
+  std::deque<Wish> wishes_;                                   // acquires first
   std::deque<Departure> departures_;
   std::vector<Ending> endings_;
   std::condition_variable gpu_work_;

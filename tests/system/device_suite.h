@@ -443,6 +443,29 @@ TEST_P(DeviceTier, HostCopiesGiveWay) {
   EXPECT_EQ(cpu_wrong(words(read), n, 0, 3), 0u);
 }
 
+// Host memory is full of what the CPU uses, so that the staging pool may grow and cannot.
+TEST_P(DeviceTier, AStagingPoolThatCannotGrowServesTheDevice) {
+  start({{"host_budget", "320MiB"}});
+  vmem::region cpu(320 * kMiB, VMEM_HOST_ONLY), r(96 * kMiB, 0);
+  const size_t n = r.size() / 8, part = 8 * kWordsPerMiB;
+  void* s = stream();
+  for (uint64_t round = 1; round < 4; ++round) {
+    cpu_set(words(cpu), cpu.size() / 8, 0, round);
+    for (size_t at = 0; at < n; at += part) {
+      VMEM_DO(vmem_prefetch(words(r) + (at + part) % n, part * 8, 0, s));
+      VMEM_DO(acquire(words(r) + at, part, VMEM_READ | VMEM_WRITE, s));
+      if (round != 1) app_->check(s, words(r) + at, part, at, round - 1);
+      app_->set(s, words(r) + at, part, at, round);
+      VMEM_DO(release(words(r) + at, part, s));
+    }
+    within_budget();
+  }
+  ASSERT_TRUE(app_->synchronize(s).ok());
+  EXPECT_EQ(app_->wrong(), 0u);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 3), 0u);
+  EXPECT_EQ(cpu_wrong(words(cpu), cpu.size() / 8, 0, 3), 0u);
+}
+
 // A CPU that reads what is on a device makes the driver take host pages, beside every budget.
 TEST_P(DeviceTier, HostPagesOfTheDriverAreCountedAndGivenBack) {
   start();
