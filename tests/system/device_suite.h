@@ -341,8 +341,8 @@ TEST_P(DeviceTier, PrefetchMovesBetweenAllTiers) {
 // device.
 TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
   for (const bool on_disk : {true, false}) {
-    start({{"host_budget", "320MiB"}});
-    vmem::region r(96 * kMiB, 0);
+    start({{"host_budget", "256MiB"}});
+    vmem::region r(48 * kMiB, 0);
     const size_t n = r.size() / 8, part = 8 * kWordsPerMiB;
     cpu_set(words(r), n, 0, 6);
     if (on_disk) r.evict();
@@ -375,7 +375,7 @@ TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
 
 // Every way a block can change on its device, with a copy of what it was in host memory.
 TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
-  start({{"host_budget", "320MiB"}});
+  start({{"host_budget", "192MiB"}});
   vmem::region r(16 * kMiB, 0), other(64 * kMiB, 0);
   const size_t n = r.size() / 8, half = n / 2, all = other.size() / 8, part = 8 * kWordsPerMiB;
   void* s = stream();
@@ -420,7 +420,7 @@ TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
 // Copies never keep others from memory: a load of changed blocks beside one of unchanged ones, in frames for neither.
 TEST_P(DeviceTier, HostCopiesGiveWay) {
   start({{"host_budget", "64MiB"}});
-  vmem::region read(96 * kMiB, 0), changed(96 * kMiB, 0);
+  vmem::region read(64 * kMiB, 0), changed(64 * kMiB, 0);
   const size_t n = read.size() / 8, part = 4 * kWordsPerMiB;
   cpu_set(words(read), n, 0, 3);
   void* s = stream();
