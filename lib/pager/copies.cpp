@@ -8,6 +8,7 @@
 //
 // Copies compete with blocks that are only in staging frames, under one policy: how long ago a block left its device
 // last is its age.
+#include "pager/clock.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -89,6 +90,10 @@ void Pager::become_copy(Region& r, BlockIndex b) {
 std::byte* Pager::staging_frame(size_t keep) {
   if (std::byte* frame = staging_.get(keep)) return frame;
   const bool grows = staging_may_grow() && !staging_refused_;
+  if (staging_may_grow() && staging_refused_ && now_ns() >= grow_again_ns_) {  // there may be memory by now
+    staging_wanted_ = true;
+    gpu_work_.notify_one();
+  }
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
     if (policies_[kStagingPool]->victims(1, {&victim, 1}) == 0) break;

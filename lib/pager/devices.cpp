@@ -27,6 +27,7 @@ constexpr size_t kSlabFrames = 32;          // of the staging pool
 constexpr uint64_t kGrowAgain = 50000000;   // ns between tries to make staging frames
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
+constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
 
 }  // namespace
 
@@ -245,20 +246,22 @@ void Pager::device_loop() {
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
   std::vector<std::pair<Region*, BlockIndex>> found;
+  size_t passed = 0;
   for (auto& [base, region] : regions_) {
     Region& r = *region;
     if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
     BlockIndex b = r.table.next_touched(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
-    for (; b < r.blocks && found.size() < kLook; b = r.table.next_touched(b + 1)) {
+    for (; b < r.blocks && found.size() < kLook && passed < kPass; b = r.table.next_touched(b + 1)) {
+      ++passed;
       bool pinned = false;
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       temperature(r, b, &pinned);
       if (!pinned) found.emplace_back(&r, b);
     }
     look_at_ = base + std::min(b, r.blocks) * r.block_size;
-    if (found.size() == kLook) break;
+    if (found.size() == kLook || passed == kPass) break;
   }
-  if (found.size() < kLook) look_at_ = 0;  // all have been seen
+  if (found.size() < kLook && passed < kPass) look_at_ = 0;  // all have been seen
   for (const auto& [r, b] : found) ++r->in_flight;
   lock.unlock();
   std::vector<std::pair<Region*, BlockIndex>> with;
