@@ -190,7 +190,7 @@ demo: $(BUILD)/examples/vmem-sort $(BUILD)/examples/vmem-stream  ## sort 4 GiB, 
 unit: $(BUILD)/tests/unit_tests
 	scripts/run-tests.sh unit
 
-test: | $(call SETUP,test) $(call SETUP,vm)  ## every test that needs no GPU, also in virtual machines; the last line counts
+test: | $(call SETUP,test) $(call SETUP,vm) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress vm kmod deb)
 
