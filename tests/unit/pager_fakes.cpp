@@ -149,8 +149,19 @@ Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** addres
   return {};
 }
 
-Status FakeTrap::attach_at(void*, size_t, trap::Transfer) {
-  return core::error(ENOTSUP, "not in this fake");
+Status FakeTrap::attach_at(void* address, size_t size, trap::Transfer) {
+  if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
+      MAP_FAILED)
+    return core::system_error(errno, "attach_at");
+  std::lock_guard lock(mutex_);
+  attached_[number(address)] = size;
+  return {};
+}
+
+void FakeTrap::fail_fill(int error, size_t times) {
+  std::lock_guard lock(mutex_);
+  fill_error_ = error;
+  fill_failures_ = times;
 }
 
 Status FakeTrap::detach(void* address, size_t size) {
@@ -188,6 +199,11 @@ void FakeTrap::interrupt() {
 Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) {
   std::lock_guard lock(mutex_);
   if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
+  if (fill_failures_ != 0) {
+    --fill_failures_;
+    called("fill refused");
+    return core::error(fill_error_, "as the test wants it");
+  }
   if (transfer == trap::Transfer::install && frames_.count(number(frame)) == 0)
     return core::error(ENOENT, "the frame has no memory");
   memcpy(at, frame, size);

@@ -39,6 +39,8 @@ class FakeTrap final : public trap::Trap {
   void until_called(const std::string& name, size_t times);
   // The next take() fails so.
   void fail_take(int error);
+  // The next so many fill() fail so.
+  void fail_fill(int error, size_t times);
   // Frames get no more memory than this together, and what they have now.
   void limit_frames(uint64_t bytes);
   uint64_t frame_bytes();
@@ -47,7 +49,7 @@ class FakeTrap final : public trap::Trap {
 
   const trap::Caps& caps() const override { return caps_; }
   core::Status attach(size_t size, size_t align, trap::Transfer transfer, void** address) override;
-  core::Status attach_at(void*, size_t, trap::Transfer) override;
+  core::Status attach_at(void* address, size_t size, trap::Transfer transfer) override;
   core::Status detach(void* address, size_t size) override;
   core::Status unmap(void* address, size_t size) override;
   core::Status wait(std::span<trap::Fault> out, int timeout_ms, size_t* count) override;
@@ -83,7 +85,8 @@ class FakeTrap final : public trap::Trap {
   std::map<uintptr_t, uint64_t> woken_;  // page -> how often; a parked thread leaves when it changes
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
-  int take_error_ = 0;
+  int take_error_ = 0, fill_error_ = 0;
+  size_t fill_failures_ = 0;
   std::map<uintptr_t, size_t> frames_;  // populated
   uint64_t frame_bytes_ = 0, frame_limit_ = UINT64_MAX;
   trap::Knobs knobs_;

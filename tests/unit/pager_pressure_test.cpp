@@ -1,9 +1,11 @@
 // Frames that the machine refuses or wants back, and its administrator's knobs, as the module tells of them.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
+#include "device/sim_device.h"
 #include "pager/pager.h"
 #include "pager_fakes.h"
 
@@ -102,6 +104,54 @@ TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   put(r, 11);
   EXPECT_EQ(get(r), 11u);
   EXPECT_TRUE(pager->release({&range, 1}, nullptr).ok());
+}
+
+// A block that waits in a staging frame, and whose place is refused memory: its toucher stays parked, and the tries are
+// a second apart. Not one of the fixture's blocks: those need no memory beside their frame.
+TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher) {
+  Parts parts;
+  auto made = std::make_unique<FakeTrap>(false, true, true);
+  FakeTrap* const trap = made.get();
+  parts.trap = std::move(made);
+  parts.engine = std::make_unique<FakeEngine>();
+  parts.space = std::make_unique<FakeSpace>();
+  std::unique_ptr<vmem::device::SimDevices> sim;
+  vmem::device::SimOptions options;
+  options.devices = 1;
+  options.memory_bytes = 32 << 20;
+  ASSERT_TRUE(vmem::device::make_sim_devices(options, &sim).ok());
+  parts.devices = std::move(sim);
+  Config config;
+  config.host_budget = 96 << 20;
+  config.fault_timeout_ms = 60000;
+  Pager pager(std::move(parts), std::move(config));
+  ASSERT_TRUE(pager.start().ok());
+  void* at = nullptr;
+  Pager::NewRegion what;
+  what.size = 4 * kHugePage;
+  what.block_size = kHugePage;
+  const Status s = pager.create(what, &at);
+  ASSERT_TRUE(s.ok()) << s.text();
+  auto* const r = static_cast<std::byte*>(at);
+  EXPECT_TRUE(trap->store(r, 41));
+  ASSERT_TRUE(pager.evict(r, what.size, VMEM_SSD).ok());
+  ASSERT_TRUE(pager.prefetch(r, kHugePage, VMEM_HOST).ok());
+  struct vmem_residency where = {};
+  for (int i = 0; i < 4000 && where.host_bytes != kHugePage; ++i) {
+    usleep(1000);
+    ASSERT_TRUE(pager.query(r, kHugePage, &where).ok());
+  }
+  ASSERT_EQ(where.host_bytes, kHugePage) << "it waits in a staging frame";
+  const size_t fills = trap->calls("fill"), woken = trap->calls("wake");
+  trap->fail_fill(ENOMEM, 2);
+  uint64_t value = 0;
+  EXPECT_TRUE(trap->load(r, &value));
+  EXPECT_EQ(value, 41u);
+  EXPECT_EQ(trap->calls("fill refused"), 2u);
+  EXPECT_EQ(trap->calls("fill"), fills + 1);
+  EXPECT_EQ(trap->calls("wake"), woken) << "it waited for memory, it was not sent round";
+  pager.shutdown();
+  EXPECT_EQ(pager.check(), "");
 }
 
 TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
