@@ -119,7 +119,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     }
   }
   g.used += size;
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // its toucher is woken when it is made
   if (from == State::held || from == State::resident) {
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
@@ -276,7 +275,7 @@ void Pager::pull(std::vector<Move*>& batch, int d) {
         resident.pool = static_cast<uint8_t>(kDevicePools + d);
       }
       frames_.give_credit(r.block_size);
-      block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kWanted | core::kWantedWrite));
+      block.flags &= static_cast<uint16_t>(~core::kProtected);
       resident.in_place = resident.dropping = false;
       resident.frame = nullptr;
       m->source = nullptr;
@@ -357,6 +356,7 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
     resident.frame = nullptr;
     const uint32_t stamp = resident.stamp;
     r.table.change(m->block, State::entering, State::on_device);
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
     admit(r, m->block, stamp);
     free_move(m);

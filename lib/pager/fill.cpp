@@ -135,8 +135,13 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       block.flags |= wish;
       break;
     case State::entering:
+      // Woken when the block has been made: it goes on then, and parks at the device's door. Sooner it would come back
+      // at once, again and again, and one of its tries would fall between the mapping of the block and its shutting.
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      break;
     case State::on_device:
-      // The toucher met the trap before the block was made over it: it goes on, and parks at the device's door.
+      // The toucher met the trap before the block was made over it, and has been woken since or is here.
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::count_:
@@ -651,8 +656,9 @@ void Pager::check_starved(uint64_t now) {
       starved_.push_back({&r, s.block, Urgency::fault, now});
       return;
     }
-    block.flags &= static_cast<uint16_t>(~(core::kStarved | core::kWanted | core::kWantedWrite));
+    block.flags &= static_cast<uint16_t>(~core::kStarved);
     if (block.state != State::untouched && block.state != State::stored) continue;
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     const Status why = core::error(
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
         core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_error_.ok() ? "" : ": ",
