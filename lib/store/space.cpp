@@ -22,17 +22,17 @@ namespace vmem::store {
 namespace {
 
 constexpr size_t kMaxExtent = core::kMaxBlock + core::kPage;
-constexpr uint64_t kMinGrowth = 2048;                        // pages: 8 MiB
-constexpr uint64_t kMaxGrowth = 65536;                       // pages: 256 MiB
-constexpr uint64_t kTrimPages = 16384;                       // idle pages that make trimming worth while: 64 MiB
-constexpr uint64_t kTrimStep = 16384;                        // pages out of use at once while their hole is punched
-constexpr uint64_t kShrinkStep = 262144;                     // pages cut off in one ftruncate: 1 GiB
-constexpr auto kTrimDelay = std::chrono::milliseconds(100);  // what is freed is often wanted again at once
+constexpr uint64_t kMinGrowth = 2048;     // pages: 8 MiB
+constexpr uint64_t kMaxGrowth = 65536;    // pages: 256 MiB
+constexpr uint64_t kTrimPages = 16384;    // idle pages that make trimming worth while: 64 MiB
+constexpr uint64_t kTrimStep = 16384;     // pages out of use at once while their hole is punched
+constexpr uint64_t kShrinkStep = 262144;  // pages cut off in one ftruncate: 1 GiB
+constexpr int kMostTrimDelays = 12;
 
 class FileSpace final : public Space {
  public:
-  FileSpace(std::vector<std::unique_ptr<SpacePath>> paths, uint64_t budget)
-      : paths_(std::move(paths)), budget_pages_(budget / core::kPage) {}
+  FileSpace(std::vector<std::unique_ptr<SpacePath>> paths, const SpaceOptions& options)
+      : paths_(std::move(paths)), trim_delay_(options.trim_delay), budget_pages_(options.budget / core::kPage) {}
   ~FileSpace() override;
   core::Status start();
 
@@ -58,10 +58,11 @@ class FileSpace final : public Space {
   void run_trimmer() noexcept;
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
+  const std::chrono::milliseconds trim_delay_;
   mutable std::mutex mutex_;
   uint64_t budget_pages_;            // protected by mutex_
   uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
-  unsigned next_path_ = 0;           // protected by mutex_
+  unsigned next_path_ = 0;           // changes with every allocation; protected by mutex_
   bool stopping_ = false;            // protected by mutex_
   bool trimming_ = false;            // ranges are out of use for a moment; protected by mutex_
   std::condition_variable trimmer_;  // work for the trimmer
@@ -294,7 +295,12 @@ void FileSpace::run_trimmer() noexcept {
   Lock lock(mutex_);
   while (!stopping_) {
     trimmer_.wait(lock, [&] { return stopping_ || trim_due(); });
-    if (trimmer_.wait_for(lock, kTrimDelay, [&] { return stopping_; })) return;
+    unsigned seen = 0;
+    int delays = 0;
+    do {
+      seen = next_path_;
+      if (trimmer_.wait_for(lock, trim_delay_, [&] { return stopping_; })) return;
+    } while (seen != next_path_ && ++delays < kMostTrimDelays);
     for (const auto& path : paths_) trim(lock, *path);
   }
 }
@@ -310,7 +316,7 @@ core::Status make_space(const SpaceOptions& options, Engine& engine, std::unique
     if (core::Status status = open_space_path(name, options.direct, engine, &path); !status.ok()) return status;
     paths.push_back(std::move(path));
   }
-  auto space = std::make_unique<FileSpace>(std::move(paths), options.budget);
+  auto space = std::make_unique<FileSpace>(std::move(paths), options);
   if (core::Status status = space->start(); !status.ok()) return status;
   *out = std::move(space);
   return {};

@@ -1,6 +1,7 @@
 // Room for blocks of anonymous regions on the SSD: paths, extents, budget.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,13 +17,18 @@ struct SpaceOptions {
   std::string paths;  // colon-separated; "" = $TMPDIR or /var/tmp
   uint64_t budget = UINT64_MAX;
   bool direct = true;
+  // How long nothing may have been allocated before freed room goes back to the file system; twelve times that at most
+  // while allocations go on. Room that was written before takes writes faster than new room does (ext4 here: by a
+  // fifth), and what is freed is often wanted again.
+  std::chrono::milliseconds trim_delay{5000};
 };
 
 // Thread-safe. Extents are multiples of 4 KiB up to 32 MiB + 4 KiB, taken round-robin from the paths, first from freed
 // ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed; a regular file is used
 // from offset 0 and grows; a block device is used up to its size (refused when it is mounted or carries a known file
 // system signature). Two processes given one file or device: the second gets -EBUSY (flock, O_EXCL).
-// Freed extents are reused; long free runs are returned to the file system (punch hole, truncate at the end).
+// Freed extents are reused; long free runs are returned to the file system after a while (punch hole, truncate at
+// the end).
 class Space {
  public:
   virtual ~Space() = default;  // files are closed; extents die with it

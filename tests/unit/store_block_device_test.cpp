@@ -135,6 +135,7 @@ class BlockDeviceTest : public testing::Test {
   }
   std::unique_ptr<Space> make() {
     SpaceOptions options;
+    options.trim_delay = std::chrono::milliseconds(20);
     options.paths = device_.path();
     std::unique_ptr<Space> space;
     status_ = make_space(options, *engine_, &space);

@@ -38,6 +38,7 @@ class SpaceTest : public testing::Test {
   }
   std::unique_ptr<Space> make(const std::string& paths, uint64_t budget = UINT64_MAX, bool direct = true) {
     SpaceOptions options;
+    options.trim_delay = trim_delay_;
     options.paths = paths;
     options.budget = budget;
     options.direct = direct;
@@ -61,6 +62,7 @@ class SpaceTest : public testing::Test {
     return false;
   }
 
+  std::chrono::milliseconds trim_delay_{20};
   TempDir dir_;
   std::unique_ptr<Engine> engine_;
   core::Status status_;
@@ -273,6 +275,22 @@ TEST_F(SpaceTest, WhatIsFreedGoesBackToTheFileSystem) {
   EXPECT_TRUE(eventually([&] { return stat_of(path).st_size == 0; }));
   ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&last, 1}).ok());
   EXPECT_EQ(last.offset(), 0u);
+}
+
+TEST_F(SpaceTest, WhatIsFreedIsKeptForAWhile) {
+  const std::string path = file_path("store");
+  trim_delay_ = std::chrono::hours(1);
+  auto space = make(path);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(80);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(space->allocate(core::kHugePage, 0, extents).ok());
+    const auto there = stat_of(path);
+    for (const Extent extent : extents) space->release(extent);
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    EXPECT_EQ(stat_of(path).st_size, there.st_size);
+    EXPECT_EQ(stat_of(path).st_blocks, there.st_blocks);
+  }
 }
 
 TEST_F(SpaceTest, AFileThatCannotGrowRefusesAllOrNothing) {
