@@ -30,6 +30,7 @@ struct Plan {
   uint64_t total = 0;      // bytes to read (and, with write_back, to write)
   size_t block = 2 << 20;  // bytes an operation
   unsigned depth = 16;
+  unsigned buffers = 0;  // that take turns; 0: depth. A cache holds many, and transfers to many can cost more
   bool random = false;
   bool write = false;       // write instead of read
   bool write_back = false;  // read each block and write it back: mixed
@@ -56,7 +57,8 @@ inline Result run(const std::string& path, const Plan& plan) {
     return result;
   }
   const size_t huge = 2 << 20;
-  const size_t bytes = (plan.block * plan.depth + huge - 1) / huge * huge + huge;
+  const uint64_t count_buffers = std::max(plan.buffers, plan.depth);
+  const size_t bytes = (plan.block * count_buffers + huge - 1) / huge * huge + huge;
   char* map = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   char* buffers = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(map) + huge - 1) / huge * huge);
   madvise(buffers, bytes - huge, MADV_HUGEPAGE);
@@ -64,6 +66,7 @@ inline Result run(const std::string& path, const Plan& plan) {
 
   struct Slot {
     uint64_t offset;
+    uint64_t buffer;
     double start;
     bool writing;
   };
@@ -71,10 +74,10 @@ inline Result run(const std::string& path, const Plan& plan) {
   std::vector<float> times;
   const uint64_t blocks = plan.span / plan.block, count = plan.total / plan.block;
   uint64_t issued = 0, done = 0, state = plan.seed * 0x9e3779b97f4a7c15u + 1;
-  const auto queue = [&](unsigned slot, uint64_t offset, bool write) {
-    slots[slot] = {offset, now(), write};
+  const auto queue = [&](unsigned slot, uint64_t offset, uint64_t which, bool write) {
+    slots[slot] = {offset, which, now(), write};
     io_uring_sqe* sqe = io_uring_get_sqe(&ring);
-    char* buffer = buffers + slot * plan.block;
+    char* buffer = buffers + which * plan.block;
     if (write) {
       io_uring_prep_write(sqe, fd, buffer, static_cast<unsigned>(plan.block), offset);
     } else {
@@ -88,8 +91,9 @@ inline Result run(const std::string& path, const Plan& plan) {
       state ^= state << 13, state ^= state >> 7, state ^= state << 17;
       index = state % blocks;
     }
+    const uint64_t which = plan.buffers == 0 ? slot : issued % count_buffers;
     ++issued;
-    queue(slot, index * plan.block, plan.write);
+    queue(slot, index * plan.block, which, plan.write);
   };
   const double start = now();
   for (unsigned i = 0; i < plan.depth && issued < count; ++i) next(i);
@@ -104,7 +108,7 @@ inline Result run(const std::string& path, const Plan& plan) {
       io_uring_cqe_seen(&ring, cqe);
       if (!result.error.empty()) goto out;
       if (plan.write_back && !slots[slot].writing) {
-        queue(slot, slots[slot].offset, true);
+        queue(slot, slots[slot].offset, slots[slot].buffer, true);
         continue;
       }
       times.push_back(static_cast<float>((now() - slots[slot].start) * 1e6));
