@@ -1,7 +1,7 @@
 // The device tier through the C API: disk to device and back, host frames to device and back, random blocks, first
 // touch, leases of what is there. Beside raw io_uring, raw pinned copies, the loop an expert writes by hand, and CUDA's
-// own prefetch of managed memory, all in one run. What it does not measure: several GPUs, many threads that lease at
-// once, pressure from other programs, compression, kernels that compute much (examples/vmem-stream does).
+// own prefetch of managed memory, all in one run. What it does not measure: more than two GPUs, many threads that lease
+// at once, pressure from other programs, compression, kernels that compute much (examples/vmem-stream does).
 //
 // At most --bytes + --budget of managed memory are alive at a time, and never more than an eighth of what is free.
 #include <sys/statfs.h>
@@ -11,15 +11,15 @@
 #include <fstream>
 
 #include "gpu_limits.h"
-#include "tier_host.h"
+#include "tier_peers.h"
 
 namespace gpubench {
 
 namespace {
 
-class TierBench : public HostRows {
+class TierBench : public PeerRows {
  public:
-  using HostRows::HostRows;
+  using PeerRows::PeerRows;
 
   // False: something failed, or a word was wrong.
   bool run() {
@@ -30,6 +30,7 @@ class TierBench : public HostRows {
       if (step <= span_) host_and_device(step);
     }
     both_ways();
+    between_devices();
     first_touch();
     leases();
     resident_kernel();
@@ -115,7 +116,7 @@ int main(int argc, char** argv) {
   app.add_option("--folder", s.folder, "where the disk's files are made ($TMPDIR, or /var/tmp)");
   app.add_option("--fast", s.fast, "a folder in memory for the rows named fast (/dev/shm)");
   app.add_option("--only", s.only,
-                 "rows whose keys begin so, comma-separated: in,fast,out,change,random,h2d,d2h,duplex,"
+                 "rows whose keys begin so, comma-separated: in,fast,out,change,random,h2d,d2h,duplex,peer,"
                  "touch,lease,kernel");
   app.add_option("-o,--json", s.json, "also write the figures there");
   CLI11_PARSE(app, argc, argv);

@@ -18,12 +18,15 @@ class Managed {
   Managed& operator=(const Managed&) = delete;
   char* data() const { return data_; }
   void prefetch(size_t at, size_t bytes, bool to_device, void* stream) const {
-    const auto s = static_cast<cudaStream_t>(stream);
+    prefetch_to(to_device ? 0 : cudaCpuDeviceId, at, bytes, static_cast<cudaStream_t>(stream));
+  }
+  void prefetch_to(int device, size_t at, size_t bytes, cudaStream_t stream) const {
 #if CUDART_VERSION >= 13000
-    const cudaMemLocation where{to_device ? cudaMemLocationTypeDevice : cudaMemLocationTypeHost, 0};
-    gpuapp::must(cudaMemPrefetchAsync(data_ + at, bytes, where, 0, s), "cudaMemPrefetchAsync");
+    const bool host = device == cudaCpuDeviceId;
+    const cudaMemLocation where{host ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice, host ? 0 : device};
+    gpuapp::must(cudaMemPrefetchAsync(data_ + at, bytes, where, 0, stream), "cudaMemPrefetchAsync");
 #else
-    gpuapp::must(cudaMemPrefetchAsync(data_ + at, bytes, to_device ? 0 : cudaCpuDeviceId, s), "cudaMemPrefetchAsync");
+    gpuapp::must(cudaMemPrefetchAsync(data_ + at, bytes, device, stream), "cudaMemPrefetchAsync");
 #endif
   }
 
