@@ -64,6 +64,7 @@ class FileSpace final : public Space {
   uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
   unsigned next_path_ = 0;           // changes with every allocation; protected by mutex_
   bool stopping_ = false;            // protected by mutex_
+  bool hurry_ = false;               // trim without delay; protected by mutex_
   bool trimming_ = false;            // ranges are out of use for a moment; protected by mutex_
   std::condition_variable trimmer_;  // work for the trimmer
   std::condition_variable trimmed_;  // trimming_ became false
@@ -164,6 +165,10 @@ bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool ma
       const uint64_t slack = std::max(kTrimPages, at.extents.size_pages() / 4);
       if (!may_grow_freely && at.extents.free_pages() > slack) break;
       if (!grow(lock, at, pages)) {
+        if (should_trim(at)) {  // the disk may be full: what is free here gives it room
+          hurry_ = true;
+          trimmer_.notify_one();
+        }
         if (!trimming_) break;
         trimmed_.wait(lock, [&] { return !trimming_; });
         if (!at.extents.allocate(pages, first)) break;
@@ -299,8 +304,10 @@ void FileSpace::run_trimmer() noexcept {
     int delays = 0;
     do {
       seen = next_path_;
-      if (trimmer_.wait_for(lock, trim_delay_, [&] { return stopping_; })) return;
-    } while (seen != next_path_ && ++delays < kMostTrimDelays);
+      trimmer_.wait_for(lock, trim_delay_, [&] { return stopping_ || hurry_; });
+      if (stopping_) return;
+    } while (!hurry_ && seen != next_path_ && ++delays < kMostTrimDelays);
+    hurry_ = false;
     for (const auto& path : paths_) trim(lock, *path);
   }
 }

@@ -19,7 +19,7 @@ struct SpaceOptions {
   bool direct = true;
   // How long nothing may have been allocated before freed room goes back to the file system; twelve times that at most
   // while allocations go on. Room that was written before takes writes faster than new room does (ext4 here: by a
-  // fifth), and what is freed is often wanted again.
+  // fifth), and what is freed is often wanted again. A file that cannot grow is trimmed at once.
   std::chrono::milliseconds trim_delay{5000};
 };
 

@@ -10,30 +10,27 @@ class PeerRows : public HostRows {
   using HostRows::HostRows;
 
  protected:
-  // A stream of a device, which is the current one meanwhile.
+  // With the device as the current one.
+  template <typename Fn>
+  static void on(int device, Fn fn) {
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(device);
+    fn();
+    cudaSetDevice(before);
+  }
   class StreamOf {
    public:
-    explicit StreamOf(int device) : device_(device) {
-      on([&] { gpuapp::must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); });
+    explicit StreamOf(int device) {
+      on(device, [&] { gpuapp::must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); });
     }
-    ~StreamOf() {
-      on([&] { cudaStreamDestroy(stream_); });
-    }
+    ~StreamOf() { cudaStreamDestroy(stream_); }
     StreamOf(const StreamOf&) = delete;
     StreamOf& operator=(const StreamOf&) = delete;
     cudaStream_t get() const { return stream_; }
     void synchronize() const { gpuapp::must(cudaStreamSynchronize(stream_), "a stream"); }
-    template <typename Fn>
-    void on(Fn fn) const {
-      int before = 0;
-      cudaGetDevice(&before);
-      cudaSetDevice(device_);
-      fn();
-      cudaSetDevice(before);
-    }
 
    private:
-    const int device_;
     cudaStream_t stream_ = nullptr;
   };
 
@@ -88,8 +85,7 @@ class PeerRows : public HostRows {
   Sample peer_copy(const StreamOf& stream, uint64_t step) {
     char* memory[2] = {};
     for (int d = 0; d < 2; ++d) {
-      const StreamOf there(d);
-      there.on([&] {
+      on(d, [&] {
         gpuapp::must(cudaMalloc(reinterpret_cast<void**>(&memory[d]), span_), "cudaMalloc");
         if (const cudaError_t e = cudaDeviceEnablePeerAccess(1 - d, 0); e != cudaSuccess)
           cudaGetLastError();  // on already, or not to be had

@@ -293,6 +293,28 @@ TEST_F(SpaceTest, WhatIsFreedIsKeptForAWhile) {
   }
 }
 
+TEST_F(SpaceTest, AFileThatCannotGrowGivesBackWhatIsFreeInItAtOnce) {
+  const std::string path = file_path("store");
+  trim_delay_ = std::chrono::hours(1);
+  auto space = make(path);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> extents(128);  // half of them are freed, in runs of 16 MiB
+  ASSERT_TRUE(space->allocate(core::kHugePage, 0, extents).ok());
+  const auto before = stat_of(path);
+  if (before.st_blocks * 512 < before.st_size) GTEST_SKIP() << "this file system reserves no room";
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small{static_cast<rlim_t>(before.st_size), limit.rlim_max};
+  for (size_t n = 0; n < extents.size(); ++n)
+    if (n / 8 % 2 == 0) space->release(extents[n]);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  Extent one;
+  const core::Status refused = space->allocate(core::kMaxBlock, 0, {&one, 1});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_EQ(refused.code(), -ENOSPC);
+  EXPECT_TRUE(eventually([&] { return stat_of(path).st_blocks <= before.st_blocks - 100 * ((1 << 20) / 512); }));
+}
+
 TEST_F(SpaceTest, AFileThatCannotGrowRefusesAllOrNothing) {
   auto space = make(file_path("store"));
   ASSERT_TRUE(status_.ok()) << status_.text();

@@ -2,7 +2,7 @@
 # The library's own tests inside stock kernels, as root and as an ordinary user: 6.1 has no UFFDIO_MOVE, 6.12 has it.
 #   library.sh [KERNEL..]
 # Emulation is ten times slower than the machine: by default the tests that depend on the kernel run, on blocks of 64 KiB
-# where the size does not matter; random writes by several threads are the stress test's. VMEM_VM_FULL=1 runs every test, which takes 100 minutes.
+# where the size does not matter; random writes by several threads are the stress test's. VMEM_VM_FULL=1 runs every test, which takes about two hours.
 # Prints a line per program and its own totals.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
