@@ -57,6 +57,8 @@ inline size_t first_stamped(uint64_t first) {
   return (kStampStride - first % kStampStride) % kStampStride;
 }
 
+#define VMEM_DO(call) ASSERT_EQ((call), 0) << vmem_last_error()
+
 class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBody> {
  protected:
   static constexpr size_t kWordsPerMiB = kMiB / sizeof(uint64_t);
@@ -117,14 +119,29 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   }
   int release(const uint64_t* at, size_t count, void* s) { return vmem_release(at, count * 8, s); }
 
+  // A step hook: the preparation of a block waits until a touch has met the trap, or long enough.
+  static void wait_for_touch(const char* step) {
+    if (std::strcmp(step, "device.preparing") != 0) return;
+    on_its_way_ = true;
+    for (int i = 0; i < 4000 && vmem::stats().faults == faults_; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // With that hook: sends a block from the SSD to the device, and returns when its preparation waits.
+  static void send(const uint64_t* w, size_t count) {
+    on_its_way_ = false;
+    faults_ = vmem::stats().faults;
+    VMEM_DO(vmem_prefetch(w, count * 8, 0, nullptr));
+    while (!on_its_way_) std::this_thread::yield();
+  }
+  static inline std::atomic<bool> on_its_way_{false};
+  static inline std::atomic<uint64_t> faults_{0};
+
   std::unique_ptr<GpuApp> app_;
   int devices_ = 0;
   std::vector<void*> streams_;
 };
 
 class DeviceTierLoss : public DeviceTier {};
-
-#define VMEM_DO(call) ASSERT_EQ((call), 0) << vmem_last_error()
 
 TEST_P(DeviceTier, KernelsSeeWhatTheCpuWroteThoughItWentToTheSsd) {
   start();
@@ -478,23 +495,14 @@ TEST_P(DeviceTier, ATouchOfABlockOnItsWayWaitsUntilItIsMade) {
   const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
   cpu_set(words(r), n, 0, 1);
   r.evict();
-  static std::atomic<bool> on_its_way;
-  static std::atomic<uint64_t> faults;
   vmem::core::step_hook.store([](const char* step) {
-    if (std::strcmp(step, "device.preparing") == 0) {
-      on_its_way = true;
-      for (int i = 0; i < 4000 && vmem::stats().faults == faults; ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    wait_for_touch(step);
     if (std::strcmp(step, "device.mapped") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   });
   for (size_t at = 0; at < n; at += part) {
-    on_its_way = false;
-    faults = vmem::stats().faults;
-    VMEM_DO(vmem_prefetch(words(r) + at, part * 8, 0, nullptr));
-    while (!on_its_way) std::this_thread::yield();
+    send(words(r) + at, part);
     ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
-    EXPECT_GT(vmem::stats().faults, faults) << "the touch did not meet the trap";
+    EXPECT_GT(vmem::stats().faults, faults_) << "the touch did not meet the trap";
   }
   vmem::core::step_hook.store(nullptr);
 }

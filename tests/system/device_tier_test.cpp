@@ -87,9 +87,32 @@ class SimApp final : public GpuApp {
 const GpuBody kBodies[] = {
     {"sim", [](std::string*) -> std::unique_ptr<GpuApp> { return std::make_unique<SimApp>(4); }},
 };
+class SimDeviceTier : public DeviceTier {};
+
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierLoss, ::testing::ValuesIn(kBodies),
                          [](const auto& p) { return std::string(p.param.name); });
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBodies),
+                         [](const auto& p) { return std::string(p.param.name); });
+
+// The toucher sleeps since its block is on its way, and the block does not get there: the CPU's own way serves it.
+TEST_P(SimDeviceTier, ATouchOfABlockThatCannotBeMadeIsServedInHostMemory) {
+  start();
+  vmem::region r(16 * kMiB, 0);
+  const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
+  cpu_set(words(r), n, 0, 1);
+  r.evict();
+  vmem::device::current_sim()->set_hook([](vmem::device::SimOp op, int, uintptr_t, size_t) {
+    return op == vmem::device::SimOp::populate ? vmem::core::error(EIO, "as the test wants it") : vmem::core::Status();
+  });
+  vmem::core::step_hook.store(&wait_for_touch);
+  for (size_t at = 0; at < n; at += part) {
+    send(words(r) + at, part);
+    ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
+  }
+  EXPECT_EQ(r.query().device_bytes, 0u);
+  vmem::device::current_sim()->set_hook(nullptr);
+}
+INSTANTIATE_TEST_SUITE_P(Sim, SimDeviceTier, ::testing::ValuesIn(kBodies),
                          [](const auto& p) { return std::string(p.param.name); });
 
 }  // namespace
