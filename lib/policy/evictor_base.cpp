@@ -17,7 +17,7 @@ void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequentia
   if (n.temperature == kPinnedTemperature) {
     lists_.push_head(kPinned, id);
   } else if (n.temperature == static_cast<unsigned>(Temperature::cold)) {
-    lists_.push_head(kCold, id);
+    lists_.push_head(n.ahead ? kColdAhead : kCold, id);
   } else if (n.temperature == static_cast<unsigned>(Temperature::hot)) {
     lists_.push_head(kHot, id);
   } else {
@@ -66,7 +66,7 @@ void EvictorBase::touched(ResidentId id) {
     reused(n.priority, id, probed);
   } else {
     n.ahead = 0;
-    lists_.move_to_head(static_cast<ListId>(n.list), id);
+    lists_.move_to_head(n.list == kColdAhead ? kCold : static_cast<ListId>(n.list), id);
   }
 }
 
@@ -134,6 +134,7 @@ unsigned EvictorBase::class_to_shrink() const {
 
 ResidentId EvictorBase::next_victim() {
   if (!lists_.empty(kCold)) return lists_.tail(kCold);
+  if (!lists_.empty(kColdAhead)) return lists_.tail(kColdAhead);
   const unsigned cls = class_to_shrink();
   if (cls != kClasses) {
     look_ahead(cls);

@@ -1,7 +1,8 @@
 // What every evictor shares: temperatures, pins, priorities and holds. A policy orders the blocks of one priority and
 // is asked for one victim at a time.
 //
-// Order of eviction: cold, then low, normal, high priority, then hot, then pinned. Two rules soften it:
+// Order of eviction: cold, then low, normal, high priority, then hot, then pinned. Of the cold, those that were used go
+// before those that were read ahead and still wait for their use. Two rules soften the order:
 // - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a high-priority scan
 //   makes the others slow, it never starves them.
 // - Held blocks are in no list, so that nothing ever scans past them.
@@ -65,7 +66,7 @@ class EvictorBase : public Evictor {
   ResidentLists lists_;
 
  private:
-  static constexpr ListId kCold = 1, kHot = 2, kPinned = 3, kFirstPolicyList = 4;
+  static constexpr ListId kCold = 1, kColdAhead = 2, kHot = 3, kPinned = 4, kFirstPolicyList = 5;
   static constexpr unsigned kFloorShare = 16;
 
   bool in_class(const Node& n) const { return n.list >= kFirstPolicyList; }

@@ -56,6 +56,20 @@ TEST_P(PolicyEvictor, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
   EXPECT_EQ(evict(6), (std::vector<ResidentId>{5, 4, 3, 2, 1, 0}));
 }
 
+TEST_P(PolicyEvictor, OfTheColdWhatWasReadAheadWaitsForItsUse) {
+  evictor->admit({.id = 0, .weight = 1, .temperature = Temperature::cold, .ahead = true, .hinted = true});
+  evictor->admit({.id = 1, .weight = 1, .temperature = Temperature::cold, .ahead = true});
+  evictor->admit({.id = 2, .weight = 1, .temperature = Temperature::cold});
+  evictor->admit({.id = 3, .weight = 1, .temperature = Temperature::cold, .ahead = true});
+  evictor->admit({.id = 4, .weight = 1});
+  EXPECT_EQ(evict(1), std::vector<ResidentId>{2});
+  evictor->touched(1);  // in its place
+  evictor->hold(3);
+  evictor->touched(3);  // by a lease
+  evictor->unhold(3);
+  EXPECT_EQ(evict(4), (std::vector<ResidentId>{1, 3, 0, 4}));
+}
+
 TEST_P(PolicyEvictor, AdviceMovesABlock) {
   for (ResidentId id = 0; id < 8; ++id) admit(id);
   evictor->advise(7, Temperature::cold, Priority::normal, false);
