@@ -90,13 +90,13 @@ struct vmem_stats {
 	uint64_t host_bytes, device_bytes, ssd_bytes; /* held now in each tier */
 	uint64_t evictions;                   /* blocks that left host memory */
 	uint64_t clean_drops;                 /* .. of them without a write */
-	uint64_t prefetched_blocks;           /* read before they were asked for, by hint or read-ahead */
+	uint64_t prefetched_blocks;           /* read, or moved to a device, before they were asked for */
 	uint64_t prefetch_hits;               /* .. of them used; presumed for those before a touched marker */
 	uint64_t host_to_device_bytes, device_to_host_bytes;
 	uint64_t io_errors, checksum_errors;
 	uint64_t regions;
 	uint64_t soft_faults;       /* faults served without I/O */
-	uint64_t prefetch_wasted;   /* read ahead and evicted without use */
+	uint64_t prefetch_wasted;   /* .. of prefetched_blocks, evicted without use */
 	uint64_t host_budget;       /* in force, bytes */
 	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
 };

@@ -45,7 +45,6 @@ void Pager::pump_devices(After& after) {
     Start result = Start::done;
     while (it->next <= it->last) {
       result = start_entering(*it->region, it->next, it->device, it->urgency, after);
-      if (result == Start::wait && it->owner == nullptr) result = Start::done;  // a hint waits for nobody
       if (result != Start::done) break;
       ++it->next;
     }
@@ -85,12 +84,15 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   }
   if (g.used + size > g.budget) return Start::no_room;
   const State from = block.state;
+  const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
     const size_t other = block.device;
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
     resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    resident.hinted = hinted;
+    if (hinted) core::add(counters_.prefetched_blocks);
     r.table.change(b, from, State::leaving);
     gpus_[other].used -= size;
     g.used += size;
@@ -118,12 +120,14 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       return Start::no_room;
     }
   }
+  if (hinted) core::add(counters_.prefetched_blocks);
   g.used += size;
   if (from == State::held || from == State::resident) {
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
     resident.changed = false;
+    resident.hinted = hinted;
     if ((block.flags & core::kReadAhead) != 0) used(r, b);
     Move* m = new_move(r, b);
     m->device = d;
@@ -153,6 +157,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   const uint32_t stamp = block.aux;
   const ResidentId id = new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
   residents_[id].stamp = stamp;
+  residents_[id].hinted = hinted;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
@@ -167,7 +172,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   m->coded = scratch;
   m->staged = true;
   m->was_untouched = from == State::untouched;
-  m->speculative = urgency != Urgency::acquire;
+  m->speculative = hinted;
   if (zero) {
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(size);
@@ -176,7 +181,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     gpu_work_.notify_one();
     return Start::done;
   }
-  if (m->speculative) core::add(counters_.prefetched_blocks);
   prepare_read(m, urgency, on_device_read);
   after.submit.push_back(&m->io);
   return Start::done;
@@ -357,6 +361,7 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
     const uint32_t stamp = resident.stamp;
     r.table.change(m->block, State::entering, State::on_device);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
+    if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
     if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
     admit(r, m->block, stamp);
     free_move(m);
@@ -439,7 +444,9 @@ void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
       block.device = static_cast<uint8_t>(m->device);
       gpus_[static_cast<size_t>(m->device)].used += r.block_size;
       resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
+      resident.hinted = (block.flags & core::kReadAhead) != 0;
     } else {
+      if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
       gpus_[static_cast<size_t>(d)].in_bytes += r.block_size;
       gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
     }

@@ -238,8 +238,9 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
                                             (block.state == State::entering && residents_[block.aux].issued));
     if (here) {
       if ((access & VMEM_WRITE) != 0) will_change(r, b);
-      if ((block.flags & core::kReadAhead) != 0) {
-        block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched | core::kMarker));
+      if (residents_[block.aux].hinted) {
+        residents_[block.aux].hinted = false;
+        block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
         core::add(counters_.prefetch_hits);
       }
       if (block.state == State::entering) {

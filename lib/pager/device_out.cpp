@@ -194,6 +194,8 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_move(m);
     return;
   }
+  if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
   if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
@@ -214,8 +216,6 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     block.flags &= static_cast<uint16_t>(~core::kDirty);
-    if ((block.flags & core::kReadAhead) != 0) core::add(counters_.prefetch_wasted);
-    block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
     r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
   }

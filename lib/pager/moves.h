@@ -83,6 +83,7 @@ struct Resident {  // indexed by ResidentId
   bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came
+  bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
   bool is_copy = false;        // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame
   device::Ticket ticket;

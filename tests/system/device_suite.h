@@ -119,6 +119,17 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   }
   int release(const uint64_t* at, size_t count, void* s) { return vmem_release(at, count * 8, s); }
 
+  static bool until(auto condition) {
+    for (int i = 0; i < 4000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return condition();
+  }
+
+  // A step hook: a block that is out of sight stays on its way out.
+  static void stay_taken(const char* step) {
+    if (std::strcmp(step, "evict.taken") != 0) return;
+    on_its_way_ = true;
+    while (on_its_way_) std::this_thread::yield();
+  }
   // A step hook: the preparation of a block waits until a touch has met the trap, or long enough.
   static void wait_for_touch(const char* step) {
     if (std::strcmp(step, "device.preparing") != 0) return;
@@ -330,10 +341,6 @@ TEST_P(DeviceTier, PrefetchMovesBetweenAllTiers) {
   const size_t n = r.size() / 8;
   cpu_set(words(r), n, 0, 1);
   r.evict();
-  const auto until = [&](auto condition) {
-    for (int i = 0; i < 4000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
-  };
   VMEM_DO(vmem_prefetch(r.data(), r.size(), 0, nullptr));
   EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size(); }));
   VMEM_DO(vmem_prefetch(r.data(), r.size(), VMEM_HOST, nullptr));
@@ -352,6 +359,64 @@ TEST_P(DeviceTier, PrefetchMovesBetweenAllTiers) {
   EXPECT_TRUE(until([&] { return r.query().host_bytes == r.size(); }));
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
   EXPECT_EQ(app_->wrong(), 0u);
+}
+
+// The leases end after the hint's blocks have come: by time of use alone those would be the first to go.
+TEST_P(DeviceTier, OfAColdRegionWhatAHintBroughtStaysUntilItIsUsed) {
+  start({{"block_size", "2MiB"}});
+  vmem::region r(64 * kMiB, 0);
+  const size_t n = r.size() / 8, mib = kWordsPerMiB;
+  cpu_set(words(r), n, 0, 1);
+  r.evict();
+  r.advise(VMEM_ADVISE_COLD, 0);
+  const auto there = [&](size_t at, size_t size) {
+    struct vmem_residency where = {};
+    where.size = sizeof where;
+    EXPECT_EQ(vmem_query(words(r) + at * mib, size * kMiB, &where), 0) << vmem_last_error();
+    return where.device_bytes == size * kMiB;
+  };
+  const auto before = vmem::stats();
+  void* s = stream();
+  VMEM_DO(acquire(words(r), 20 * mib, VMEM_READ, s));
+  app_->check(s, words(r), 20 * mib, 0, 1);
+  VMEM_DO(vmem_prefetch(words(r) + 20 * mib, 8 * kMiB, 0, nullptr));
+  EXPECT_TRUE(until([&] { return there(20, 8); }));
+  VMEM_DO(release(words(r), 20 * mib, s));
+  ASSERT_TRUE(app_->synchronize(s).ok());
+  EXPECT_TRUE(until([&] { return device_stats().leased_bytes == 0; }));
+  VMEM_DO(vmem_prefetch(words(r) + 28 * mib, 8 * kMiB, 0, nullptr));
+  EXPECT_TRUE(until([&] { return there(28, 8); }));
+  EXPECT_TRUE(there(20, 8));
+  VMEM_DO(acquire(words(r) + 20 * mib, 16 * mib, VMEM_READ, s));
+  app_->check(s, words(r) + 20 * mib, 16 * mib, 20 * mib, 1);
+  VMEM_DO(release(words(r) + 20 * mib, 16 * mib, s));
+  ASSERT_TRUE(app_->synchronize(s).ok());
+  EXPECT_EQ(app_->wrong(), 0u);
+  const auto after = vmem::stats();
+  EXPECT_EQ(after.prefetched_blocks - before.prefetched_blocks, 8u);
+  EXPECT_EQ(after.prefetch_hits - before.prefetch_hits, 8u);
+  EXPECT_EQ(after.prefetch_wasted, before.prefetch_wasted);
+  // Not used: these are the waste.
+  VMEM_DO(vmem_prefetch(words(r) + 36 * mib, 4 * kMiB, 0, nullptr));
+  EXPECT_TRUE(until([&] { return there(36, 4); }));
+  VMEM_DO(vmem_prefetch(words(r) + 36 * mib, 4 * kMiB, VMEM_SSD, nullptr));
+  EXPECT_TRUE(until([&] { return vmem::stats().prefetch_wasted == before.prefetch_wasted + 2; }));
+}
+
+TEST_P(DeviceTier, AHintForABlockThatIsStillOnItsWayOutIsKept) {
+  start({{"block_size", "2MiB"}});
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  on_its_way_ = false;
+  vmem::core::step_hook.store(&stay_taken);
+  VMEM_DO(vmem_prefetch(r.data(), 2 * kMiB, VMEM_SSD, nullptr));
+  while (!on_its_way_) std::this_thread::yield();
+  EXPECT_EQ(vmem_prefetch(r.data(), r.size(), 0, nullptr), 0) << vmem_last_error();
+  vmem::core::step_hook.store(nullptr);
+  on_its_way_ = false;
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size(); }));
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
 }
 
 // Host memory holds all of it: after the first pass nothing comes from the disk, and nothing comes back from the
