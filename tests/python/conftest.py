@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import traceback
 
 import pytest
 
@@ -109,6 +110,16 @@ def no_device_lease(*ranges):
     except vmem.Error as e:
         assert e.errno == errno.EBUSY, e
         return False
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failed test's frames hold its regions: they are let go of, or every later test fails with it."""
+    yield
+    if call.excinfo is not None:
+        traceback.clear_frames(call.excinfo.tb)
+        for frame, _ in traceback.walk_tb(call.excinfo.tb):
+            frame.f_locals  # noqa: B018  a new look: the report's own is kept by the frame
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -301,8 +301,8 @@ class Engine:
         self.pinned_bytes = 0
 
     def all_cold(self) -> None:
-        """What was used last goes last, of blocks that are cold: prefetched ones stay until they are used. Policies for
-        data of unknown use would let go of them first, in favour of what was used before."""
+        """Of blocks that are cold what was used longest ago goes first, and what was prefetched and not used yet goes
+        after all of those. Policies for data of unknown use would favour what was used before."""
         self.advise([(h.ptr, h.size) for h in self.regions], Advice.COLD)
 
     def as_before(self) -> None:
