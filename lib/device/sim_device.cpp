@@ -218,11 +218,8 @@ Status SimDevices::body_map(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
   // A kernel that outlived the last punch may have written into the hole: never show its bytes.
   discard(memfd_, *span.reservation, span.address(), span.size());
-  void* const at = reinterpret_cast<void*>(span.address());
-  if (mmap(at, span.size(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd_,
-           file_offset(*span.reservation, span.address())) != at)
-    return core::system_error(errno, "mapping %zu bytes at %p (raise vm.max_map_count?)", span.size(), at);
-  return {};
+  return map_over(span.address(), span.size(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_,
+                  static_cast<uint64_t>(file_offset(*span.reservation, span.address())));
 }
 
 void SimDevices::body_unmapped(const Span& span) {
