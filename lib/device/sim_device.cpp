@@ -427,10 +427,10 @@ Status SimDevices::record(void* stream, int device, Ticket* out) {
   if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
   auto event = std::make_shared<SimEvent>(device);
   enqueue(s, [this, event] {
-    {
-      std::lock_guard lock(mutex_);
-      event->reached = true;
-    }
+    // Told under the lock: whoever sees it may be the one that ends these devices, while this stream is the
+    // application's.
+    std::lock_guard lock(mutex_);
+    event->reached = true;
     changed_.notify_all();
   });
   *out = std::move(event);
