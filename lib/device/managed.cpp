@@ -2,14 +2,13 @@
 
 #include <errno.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/block_table.h"
 #include "core/log.h"
+#include "core/map_over.h"
 #include "core/step.h"
 #include "device/pagemap.h"
 #include "device/park.h"
@@ -41,16 +40,12 @@ const char* unit_state_name(UnitState state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-Status map_over(uintptr_t address, size_t size, int protection, int flags, int fd, uint64_t offset) {
-  if (syscall(SYS_mmap, address, size, protection, flags | MAP_FIXED, fd, offset) != -1) return {};
-  return core::system_error(errno, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", size, address);
-}
-
 void place_hole(uintptr_t address, size_t size) {
   void* const at = reinterpret_cast<void*>(address);
-  if (Status s = map_over(address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0); !s.ok())
-    core::fatal("a block cannot be taken out of use: %.*s. The process would see bytes that are not its own.",
-                static_cast<int>(s.text().size()), s.text().data());
+  const int rc = core::map_over(address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (rc != 0)
+    core::fatal("cannot take %zu bytes at %p out of use: %s. The process would see bytes that are not its own.", size,
+                at, strerror(-rc));
   // Failure costs a child or a dump address space only.
   madvise(at, size, MADV_DONTFORK);
   madvise(at, size, MADV_DONTDUMP);

@@ -147,10 +147,6 @@ class ManagedDevices : public Devices {
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units
 };
 
-// Maps over address space that other threads may be touching, which is what it is for. Not through libc:
-// ThreadSanitizer takes an mmap() for a store to every byte, and would call each of those touches a race.
-core::Status map_over(uintptr_t address, size_t size, int protection, int flags, int fd, uint64_t offset);
-
 // Address space without access over whatever is there, in one step; not inherited by fork, not dumped. Ends the
 // process with words when the kernel refuses: the old mapping must not stay.
 void place_hole(uintptr_t address, size_t size);

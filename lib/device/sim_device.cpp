@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/map_over.h"
 #include "core/step.h"
 #include "device/park.h"
 
@@ -218,8 +219,10 @@ Status SimDevices::body_map(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
   // A kernel that outlived the last punch may have written into the hole: never show its bytes.
   discard(memfd_, *span.reservation, span.address(), span.size());
-  return map_over(span.address(), span.size(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_,
-                  static_cast<uint64_t>(file_offset(*span.reservation, span.address())));
+  const int rc = core::map_over(span.address(), span.size(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_,
+                                static_cast<uint64_t>(file_offset(*span.reservation, span.address())));
+  if (rc == 0) return {};
+  return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
 }
 
 void SimDevices::body_unmapped(const Span& span) {

@@ -2,6 +2,7 @@
 
 #include <iterator>
 
+#include "core/map_over.h"
 #include "core/types.h"
 #include "trap/os.h"
 
@@ -41,7 +42,7 @@ core::Status reserve_space(size_t size, size_t align, uintptr_t* start) {
 }
 
 core::Status replace_with_space(uintptr_t start, size_t size) {
-  const int error = os::map_over(start, size, PROT_NONE, kSpaceFlags, -1);
+  const int error = core::map_over(start, size, PROT_NONE, kSpaceFlags, -1, 0);
   return error != 0 ? no_space(error, size) : core::Status();
 }
 
@@ -63,7 +64,7 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
 }
 
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
-  const int error = os::map_over(start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, empty_file);
+  const int error = core::map_over(start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, empty_file, 0);
   if (error != 0) return no_space(error, size);
   if (const int fork_error = os::advise(start, size, MADV_DONTFORK); fork_error != 0)
     return core::system_error(fork_error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);

@@ -131,12 +131,6 @@ inline int write_protect(int fd, uintptr_t start, size_t size, bool on) {
   return result(ioctl(fd, UFFDIO_WRITEPROTECT, &args));
 }
 
-// Maps over address space that other threads may be touching, which is what it is for. Not through libc:
-// ThreadSanitizer takes an mmap() for a store to every byte, and would call each of those touches a race.
-inline int map_over(uintptr_t start, size_t size, int protection, int flags, int fd) {
-  return result(syscall(SYS_mmap, start, size, protection, flags | MAP_FIXED, fd, 0));
-}
-
 inline constexpr uint64_t kPageExists = uint64_t{3} << 62;  // present, or swapped, migrating, poisoned
 
 // One word a page, in the format of /proc/self/pagemap. False when they cannot be read.

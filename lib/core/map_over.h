@@ -1,0 +1,20 @@
+// Maps over address space that other threads may be touching, which is what it is for. Not through libc:
+// ThreadSanitizer takes an mmap() for a store to every byte, and would call each of those touches a race.
+#pragma once
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace vmem::core {
+
+// 0 or -errno.
+inline int map_over(uintptr_t start, size_t size, int protection, int flags, int fd, uint64_t offset) {
+  return syscall(SYS_mmap, start, size, protection, flags | MAP_FIXED, fd, offset) == -1 ? -errno : 0;
+}
+
+}  // namespace vmem::core
