@@ -177,6 +177,8 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   g.leaving -= r.block_size;
   const bool dirty = (block.flags & core::kDirty) != 0 && m->leave != Leave::drop;
   m->status = lost || dirty ? copied : Status();
+  if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
   if (lost || (dirty && !copied.ok())) {
     free_resident(b, r);  // a copy's frame goes with it
     if (m->image != nullptr && !m->kept) staging_.put(m->image);
@@ -194,8 +196,6 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_move(m);
     return;
   }
-  if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
-  block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
   if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
