@@ -45,6 +45,13 @@ void Pager::pump_devices(After& after) {
     Start result = Start::done;
     while (it->next <= it->last) {
       result = start_entering(*it->region, it->next, it->device, it->urgency, after);
+      if (result == Start::wait && it->owner == nullptr && it->next < it->last) {
+        // Of a hint only this block waits until it is where it goes; the rest has no need to.
+        Wish one = *it;
+        one.last = one.next;
+        it = std::next(wishes_.insert(it, one));
+        result = Start::done;
+      }
       if (result != Start::done) break;
       ++it->next;
     }

@@ -40,6 +40,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
       run(after);
       return {};
     }
+    forget_hints(wishes_, span);
     if (span.region->gpu && departures_.size() < kMaxSpeculative) {
       departures_.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD});
       gpu_work_.notify_one();

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "core/histogram.h"
@@ -134,6 +135,12 @@ struct Wish {  // blocks that are to come to a device, in order
   core::Urgency urgency;
   const void* owner;  // an acquire that waits; null: nobody
 };
+// What asks blocks elsewhere ends older hints that want them on a device.
+inline void forget_hints(std::deque<Wish>& wishes, const SpanOf& span) {
+  std::erase_if(wishes, [&](const Wish& w) {
+    return w.owner == nullptr && w.region == span.region && w.next <= span.last && span.first <= w.last;
+  });
+}
 struct Ending {  // a release that the stream has not reached
   device::Ticket ticket;
   void* stream;

@@ -137,7 +137,18 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
     for (int i = 0; i < 4000 && vmem::stats().faults == faults_; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // With that hook: sends a block from the SSD to the device, and returns when its preparation waits.
+  // With that hook: sends each block from the SSD to the device, and touches it when its preparation waits.
+  static void touch_what_comes(vmem::region& r) {
+    const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
+    cpu_set(words(r), n, 0, 1);
+    r.evict();
+    for (size_t at = 0; at < n; at += part) {
+      send(words(r) + at, part);
+      ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
+      EXPECT_GT(vmem::stats().faults, faults_) << "the touch did not meet the trap";
+    }
+  }
+  // .. one block.
   static void send(const uint64_t* w, size_t count) {
     on_its_way_ = false;
     faults_ = vmem::stats().faults;
@@ -413,9 +424,29 @@ TEST_P(DeviceTier, AHintForABlockThatIsStillOnItsWayOutIsKept) {
   VMEM_DO(vmem_prefetch(r.data(), 2 * kMiB, VMEM_SSD, nullptr));
   while (!on_its_way_) std::this_thread::yield();
   EXPECT_EQ(vmem_prefetch(r.data(), r.size(), 0, nullptr), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size() / 2; })) << "the rest need not wait for it";
   vmem::core::step_hook.store(nullptr);
   on_its_way_ = false;
   EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size(); }));
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+}
+
+TEST_P(DeviceTier, WhatAsksABlockElsewhereEndsTheHintThatWaitsForIt) {
+  start({{"block_size", "2MiB"}});
+  vmem::region r(2 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  on_its_way_ = false;
+  vmem::core::step_hook.store(&stay_taken);
+  VMEM_DO(vmem_prefetch(r.data(), r.size(), VMEM_SSD, nullptr));
+  while (!on_its_way_) std::this_thread::yield();
+  EXPECT_EQ(vmem_prefetch(r.data(), r.size(), 0, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_prefetch(r.data(), r.size(), VMEM_SSD, nullptr), 0) << vmem_last_error();
+  vmem::core::step_hook.store(nullptr);
+  on_its_way_ = false;
+  r.evict();
+  EXPECT_EQ(r.query().ssd_bytes, r.size());
+  EXPECT_EQ(device_stats().in_bytes, 0u);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
 }
 
@@ -557,18 +588,11 @@ TEST_P(DeviceTier, AStagingPoolThatCannotGrowServesTheDevice) {
 TEST_P(DeviceTier, ATouchOfABlockOnItsWayWaitsUntilItIsMade) {
   start();
   vmem::region r(16 * kMiB, 0);
-  const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
-  cpu_set(words(r), n, 0, 1);
-  r.evict();
   vmem::core::step_hook.store([](const char* step) {
     wait_for_touch(step);
     if (std::strcmp(step, "device.mapped") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   });
-  for (size_t at = 0; at < n; at += part) {
-    send(words(r) + at, part);
-    ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
-    EXPECT_GT(vmem::stats().faults, faults_) << "the touch did not meet the trap";
-  }
+  touch_what_comes(r);
   vmem::core::step_hook.store(nullptr);
 }
 

@@ -98,17 +98,11 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBodies),
 TEST_P(SimDeviceTier, ATouchOfABlockThatCannotBeMadeIsServedInHostMemory) {
   start();
   vmem::region r(16 * kMiB, 0);
-  const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
-  cpu_set(words(r), n, 0, 1);
-  r.evict();
   vmem::device::current_sim()->set_hook([](vmem::device::SimOp op, int, uintptr_t, size_t) {
     return op == vmem::device::SimOp::populate ? vmem::core::error(EIO, "as the test wants it") : vmem::core::Status();
   });
   vmem::core::step_hook.store(&wait_for_touch);
-  for (size_t at = 0; at < n; at += part) {
-    send(words(r) + at, part);
-    ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
-  }
+  touch_what_comes(r);
   EXPECT_EQ(r.query().device_bytes, 0u);
   vmem::device::current_sim()->set_hook(nullptr);
 }
