@@ -101,14 +101,15 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     resident.hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
     r.table.change(b, from, State::leaving);
-    gpus_[other].used -= size;
+    gpus_[other].leaving += size;
+    gpus_[other].to_peers += size;
     g.used += size;
     block.device = static_cast<uint8_t>(d);
     Move* m = new_move(r, b);
     m->device = static_cast<int>(other);
     m->migrates = true;
     m->way = core::Way::between_devices;
-    g.ready.push_back(m);
+    g.from_peers.push_back(m);
     gpu_work_.notify_one();
     return Start::done;
   }
@@ -428,34 +429,39 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   settle(r, b, after);
 }
 
-// Unlocked; state leaving, booked on device d already.
+// Unlocked; state leaving, booked on both devices. In order of address.
 void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
-  std::vector<device::Range> ranges;
-  ranges.reserve(batch.size());
-  for (const Move* m : batch) {
-    ranges.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
-  }
   core::step("device.migrating");
-  Status s = devices_->migrate(ranges, d);
+  for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
+    // Neighbours as one range; each range succeeds or fails alone.
+    const Region& r = *batch[i]->region;
+    while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
+    const device::Range range{reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size};
+    const Status s = devices_->migrate(std::span(&range, 1), d);
+    for (size_t k = i; k < i + n; ++k) batch[k]->status = s;
+  }
   After after;
   Lock lock(mutex_);
+  Gpu& g = gpus_[static_cast<size_t>(d)];
   for (Move* m : batch) {
     Region& r = *m->region;
+    Gpu& from = gpus_[static_cast<size_t>(m->device)];
     Block& block = r.table[m->block];
     Resident& resident = residents_[block.aux];
-    if (!s.ok()) {
-      Gpu& g = gpus_[static_cast<size_t>(d)];
+    from.leaving -= r.block_size;
+    from.to_peers -= r.block_size;
+    if (!m->status.ok()) {
       g.used -= r.block_size;
-      g.failure = s;
+      g.failure = m->status;
       ++g.failures;
       block.device = static_cast<uint8_t>(m->device);
-      gpus_[static_cast<size_t>(m->device)].used += r.block_size;
       resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
       resident.hinted = (block.flags & core::kReadAhead) != 0;
     } else {
       if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
-      gpus_[static_cast<size_t>(d)].in_bytes += r.block_size;
-      gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+      from.used -= r.block_size;
+      from.out_bytes += r.block_size;
+      g.in_bytes += r.block_size;
     }
     r.table.change(m->block, State::leaving, State::on_device);
     admit(r, m->block, stamp_now());

@@ -29,6 +29,17 @@ constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages o
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
 
+// Neighbours together: they are made, or moved, as one range.
+std::vector<Move*> take_batch(std::vector<Move*>& from, size_t most) {
+  std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
+    return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
+  });
+  const auto end = from.begin() + static_cast<std::ptrdiff_t>(std::min(most, from.size()));
+  std::vector<Move*> batch(from.begin(), end);
+  from.erase(from.begin(), end);
+  return batch;
+}
+
 }  // namespace
 
 Status Pager::start_devices() {
@@ -157,7 +168,7 @@ std::string Pager::check_devices() {
     }
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    // A block on its way from one device to another counts for the one it goes to.
+    used[d] += gpus_[d].to_peers;  // the table names the device that a block goes to
     if (used[d] != gpus_[d].used || leased[d] != gpus_[d].leased) {
       return core::strprintf("device %zu: used %llu, counted %llu; leased %llu, counted %llu", d,
                              static_cast<unsigned long long>(gpus_[d].used), static_cast<unsigned long long>(used[d]),
@@ -300,23 +311,19 @@ bool Pager::device_step(Lock& lock) {
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
     Gpu& g = gpus_[d];
+    if (!g.from_peers.empty() && !g.migrating) {
+      std::vector<Move*> batch = take_batch(g.from_peers, kPeerBatch);
+      g.migrating = true;
+      lock.unlock();
+      migrate_batch(batch, static_cast<int>(d));
+      lock.lock();
+      g.migrating = false;
+      return true;
+    }
     if (g.ready.empty()) continue;
-    // Neighbours together: they are made as one range.
-    std::sort(g.ready.begin(), g.ready.end(), [](const Move* a, const Move* b) {
-      return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
-    });
-    const size_t n = std::min(kDeviceBatch, g.ready.size());
-    std::vector<Move*> batch(g.ready.begin(), g.ready.begin() + static_cast<std::ptrdiff_t>(n));
-    g.ready.erase(g.ready.begin(), g.ready.begin() + static_cast<std::ptrdiff_t>(n));
+    std::vector<Move*> batch = take_batch(g.ready, kDeviceBatch);
     lock.unlock();
-    std::vector<Move*> moving;
-    std::erase_if(batch, [&](Move* m) {
-      const bool moves = m->migrates;
-      if (moves) moving.push_back(m);
-      return moves;
-    });
-    if (!moving.empty()) migrate_batch(moving, static_cast<int>(d));
-    if (!batch.empty()) enter_batch(batch, static_cast<int>(d));
+    enter_batch(batch, static_cast<int>(d));
     lock.lock();
     return true;
   }

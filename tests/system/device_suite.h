@@ -863,6 +863,39 @@ TEST_P(DeviceTier, BlocksMoveBetweenDevicesByLeases) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
+// Until the last byte has been moved, both devices hold the block.
+TEST_P(DeviceTier, ABlockOnItsWayBetweenDevicesCountsForBoth) {
+  if (devices_ < 2) GTEST_SKIP() << "one device";
+  start();
+  vmem::region r(8 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  void* s[] = {stream(0), stream(1)};
+  VMEM_DO(acquire(words(r), n, VMEM_READ | VMEM_WRITE, s[0], 0));
+  app_->set(s[0], words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s[0]));
+  ASSERT_TRUE(app_->synchronize(s[0]).ok());
+  on_its_way_ = false;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.migrating") != 0) return;
+    on_its_way_ = true;
+    while (on_its_way_) std::this_thread::yield();
+  });
+  VMEM_DO(vmem_prefetch(r.data(), r.size(), 1, nullptr));
+  while (!on_its_way_) std::this_thread::yield();
+  EXPECT_EQ(device_stats(0).used_bytes, r.size());
+  EXPECT_EQ(device_stats(1).used_bytes, r.size());
+  vmem::core::step_hook.store(nullptr);
+  on_its_way_ = false;
+  EXPECT_TRUE(until([&] { return device_stats(0).used_bytes == 0; }));
+  EXPECT_EQ(device_stats(1).used_bytes, r.size());
+  EXPECT_EQ(device_stats(1).in_bytes, r.size());
+  VMEM_DO(acquire(words(r), n, VMEM_READ, s[1], 1));
+  app_->check(s[1], words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s[1]));
+  ASSERT_TRUE(app_->synchronize(s[1]).ok());
+  EXPECT_EQ(app_->wrong(), 0u);
+}
+
 TEST_P(DeviceTierLoss, ALostDeviceIsAnErrorWithWordsAndNothingHangs) {
   start();
   vmem::region r(32 * kMiB, 0), other(8 * kMiB, VMEM_HOST_ONLY);
