@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/raw_disk.h"
+#include "external_sort.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -104,6 +105,31 @@ Sample touch_latency(const void* p, uint64_t bytes, size_t block, uint64_t touch
   return {times[times.size() / 2], 0, times[times.size() * 99 / 100], ""};
 }
 
+// A fifth of the memory is a run, another its successor on the way in, and one the run that is written.
+extsort::Memory sort_of(const void* input, void* runs, void* output, uint64_t bytes, uint64_t memory) {
+  extsort::Memory m;
+  m.input = static_cast<const extsort::Record*>(input);
+  m.runs = static_cast<extsort::Record*>(runs);
+  m.output = static_cast<extsort::Record*>(output);
+  m.count = bytes / sizeof(extsort::Record);
+  constexpr uint64_t kStep = 2 << 20;
+  m.step = kStep / sizeof(extsort::Record);
+  m.in_core = memory / 5 / kStep * kStep / sizeof(extsort::Record);
+  const uint64_t run_count = (m.count + m.in_core - 1) / m.in_core;
+  m.ahead = std::clamp<uint64_t>(memory / 8 / run_count / kStep, 1, 16) * kStep / sizeof(extsort::Record);
+  return m;
+}
+
+Sample timed_sort(const extsort::Memory& m, uint64_t bytes, const std::function<void()>& sync) {
+  const double start = rawdisk::now(), cpu = cpu_seconds();
+  extsort::sort(m);
+  sync();
+  const double seconds = rawdisk::now() - start, gbs = static_cast<double>(bytes) / 1e9 / seconds;
+  Sample s{gbs, (cpu_seconds() - cpu) / seconds / gbs, 0, ""};
+  if (!extsort::right(m.input, m.output, m.count)) s.error = "sorted wrong";
+  return s;
+}
+
 // ---- peers that need a memory limit run in a child inside a memory cgroup
 
 std::string make_cgroup(uint64_t limit) {
@@ -146,7 +172,82 @@ Sample peer(const Settings& s, const std::string& what, const std::string& file,
   return sample;
 }
 
+// Linux's own way: files mapped shared. MADV_WILLNEED is its prefetch. msync(MS_ASYNC) does nothing since Linux 2.6.19:
+// what is complete is written by sync_file_range(2), and dropped when the part after it is complete.
+class MappedFile {
+ public:
+  MappedFile(const std::string& path, int flags, uint64_t bytes) : bytes_(bytes) {
+    fd_ = open(path.c_str(), flags, 0600);
+    if ((flags & O_CREAT) != 0) unlink(path.c_str());
+    if (fd_ < 0 || ((flags & O_CREAT) != 0 && ftruncate(fd_, static_cast<off_t>(bytes)) != 0)) return;
+    posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+    void* const at =
+        mmap(nullptr, bytes, PROT_READ | ((flags & O_ACCMODE) == O_RDWR ? PROT_WRITE : 0), MAP_SHARED, fd_, 0);
+    if (at != MAP_FAILED) at_ = static_cast<std::byte*>(at);
+  }
+  ~MappedFile() {
+    if (at_ != nullptr) munmap(at_, bytes_);
+    if (fd_ >= 0) close(fd_);
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  std::byte* data() const { return at_; }
+  bool has(const void* p) const { return p >= at_ && p < at_ + bytes_; }
+  void fetch(const void* p, size_t n) const { madvise(at_ + pages(p), up(p, n) - pages(p), MADV_WILLNEED); }
+  void drop(const void* p, size_t n) const {
+    madvise(at_ + pages(p), up(p, n) - pages(p), MADV_DONTNEED);
+    posix_fadvise(fd_, static_cast<off_t>(pages(p)), static_cast<off_t>(up(p, n) - pages(p)), POSIX_FADV_DONTNEED);
+  }
+  void write(const void* p, size_t n) {
+    sync_file_range(fd_, static_cast<off_t>(pages(p)), static_cast<off_t>(up(p, n) - pages(p)), SYNC_FILE_RANGE_WRITE);
+    if (size_ != 0) {
+      sync_file_range(fd_, static_cast<off_t>(pages(part_)), static_cast<off_t>(up(part_, size_) - pages(part_)),
+                      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+      drop(part_, size_);
+    }
+    part_ = p;
+    size_ = n;
+  }
+  void sync() const { msync(at_, bytes_, MS_SYNC); }
+
+ private:
+  uint64_t pages(const void* p) const {
+    return static_cast<uint64_t>(static_cast<const std::byte*>(p) - at_) & ~4095ull;
+  }
+  uint64_t up(const void* p, size_t n) const {
+    return (static_cast<uint64_t>(static_cast<const std::byte*>(p) - at_) + n + 4095) & ~4095ull;
+  }
+  uint64_t bytes_;
+  int fd_ = -1;
+  std::byte* at_ = nullptr;
+  const void* part_ = nullptr;  // on its way to the disk
+  size_t size_ = 0;
+};
+
+Sample mmap_sort(const std::string& file, uint64_t bytes, uint64_t memory) {
+  MappedFile files[] = {{file, O_RDONLY, bytes},
+                        {file + ".runs", O_RDWR | O_CREAT | O_TRUNC, bytes},
+                        {file + ".out", O_RDWR | O_CREAT | O_TRUNC, bytes}};
+  for (const MappedFile& f : files)
+    if (f.data() == nullptr) return {0, 0, 0, "no file to map"};
+  const auto of = [&](const void* p) -> MappedFile& {
+    return *std::ranges::find_if(files, [&](auto& f) { return f.has(p); });
+  };
+  extsort::Memory m = sort_of(files[0].data(), files[1].data(), files[2].data(), bytes, memory);
+  m.fetch = [&](const void* p, size_t n) { of(p).fetch(p, n); };
+  m.done_with = [&](const void* p, size_t n) { of(p).drop(p, n); };
+  m.write_out = [&](const void* p, size_t n) { of(p).write(p, n); };
+  return timed_sort(m, bytes, [&] { files[2].sync(); });
+}
+
 int run_peer(const Settings& s) {
+  if (s.peer == "sort") {
+    const Sample r = mmap_sort(s.folder, s.bytes, s.bytes / 4);
+    if (!r.error.empty()) fprintf(stderr, "mmap: %s\n", r.error.c_str());
+    if (r.error.empty()) printf("%f %f %f\n", r.value, r.cores_per_gbs, r.p99);
+    fflush(stdout);
+    _exit(!r.error.empty());
+  }
   const bool write = s.peer == "rmw";
   const int fd = open(s.folder.c_str(), write ? O_RDWR : O_RDONLY);
   posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -220,6 +321,9 @@ class Bench {
           "sequential read of a file, 2 MiB, UFFDIO_COPY forced", "GB/s", "read-copy",
           [&] { return raw(false, false); }, [&] { return vmem_file_read(file_, block, "copy"); }, "read");
     }
+    row(
+        "sort of 64-byte records, one thread, 2 MiB", "GB/s", "sort", [&] { return raw_sort(); },
+        [&] { return vmem_sort(); }, "sort");
     for (const auto& [block, text] : {std::pair<size_t, const char*>{65536, "64 KiB"}, {4096, "4 KiB"}}) {
       for (unsigned threads : {1u, 8u}) {
         row(
@@ -281,6 +385,13 @@ class Bench {
     const auto r = rawdisk::run(file_, p);
     Sample s = from(r, r.read_gbs);
     s.cores_per_gbs = (cpu_seconds() - cpu) / r.seconds / r.read_gbs;
+    return s;
+  }
+  // What a sort moves: all of it read and written, twice.
+  Sample raw_sort() const {
+    Sample s = raw(true, false);
+    s.value /= 2;
+    s.cores_per_gbs *= 2;
     return s;
   }
   Sample raw_fast() const {
@@ -349,6 +460,22 @@ class Bench {
     const Sample s = read_modify_write(r.data(), s_.bytes, [&] { r.sync(); });
     r.free();
     return s;
+  }
+  Sample vmem_sort() const {
+    configure("2MiB", "auto");
+    const std::string out = file_ + ".out";
+    const int fd = open(out.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    const bool made = fd >= 0 && ftruncate(fd, static_cast<off_t>(s_.bytes)) == 0;
+    if (fd >= 0) close(fd);
+    if (!made) return {0, 0, 0, out + ": " + strerror(errno)};
+    vmem::region input(s_.bytes, file_, 0, VMEM_MAP_READ | VMEM_HOST_ONLY), runs(s_.bytes, VMEM_HOST_ONLY),
+        output(s_.bytes, out, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+    unlink(out.c_str());
+    extsort::Memory m = sort_of(input.data(), runs.data(), output.data(), s_.bytes, budget_);
+    m.fetch = [&](const void* p, size_t n) { vmem::check(vmem_prefetch(p, n, VMEM_HOST, nullptr)); };
+    m.done_with = [&](const void* p, size_t n) { vmem::check(vmem_advise(p, n, VMEM_ADVISE_DONT_NEED, 0)); };
+    m.write_out = [&](const void* p, size_t n) { vmem::check(vmem_prefetch(p, n, VMEM_SSD, nullptr)); };
+    return timed_sort(m, s_.bytes, [&] { output.sync(); });
   }
   Sample vmem_random(size_t block, unsigned threads) const {
     configure(std::to_string(block), "auto");
