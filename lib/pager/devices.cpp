@@ -212,13 +212,13 @@ void Pager::grow_staging(Lock& lock) {
   }
   staging_growing_ = true;
   lock.unlock();
-  std::byte* slab = nullptr;
-  Status s = Staging::make_slab(*devices_, frames, config_.numa_nodes, &slab);
+  Staging::Slab slab;
+  Status s = Staging::make_slab(*devices_, *trap_, frames, config_.numa_nodes, &slab);
   lock.lock();
   staging_growing_ = false;
   staging_refused_ = !s.ok();
   if (s.ok()) {
-    staging_.add_slab(*devices_, slab, frames);
+    staging_.add_slab(*devices_, slab);
     resize_policies();
   } else {
     frames_.give_fixed(frames * Staging::kFrame);

@@ -16,18 +16,24 @@ using core::Status;
 Staging::~Staging() {
   for (const Slab& slab : slabs_) {
     devices_->unpin(slab.at).ignore();  // a lost device has let go of it already
-    munmap(slab.at, slab.size);
+    if (slab.owner == nullptr) {
+      munmap(slab.at, slab.size);
+    } else {
+      slab.owner->release_arena(slab.at, slab.size).ignore();  // frames that are pinned still go with the process
+    }
   }
 }
 
-Status Staging::make_slab(device::Devices& devices, size_t frames, const std::vector<int>& nodes, std::byte** slab) {
-  const size_t size = frames * kFrame;
+namespace {
+
+Status plain_slab(size_t size, const std::vector<int>& nodes, void** out) {
   // Aligned by hand: 2 MiB pages need it.
-  void* const raw = mmap(nullptr, size + kFrame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const raw =
+      mmap(nullptr, size + Staging::kFrame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return core::system_error(errno, "no address space for %zu bytes of staging frames", size);
-  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, kFrame);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, Staging::kFrame);
   if (at != start) munmap(raw, at - start);
-  if (const size_t tail = start + kFrame - at; tail != 0) munmap(reinterpret_cast<void*>(at + size), tail);
+  if (const size_t tail = start + Staging::kFrame - at; tail != 0) munmap(reinterpret_cast<void*>(at + size), tail);
   void* const base = reinterpret_cast<void*>(at);
   const auto fail = [&](int why, const char* what) {
     munmap(base, size);
@@ -47,19 +53,55 @@ Status Staging::make_slab(device::Devices& devices, size_t frames, const std::ve
     if (errno != EINVAL) return fail(errno, "populating");
     memset(base, 0, size);
   }
-  if (Status s = devices.pin(base, size); !s.ok()) {
-    munmap(base, size);
-    return s;
-  }
-  *slab = static_cast<std::byte*>(base);
+  *out = base;
   return {};
 }
 
-void Staging::add_slab(device::Devices& devices, std::byte* slab, size_t frames) {
+Status trap_slab(trap::Trap& trap, size_t size, const std::vector<int>& nodes, void** out) {
+  if (Status s = trap.reserve_arena(size, Staging::kFrame, out); !s.ok()) return s;
+  for (size_t i = 0; i < size / Staging::kFrame; ++i) {
+    const int node = nodes.empty() ? -1 : nodes[i % nodes.size()];
+    Status s = trap.populate_frames(static_cast<std::byte*>(*out) + i * Staging::kFrame, Staging::kFrame, node);
+    if (s.ok()) continue;
+    trap.release_arena(*out, size).ignore();  // nobody pins any of it
+    return s;
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t frames, const std::vector<int>& nodes,
+                          Slab* slab) {
+  const size_t size = frames * kFrame;
+  void* at = nullptr;
+  if (trap.caps().install) {
+    // Out of memory or at a limit, plain memory would go around what the administrator allows.
+    if (Status s = trap_slab(trap, size, nodes, &at); !s.ok()) return s;
+    Status s = devices.pin(at, size);
+    if (s.ok()) {
+      *slab = {static_cast<std::byte*>(at), size, &trap};
+      return {};
+    }
+    VMEM_LOG_ONCE(core::Level::warning,
+                  "the module's frames cannot be pinned for the device: %.*s; going on with plain memory",
+                  static_cast<int>(s.text().size()), s.text().data());
+    trap.release_arena(at, size).ignore();
+  }
+  if (Status s = plain_slab(size, nodes, &at); !s.ok()) return s;
+  if (Status s = devices.pin(at, size); !s.ok()) {
+    munmap(at, size);
+    return s;
+  }
+  *slab = {static_cast<std::byte*>(at), size, nullptr};
+  return {};
+}
+
+void Staging::add_slab(device::Devices& devices, const Slab& slab) {
   devices_ = &devices;
-  slabs_.push_back({slab, frames * kFrame});
-  total_ += frames;
-  for (size_t i = frames; i > 0; --i) free_.push_back(slab + (i - 1) * kFrame);
+  slabs_.push_back(slab);
+  total_ += slab.size / kFrame;
+  for (size_t at = slab.size; at > 0; at -= kFrame) free_.push_back(slab.at + at - kFrame);
 }
 
 std::byte* Staging::get(size_t keep) {

@@ -1,6 +1,7 @@
 // Host memory that devices copy from and to at full speed: frames of one size, pinned for every device, in slabs that
-// stay. Not thread-safe: the pager's lock protects it, except make_slab(). The memory of the slabs is paid for from
-// the host budget by the caller, once and for good.
+// stay. Where the module is the trap they are its frames: contiguous, charged to the machine's limits, given back by
+// the kernel when the process ends. Not thread-safe: the pager's lock protects it, except make_slab(). The memory of
+// the slabs is paid for from the host budget by the caller, once and for good.
 //
 // Faults never wait for a staging frame: they have frames of their own (frames.h).
 #pragma once
@@ -12,6 +13,7 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "trap/trap.h"
 
 namespace vmem::pager {
 
@@ -20,16 +22,23 @@ class Staging {
   static constexpr size_t kFrame = core::kHugePage;  // bytes
 
   Staging() = default;
-  // No device may be copying.
+  struct Slab {
+    std::byte* at = nullptr;
+    size_t size = 0;
+    trap::Trap* owner = nullptr;  // whose arena it is; null: plain memory
+  };
+  // No device may be copying; the traps of slabs are there.
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Populated, pinned memory for `frames` frames. Blocks (16 to 40 ms/GiB). -ENOMEM. Any thread, no lock.
-  static core::Status make_slab(device::Devices& devices, size_t frames, const std::vector<int>& nodes,
-                                std::byte** slab);
+  // Populated, pinned memory for `frames` frames. Blocks (16 to 40 ms/GiB). -ENOMEM, -EDQUOT: a limit of the module.
+  // The module's frames where it installs frames, and plain memory, with one line, when no device pins those. Any
+  // thread, no lock.
+  static core::Status make_slab(device::Devices& devices, trap::Trap& trap, size_t frames,
+                                const std::vector<int>& nodes, Slab* slab);
   // From now on its frames are handed out.
-  void add_slab(device::Devices& devices, std::byte* slab, size_t frames);
+  void add_slab(device::Devices& devices, const Slab& slab);
 
   // nullptr when no more than `keep` frames are free.
   std::byte* get(size_t keep);
@@ -40,10 +49,6 @@ class Staging {
   uint64_t bytes() const { return total_ * kFrame; }
 
  private:
-  struct Slab {
-    std::byte* at;
-    size_t size;
-  };
   device::Devices* devices_ = nullptr;
   std::vector<Slab> slabs_;
   std::vector<std::byte*> free_;

@@ -2,11 +2,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
+#include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
+#include "device/sim_device.h"
 #include "pager/pager.h"
 #include "support.h"
 
@@ -128,6 +134,57 @@ TEST_F(Module, MemoryPressureIsAnswered) {
   drop << 2 << std::flush;  // calls every shrinker
   if (!comes([&] { return knob("frame_bytes") < before; })) ADD_FAILURE() << "nothing was given back of " << before;
   for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(static_cast<unsigned char*>(r.data())[i], 5);
+}
+
+// The line of /proc/self/maps that an address is in.
+std::string mapping_of(uintptr_t address) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long first = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &first, &end) == 2 && address >= first && address < end) return line;
+  }
+  return "";
+}
+
+TEST_F(Module, WhatDevicesCopyFromAreItsFramesOrPlainMemoryWhereTheyCannotBePinned) {
+  for (const bool refused : {false, true}) {
+    ASSERT_EQ(vmem_set("device", "sim"), 0);
+    configure({{"host_budget", "64MiB"}, {"trap", "kmod"}});
+    {
+      static std::atomic<bool> refuse;
+      static std::mutex mutex;
+      static std::vector<std::string> pinned;
+      refuse = refused;
+      pinned.clear();
+      ASSERT_NE(vmem::device::current_sim(), nullptr);
+      vmem::device::current_sim()->set_hook([](vmem::device::SimOp op, int, uintptr_t address, size_t) {
+        if (op != vmem::device::SimOp::pin) return vmem::core::Status();
+        const std::string where = mapping_of(address);
+        std::lock_guard lock(mutex);
+        pinned.push_back(where);
+        const bool modules = where.find("/dev/vmem") != std::string::npos;
+        return refuse && modules ? vmem::core::error(EFAULT, "as the test wants it") : vmem::core::Status();
+      });
+      vmem::region r(16 * kMiB);
+      auto* words = static_cast<uint64_t*>(r.data());
+      for (size_t i = 0; i < r.size() / 8; i += 512) words[i] = i;
+      r.evict();
+      ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, nullptr), 0) << vmem_last_error();
+      ASSERT_EQ(vmem_release(r.data(), r.size(), nullptr), 0) << vmem_last_error();
+      {
+        std::lock_guard lock(mutex);
+        ASSERT_FALSE(pinned.empty());
+        EXPECT_NE(pinned.front().find("/dev/vmem"), std::string::npos) << pinned.front();
+        EXPECT_EQ(pinned.back().find("/dev/vmem") == std::string::npos, refused) << pinned.back();
+      }
+      r.evict();
+      for (size_t i = 0; i < r.size() / 8; i += 512) ASSERT_EQ(words[i], i);
+      vmem::device::current_sim()->set_hook(nullptr);
+    }
+    vmem_shutdown();
+    EXPECT_EQ(knob("frame_bytes"), 0u);
+  }
+  ASSERT_EQ(vmem_set("device", "auto"), 0);
 }
 
 TEST_F(Module, BlocksOfADeviceTierStandInItToo) {
