@@ -126,6 +126,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   pager::Config config;
   config.host_budget =
       options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;
+  config.staging_share = static_cast<unsigned>(options.number(Option::staging_share));
   config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
   config.evict_threads = threads_or(options, Option::evict_threads);
   config.readahead_bytes = options.number(Option::readahead);
@@ -262,6 +263,9 @@ Status Runtime::apply(Option option) {
       return pager->set_host_budget(options_.number(option));
     case Option::device_budget:
       return pager->set_device_budget(options_.number(option));
+    case Option::staging_share:
+      pager->set_staging_share(static_cast<unsigned>(options_.number(option)));
+      break;
     case Option::ssd_budget:
       pager->set_space_budget(options_.number(option));
       break;

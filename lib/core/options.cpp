@@ -20,6 +20,9 @@ constexpr OptionInfo kTable[] = {
     {Option::device_budget, "device_budget", OptionKind::bytes, "bytes",
      "0.8 of the device memory that is free; follows it until set", 2 * kMiB, kPiB, nullptr, true,
      "Device memory that libvmem may use on each GPU, moves in flight included."},
+    {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
+     "Part of host_budget that blocks of the device tier may take on their way and, unchanged, afterwards: pinned "
+     "memory that is taken with need and kept. The rest is for what the CPU touches."},
     {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
      "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
      "unlinked file; several are striped."},
@@ -73,6 +76,8 @@ uint64_t default_number(Option id) {
       return 2 * kMiB;
     case Option::io_depth:
       return 16;
+    case Option::staging_share:
+      return 50;
     case Option::direct_io:
     case Option::checksum:
     case Option::publish:

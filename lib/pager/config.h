@@ -15,6 +15,7 @@ namespace vmem::pager {
 
 struct Config {
   uint64_t host_budget = 0;  // bytes
+  unsigned staging_share = 50;  // percent of it
   unsigned io_depth = 16;
   unsigned evict_threads = 1;
   uint64_t readahead_bytes = uint64_t{64} << 20;

@@ -22,12 +22,18 @@ using core::Urgency;
 
 namespace {
 
-constexpr unsigned kWorkers = 3;            // two that overlap on the way in, one more so that the way out never waits
-constexpr size_t kSlabFrames = 32;          // of the staging pool
+constexpr unsigned kWorkers = 3;    // two that overlap on the way in, one more so that the way out never waits
+constexpr size_t kSlabFrames = 32;  // of the staging pool
+constexpr uint64_t kLeastForTheCpu = uint64_t{16} << 20;
 constexpr uint64_t kGrowAgain = 50000000;   // ns between tries to make staging frames
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
+
+// The rest of the host budget is for blocks that the CPU uses, and for faults.
+uint64_t staging_most(uint64_t budget, unsigned percent) {
+  return budget - std::max(budget / 100 * (100 - percent), std::min(budget / 2, kLeastForTheCpu));
+}
 
 // Neighbours together: they are made, or moved, as one range.
 std::vector<Move*> take_batch(std::vector<Move*>& from, size_t most) {
@@ -187,8 +193,13 @@ size_t Pager::staging_reserve() const {
 }
 
 bool Pager::staging_may_grow() const {
-  // Half of the host budget: the other half is for blocks that the CPU uses, and for faults.
-  return staging_.bytes() + 4 * Staging::kFrame <= frames_.budget() / 2;
+  return staging_.bytes() + 4 * Staging::kFrame <= staging_most(frames_.budget(), config_.staging_share);
+}
+
+void Pager::set_staging_share(unsigned percent) {
+  Lock lock(mutex_);
+  config_.staging_share = percent;
+  gpu_work_.notify_all();
 }
 
 bool Pager::must_evict_staging() const {
@@ -199,7 +210,8 @@ bool Pager::must_evict_staging() const {
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
 void Pager::grow_staging(Lock& lock) {
-  const uint64_t room = frames_.budget() / 2 - std::min(frames_.budget() / 2, staging_.bytes());
+  const uint64_t most = staging_most(frames_.budget(), config_.staging_share);
+  const uint64_t room = most - std::min(most, staging_.bytes());
   const size_t frames = std::min<size_t>(kSlabFrames, room / Staging::kFrame);
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;

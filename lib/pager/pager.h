@@ -66,12 +66,12 @@ class Pager {
   // Setting debug, at exit: asks each device that is in use whether it is lost, and says so.
   void look_for_loss();
 
-  // -EBUSY when live leases hold more.
+  // -EBUSY: live leases hold more; -ENOMEM: above what some device has.
   core::Status set_host_budget(uint64_t bytes);
-  // -ENOMEM: above what some device has; -EBUSY: live leases hold more.
   core::Status set_device_budget(uint64_t bytes);
   void set_readahead(uint64_t bytes);
   void set_checksum(bool on);
+  void set_staging_share(unsigned percent);
   void set_fault_timeout(unsigned ms);
   void set_space_budget(uint64_t bytes);
   // Writes changed blocks of shared files; regions stay usable. For exit().

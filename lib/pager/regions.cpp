@@ -152,11 +152,11 @@ Status Pager::want_staging() {
   if (staging_.total() != 0) return {};
   grow_staging(lock);
   if (staging_.total() >= 4) return {};
-  return error(
-      ENOMEM,
-      "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB, half of the budget "
-      "at most); raise host_budget, or make the region with VMEM_HOST_ONLY",
-      core::human_bytes(frames_.budget()).c_str());
+  return error(ENOMEM,
+               "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u %% of "
+               "the budget, "
+               "setting staging_share); raise host_budget, or make the region with VMEM_HOST_ONLY",
+               core::human_bytes(frames_.budget()).c_str(), config_.staging_share);
 }
 
 // Nothing that waits in a queue names the region any more.

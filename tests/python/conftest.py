@@ -18,6 +18,7 @@ DEFAULTS = {
     "device": "none",
     "host_budget": 64 * MIB,
     "device_budget": 32 * MIB,
+    "staging_share": 50,
     "block_size": 2 * MIB,
     "readahead": 8 * MIB,
     "transfer": "auto",

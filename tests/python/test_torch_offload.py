@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 import vmem
-from conftest import MIB, no_device_lease
+from conftest import MIB, finish, no_device_lease, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import vmem.torch as vt  # noqa: E402
@@ -592,6 +592,16 @@ def test_what_cannot_be_offloaded_is_refused_by_name(host):
     assert e.value.errno == errno.EBUSY
     handle.remove()
     del model, handle
+
+
+@pytest.mark.parametrize("host_budget, before, after", [(128, 50, 50), (1024, 50, 75), (4096, 50, 85), (4096, 60, 60)])
+def test_weights_get_the_host_memory_that_the_cpu_can_spare(host_budget, before, after):
+    start(device="sim", host_budget=host_budget * MIB, staging_share=before)
+    model = made(layers=1)
+    with vt.offload(model, device_budget="16MiB"):
+        assert vmem.get("staging_share") == str(after)
+    del model
+    finish()
 
 
 def test_a_budget_above_the_device_is_refused(sim):

@@ -487,6 +487,33 @@ TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
 }
 
 // Every way a block can change on its device, with a copy of what it was in host memory.
+// A part of the frames is kept free: half of 64 MiB cannot hold all of it, three quarters can.
+TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
+  for (const char* share : {"50", "75"}) {
+    start({{"host_budget", "64MiB"}, {"device_budget", "8MiB"}, {"staging_share", share}});
+    vmem::region r(20 * kMiB, 0);
+    const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
+    cpu_set(words(r), n, 0, 6);
+    r.evict();
+    void* s = stream();
+    uint64_t read = 0;
+    for (int pass = 0; pass < 4; ++pass) {
+      if (pass == 2) read = vmem::stats().read_bytes;
+      for (size_t at = 0; at < n; at += part) {
+        VMEM_DO(acquire(words(r) + at, part, VMEM_READ, s));
+        app_->check(s, words(r) + at, part, at, 6);
+        VMEM_DO(release(words(r) + at, part, s));
+      }
+      within_budget();
+    }
+    ASSERT_TRUE(app_->synchronize(s).ok());
+    EXPECT_EQ(app_->wrong(), 0u);
+    EXPECT_EQ(vmem::stats().read_bytes == read, share == std::string("75")) << vmem::stats().read_bytes - read;
+  }
+  EXPECT_EQ(vmem_set("staging_share", "91"), -EINVAL);
+  EXPECT_EQ(vmem_set("staging_share", "50"), 0);
+}
+
 TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
   start({{"host_budget", "192MiB"}});
   vmem::region r(16 * kMiB, 0), other(64 * kMiB, 0);

@@ -18,7 +18,7 @@ from torch import nn
 from .._lib import Error, human_bytes, parse_size
 from . import _plan
 from ._engine import Engine, Scope, Watch
-from ._target import ask_budget, give_budget, resolve
+from ._target import ask_budget, give_budget, resolve, use_host_memory
 from ._tensors import region_of, view
 
 
@@ -234,6 +234,9 @@ def offload(
     watch           "first": each module's first call is watched for weights of other modules that it uses; "always":
                     every call, for modules that use others' weights now and then (slow).
 
+    On a device, the setting staging_share goes from 50 to at most 85, so that 256 MiB of host_budget and more are left:
+    the rest is for weights then, and stays so. Any other value of it is left as it is.
+
     Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile parameters
     are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(). Of an
     nn.Embedding's table only the rows that a call looks up are leased, if they are few: it may exceed the budget.
@@ -251,6 +254,7 @@ def offload(
     window = ahead if ahead is None or ahead == 0 else parse_size(ahead)
     engine = Engine(target, 0, window, watch == "always")
     engine.budget = ask_budget(engine, target, device_budget)
+    use_host_memory(target)
     handle = Offload(engine, plan)
     try:
         _plan.check_layers(plan, target, engine.budget)

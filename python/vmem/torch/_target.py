@@ -15,6 +15,8 @@ from .._lib import HOST, Error, parse_size
 from ._tensors import CPU
 
 DEVICE_BLOCK = 2 << 20  # bytes: the unit of a region with a device tier
+STAGING_SHARE, MODEL_SHARE = 50, 85  # percent of host_budget for the device tier: by default, and for offloaded models
+CPU_REST = 256 << 20  # bytes of host_budget that models leave
 
 
 def tier() -> str:
@@ -119,6 +121,16 @@ def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int
             give_budget(owner)
             raise
     return wanted
+
+
+def use_host_memory(target: Target) -> None:
+    """Weights on a device are most of what libvmem has: host memory is theirs, but for what the CPU may need, and unless
+    staging_share has been changed."""
+    if target.location == HOST or _status.get("staging_share") != str(STAGING_SHARE):
+        return
+    rest = -(-CPU_REST * 100 // max(1, _status.stats().host_budget))
+    if min(MODEL_SHARE, 100 - rest) > STAGING_SHARE:
+        _status.set("staging_share", min(MODEL_SHARE, 100 - rest))
 
 
 def give_budget(owner: Any) -> None:
