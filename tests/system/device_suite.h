@@ -487,11 +487,11 @@ TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
 }
 
 // Every way a block can change on its device, with a copy of what it was in host memory.
-// A part of the frames is kept free: half of 64 MiB cannot hold all of it, three quarters can.
+// A fifth of 128 MiB and the device together cannot hold all of it; three quarters can, half of them kept free.
 TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
-  for (const char* share : {"50", "75"}) {
-    start({{"host_budget", "64MiB"}, {"device_budget", "8MiB"}, {"staging_share", share}});
-    vmem::region r(20 * kMiB, 0);
+  for (const char* share : {"20", "75"}) {
+    start({{"host_budget", "128MiB"}, {"device_budget", "8MiB"}, {"staging_share", share}});
+    vmem::region r(44 * kMiB, 0);
     const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
     cpu_set(words(r), n, 0, 6);
     r.evict();
