@@ -14,7 +14,7 @@
 namespace vmem::pager {
 
 struct Config {
-  uint64_t host_budget = 0;  // bytes
+  uint64_t host_budget = 0;     // bytes
   unsigned staging_share = 50;  // percent of it
   unsigned io_depth = 16;
   unsigned evict_threads = 1;

@@ -124,8 +124,8 @@ def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int
 
 
 def use_host_memory(target: Target) -> None:
-    """Weights on a device are most of what libvmem has: host memory is theirs, but for what the CPU may need, and unless
-    staging_share has been changed."""
+    """Weights on a device are most of what libvmem has: host memory is theirs, but for what the CPU may need, and
+    unless staging_share has been changed."""
     if target.location == HOST or _status.get("staging_share") != str(STAGING_SHARE):
         return
     rest = -(-CPU_REST * 100 // max(1, _status.stats().host_budget))
