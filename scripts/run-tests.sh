@@ -98,7 +98,7 @@ run_suite() {
   echo "== $suite"
   case $suite in
     unit | system | ctl)
-      if [ -x "$BUILD/tests/unit_tests" ] && [ "$suite" = unit ]; then in_parts unit "$timeout" "$BUILD/tests/unit_tests"
+      if [ "$suite" != ctl ] && [ -x "$BUILD/tests/${suite}_tests" ]; then in_parts "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
       elif [ -x "$BUILD/tests/${suite}_tests" ]; then run_one "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
       elif compgen -G "tests/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $BUILD/tests/${suite}_tests is not built"; suite_failed=1; fi ;;
     abi) for program in $(programs "$BUILD/tests/abi"); do run_one "abi/${program##*/}" "$timeout" "$program"; done ;;

@@ -103,7 +103,7 @@ struct vmem_stats {
 
 struct vmem_device_stats {
 	uint64_t size;                /* (in) sizeof(struct vmem_device_stats) */
-	uint64_t budget, used_bytes;  /* device memory of libvmem */
+	uint64_t budget, used_bytes;  /* device memory of libvmem; what moves between devices counts on both */
 	uint64_t leased_bytes;
 	uint64_t in_bytes, out_bytes; /* moved to and from the device */
 	uint64_t evictions, clean_drops;
