@@ -32,7 +32,7 @@
 #define VMEM_RANGE_MAX		BIT_ULL(46)
 #define VMEM_BATCH_MAX		1024U
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
-#define VMEM_HELD_WAIT_MS	8	/* longest sleep of a fault that holds mmap_lock */
+#define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
 #define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
 #define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
 
