@@ -139,11 +139,23 @@ struct Wish {  // blocks that are to come to a device, in order
   core::Urgency urgency;
   const void* owner;  // an acquire that waits; null: nobody
 };
-// What asks blocks elsewhere ends older hints that want them on a device.
+// What asks blocks elsewhere takes them out of older hints that want them on a device.
 inline void forget_hints(std::deque<Wish>& wishes, const SpanOf& span) {
-  std::erase_if(wishes, [&](const Wish& w) {
-    return w.owner == nullptr && w.region == span.region && w.next <= span.last && span.first <= w.last;
-  });
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    Wish& w = wishes[i];
+    if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
+    Wish rest = w;
+    rest.next = span.last + 1;
+    w.last = span.first - 1;  // below w.next where nothing is left
+    const bool before = w.next < span.first;
+    if (rest.next <= rest.last && before) {
+      wishes.insert(wishes.begin() + static_cast<std::ptrdiff_t>(++i), rest);
+    } else if (rest.next <= rest.last) {
+      w = rest;
+    } else if (!before) {
+      wishes.erase(wishes.begin() + static_cast<std::ptrdiff_t>(i--));
+    }
+  }
 }
 struct Ending {  // a release that the stream has not reached
   device::Ticket ticket;
