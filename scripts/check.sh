@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings readme words sizes shell python tidy
+#   format layers doors header names settings readme words sizes shell python statics tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -140,13 +140,20 @@ check_python() {
   } 2>&1 | report python
 }
 
+# Nothing in lib/ has a constructor or a destructor that the C++ runtime calls, thread_local or static: the library's
+# threads run on while the process exits, and constructors of the program may call before ours would have run.
+check_statics() {
+  command -v clang++ >/dev/null || { missing statics clang++; return; }
+  make -k -j"$(nproc)" BUILD="$build" statics 2>&1 | grep -E 'error:|Error ' | sort -u | head -60 | report statics
+}
+
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
   # Quiet while it is clean: only findings are shown.
   make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
-[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell python tidy
+[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell python statics tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"

@@ -2,6 +2,7 @@
 // held (it may lie in a region).
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <new>
 #include <string>
@@ -19,28 +20,36 @@ using vmem::api::Runtime;
 using vmem::core::error;
 using vmem::core::Status;
 
-thread_local std::string last_error;
+// The words of this thread's last failure. Plain bytes: they need no memory and no destructor, so that they can be
+// asked for when memory is short and while the process exits.
+constinit thread_local char last_error[1024] = "";
 
-int report(const Status& s) {
-  if (s.ok()) return 0;
-  last_error.assign(s.text());
-  return s.code();
+int report(int code, std::string_view words) noexcept {
+  const size_t length = std::min(words.size(), sizeof last_error - 1);
+  memcpy(last_error, words.data(), length);
+  last_error[length] = '\0';
+  return code;
 }
 
-// Runs a call's body; what it throws (memory for bookkeeping) becomes -ENOMEM.
+// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
 template <typename Body>
-int guarded(Body body) {
+int guarded(Body body) noexcept {
   try {
-    return report(body());
+    const Status s = body();
+    return s.ok() ? 0 : report(s.code(), s.text());
   } catch (const std::bad_alloc&) {
-    return report(error(ENOMEM, "no memory for bookkeeping"));
+    return report(-ENOMEM, "no memory for bookkeeping");
   } catch (const std::exception& e) {
-    return report(error(EIO, "unexpected failure: %s", e.what()));
+    char words[256];
+    snprintf(words, sizeof words, "unexpected failure: %s", e.what());
+    return report(-EIO, words);
+  } catch (...) {
+    return report(-EIO, "unexpected failure");
   }
 }
 
 template <typename Body>
-int with_pager(Body body) {
+int with_pager(Body body) noexcept {
   return guarded([&]() -> Status {
     Runtime::Use pager;
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
@@ -116,7 +125,10 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 }
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
-  vmem::core::set_log_sink(sink, user);
+  guarded([&]() -> Status {
+    vmem::core::set_log_sink(sink, user);
+    return {};
+  });
 }
 
 VMEM_API int vmem_alloc(void** ptr, size_t size, unsigned flags) {
@@ -294,5 +306,5 @@ VMEM_API const char* vmem_strerror(int err) {
 }
 
 VMEM_API const char* vmem_last_error(void) {
-  return last_error.c_str();
+  return last_error;
 }

@@ -56,7 +56,10 @@ std::atomic<size_t> slots_used{0};  // slots at and beyond were never used
 std::mutex ranges_mutex;
 // Protected by ranges_mutex: writers need not scan. Never destroyed, as all that libvmem's threads use: they run on
 // while the process exits.
-std::map<uintptr_t, Slot*>& by_address = *new std::map<uintptr_t, Slot*>;
+std::map<uintptr_t, Slot*>& by_address() {
+  static auto* map = new std::map<uintptr_t, Slot*>;
+  return *map;
+}
 Word readers{0};   // handlers inside lookup()
 Word epoch{0};     // changes whenever something opens; the parked wait on it
 Word sleepers{0};  // may be too large: a handler that was jumped out of never comes back to subtract itself
@@ -78,8 +81,8 @@ Slot* find(uintptr_t address) {
 
 // ranges_mutex held.
 Slot* find_locked(uintptr_t address) {
-  auto it = by_address.upper_bound(address);
-  if (it == by_address.begin()) return nullptr;
+  auto it = by_address().upper_bound(address);
+  if (it == by_address().begin()) return nullptr;
   Slot* slot = std::prev(it)->second;
   return address < slot->end.load(std::memory_order_relaxed) ? slot : nullptr;
 }
@@ -133,9 +136,16 @@ Word asks_freed{0};  // changes when one becomes unused
 Word asks_posted{0};
 std::atomic<bool> hook_running{false};
 std::mutex hook_mutex;
-// Never destroyed: a process may exit with the thread running.
-Hook& hook = *new Hook;  // read by the park thread only
-std::thread& hook_thread = *new std::thread;
+// Never destroyed: a process may exit with the thread running. Made at the first use, which may be in a constructor of
+// the program that runs before those of this file would.
+Hook& hook() {  // called by the park thread only
+  static auto* hook = new Hook;
+  return *hook;
+}
+std::thread& hook_thread() {
+  static auto* thread = new std::thread;
+  return *thread;
+}
 
 void answer(Ask& ask, bool verdict) {
   ask.state.store(verdict ? Ask::yes : Ask::no, std::memory_order_release);
@@ -150,7 +160,7 @@ void hook_loop() {
     for (Ask& ask : asks) {
       if (ask.state.load(std::memory_order_acquire) != Ask::posted) continue;
       core::step("park.asked");
-      answer(ask, !running || hook(ask.address, ask.store));
+      answer(ask, !running || hook()(ask.address, ask.store));
     }
     if (!running) return;
     futex(&asks_posted, FUTEX_WAIT, seen);
@@ -457,17 +467,17 @@ core::Status add(void* base, size_t size) {
   slots[i].end.store(begin + size, std::memory_order_relaxed);
   slots[i].gates.store(static_cast<std::atomic<uint8_t>*>(gates), std::memory_order_release);
   slots[i].begin.store(begin, std::memory_order_seq_cst);
-  by_address[begin] = &slots[i];
+  by_address()[begin] = &slots[i];
   if (i == used) slots_used.store(used + 1, std::memory_order_release);
   return {};
 }
 
 void remove(void* base) {
   std::lock_guard lock(ranges_mutex);
-  auto it = by_address.find(reinterpret_cast<uintptr_t>(base));
-  if (it == by_address.end()) return;
+  auto it = by_address().find(reinterpret_cast<uintptr_t>(base));
+  if (it == by_address().end()) return;
   Slot* slot = it->second;
-  by_address.erase(it);
+  by_address().erase(it);
   const size_t size = slot->end.load() - slot->begin.load();
   slot->begin.store(0, std::memory_order_seq_cst);
   advance(true);
@@ -500,28 +510,28 @@ Gate gate(uintptr_t address) {
 
 core::Status set_hook(Hook next) {
   std::lock_guard lock(hook_mutex);
-  if (hook_thread.joinable()) {
+  if (hook_thread().joinable()) {
     hook_running.store(false, std::memory_order_seq_cst);
     asks_posted.fetch_add(1, std::memory_order_seq_cst);
     futex(&asks_posted, FUTEX_WAKE, INT_MAX);
-    hook_thread.join();
+    hook_thread().join();
     // Those that posted after the last scan, or wait for a free entry, look again.
     for (Ask& ask : asks) futex(&ask.state, FUTEX_WAKE, 1);
     asks_freed.fetch_add(1, std::memory_order_seq_cst);
     futex(&asks_freed, FUTEX_WAKE, INT_MAX);
   }
-  hook = std::move(next);
-  if (!hook) return {};
+  hook() = std::move(next);
+  if (!hook()) return {};
   hook_running.store(true, std::memory_order_seq_cst);
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's signals are not for the park thread
   core::Status status;
   try {
-    hook_thread = std::thread(hook_loop);
+    hook_thread() = std::thread(hook_loop);
   } catch (const std::system_error& e) {
     hook_running.store(false);
-    hook = nullptr;
+    hook() = nullptr;
     status = core::system_error(e.code().value(), "cannot start the park thread");
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

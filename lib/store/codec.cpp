@@ -1,12 +1,12 @@
 #include "store/codec.h"
 
 #include <lz4.h>
+#include <pthread.h>
 #include <zstd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 
 namespace vmem::store {
 
@@ -20,33 +20,52 @@ struct ImageHeader {
 constexpr uint32_t kMagic = 0x315a4d56;  // "VMZ1"
 constexpr int kZstdLevel = 1;
 
-struct FreeContexts {
-  void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
-  void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
+// What a thread compresses with: made at its first use, freed when it ends. Not by the destructor of a thread_local:
+// that of the main thread would run when exit() begins, before blocks are compressed for the last time.
+struct Contexts {
+  ZSTD_CCtx* zstd_in = nullptr;
+  ZSTD_DCtx* zstd_out = nullptr;
+  LZ4_stream_t* lz4 = nullptr;
 };
+constinit thread_local Contexts contexts;
+pthread_key_t end_of_thread;
 
-// One set a thread, made at its first use and freed with it. nullptr when memory is short.
+void free_contexts(void* mine) {
+  auto* c = static_cast<Contexts*>(mine);
+  ZSTD_freeCCtx(c->zstd_in);
+  ZSTD_freeDCtx(c->zstd_out);
+  LZ4_freeStream(c->lz4);
+  *c = {};  // a later destructor of this thread's may need one again
+}
+
+// Without a key they are left behind with their thread.
+template <typename T>
+T* keep(T*& slot, T* made) {
+  static const bool have_key = pthread_key_create(&end_of_thread, free_contexts) == 0;
+  slot = made;
+  if (made != nullptr && have_key) pthread_setspecific(end_of_thread, &contexts);
+  return made;
+}
+
+// nullptr when memory is short.
 ZSTD_CCtx* zstd_compressor() {
-  thread_local std::unique_ptr<ZSTD_CCtx, FreeContexts> context;
-  if (!context) context.reset(ZSTD_createCCtx());
-  return context.get();
+  return contexts.zstd_in != nullptr ? contexts.zstd_in : keep(contexts.zstd_in, ZSTD_createCCtx());
 }
 
 ZSTD_DCtx* zstd_decompressor() {
-  thread_local std::unique_ptr<ZSTD_DCtx, FreeContexts> context;
-  if (!context) context.reset(ZSTD_createDCtx());
-  return context.get();
+  return contexts.zstd_out != nullptr ? contexts.zstd_out : keep(contexts.zstd_out, ZSTD_createDCtx());
 }
 
-void* lz4_state() {
-  thread_local std::unique_ptr<LZ4_stream_t> state = std::make_unique<LZ4_stream_t>();
-  return state.get();
+LZ4_stream_t* lz4_state() {
+  return contexts.lz4 != nullptr ? contexts.lz4 : keep(contexts.lz4, LZ4_createStream());
 }
 
 // Bytes written to `out`, 0 when they would not fit.
 size_t compress(Codec codec, const void* block, size_t size, char* out, size_t capacity) {
   if (codec == Codec::lz4) {
-    const int n = LZ4_compress_fast_extState(lz4_state(), static_cast<const char*>(block), out, static_cast<int>(size),
+    LZ4_stream_t* state = lz4_state();
+    if (state == nullptr) return 0;
+    const int n = LZ4_compress_fast_extState(state, static_cast<const char*>(block), out, static_cast<int>(size),
                                              static_cast<int>(capacity), 1);
     return n > 0 ? static_cast<size_t>(n) : 0;
   }

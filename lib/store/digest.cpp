@@ -1,9 +1,9 @@
 #include "store/digest.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdlib>
-#include <map>
 #include <mutex>
 #include <new>
 
@@ -42,17 +42,25 @@ core::Digest digest(const void* bytes, size_t size) {
 }
 
 core::Digest zero_digest(size_t size) {
-  // Blocks come in few sizes; the last one of a region may be odd.
-  static std::mutex mutex;
-  static std::map<size_t, core::Digest> known;  // protected by mutex
-  constexpr size_t kRemembered = 64;
+  // Blocks come in few sizes; the last one of a region may be odd. Evictors ask, also while the process exits: no
+  // destructor, and no memory that may be short.
+  struct Known {
+    size_t size;
+    core::Digest digest;
+  };
+  static constinit std::mutex mutex;
+  static constinit std::array<Known, 64> known{};  // protected by mutex
+  static constinit size_t used = 0;                // protected by mutex
+  const auto find = [&] {
+    return std::find_if(known.begin(), known.begin() + used, [&](const Known& k) { return k.size == size; });
+  };
   {
     std::lock_guard lock(mutex);
-    if (auto it = known.find(size); it != known.end()) return it->second;
+    if (const auto* it = find(); it != known.begin() + used) return it->digest;
   }
   const core::Digest out = hash_zeros(size);
   std::lock_guard lock(mutex);
-  if (known.size() < kRemembered) known.emplace(size, out);
+  if (used < known.size() && find() == known.begin() + used) known[used++] = {size, out};
   return out;
 }
 

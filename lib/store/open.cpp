@@ -41,8 +41,8 @@ bool set_direct(int fd, bool on) {
 }
 
 void say_buffered(const std::string& path, long file_system, int error) {
-  static std::mutex mutex;
-  static std::set<long> said;  // protected by mutex
+  static constinit std::mutex mutex;
+  static std::set<long>& said = *new std::set<long>;  // protected by mutex; never destroyed
   {
     std::lock_guard lock(mutex);
     if (!said.insert(file_system).second) return;
