@@ -53,6 +53,8 @@ check_layers() {
 check_doors() {
   door() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
   { door store 'liburing'; door device 'cuda'; door trap 'linux/userfaultfd|vmem/vmem_uapi'
+    # Their signals are blocked, and they have names.
+    tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
   } | report doors
 }

@@ -4,8 +4,9 @@
  *
  * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() gives the calling thread's last failure
  * in words. Every call is thread-safe. No call may be made from a signal handler or from a log sink, and none from a
- * forked child before exec (-ECHILD). Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or
- * VMEM_SSD. `stream` is a cudaStream_t passed as void *, NULL the default stream; host-only calls ignore it.
+ * forked child before exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
+ * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
+ * passed as void *, NULL the default stream; host-only calls ignore it.
  *
  * Ranges: any pointer and size inside one region; a call acts on every block it touches. A range outside regions, across
  * two of them, or of size 0: -EINVAL.

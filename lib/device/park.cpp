@@ -26,12 +26,12 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 
 namespace vmem::device::park {
 
@@ -153,7 +153,6 @@ void answer(Ask& ask, bool verdict) {
 }
 
 void hook_loop() {
-  pthread_setname_np(pthread_self(), "vmem-park");
   for (;;) {
     const uint32_t seen = asks_posted.load(std::memory_order_seq_cst);
     const bool running = hook_running.load(std::memory_order_seq_cst);
@@ -523,18 +522,11 @@ core::Status set_hook(Hook next) {
   hook() = std::move(next);
   if (!hook()) return {};
   hook_running.store(true, std::memory_order_seq_cst);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the application's signals are not for the park thread
-  core::Status status;
-  try {
-    hook_thread() = std::thread(hook_loop);
-  } catch (const std::system_error& e) {
+  core::Status status = core::start_thread("vmem-park", hook_loop, &hook_thread());
+  if (!status.ok()) {
     hook_running.store(false);
     hook() = nullptr;
-    status = core::system_error(e.code().value(), "cannot start the park thread");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return status;
 }
 

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/block_table.h"
 #include "core/map_over.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "device/park.h"
 
 namespace vmem::device {
@@ -362,7 +364,11 @@ SimDevices::Stream* SimDevices::stream_of(void* stream, int device_if_null) {
 void SimDevices::enqueue(Stream* stream, std::function<void()> work) {
   {
     std::lock_guard lock(stream->mutex);
-    if (!stream->thread.joinable()) stream->thread = std::thread([stream] { stream->run(); });
+    if (!stream->thread.joinable() && !core::start_thread(
+                                           "vmem-sim", [stream] { stream->run(); }, &stream->thread)
+                                           .ok()) {
+      core::fatal("no thread for a stream of the simulated device");
+    }
     stream->queue.push_back(std::move(work));
   }
   stream->changed.notify_all();

@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "device/park.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
@@ -52,7 +53,15 @@ Status Pager::start_devices() {
   if (devices_ == nullptr) return {};
   if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
     return s;
-  for (unsigned i = 0; i < kWorkers; ++i) gpu_threads_.emplace_back([this] { device_loop(); });
+  gpu_threads_.reserve(kWorkers);
+  for (unsigned i = 0; i < kWorkers; ++i) {
+    std::thread worker;
+    if (Status s = core::start_thread(
+            "vmem-device", [this] { device_loop(); }, &worker);
+        !s.ok())
+      return s;
+    gpu_threads_.push_back(std::move(worker));
+  }
   return {};
 }
 
@@ -79,7 +88,10 @@ Status Pager::use_device(int d) {
     if (gpus_[static_cast<size_t>(d)].budget != 0) return {};
   }
   device::Memory memory;
-  if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
+  {
+    const core::SignalsBlocked blocked;  // the driver starts its threads
+    if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
+  }
   Lock lock(mutex_);
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (g.budget != 0) return {};

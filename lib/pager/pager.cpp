@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/log.h"
+#include "core/thread.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
@@ -36,8 +37,21 @@ Status Pager::start() {
   on_knobs();
   const int fd = trap_->fault_descriptor();
   watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);
-  if (!watching_) fault_thread_ = std::thread([this] { fault_loop(); });
-  for (unsigned i = 0; i < config_.evict_threads; ++i) evict_threads_.emplace_back([this] { evict_loop(); });
+  if (!watching_) {
+    if (Status s = core::start_thread(
+            "vmem-fault", [this] { fault_loop(); }, &fault_thread_);
+        !s.ok())
+      return s;
+  }
+  evict_threads_.reserve(config_.evict_threads);
+  for (unsigned i = 0; i < config_.evict_threads; ++i) {
+    std::thread evictor;
+    Status s = core::start_thread(
+        core::strprintf("vmem-evict-%u", i).c_str(), [this] { evict_loop(); }, &evictor);
+    if (!s.ok() && i == 0) return s;
+    if (!s.ok()) break;  // fewer are slower, not wrong
+    evict_threads_.push_back(std::move(evictor));
+  }
   return start_devices();
 }
 

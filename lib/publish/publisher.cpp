@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -15,10 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <system_error>
 
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "vmem/vmem.h"
 
 namespace vmem::publish {
@@ -61,18 +60,10 @@ Status Publisher::start(const Source& source, const std::string& where, std::uni
   self->wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!self->wake_) return system_error(errno, "no event descriptor");
   if (Status s = self->create(); !s.ok()) return s;
-  // The application's signals are handled by its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status started;
-  try {
-    self->thread_ = std::thread([p = self.get()] { p->run(); });
-  } catch (const std::system_error& e) {
-    started = error(EAGAIN, "no thread for it: %s", e.what());
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!started.ok()) return started;
+  if (Status s = core::start_thread(
+          "vmem-publish", [p = self.get()] { p->run(); }, &self->thread_);
+      !s.ok())
+    return s;
   *out = std::move(self);
   return {};
 }

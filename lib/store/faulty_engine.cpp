@@ -1,11 +1,9 @@
 #include "store/faulty_engine.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
-#include <system_error>
+
+#include "core/thread.h"
 
 namespace vmem::store {
 
@@ -26,16 +24,8 @@ core::Status FaultyEngine::wrap(std::unique_ptr<Engine> inner, uint64_t seed, st
   if (base == nullptr) return core::error(EINVAL, "only an engine of make_engine can be wrapped");
   (void)inner.release();  // owned by `base` now
   std::unique_ptr<FaultyEngine> engine(new FaultyEngine(std::unique_ptr<EngineBase>(base), seed));
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  core::Status status;
-  try {
-    engine->thread_ = std::thread([raw = engine.get()] { raw->run(); });
-  } catch (const std::system_error& failure) {
-    status = core::system_error(failure.code().value(), "cannot start the thread of a fault-injecting engine");
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  core::Status status = core::start_thread(
+      "vmem-inject", [raw = engine.get()] { raw->run(); }, &engine->thread_);
   if (status.ok()) *out = std::move(engine);
   return status;
 }

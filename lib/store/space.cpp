@@ -1,20 +1,17 @@
 #include "store/space.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "store/space_path.h"
 
 namespace vmem::store {
@@ -72,18 +69,8 @@ class FileSpace final : public Space {
 };
 
 core::Status FileSpace::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  core::Status status;
-  try {
-    thread_ = std::thread([this] { run_trimmer(); });
-    pthread_setname_np(thread_.native_handle(), "vmem-trim");
-  } catch (const std::system_error& failure) {
-    status = core::system_error(failure.code().value(), "cannot start the thread that returns disk space");
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  return core::start_thread(
+      "vmem-trim", [this] { run_trimmer(); }, &thread_);
 }
 
 FileSpace::~FileSpace() {

@@ -1,16 +1,14 @@
 // The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
-#include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
-#include <system_error>
 #include <thread>
 
 #include "core/step.h"
+#include "core/thread.h"
 #include "store/engine_base.h"
 
 namespace vmem::store {
@@ -58,21 +56,16 @@ ssize_t issue(const Attempt& attempt) {
 }
 
 core::Status ThreadEngine::start() {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  core::Status status;
-  try {
-    for (unsigned n = 0; n < depth(); ++n) {
-      workers_.emplace_back([this] { run(); });
-      pthread_setname_np(workers_.back().native_handle(), core::strprintf("vmem-io-%u", n).c_str());
-    }
-  } catch (const std::system_error& failure) {
+  workers_.reserve(depth());
+  for (unsigned n = 0; n < depth(); ++n) {
+    std::thread worker;
+    core::Status status = core::start_thread(
+        core::strprintf("vmem-io-%u", n).c_str(), [this] { run(); }, &worker);
     // Fewer workers than asked are slower, not wrong; none at all cannot work.
-    if (workers_.empty()) status = core::system_error(failure.code().value(), "cannot start any I/O thread");
+    if (!status.ok()) return workers_.empty() ? status : core::Status();
+    workers_.push_back(std::move(worker));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  return {};
 }
 
 ThreadEngine::~ThreadEngine() {

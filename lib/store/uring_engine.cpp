@@ -1,7 +1,6 @@
 // The io_uring engine: a few threads, each with a ring of its own that nobody else submits to.
 #include <liburing.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -10,13 +9,12 @@
 #include <array>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
-#include <system_error>
 #include <thread>
 
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "store/engine_base.h"
 
 namespace vmem::store {
@@ -121,20 +119,13 @@ core::Status UringEngine::start() {
     file_table_ = file_table_ && io_uring_register_files_sparse(&ring.uring, kFileTable) == 0;
   }
 
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  core::Status status;
-  try {
-    for (size_t n = 0; n < rings_.size(); ++n) {
-      rings_[n].thread = std::thread([this, n] { run(rings_[n]); });
-      pthread_setname_np(rings_[n].thread.native_handle(), core::strprintf("vmem-io-%zu", n).c_str());
-    }
-  } catch (const std::system_error& failure) {
-    status = core::system_error(failure.code().value(), "cannot start I/O thread %s", "of io_uring");
+  for (size_t n = 0; n < rings_.size(); ++n) {
+    const std::string name = core::strprintf("vmem-io-%zu", n);
+    core::Status status = core::start_thread(
+        name.c_str(), [this, n] { run(rings_[n]); }, &rings_[n].thread);
+    if (!status.ok()) return status;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return status;
+  return {};
 }
 
 UringEngine::~UringEngine() {

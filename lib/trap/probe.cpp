@@ -6,10 +6,10 @@
 #include <array>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "core/log.h"
+#include "core/thread.h"
 #include "core/types.h"
 #include "trap/mapping.h"
 #include "trap/os.h"
@@ -191,12 +191,14 @@ bool probe_system_calls(int fd) {
   if (finished >= 0 && write(ends[1], "x", 1) == 1) {
     char* target = reinterpret_cast<char*>(scratch.region());
     ssize_t got = 0;
-    try {
-      std::thread reader([&] {
-        got = read(ends[0], target, 1);
-        const uint64_t one = 1;
-        if (write(finished, &one, sizeof one) < 0) got = -1;
-      });
+    std::thread reader;
+    const auto read_into_page = [&] {
+      got = read(ends[0], target, 1);
+      const uint64_t one = 1;
+      if (write(finished, &one, sizeof one) < 0) got = -1;
+    };
+    // No thread to be had: claim nothing.
+    if (core::start_thread("vmem-probe", read_into_page, &reader).ok()) {
       std::array<pollfd, 2> wait{{{fd, POLLIN, 0}, {finished, POLLIN, 0}}};
       poll(wait.data(), wait.size(), 1000);
       uffd_msg message{};
@@ -205,7 +207,6 @@ bool probe_system_calls(int fd) {
       os::wake(fd, scratch.region(), kPage);
       reader.join();
       served = reported && got == 1 && *static_cast<volatile char*>(target) == 'x';
-    } catch (const std::system_error&) {  // no thread to be had: claim nothing
     }
   }
   if (finished >= 0) close(finished);

@@ -1,0 +1,34 @@
+// The one way to start a thread in this library. Its threads serve faults, or hold what others need to serve them: a
+// signal handler of the application that ran on one of them could access a block that is not present, and would then
+// wait for itself. So every signal is blocked on them, from before their first instruction.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <functional>
+#include <thread>
+
+#include "core/status.h"
+
+namespace vmem::core {
+
+// Blocks every signal on this thread for as long as it lives. Threads that others start meanwhile inherit that: hold
+// one around the first call into a library that starts threads of its own.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
+Status start_thread(const char* name, std::function<void()> body, std::thread* out);
+// True on a thread that start_thread() made.
+bool on_library_thread();
+
+}  // namespace vmem::core

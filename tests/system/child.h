@@ -1,0 +1,44 @@
+// The other half of a test, in a process of its own: this binary again, with one of its disabled tests.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+namespace systest {
+
+using Environment = std::initializer_list<std::pair<const char*, std::string>>;
+
+inline pid_t start_child(const std::string& test, Environment environment = {}) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  for (const auto& [name, value] : environment) setenv(name, value.c_str(), 1);
+  unsetenv("GTEST_TOTAL_SHARDS");  // else the child runs nothing in all parts but one
+  unsetenv("GTEST_SHARD_INDEX");
+  unsetenv("GTEST_OUTPUT");
+  execl("/proc/self/exe", "child", ("--gtest_filter=" + test).c_str(), "--gtest_also_run_disabled_tests",
+        "--gtest_brief=1", nullptr);
+  _exit(98);
+}
+
+// The child's wait status; one that has not ended after so many seconds hangs: it is killed and the status is -1.
+inline int wait_for_child(pid_t child, unsigned seconds) {
+  int status = 0;
+  for (uint64_t i = 0; i < uint64_t{seconds} * 500; ++i) {
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child) return status;
+    if (ended < 0) return -1;
+    usleep(2000);
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return -1;
+}
+
+}  // namespace systest
