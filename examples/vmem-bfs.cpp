@@ -4,6 +4,7 @@
 // chunk's ranges of edges are leased together, so that their blocks are read side by side, and the next one's are
 // prefetched.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <queue>

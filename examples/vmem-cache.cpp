@@ -12,6 +12,7 @@
 #include <cstring>
 #include <list>
 #include <random>
+#include <stdexcept>
 #include <unordered_map>
 #include <vector>
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <queue>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>

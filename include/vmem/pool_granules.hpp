@@ -20,6 +20,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <new>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,7 @@
 // What the pager knows of one region. Protected by the pager's lock unless a field says otherwise.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 #include <vector>

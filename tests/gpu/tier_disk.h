@@ -2,6 +2,7 @@
 #pragma once
 
 #include <numeric>
+#include <tuple>
 
 #include "hand_loop.h"
 #include "tier_rows.h"

@@ -5,6 +5,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 
 #include "kmod/context.h"

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <random>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "policy/evictor.h"
