@@ -88,7 +88,8 @@ build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD
 sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
 
 # ---- rules ----------------------------------------------------------------------------------------------------------------
-$(BUILD)/.setup-%: scripts/setup.sh
+# By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
+$(foreach group,build test check vm package bench,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh
 	@mkdir -p $(@D)
 	@$(if $(NO_SETUP),,scripts/setup.sh --quiet $*)
 	@touch $@
