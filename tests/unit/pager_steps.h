@@ -1,0 +1,90 @@
+// The pager over the fakes, for tests that force every interleaving and every failure step by step.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <utility>
+
+#include "pager/pager.h"
+#include "pager_fakes.h"
+
+namespace vmem::pager::test {
+
+inline constexpr size_t kSmall = 64 << 10;
+
+// Copy mode unless a test asks for blocks of 2 MiB, which are moved.
+class PagerSteps : public ::testing::Test {
+ protected:
+  void start(Config config) {
+    Parts parts;
+    parts.trap = std::make_unique<FakeTrap>();
+    parts.engine = std::make_unique<FakeEngine>();
+    parts.space = std::make_unique<FakeSpace>();
+    trap = static_cast<FakeTrap*>(parts.trap.get());
+    engine = static_cast<FakeEngine*>(parts.engine.get());
+    space = static_cast<FakeSpace*>(parts.space.get());
+    pager = std::make_unique<Pager>(std::move(parts), std::move(config));
+    ASSERT_TRUE(pager->start().ok());
+  }
+  static Config config(uint64_t budget = 16 << 20) {
+    Config c;
+    c.host_budget = budget;
+    c.readahead_bytes = 0;
+    c.fault_timeout_ms = 60000;
+    return c;
+  }
+  std::byte* region(size_t blocks, size_t block_size = kSmall) {
+    void* at = nullptr;
+    Pager::NewRegion what;
+    what.size = blocks * block_size;
+    what.block_size = block_size;
+    const core::Status s = pager->create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return static_cast<std::byte*>(at);
+  }
+  void TearDown() override {
+    if (pager == nullptr) return;
+    pager->shutdown();
+    EXPECT_EQ(pager->check(), "");
+    EXPECT_EQ(space->extents(), 0u) << "every extent was released";
+  }
+  void put(void* at, uint64_t value) { EXPECT_TRUE(trap->store(at, value)); }
+  uint64_t get(const void* at) {
+    uint64_t value = 0;
+    EXPECT_TRUE(trap->load(at, &value)) << "SIGBUS";
+    return value;
+  }
+  bool bus(const void* at) {
+    uint64_t value;
+    return !trap->load(at, &value);
+  }
+  std::future<uint64_t> getting(const void* at) {
+    return std::async(std::launch::async, [this, at] { return get(at); });
+  }
+  std::future<void> putting(void* at, uint64_t value) {
+    return std::async(std::launch::async, [this, at, value] { put(at, value); });
+  }
+  template <typename Call>
+  std::future<core::Status> calling(Call call) {
+    return std::async(std::launch::async, call);
+  }
+  void evict(void* at, size_t size) {
+    const core::Status s = pager->evict(at, size, VMEM_SSD);
+    EXPECT_TRUE(s.ok()) << s.text();
+  }
+  uint64_t ssd(const void* at, size_t size) {
+    vmem_residency out = {};
+    EXPECT_TRUE(pager->query(at, size, &out).ok());
+    return out.ssd_bytes;
+  }
+  static vmem_range range(void* at, size_t size, unsigned access = VMEM_READ) { return {at, size, access, 0}; }
+
+  std::unique_ptr<Pager> pager;
+  FakeTrap* trap = nullptr;
+  FakeEngine* engine = nullptr;
+  FakeSpace* space = nullptr;
+};
+
+}  // namespace vmem::pager::test
