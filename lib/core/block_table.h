@@ -54,6 +54,7 @@ enum Flag : uint16_t {
   kDigest = 1 << 5,       // `digest` is that of the bytes in the store or the file
   kProtected = 1 << 6,    // in place write-protected: certainly equal to the store
   kDirty = 1 << 7,        // on a device, or held in a staging frame: may differ from what the store has
+  kUnknown = 1 << 8,      // a write of it failed: what the store or the file has may be torn, so it must be written
   kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
 };

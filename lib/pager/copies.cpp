@@ -105,7 +105,7 @@ std::byte* Pager::staging_frame(size_t keep) {
       const BlockIndex b = resident.block;
       resident.admitted = false;
       if (r.dying) continue;
-      if (r.table[b].state != State::held || (r.table[b].flags & (core::kDirty | core::kWanted)) != 0) {
+      if (r.table[b].state != State::held || !proven_clean(r.table[b]) || (r.table[b].flags & core::kWanted) != 0) {
         admit(r, b, stamp_now());
         break;
       }

@@ -35,7 +35,7 @@ bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
 // no staging frame for its bytes.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Block& block = r.table[b];
-  const bool dirty = (block.flags & core::kDirty) != 0;
+  const bool dirty = !proven_clean(block);
   const ResidentId kept = how == Leave::drop ? core::kNoResident : residents_[block.aux].copy;
   const bool copy =
       kept == core::kNoResident && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
@@ -56,7 +56,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->clean = !copy;
   m->kept = kept != core::kNoResident;
   m->staged = true;
-  m->has_digest = (block.flags & core::kDigest) != 0;
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   r.table.change(b, State::on_device, State::leaving);
   Resident& resident = residents_[block.aux];
   if (how == Leave::sync) {
@@ -175,7 +175,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
   g.used -= r.block_size;
   g.leaving -= r.block_size;
-  const bool dirty = (block.flags & core::kDirty) != 0 && m->leave != Leave::drop;
+  const bool dirty = !proven_clean(block) && m->leave != Leave::drop;
   m->status = lost || dirty ? copied : Status();
   if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
   block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
@@ -242,6 +242,7 @@ void Pager::finish_device_write(Move* m, After& after) {
       }
       block.digest = m->digest;
       block.flags |= core::kDigest;
+      clear_unknown(block);
     }
     block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
@@ -353,7 +354,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
       continue;
     }
     const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
-    if (state != State::on_device || (busy && !all) || (how == Leave::sync && (r.table[b].flags & core::kDirty) == 0)) {
+    if (state != State::on_device || (busy && !all) || (how == Leave::sync && proven_clean(r.table[b]))) {
       if (state == State::on_device && busy && !all) *skipped = true;
       b = r.table.next_touched(b + 1);
       continue;

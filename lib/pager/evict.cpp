@@ -163,8 +163,8 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->from_held = held;
   m->in_place = in_place;
   m->staged = resident.pool == kStagingPool;
-  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && (block.flags & core::kDirty) == 0);
-  m->has_digest = (block.flags & core::kDigest) != 0;
+  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   resident.in_place = in_place;
   resident.dropping = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
@@ -398,6 +398,7 @@ void Pager::forget_store_copy(Region& r, BlockIndex b) {
   if (block.extent) space_->release(block.extent);
   block.extent = {};
   block.flags &= static_cast<uint16_t>(~core::kDigest);
+  clear_unknown(block);
 }
 
 // Locked; state writing.
@@ -443,8 +444,9 @@ void Pager::on_written(store::Io& io) {
   self.run(after);
 }
 
-// Locked. Words, back-off, and a status for whoever asks next.
+// Locked. The mark, words, back-off, and a status for whoever asks next.
 void Pager::note_write_failure(Move* m) {
+  if (m->io.size != 0) mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
@@ -506,6 +508,7 @@ void Pager::finish_write(Move* m, After& after) {
   block.digest = m->digest;
   block.flags |= core::kDigest;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
+  clear_unknown(block);
   if (!dropped && (m->keep || (block.flags & core::kWanted) != 0)) {
     put_back(m, after);
   } else {

@@ -83,6 +83,23 @@ std::string place_of(const Region& r, const core::Block& block) {
 
 }  // namespace
 
+// Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
+// before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
+void Pager::mark_unknown(Region& r, BlockIndex b) {
+  core::Block& block = r.table[b];
+  if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
+  block.flags |= core::kUnknown;
+  if (r.gpu) block.flags |= core::kDirty;
+  block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
+}
+
+// Locked. The block was written, or its contents are of no interest any more.
+void Pager::clear_unknown(core::Block& block) {
+  if ((block.flags & core::kUnknown) == 0) return;
+  --unknown_blocks_;
+  block.flags &= static_cast<uint16_t>(~core::kUnknown);
+}
+
 // Locked. Some call failed: if it is because device d is lost, that is said, once. The books say how things stood when
 // libvmem noticed; between the illegal touch and now blocks may have moved.
 void Pager::saw_loss(int d) {

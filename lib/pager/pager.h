@@ -238,7 +238,11 @@ class Pager {
   void wait_for_region_endings(Lock& lock, Region& r);
   bool ending_anywhere(const Region& r) const;
   bool on_touch(uintptr_t address, bool store);
-  void saw_loss(int d);  // loss.cpp
+  // loss.cpp
+  void saw_loss(int d);
+  void mark_unknown(Region& r, core::BlockIndex b);
+  void clear_unknown(core::Block& block);
+  static bool proven_clean(const core::Block& block) { return (block.flags & (core::kDirty | core::kUnknown)) == 0; }
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
@@ -265,7 +269,8 @@ class Pager {
   uint64_t reserve_bytes_ = 0, largest_block_ = 0;  // the first: kept free for faults
   uint64_t leaving_bytes_ = 0;                      // being evicted now: will come free
   uint64_t leased_bytes_ = 0;
-  uint64_t evicted_pages_ = 0;  // clock of the eviction stamps
+  uint64_t unknown_blocks_ = 0;  // .. with kUnknown
+  uint64_t evicted_pages_ = 0;   // clock of the eviction stamps
   uint64_t table_bytes_ = 0, next_region_id_ = 1;
   core::Status write_error_;      // first background write-back failure nobody has been told of
   uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure

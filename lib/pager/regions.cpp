@@ -226,6 +226,7 @@ Status Pager::destroy(void* ptr, bool force) {
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (block.extent) extents.push_back(block.extent);
+    clear_unknown(block);
     if (core::on_a_device(block.state)) {
       gpus_[block.device].used -= r.block_size;
       free_resident(b, r);

@@ -381,6 +381,17 @@ void FakeEngine::fail(Io::Op op, int error) {
   errors_[op] = error;
 }
 
+void FakeEngine::tear(int error, uint64_t nth) {
+  std::lock_guard lock(mutex_);
+  tear_error_ = error;
+  tear_in_ = nth;
+}
+
+std::vector<uint8_t> FakeEngine::bytes(store::FileId file) {
+  std::lock_guard lock(mutex_);
+  return files_[file];
+}
+
 uint64_t FakeEngine::count(Io::Op op) {
   std::lock_guard lock(mutex_);
   return counts_[op];
@@ -422,8 +433,13 @@ void FakeEngine::run() {
     if (ready_.empty()) return;
     Io* io = ready_.front();
     ready_.pop_front();
-    const int error = errors_[io->op];
+    int error = errors_[io->op];
     std::vector<uint8_t>& file = files_[io->file];
+    if (io->op == Io::Op::write && tear_in_ != 0 && --tear_in_ == 0) {
+      error = tear_error_;
+      if (file.size() < io->offset + io->size / 2) file.resize(io->offset + io->size / 2);
+      memcpy(file.data() + io->offset, io->buffer, io->size / 2);
+    }
     if (error == 0 && io->op != Io::Op::flush) {
       if (file.size() < io->offset + io->size) file.resize(io->offset + io->size);
       uint8_t* at = file.data() + io->offset;

@@ -103,6 +103,8 @@ class FakeEngine final : public store::Engine {
   size_t held();
   void let_go();
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
+  void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so
+  std::vector<uint8_t> bytes(store::FileId file);      // what it has
   uint64_t count(store::Io::Op op);                    // answered, failures included
   void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
   void until_idle();                                   // nothing is submitted, under way or held
@@ -123,6 +125,8 @@ class FakeEngine final : public store::Engine {
   std::set<store::Io::Op> holds_;
   std::map<store::Io::Op, int> errors_;
   std::map<store::Io::Op, uint64_t> counts_, ended_;
+  int tear_error_ = 0;
+  uint64_t tear_in_ = 0;
   uint64_t busy_ = 0;
   bool stop_ = false;
   std::thread thread_;

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <future>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "pager/pager.h"
@@ -42,6 +45,24 @@ class PagerSteps : public ::testing::Test {
     what.block_size = block_size;
     const core::Status s = pager->create(what, &at);
     EXPECT_TRUE(s.ok()) << s.text();
+    return static_cast<std::byte*>(at);
+  }
+  // A shared mapping of a file of zeros that only the engine's memory has: `bytes` of it, in blocks of block_size.
+  std::byte* shared(size_t bytes, size_t block_size = kSmall) {
+    std::string path = "/var/tmp/vmem-steps.XXXXXX";
+    if (const char* tmp = getenv("TMPDIR"); tmp != nullptr) path = std::string(tmp) + "/vmem-steps.XXXXXX";
+    const int fd = mkstemp(path.data());
+    EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), 0);
+    close(fd);
+    void* at = nullptr;
+    Pager::NewRegion what;
+    what.size = bytes;
+    what.block_size = block_size;
+    what.backing = Backing::file_shared;
+    what.path = path;
+    const core::Status s = pager->create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    unlink(path.c_str());
     return static_cast<std::byte*>(at);
   }
   void TearDown() override {
