@@ -1,0 +1,174 @@
+// What the stress programs share: random numbers that a seed repeats, delays at the library's step points, accesses
+// that may raise SIGBUS, and the end of a program that found a difference.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csetjmp>
+#include <csignal>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/step.h"
+#include "vmem/vmem.h"
+
+namespace stress {
+
+struct Random {
+  uint64_t state;
+  explicit Random(uint64_t seed) : state((seed + 1) * 0x9e3779b97f4a7c15u ^ 0xbf58476d1ce4e5b9u) {
+    for (int i = 0; i < 4; ++i) operator()();
+  }
+  uint64_t operator()() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state * 0x2545f4914f6cdd1du >> 8;
+  }
+  uint64_t below(uint64_t n) { return operator()() % n; }
+  bool one_in(uint64_t n) { return below(n) == 0; }
+  template <typename T, size_t N>
+  const T& of(const T (&list)[N]) {
+    return list[below(N)];
+  }
+};
+
+// A step hook that stretches moves: mostly nothing, sometimes a yield, seldom a millisecond.
+inline std::atomic<uint64_t> delay_state{1};
+inline void delay(const char*) {
+  const uint64_t n = delay_state.fetch_add(0x9e3779b97f4a7c15u);
+  const unsigned draw = static_cast<unsigned>((n ^ (n >> 31)) >> 20) % 64;
+  if (draw == 0) {
+    usleep(1500);
+  } else if (draw < 4) {
+    usleep(50);
+  } else if (draw < 12) {
+    std::this_thread::yield();
+  }
+}
+
+inline thread_local sigjmp_buf bus_jump;
+inline thread_local volatile sig_atomic_t bus_armed = 0;
+
+// Before the first access that may raise it.
+inline void catch_sigbus() {
+  struct sigaction action = {};
+  action.sa_handler = [](int number) {
+    if (bus_armed == 0) {
+      signal(number, SIG_DFL);
+      raise(number);
+      return;
+    }
+    bus_armed = 0;
+    siglongjmp(bus_jump, 1);
+  };
+  action.sa_flags = SA_NODEFER;
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+// True when an access of `body` raised SIGBUS; it is left there, so it may hold nothing that needs a destructor.
+template <typename Body>
+bool raises_sigbus(Body body) {
+  if (sigsetjmp(bus_jump, 1) != 0) return true;
+  bus_armed = 1;
+  body();
+  bus_armed = 0;
+  return false;
+}
+
+// Called once, by whoever finds the first difference: adds what is known to the message.
+inline std::function<void()> on_difference = [] {};
+inline std::atomic<bool> found{false};
+
+// Says what differs and ends the process with status 1: what other threads do afterwards would only bury it.
+[[noreturn]] __attribute__((format(printf, 1, 2))) inline void differs(const char* format, ...) {
+  if (found.exchange(true)) {
+    for (;;) pause();
+  }
+  va_list arguments;
+  va_start(arguments, format);
+  fputs("FAILED: ", stderr);
+  vfprintf(stderr, format, arguments);
+  fputc('\n', stderr);
+  va_end(arguments);
+  fflush(stderr);
+  on_difference();
+  fflush(stderr);
+  _exit(1);
+}
+
+// Settings that must be accepted.
+inline void configure(const char* name, const std::string& value) {
+  if (vmem_set(name, value.c_str()) != 0) differs("vmem_set %s=%s: %s", name, value.c_str(), vmem_last_error());
+}
+
+// vmem_init; ends the program with 77 where the kernel offers no trap.
+inline void start() {
+  const int rc = vmem_init();
+  if (rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) {
+    printf("skipped: %s\n", vmem_last_error());
+    exit(77);
+  }
+  if (rc != 0) differs("vmem_init: %d %s", rc, vmem_last_error());
+}
+
+// Ends the process when `alive` has not changed for `seconds`: what is stuck shows in the message, and in a core.
+inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned seconds) {
+  return std::thread([&alive, &stop, seconds] {
+    uint64_t last = 0;
+    unsigned quiet = 0;
+    while (!stop) {
+      usleep(100000);
+      const uint64_t now = alive.load();
+      quiet = now == last ? quiet + 1 : 0;
+      last = now;
+      if (quiet < seconds * 10) continue;
+      if (getenv("VMEM_STRESS_WAIT") != nullptr) {
+        fprintf(stderr, "process %d hangs: it waits for a debugger\n", getpid());
+        for (;;) pause();
+      }
+      differs("no progress for %u s", seconds);
+    }
+  });
+}
+
+// A file that is gone when the test is.
+inline std::string temp_file(int* fd) {
+  const char* tmp = getenv("TMPDIR");
+  std::string path = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-stress.XXXXXX";
+  *fd = mkstemp(path.data());
+  if (*fd < 0) differs("cannot make %s: %s", path.c_str(), strerror(errno));
+  return path;
+}
+
+// Runs `body(seed)` in `processes` processes at once, each with a seed of its own; before the library was used.
+inline int in_processes(unsigned processes, uint64_t seed, const std::function<int(uint64_t)>& body) {
+  if (processes <= 1) return body(seed);
+  std::vector<pid_t> children;
+  for (unsigned i = 0; i < processes; ++i) {
+    const pid_t child = fork();
+    if (child == 0) exit(body(seed + i));
+    if (child > 0) children.push_back(child);
+  }
+  int worst = children.size() == processes ? 0 : 1;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (code == 77 && worst == 0) worst = 77;
+    if (code != 0 && code != 77) worst = 1;
+    if (WIFSIGNALED(status)) fprintf(stderr, "FAILED: a process was ended by signal %d\n", WTERMSIG(status));
+  }
+  return worst;
+}
+
+}  // namespace stress

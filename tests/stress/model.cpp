@@ -1,0 +1,713 @@
+// A model-based test of the whole C API: threads make random calls on regions of every kind, with failures of the disk
+// and of a simulated device injected for a while now and then, and a model (model.h) says what each byte must be and
+// what each call must answer. Any difference ends the program with the seed and the last calls of every thread.
+//
+// Between two stretches of calls everything stands still: leases are released, failures end, and then all must be well:
+// every byte right, one report of each failure and no second one, the files as the model says, the books in order.
+#include "model.h"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <chrono>
+
+#include "api/runtime.h"
+#include "device/sim_device.h"
+#include "store/faulty_engine.h"
+
+namespace {
+
+using stress::differs;
+using stress::Held;
+using stress::Kind;
+using stress::Part;
+using stress::Random;
+using stress::Region;
+using vmem::device::SimDevices;
+using vmem::device::SimKernel;
+using vmem::device::SimOp;
+using vmem::store::Fault;
+using vmem::store::FaultyEngine;
+using vmem::store::Io;
+
+struct Settings {
+  double seconds = 10;
+  unsigned threads = 6, regions = 4, processes = 1;
+  uint64_t bytes = 48 << 20, seed = 1, operations = 0;
+  std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
+  std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB"};
+  bool delays = true, failures = true;
+};
+
+// One thread's side. Its calls are remembered for the message of a difference.
+struct Worker {
+  Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
+  const unsigned number;
+  Random random;
+  void* streams[2] = {};
+  std::vector<std::pair<Region*, Held>> held;
+  std::array<std::array<char, 160>, 24> log = {};
+  size_t logged = 0;
+  uint64_t done = 0;
+
+  __attribute__((format(printf, 2, 3))) void note(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(log[logged++ % log.size()].data(), log[0].size(), format, arguments);
+    va_end(arguments);
+  }
+};
+
+Settings settings;
+thread_local const Worker* this_worker = nullptr;
+std::vector<std::unique_ptr<Region>> regions;
+std::vector<std::unique_ptr<Worker>> workers;
+FaultyEngine* disk = nullptr;
+int devices = 0;
+
+std::atomic<bool> stop{false}, stand_still{false};
+std::atomic<bool> failing{false};  // failures are, or were since the last stillness, injected
+std::shared_mutex moving;          // shared: a call is made; exclusive: stillness
+std::mutex setting;                // one thread changes settings
+std::atomic<uint64_t> alive{0}, refused{0}, calls{0}, errors{0}, buses{0};
+
+void describe() {
+  fprintf(stderr, "seed %llu, found by %s %u; the last calls:\n", static_cast<unsigned long long>(settings.seed),
+          this_worker != nullptr ? "thread" : "no thread, in stillness;",
+          this_worker != nullptr ? this_worker->number : 0);
+  for (const auto& w : workers) {
+    for (size_t i = w->logged > w->log.size() ? w->logged - w->log.size() : 0; i < w->logged; ++i)
+      fprintf(stderr, "  %u: %s\n", w->number, w->log[i % w->log.size()].data());
+  }
+}
+
+// --- what a call may answer -----------------------------------------------------------------------------------------
+
+enum Beside : unsigned { nothing = 0, no_memory = 1, io = 2 };
+
+// rc must be `want`; beside that: io: what a failure that is being injected causes; no_memory: -ENOMEM, counted.
+void expect(int rc, int want, unsigned beside, const char* what) {
+  ++calls;
+  if (rc != 0 && vmem_last_error()[0] == 0) differs("%s: %d without a message", what, rc);
+  if (rc == want) return;
+  if ((beside & no_memory) != 0 && rc == -ENOMEM) {
+    ++refused;
+    return;
+  }
+  if ((beside & io) != 0 && failing && (rc == -EIO || rc == -ENOSPC || rc == -ENOMEM)) {
+    ++errors;
+    return;
+  }
+  differs("%s: %d (%s), must be %d", what, rc, rc == 0 ? "" : vmem_last_error(), want);
+}
+
+// Runs `body`, an access by the CPU. SIGBUS is right only while reads fail.
+template <typename Body>
+bool access(const char* what, Body body) {
+  if (!stress::raises_sigbus(body)) return true;
+  ++buses;
+  if (!failing) differs("%s: SIGBUS", what);
+  return false;
+}
+
+// --- regions --------------------------------------------------------------------------------------------------------
+
+void make(Region& r, Random& random) {
+  {
+    std::lock_guard guard(setting);
+    const std::string block = settings.blocks[random.below(settings.blocks.size())];
+    stress::configure("block_size", block);
+    r.block = block == "4KiB" ? 4096 : block == "64KiB" ? 65536 : 2 << 20;
+    r.kind = static_cast<Kind>(random.below(4));
+    r.gpu = devices != 0 && random.below(3) != 0;
+    if (r.gpu) r.block = 2 << 20;
+    r.size = (settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 + (random.one_in(3) ? 3 : 0);
+    r.offset = random.below(3) * 4096;
+    void* p = nullptr;
+    int rc;
+    if (r.kind == Kind::anonymous) {
+      rc = vmem_alloc(&p, r.size, r.gpu ? 0 : VMEM_HOST_ONLY);
+    } else {
+      static const unsigned kFlags[] = {0, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_MAP_READ};
+      r.make_file();
+      const unsigned flags = kFlags[static_cast<int>(r.kind)] | (r.gpu ? 0 : VMEM_HOST_ONLY);
+      rc = vmem_map(&p, r.size, r.path.c_str(), r.offset, flags);
+      void* q = nullptr;
+      if (rc == 0 && r.kind == Kind::shared)
+        expect(vmem_map(&q, r.size, r.path.c_str(), r.offset, flags), -EBUSY, nothing, "a second SHARED mapping");
+      if (rc == 0 && r.kind != Kind::shared)
+        expect(vmem_map(&q, r.size + 8192, r.path.c_str(), r.offset, flags), -EINVAL, nothing, "map beyond");
+    }
+    r.memory = static_cast<uint64_t*>(p);
+    if (rc != 0) {
+      expect(rc, 0, no_memory | io, "making a region");
+      r.remove_file();
+      r.memory = nullptr;
+      return;
+    }
+  }
+  r.words = r.size / 8;
+  r.shadow.resize(r.words);
+  for (size_t i = 0; i < r.words; ++i) r.shadow[i] = r.original(i);
+  r.leases.assign((r.size + r.block - 1) / r.block, {});
+  r.cells = std::make_unique<std::mutex[]>(r.words / stress::kCellWords + 1);
+}
+
+// With its life held exclusively.
+void unmake(Region& r, const char* what) {
+  if (r.memory == nullptr) return;
+  const int rc = vmem_free(r.memory);
+  expect(rc, r.live != 0 ? -EBUSY : 0, io, what);
+  if (rc != 0) return;
+  if (r.kind == Kind::shared) r.check_file({0, r.words}, "the file after vmem_free", [](size_t) { return false; });
+  if (r.kind == Kind::private_copy || r.kind == Kind::read_only) r.check_file_untouched();
+  r.memory = nullptr;
+  r.remove_file();
+}
+
+// --- calls ----------------------------------------------------------------------------------------------------------
+
+// A part of the region: mostly short, sometimes some blocks.
+Part part(const Region& r, Random& random, size_t most) {
+  const size_t at = random.below(r.words);
+  const size_t n = random.below(8) == 0 ? most : std::min<size_t>(most, 16384);
+  return {at, 1 + random.below(std::min(r.words - at, n))};
+}
+
+// Loads, or also stores, some words of the part.
+void touch(Worker& w, Region& r, Part p, bool store, const char* what) {
+  static const size_t kSteps[] = {1, 1, 64, 512};
+  const size_t step = w.random.of(kSteps), end = std::min(p.at + p.count, p.at + 2000 * step);
+  const uint32_t version = w.random.one_in(8) ? 0 : r.version++;
+  size_t i = p.at;
+  uint64_t seen = 0;
+  bool good = true;
+  access(what, [&] {
+    for (; i < end; i += step) {
+      seen = *static_cast<volatile uint64_t*>(r.memory + i);
+      if (seen != r.shadow[i]) {
+        good = false;
+        return;
+      }
+      if (!store) continue;
+      const uint64_t value = version == 0 ? 0 : r.value(i, version);
+      *static_cast<volatile uint64_t*>(r.memory + i) = value;
+      r.shadow[i] = value;
+    }
+  });
+  if (!good) r.wrong(what, i, seen);
+}
+
+void use_cpu(Worker& w, Region& r, bool store) {
+  const Part p = part(r, w.random, 64 << 10);
+  store = store && r.writable();
+  const auto locked = r.lock(p);
+  w.note("%s region %d words %zu+%zu", store ? "store" : "load", r.number, p.at, p.count);
+  if (!r.gpu) return touch(w, r, p, store, store ? "a store" : "a load");
+  // CPU and device do not use one block at a time.
+  const unsigned leased = VMEM_READ | (store ? VMEM_WRITE : 0u);
+  const bool elsewhere = r.leased_elsewhere(p, VMEM_HOST);
+  const int rc = vmem_acquire(r.memory + p.at, p.count * 8, leased, VMEM_HOST, nullptr);
+  expect(rc, elsewhere ? -EBUSY : 0, no_memory | io, "acquire for the CPU");
+  if (rc != 0) return;
+  r.add(p, leased, VMEM_HOST);
+  touch(w, r, p, store, "a leased access");
+  expect(vmem_release(r.memory + p.at, p.count * 8, nullptr), 0, nothing, "release for the CPU");
+  r.remove(p, leased);
+}
+
+void release(Worker& w, size_t which) {
+  const auto [r, held] = w.held[which];
+  const auto locked = r->lock(held.part);
+  w.note("release region %d words %zu+%zu of %d", r->number, held.part.at, held.part.count, held.location);
+  expect(vmem_release(r->memory + held.part.at, held.part.count * 8, held.stream), 0, nothing, "release");
+  r->remove(held.part, held.access);
+  w.held.erase(w.held.begin() + static_cast<std::ptrdiff_t>(which));
+}
+
+void lease_host(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 32 << 10);
+  const unsigned leased = r.writable() && !w.random.one_in(3) ? VMEM_READ | VMEM_WRITE : VMEM_READ;
+  const auto locked = r.lock(p);
+  w.note("acquire region %d words %zu+%zu access %u", r.number, p.at, p.count, leased);
+  if (r.kind == Kind::read_only && w.random.one_in(4))
+    return expect(vmem_acquire(r.memory + p.at, p.count * 8, VMEM_WRITE, VMEM_HOST, nullptr), -EACCES, nothing,
+                  "a WRITE lease of a read-only region");
+  const bool elsewhere = r.leased_elsewhere(p, VMEM_HOST);
+  int rc;
+  if (const size_t half = p.count / 2; half != 0 && w.random.one_in(3)) {
+    // The two ranges may share a block: it has two leases then, and the one release names it twice.
+    const vmem_range both[] = {{r.memory + p.at, half * 8, leased, 0},
+                               {r.memory + p.at + half, (p.count - half) * 8, leased, 0}};
+    rc = vmem_acquire_ranges(both, 2, VMEM_HOST, nullptr);
+    expect(rc, elsewhere ? -EBUSY : 0, no_memory | io, "acquire_ranges");
+    if (rc != 0) return;
+    r.add(p, leased, VMEM_HOST);
+    touch(w, r, p, (leased & VMEM_WRITE) != 0, "an access under leases");
+    expect(vmem_release_ranges(both, 2, nullptr), 0, nothing, "release_ranges");
+    r.remove(p, leased);
+    return;
+  }
+  rc = vmem_acquire(r.memory + p.at, p.count * 8, leased, VMEM_HOST, nullptr);
+  expect(rc, elsewhere ? -EBUSY : 0, no_memory | io, "acquire");
+  if (rc != 0) return;
+  r.add(p, leased, VMEM_HOST);
+  touch(w, r, p, (leased & VMEM_WRITE) != 0, "an access under a lease");
+  w.held.push_back({&r, {p, leased, VMEM_HOST, nullptr}});
+}
+
+// A kernel that checks and, with a WRITE lease, changes every 64th word of its part.
+void lease_device(Worker& w, Region& r) {
+  const int d = static_cast<int>(w.random.below(static_cast<uint64_t>(devices)));
+  const Part p = part(r, w.random, 96 << 10);
+  const bool store = r.writable() && !w.random.one_in(3);
+  const unsigned leased = VMEM_READ | (store ? VMEM_WRITE : 0u);
+  void* const stream = w.streams[d];
+  const auto locked = r.lock(p);
+  w.note("acquire region %d words %zu+%zu access %u at device %d", r.number, p.at, p.count, leased, d);
+  const bool elsewhere = r.leased_elsewhere(p, d);
+  const int rc = vmem_acquire(r.memory + p.at, p.count * 8, leased, d, stream);
+  expect(rc, elsewhere ? -EBUSY : 0, no_memory | io, "acquire at a device");
+  if (rc != 0) return;
+  struct Seen {
+    size_t word = SIZE_MAX;
+    uint64_t value = 0;
+    bool ended = false;
+  };
+  auto seen = std::make_shared<Seen>();
+  auto want = std::make_shared<std::vector<uint64_t>>();
+  for (size_t i = 0; i < p.count; i += 64) want->push_back(r.shadow[p.at + i]);
+  const uint32_t version = r.version++;
+  const unsigned pause_us = w.random.one_in(3) ? static_cast<unsigned>(w.random.below(3000)) : 0;
+  uint64_t* const base = r.memory + p.at;
+  const auto launched = vmem::device::current_sim()->launch(stream, [=, count = p.count, first = p.at](SimKernel& k) {
+    if (pause_us != 0) usleep(pause_us);
+    for (size_t i = 0; i < count; i += 64) {
+      auto* word = reinterpret_cast<uint64_t*>(k.at(base + i, 8, store));
+      if (word == nullptr) return;
+      if (*word != (*want)[i / 64] && seen->word == SIZE_MAX) seen->word = first + i, seen->value = *word;
+      if (store) *word = uint64_t{version} << 32 | static_cast<uint32_t>(first + i);
+    }
+    seen->ended = true;
+  });
+  if (!launched.ok()) differs("launch: %.*s", static_cast<int>(launched.text().size()), launched.text().data());
+  const bool hold = w.random.one_in(3);
+  if (!hold) expect(vmem_release(base, p.count * 8, stream), 0, nothing, "release at a device");
+  if (!hold && w.random.one_in(2)) {  // what a caller may do while its kernel still runs
+    const Part q = part(r, w.random, 64 << 10);
+    switch (w.random.below(4)) {
+      case 0:
+        expect(vmem_evict(base, p.count * 8, VMEM_SSD), 0, io, "evict behind a kernel");
+        break;
+      case 1:
+        expect(vmem_evict(base, p.count * 8, VMEM_HOST), 0, io, "evict to the host behind a kernel");
+        break;
+      case 2:
+        expect(vmem_prefetch(r.memory + q.at, q.count * 8, VMEM_HOST, nullptr), 0, nothing, "prefetch");
+        break;
+      default:
+        expect(vmem_prefetch(base, p.count * 8, (d + 1) % devices, nullptr), 0, nothing, "prefetch to a device");
+    }
+  }
+  if (const auto s = vmem::device::current_sim()->synchronize(stream); !s.ok())
+    differs("synchronize: %.*s", static_cast<int>(s.text().size()), s.text().data());
+  if (!seen->ended) differs("a kernel under a lease was stopped");
+  if (seen->word != SIZE_MAX) r.wrong("a kernel", seen->word, seen->value);
+  if (store)
+    for (size_t i = 0; i < p.count; i += 64) r.shadow[p.at + i] = r.value(p.at + i, version);
+  if (!hold) return;
+  r.add(p, leased, d);
+  w.held.push_back({&r, {p, leased, d, stream}});
+}
+
+void sync(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 400 << 10);
+  const auto locked = r.lock(p);
+  bool writing = false, maybe = false;
+  const size_t first = r.block_of(p.at), last = r.block_of(p.at + p.count - 1);
+  for (size_t b = first; b <= last; ++b) writing |= r.leases[b].writers != 0, maybe |= r.leases[b].written;
+  w.note("sync region %d words %zu+%zu", r.number, p.at, p.count);
+  const int rc = vmem_sync(r.memory + p.at, p.count * 8);
+  expect(rc, writing || (maybe && rc == -EBUSY) ? -EBUSY : 0, io, "sync");
+  if ((rc == 0 || rc == -EBUSY) && r.kind == Kind::shared)
+    r.check_file(p, "the file after vmem_sync", [&](size_t b) { return r.leases[b].written; });
+}
+
+void dont_need(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 500 << 10);
+  const auto locked = r.lock(p);
+  w.note("dont-need region %d words %zu+%zu", r.number, p.at, p.count);
+  const std::vector<uint64_t> before(r.shadow.begin() + static_cast<std::ptrdiff_t>(p.at),
+                                     r.shadow.begin() + static_cast<std::ptrdiff_t>(p.at + p.count));
+  const bool was_failing = failing;
+  const bool kept = r.drop(p);
+  const int rc = vmem_advise(r.memory + p.at, p.count * 8, VMEM_ADVISE_DONT_NEED, 0);
+  expect(rc, kept ? -EBUSY : 0, io, "dont-need");
+  if (rc == 0 || rc == -EBUSY || !was_failing || r.gpu) return;
+  // It stopped on the way: what each word is now is one or the other.
+  for (size_t i = 0; i < p.count; ++i) {
+    uint64_t now = 0;
+    if (!access("after dont-need", [&] { now = static_cast<volatile uint64_t*>(r.memory)[p.at + i]; })) continue;
+    if (now != before[i] && now != r.shadow[p.at + i]) r.wrong("after dont-need", p.at + i, now);
+    r.shadow[p.at + i] = now;
+  }
+}
+
+void hint(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 600 << 10);
+  void* const at = r.memory + p.at;
+  const size_t n = p.count * 8;
+  const uint64_t kind = w.random.below(10);
+  w.note("hint %llu region %d words %zu+%zu", static_cast<unsigned long long>(kind), r.number, p.at, p.count);
+  switch (kind) {
+    case 0:
+    case 1:
+      return expect(vmem_prefetch(at, n, VMEM_HOST, nullptr), 0, io, "prefetch");
+    case 2:
+      return expect(vmem_prefetch(at, n, VMEM_SSD, nullptr), 0, io, "prefetch to the SSD");
+    case 3:
+      if (devices == 0) return expect(vmem_prefetch(at, n, 0, nullptr), -ENODEV, nothing, "prefetch to no device");
+      return expect(vmem_prefetch(at, n, static_cast<int>(w.random.below(static_cast<uint64_t>(devices))), nullptr),
+                    r.gpu ? 0 : -EINVAL, io, "prefetch to a device");
+    case 4:
+    case 5:
+    case 6:
+      return expect(vmem_evict(at, n, VMEM_SSD), 0, io, "evict");
+    case 7:
+      return expect(vmem_evict(at, n, VMEM_HOST), 0, io, "evict to the host");
+    default: {
+      static const int kAdvice[] = {VMEM_ADVISE_SEQUENTIAL,
+                                    VMEM_ADVISE_RANDOM,
+                                    VMEM_ADVISE_NORMAL,
+                                    VMEM_ADVISE_COLD,
+                                    VMEM_ADVISE_HOT,
+                                    VMEM_ADVISE_PIN,
+                                    VMEM_ADVISE_PRIORITY_LOW,
+                                    VMEM_ADVISE_PRIORITY_NORMAL,
+                                    VMEM_ADVISE_WILL_NEED,
+                                    VMEM_ADVISE_PRIORITY_HIGH,
+                                    VMEM_ADVISE_SET_READ_MOSTLY,
+                                    VMEM_ADVISE_UNSET_READ_MOSTLY};
+      const int rc = vmem_advise(at, n, w.random.of(kAdvice), 0);
+      if (rc != -ENOSPC) return expect(rc, 0, io, "advise");
+      // A region holds 256 ranges of advice.
+      expect(vmem_advise(r.memory, r.size, VMEM_ADVISE_NORMAL, 0), 0, nothing, "advise the whole region");
+    }
+  }
+}
+
+// Calls that must be refused, and queries.
+void ask(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 600 << 10);
+  const uint64_t kind = w.random.below(12);
+  void* const at = r.memory + p.at;
+  void* q = nullptr;
+  w.note("ask %llu region %d words %zu+%zu", static_cast<unsigned long long>(kind), r.number, p.at, p.count);
+  switch (kind) {
+    case 0:
+      return expect(vmem_sync(at, 0), -EINVAL, nothing, "sync of nothing");
+    case 1:
+      return expect(vmem_evict(at, r.size + (4 << 20), VMEM_SSD), -EINVAL, nothing, "evict beyond the region");
+    case 2:
+      return expect(vmem_evict(at, p.count * 8, -7), -EINVAL, nothing, "evict to nowhere");
+    case 3:
+      return expect(vmem_advise(at, p.count * 8, 99, 0), -EINVAL, nothing, "unknown advice");
+    case 4:
+      return expect(vmem_free(reinterpret_cast<char*>(r.memory) + 4096), -EINVAL, nothing, "free of an inner address");
+    case 5:
+      return expect(vmem_acquire(at, p.count * 8, 0, VMEM_HOST, nullptr), -EINVAL, nothing, "acquire for no access");
+    case 6:
+      return expect(vmem_alloc(&q, 0, 0), -EINVAL, nothing, "a region of no bytes");
+    case 7:
+      return expect(vmem_map(&q, 4096, "/nowhere/at/all", 0, VMEM_MAP_READ), -ENOENT, nothing, "map of no file");
+    case 8:
+      return expect(vmem_acquire(at, p.count * 8, VMEM_READ, 63, nullptr), -ENODEV, nothing, "acquire at no device");
+    case 9: {
+      const auto locked = r.lock(p);
+      bool any = false;
+      for (size_t b = r.block_of(p.at); b <= r.block_of(p.at + p.count - 1); ++b) any |= r.leases[b].count == 0;
+      if (any) expect(vmem_release(at, p.count * 8, nullptr), -EINVAL, nothing, "release of what is not leased");
+      return;
+    }
+    case 10:
+      return expect(vmem_name(at, "a name"), 0, nothing, "name");
+    default: {
+      struct vmem_residency in = {};
+      in.size = sizeof in;
+      expect(vmem_query(at, p.count * 8, &in), 0, nothing, "query");
+      const uint64_t sum = in.zero_bytes + in.ssd_bytes + in.host_bytes + in.device_bytes;
+      if (sum != p.count * 8) differs("query: %llu bytes of %zu", static_cast<unsigned long long>(sum), p.count * 8);
+      if (!r.gpu && in.device_bytes != 0) differs("query: a region without a device tier is on a device");
+    }
+  }
+}
+
+void change_setting(Worker& w) {
+  static const char* const kChoices[][2] = {
+      {"host_budget", "32MiB"},   {"host_budget", "40MiB"},      {"host_budget", "56MiB"},
+      {"readahead", "0"},         {"readahead", "1MiB"},         {"readahead", "64MiB"},
+      {"compression", "none"},    {"compression", "lz4"},        {"compression", "zstd"},
+      {"staging_share", "20"},    {"staging_share", "60"},       {"device_budget", "16MiB"},
+      {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"}};
+  const auto& [name, value] = w.random.of(kChoices);
+  std::lock_guard guard(setting);
+  w.note("set %s=%s", name, value);
+  const int rc = vmem_set(name, value);
+  // Live leases may hold more than a lowered budget.
+  if (!(rc == -EBUSY && strstr(name, "_budget") != nullptr)) expect(rc, 0, no_memory, "set");
+  char now[64];
+  expect(vmem_get(name, now, sizeof now), 0, nothing, "get");
+  const char* const unit = strstr(value, "MiB");
+  const std::string want = unit != nullptr ? std::to_string(strtoull(value, nullptr, 10) << 20) : value;
+  if (rc == 0 && now != want) differs("%s was set to %s and is %s", name, value, now);
+  expect(vmem_set(name, "nonsense"), -EINVAL, nothing, "set to nonsense");
+  expect(vmem_set("no_such_setting", "1"), -ENOENT, nothing, "set of an unknown name");
+  expect(vmem_set("io_depth", "8"), -EBUSY, nothing, "set of what cannot change now");
+}
+
+void one(Worker& w) {
+  Region& r = *regions[w.random.below(regions.size())];
+  const uint64_t kind = w.random.below(1000);
+  if (kind < 4) {
+    std::unique_lock life(r.life, std::try_to_lock);
+    if (!life) return;
+    w.note("replace region %d", r.number);
+    unmake(r, "free");
+    if (r.memory == nullptr) make(r, w.random);
+    return;
+  }
+  if (!w.held.empty() && (w.held.size() > 1 || kind % 8 == 0)) return release(w, w.random.below(w.held.size()));
+  if (kind < 12) return change_setting(w);
+  std::shared_lock life(r.life);
+  if (r.memory == nullptr) {
+    life.unlock();
+    std::unique_lock again(r.life, std::try_to_lock);
+    if (again && r.memory == nullptr) make(r, w.random);
+    return;
+  }
+  if (kind < 350) return use_cpu(w, r, true);
+  if (kind < 600) return use_cpu(w, r, false);
+  if (kind < 700) return lease_host(w, r);
+  if (kind < 800) return r.gpu ? lease_device(w, r) : use_cpu(w, r, true);
+  if (kind < 830) return sync(w, r);
+  if (kind < 850) return dont_need(w, r);
+  if (kind < 950) return hint(w, r);
+  ask(w, r);
+}
+
+// --- failures, and the stillness between ----------------------------------------------------------------------------
+
+Fault fault(Fault::Action action, Io::Op op, double probability, int error = EIO) {
+  Fault f;
+  f.action = action, f.op = op, f.probability = probability, f.error = error, f.delay_ms = 3;
+  return f;
+}
+
+void inject(Random& random) {
+  disk->clear_rules();
+  // What a caller never sees.
+  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::read, 0.2));
+  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::write, 0.2));
+  if (random.one_in(3)) disk->add_rule(fault(Fault::Action::delay, Io::Op::write, 0.1));
+  if (!settings.failures || random.one_in(2)) return;
+  failing = true;
+  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::error, Io::Op::write, 0.3));
+  if (random.one_in(3)) disk->add_rule(fault(Fault::Action::error, Io::Op::write, 0.5, ENOSPC));
+  if (random.one_in(3)) disk->add_rule(fault(Fault::Action::error, Io::Op::read, 0.03));
+  if (random.one_in(3)) {
+    // Of the library's own store: what a file's bytes were before they were first read nobody knows.
+    Fault flip = fault(Fault::Action::flip_bit, Io::Op::read, 0.03);
+    flip.file = 0;
+    disk->add_rule(flip);
+  }
+  if (devices != 0 && random.one_in(2)) {
+    auto state = std::make_shared<std::atomic<uint64_t>>(random());
+    vmem::device::current_sim()->set_hook([state](SimOp op, int, uintptr_t, size_t) -> vmem::core::Status {
+      if (op != SimOp::map && op != SimOp::populate && op != SimOp::pin) return {};
+      Random draw(state->fetch_add(1));
+      return draw.one_in(20) ? vmem::core::error(ENOMEM, "as the test wants it") : vmem::core::Status();
+    });
+  }
+}
+
+void check_region(Region& r, bool reported) {
+  for (size_t at = 0; at < r.words; at += 65536) {
+    const Part p{at, std::min<size_t>(65536, r.words - at)};
+    // Blocks that failed are tried again by an acquire.
+    int rc = vmem_acquire(r.memory + p.at, p.count * 8, VMEM_READ, VMEM_HOST, nullptr);
+    for (int i = 0; rc != 0 && i < 20; ++i) {
+      if (!reported || i == 19)
+        differs("after stillness: acquire of region %d: %d %s", r.number, rc, vmem_last_error());
+      usleep(100000);
+      rc = vmem_acquire(r.memory + p.at, p.count * 8, VMEM_READ, VMEM_HOST, nullptr);
+    }
+    for (size_t i = p.at; i < p.at + p.count; ++i)
+      if (r.memory[i] != r.shadow[i]) r.wrong("after stillness", i, r.memory[i]);
+    expect(vmem_release(r.memory + p.at, p.count * 8, nullptr), 0, nothing, "release");
+  }
+  const int first = vmem_sync(r.memory, r.size);
+  if (first != 0 && !reported) differs("after stillness: sync: %d %s", first, vmem_last_error());
+  if (const int again = first == 0 ? 0 : vmem_sync(r.memory, r.size); again != 0)
+    differs("after stillness: sync answers %d a second time: %s", again, vmem_last_error());
+  if (r.kind == Kind::shared) r.check_file({0, r.words}, "the file after stillness", [](size_t) { return false; });
+}
+
+void check_all() {
+  disk->clear_rules();
+  if (devices != 0) vmem::device::current_sim()->set_hook(nullptr);
+  for (const auto& w : workers)
+    while (!w->held.empty()) release(*w, 0);
+  uint64_t count = 0;
+  for (const auto& r : regions) {
+    if (r->memory == nullptr) continue;
+    ++count;
+    check_region(*r, failing);
+    alive += 1;
+  }
+  if (devices != 0) {
+    for (const std::string& v : vmem::device::current_sim()->violations()) differs("the device saw: %s", v.c_str());
+  }
+  // Read-ahead and the like end by themselves.
+  std::string books;
+  for (int i = 0; i < 100; ++i) {
+    books = vmem::api::Runtime::get().check();
+    struct vmem_stats s = {};
+    s.size = sizeof s;
+    expect(vmem_stats(&s), 0, nothing, "stats");
+    if (s.regions != count)
+      differs("stats: %llu regions, there are %llu", static_cast<unsigned long long>(s.regions),
+              static_cast<unsigned long long>(count));
+    if (books.empty() && s.host_bytes > s.host_budget) books = "host_bytes are above host_budget";
+    for (int d = 0; d < devices && books.empty(); ++d) {
+      struct vmem_device_stats ds = {};
+      ds.size = sizeof ds;
+      expect(vmem_device_stats(d, &ds), 0, nothing, "device_stats");
+      if (ds.leased_bytes != 0) books = "bytes are leased at a device, nobody has a lease";
+      if (ds.used_bytes > ds.budget) books = "a device holds more than its budget";
+    }
+    if (books.empty()) break;
+    usleep(50000);
+  }
+  if (!books.empty()) differs("the books: %s", books.c_str());
+  failing = false;
+}
+
+void still() {
+  stand_still = true;
+  std::unique_lock alone(moving);
+  check_all();
+  stand_still = false;
+}
+
+int run(uint64_t seed) {
+  settings.seed = seed;
+  stress::on_difference = describe;
+  stress::catch_sigbus();
+  vmem_log([](int, const char*, void*) {}, nullptr);
+  vmem::api::test_hooks().wrap_engine =
+      [](std::unique_ptr<vmem::store::Engine> inner) -> std::unique_ptr<vmem::store::Engine> {
+    std::unique_ptr<FaultyEngine> made;
+    if (!FaultyEngine::wrap(std::move(inner), settings.seed, &made).ok()) differs("the engine cannot be wrapped");
+    disk = made.get();
+    return made;
+  };
+  if (settings.device == "sim") {
+    devices = 2;
+    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+      vmem::device::SimOptions options;
+      options.devices = devices;
+      std::unique_ptr<SimDevices> made;
+      vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
+      *out = std::move(made);
+      return s;
+    };
+  }
+  for (const auto& [name, value] :
+       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
+                                                                  {"host_budget", settings.budget},
+                                                                  {"trap", settings.trap},
+                                                                  {"transfer", settings.transfer},
+                                                                  {"io_engine", settings.engine},
+                                                                  {"evict_threads", "2"},
+                                                                  {"io_threads", "2"},
+                                                                  {"fault_timeout_ms", "20000"}})
+    stress::configure(name, value);
+  if (devices != 0) stress::configure("device_budget", "32MiB");
+  stress::start();
+  if (settings.delays) vmem::core::step_hook.store(stress::delay);
+  Random first(seed);
+  for (unsigned i = 0; i < settings.regions; ++i) {
+    regions.push_back(std::make_unique<Region>());
+    regions[i]->number = static_cast<int>(i);
+    make(*regions[i], first);
+  }
+  for (unsigned i = 0; i < settings.threads; ++i) {
+    workers.push_back(std::make_unique<Worker>(i, seed * 1000 + i));
+    for (int d = 0; d < devices; ++d) workers[i]->streams[d] = vmem::device::current_sim()->create_stream(d);
+  }
+  std::vector<std::thread> threads;
+  std::atomic<unsigned> running{settings.threads};
+  for (const auto& worker : workers) {
+    threads.emplace_back([&w = *worker, &running] {
+      this_worker = &w;
+      while (!stop && (settings.operations == 0 || w.done < settings.operations)) {
+        while (stand_still) usleep(200);
+        std::shared_lock call(moving);
+        one(w);
+        ++w.done;
+        ++alive;
+      }
+      --running;
+    });
+  }
+  std::thread watcher = stress::watch(alive, stop, 90);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings.seconds);
+  while (running != 0 && std::chrono::steady_clock::now() < end) {
+    inject(first);
+    usleep(300000 + static_cast<useconds_t>(first.below(900000)));
+    still();
+  }
+  stop = true;
+  for (std::thread& t : threads) t.join();
+  watcher.join();
+  check_all();
+  vmem::core::step_hook.store(nullptr);
+  for (const auto& w : workers)
+    for (int d = 0; d < devices; ++d) vmem::device::current_sim()->destroy_stream(w->streams[d]);
+  struct vmem_stats s = {};
+  s.size = sizeof s;
+  vmem_stats(&s);
+  for (const auto& r : regions) unmake(*r, "free at the end");
+  if (calls > 1000 && refused * 2 > calls) differs("more than half of the calls were refused for want of memory");
+  vmem_shutdown();
+  printf(
+      "seed %llu: %llu calls (%llu refused for memory, %llu failed as injected), %llu faults, %llu evictions, "
+      "%llu SIGBUS while reads failed, no difference\n",
+      static_cast<unsigned long long>(seed), static_cast<unsigned long long>(calls.load()),
+      static_cast<unsigned long long>(refused.load()), static_cast<unsigned long long>(errors.load()),
+      static_cast<unsigned long long>(s.faults), static_cast<unsigned long long>(s.evictions),
+      static_cast<unsigned long long>(buses.load()));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Random calls of the whole API beside a model of what must come of them."};
+  app.add_option("--seconds", settings.seconds);
+  app.add_option("--operations", settings.operations, "of each thread (0: time decides)");
+  app.add_option("--threads", settings.threads);
+  app.add_option("--regions", settings.regions);
+  app.add_option("--processes", settings.processes, "side by side, seeds from --seed on");
+  app.add_option("--bytes", settings.bytes, "of all regions")->transform(CLI::AsSizeValue(false));
+  app.add_option("--budget", settings.budget);
+  app.add_option("--transfer", settings.transfer);
+  app.add_option("--trap", settings.trap);
+  app.add_option("--engine", settings.engine);
+  app.add_option("--device", settings.device, "none or sim");
+  app.add_option("--blocks", settings.blocks);
+  app.add_option("--seed", settings.seed);
+  app.add_flag("!--no-delays", settings.delays);
+  app.add_flag("!--no-failures", settings.failures);
+  CLI11_PARSE(app, argc, argv);
+  return stress::in_processes(settings.processes, settings.seed, run);
+}

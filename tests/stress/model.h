@@ -1,0 +1,163 @@
+// What the model-based test believes of each region: every word's value, every block's leases, what the file behind it
+// holds. Nothing here asks the library.
+//
+// A word's value names its place and a version: a block that is lost, stale or misplaced shows, and says which it is.
+// Cells of 2 MiB, the largest block used here, each have a lock over their words and their blocks' leases; whoever
+// holds the locks of a range knows exactly what it contains and what a call on it must answer. The library never takes
+// them.
+#pragma once
+
+#include <fcntl.h>
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+
+#include "common.h"
+
+namespace stress {
+
+constexpr size_t kCellWords = (2 << 20) / 8;
+constexpr int kAnywhere = -100;  // a block's lease location: no lease
+
+enum class Kind { anonymous, shared, private_copy, read_only };
+inline const char* name_of(Kind k) {
+  static const char* const names[] = {"anonymous", "shared", "private", "read-only"};
+  return names[static_cast<int>(k)];
+}
+
+// Live leases of a block, of all threads.
+struct BlockLeases {
+  uint16_t count = 0, writers = 0;
+  int location = kAnywhere;
+  bool written = false;  // had a WRITE lease since it last had none: one record a stream may still say so
+};
+
+// Words [at, at + count).
+struct Part {
+  size_t at, count;
+};
+
+struct Held {
+  Part part;
+  unsigned access;
+  int location;
+  void* stream;
+};
+
+struct Region {
+  std::shared_mutex life;  // shared: it exists; exclusive: it is being replaced
+  int number = 0;
+  Kind kind = Kind::anonymous;
+  bool gpu = false;
+  size_t size = 0, block = 0, words = 0;  // bytes; bytes; whole words
+  uint64_t* memory = nullptr;
+  std::string path;
+  int fd = -1;
+  uint64_t offset = 0;  // of the region's first byte in the file
+  std::vector<uint64_t> shadow;
+  std::vector<BlockLeases> leases;
+  std::unique_ptr<std::mutex[]> cells;
+  std::atomic<int> live{0};  // leases, of all blocks
+  std::atomic<uint32_t> version{1};
+
+  bool writable() const { return kind != Kind::read_only; }
+  size_t block_of(size_t word) const { return word * 8 / block; }
+  static size_t end_of(Part p) { return p.at + p.count; }
+  uint64_t value(size_t word, uint32_t v) const { return uint64_t{v} << 32 | static_cast<uint32_t>(word); }
+  static uint64_t in_file(size_t word) { return uint64_t{1} << 63 | word; }
+  // What a word is when nothing is kept of it.
+  uint64_t original(size_t word) const { return path.empty() ? 0 : in_file(word + offset / 8); }
+
+  struct Locked {
+    std::vector<std::unique_lock<std::mutex>> cells;
+  };
+  Locked lock(Part p) const {
+    Locked l;
+    for (size_t c = p.at / kCellWords; c <= (end_of(p) - 1) / kCellWords; ++c) l.cells.emplace_back(cells[c]);
+    return l;
+  }
+
+  // With the locks of the part's cells.
+  bool leased_elsewhere(Part p, int location) const {
+    for (size_t b = block_of(p.at); b <= block_of(end_of(p) - 1); ++b)
+      if (leases[b].count != 0 && leases[b].location != location) return true;
+    return false;
+  }
+  void add(Part p, unsigned access, int location) {
+    for (size_t b = block_of(p.at); b <= block_of(end_of(p) - 1); ++b) {
+      BlockLeases& l = leases[b];
+      ++l.count, l.location = location;
+      if ((access & VMEM_WRITE) != 0) ++l.writers, l.written = true;
+    }
+    ++live;
+  }
+  void remove(Part p, unsigned access) {
+    for (size_t b = block_of(p.at); b <= block_of(end_of(p) - 1); ++b) {
+      BlockLeases& l = leases[b];
+      if ((access & VMEM_WRITE) != 0) --l.writers;
+      if (--l.count == 0) l = {};
+    }
+    --live;
+  }
+
+  // What the words are after dont-need of the part; true: some block was leased and kept.
+  bool drop(Part p) {
+    bool kept = false;
+    const size_t per = block / 8, last = (words * 8 == size && end_of(p) == words) ? leases.size() : end_of(p) / per;
+    for (size_t b = (p.at + per - 1) / per; b < last; ++b) {
+      if (leases[b].count != 0) {
+        kept = true;
+        continue;
+      }
+      if (kind == Kind::shared) continue;  // written, and out of memory: the same bytes
+      for (size_t w = b * per; w < std::min(words, (b + 1) * per); ++w) shadow[w] = original(w);
+    }
+    return kept;
+  }
+
+  [[noreturn]] void wrong(const char* where, size_t word, uint64_t found_value) const {
+    const uint64_t want = shadow[word];
+    differs(
+        "%s: word %zu of region %d (%s%s, blocks of %zu KiB, %zu bytes at %p): %#llx (version %u of word %u), must be "
+        "%#llx (version %u)",
+        where, word, number, name_of(kind), gpu ? ", device" : "", block >> 10, size, static_cast<const void*>(memory),
+        static_cast<unsigned long long>(found_value), static_cast<unsigned>(found_value >> 32),
+        static_cast<unsigned>(found_value), static_cast<unsigned long long>(want), static_cast<unsigned>(want >> 32));
+  }
+  // The bytes of the file that the part's blocks end in, beside the model. Blocks for which `except` holds may differ.
+  template <typename Except>
+  void check_file(Part p, const char* where, Except except) const {
+    std::vector<uint64_t> bytes(p.count);
+    const ssize_t n = pread(fd, bytes.data(), p.count * 8, static_cast<off_t>(offset + p.at * 8));
+    if (n != static_cast<ssize_t>(p.count * 8)) differs("%s: pread of the file: %zd", where, n);
+    for (size_t i = 0; i < p.count; ++i)
+      if (bytes[i] != shadow[p.at + i] && !except(block_of(p.at + i))) wrong(where, p.at + i, bytes[i]);
+  }
+  // Files of read-only and private regions never change.
+  void check_file_untouched() const {
+    std::vector<uint64_t> bytes(words);
+    if (pread(fd, bytes.data(), words * 8, static_cast<off_t>(offset)) != static_cast<ssize_t>(words * 8))
+      differs("pread of the file: %s", strerror(errno));
+    for (size_t i = 0; i < words; ++i)
+      if (bytes[i] != original(i)) differs("the file of %s region %d changed at word %zu", name_of(kind), number, i);
+  }
+
+  // A new file for a region of `size` bytes at `offset`.
+  void make_file() {
+    path = temp_file(&fd);
+    std::vector<uint64_t> bytes((offset + size) / 8 + 1);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = in_file(i);
+    if (pwrite(fd, bytes.data(), offset + size, 0) != static_cast<ssize_t>(offset + size))
+      differs("cannot fill %s: %s", path.c_str(), strerror(errno));
+  }
+  void remove_file() {
+    if (fd < 0) return;
+    close(fd);
+    unlink(path.c_str());
+    fd = -1;
+    path.clear();
+  }
+};
+
+}  // namespace stress
