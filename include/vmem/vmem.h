@@ -145,7 +145,7 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
  * VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The file may be closed, renamed or unlinked
  * afterwards. SHARED locks the file exclusively (flock) for the region's life.
  * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
- * -ENOENT, -EACCES from opening; -EBUSY another region or process has it SHARED.
+ * -ENOENT, -EACCES from opening; -EBUSY another region or process has it SHARED, for a second now.
  * A file that becomes shorter later: SIGBUS to a touch beyond its end, with the reason in the log.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);

@@ -36,7 +36,7 @@ core::Status open_checked(const std::string& path, int flags, int* fd) {
   if (core::Status status = check_type(path, st); !status.ok()) return status;
   const bool write = (flags & O_ACCMODE) == O_RDWR;
   if (S_ISBLK(st.st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
-  *fd = open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  *fd = open_claimed(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (*fd < 0) {
     if (errno == EBUSY) return core::error(EBUSY, "block device %s is mounted or in use", path.c_str());
     return core::system_error(errno, "cannot open %s for %s", path.c_str(), write ? "reading and writing" : "reading");

@@ -13,11 +13,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <set>
 
 #include "core/log.h"
+#include "core/step.h"
 #include "core/types.h"
 
 namespace vmem::store {
@@ -52,6 +54,16 @@ void say_buffered(const std::string& path, long file_system, int error) {
       "The file system of %s (type 0x%lx) refuses direct I/O: %s (errno %d). Its files go through the page cache, "
       "which is slower and uses memory beyond the budget.",
       path.c_str(), file_system, strerror(error), error);
+}
+
+// A process that has ended may hold what it had open still: the kernel takes io_uring down in its own time (seen:
+// 68 ms). So what is in use is tried again for a second.
+constexpr int kBusyTries = 500;
+
+void pause_while_busy() {
+  core::step("store.busy");
+  const timespec pause{0, 2000000};
+  nanosleep(&pause, nullptr);
 }
 
 // 0, or the errno with which the first page refused to move.
@@ -119,12 +131,23 @@ core::Status make_blocking(const std::string& path, int fd) {
 }
 
 core::Status lock_exclusively(const std::string& path, int fd) {
-  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
-  if (errno == EWOULDBLOCK) {
-    return core::error(EBUSY, "%s is in use: another region or process holds its lock. Give each its own file.",
-                       path.c_str());
+  for (int tries = 0;;) {
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return core::system_error(errno, "cannot lock %s", path.c_str());
+    if (tries++ == kBusyTries) break;
+    pause_while_busy();
   }
-  return core::system_error(errno, "cannot lock %s", path.c_str());
+  return core::error(EBUSY, "%s is in use: another process, or a store, holds its lock. Give each its own file.",
+                     path.c_str());
+}
+
+int open_claimed(const std::string& path, int flags) {
+  for (int tries = 0;; ++tries) {
+    const int fd = open(path.c_str(), flags);
+    if (fd >= 0 || errno != EBUSY || tries == kBusyTries) return fd;
+    pause_while_busy();
+  }
 }
 
 }  // namespace vmem::store

@@ -21,7 +21,10 @@ core::Status check_block_device_unused(const std::string& path, int fd);
 // Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
 core::Status make_blocking(const std::string& path, int fd);
 
-// flock without waiting; -EBUSY names the path.
+// flock; -EBUSY names the path when somebody holds it for a second.
 core::Status lock_exclusively(const std::string& path, int fd);
+
+// open(2) that claims a block device (O_EXCL), or opens anything else; EBUSY only when that lasts for a second.
+int open_claimed(const std::string& path, int flags);
 
 }  // namespace vmem::store

@@ -48,7 +48,7 @@ core::Status open_named(const std::string& name, const struct stat* st, int* fd)
   int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   if (st == nullptr) flags |= O_CREAT;
   if (st != nullptr && S_ISBLK(st->st_mode)) flags |= O_EXCL;  // claims the device: refused while mounted or claimed
-  *fd = open(name.c_str(), flags, 0600);
+  *fd = (flags & O_CREAT) != 0 ? open(name.c_str(), flags, 0600) : open_claimed(name, flags);
   if (*fd >= 0) return make_blocking(name, *fd);
   if (errno == EBUSY) {
     return core::error(EBUSY, "%s is in use (mounted, swap, or another process has it): it cannot serve as SSD store",

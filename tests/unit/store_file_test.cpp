@@ -1,14 +1,18 @@
 // What open_mapped accepts, refuses and says.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <fstream>
+#include <utility>
 
+#include "core/step.h"
 #include "store/file.h"
 #include "store_test_util.h"
 
@@ -83,6 +87,21 @@ TEST_F(MappedFileTest, AWriterIsAloneUntilItCloses) {
   EXPECT_TRUE(open_and_close(path, false).ok()) << "readers take no lock";
   close_mapped(&writer);
   EXPECT_TRUE(open_and_close(path, true).ok());
+}
+
+int busy_fd = -1;
+
+TEST_F(MappedFileTest, ALockThatItsOwnerIsAboutToLoseIsWaitedFor) {
+  const std::string path = make("data", kPage);
+  busy_fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(busy_fd, LOCK_EX), 0);
+  // The holder goes when the lock has been found taken: what a process leaves behind that ended with I/O in flight.
+  core::step_hook = [](const char* step) {
+    if (strcmp(step, "store.busy") == 0 && busy_fd >= 0) close(std::exchange(busy_fd, -1));
+  };
+  EXPECT_TRUE(open_and_close(path, true).ok());
+  core::step_hook = nullptr;
+  EXPECT_EQ(busy_fd, -1);
 }
 
 TEST_F(MappedFileTest, RefusesWhatIsNoFileByKind) {
