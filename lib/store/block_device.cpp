@@ -3,6 +3,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -52,7 +53,7 @@ constexpr Signature kSignatures[] = {
     {"a GPT partition table", 4096, 8, "EFI PART"},
     {"a Ceph BlueStore volume", 0, 22, "bluestore block device"},
 };
-constexpr size_t kProbeBytes = size_t{256} << 10;
+constexpr size_t kProbeBytes = size_t{1} << 20;
 
 uint32_t le32(const char* at) {
   uint32_t value;
@@ -115,13 +116,18 @@ std::string mount_point(dev_t device) {
 
 }  // namespace
 
-core::Status check_block_device_unused(const std::string& path, int fd) {
+core::Status check_block_device_unmounted(const std::string& path, int fd) {
   struct stat st;
   if (fstat(fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
   if (const std::string where = mount_point(st.st_rdev); !where.empty()) {
     return core::error(EBUSY, "block device %s is mounted at %s: it cannot serve as SSD store", path.c_str(),
                        where.c_str());
   }
+  return {};
+}
+
+core::Status check_block_device_unused(const std::string& path, int fd) {
+  if (core::Status status = check_block_device_unmounted(path, fd); !status.ok()) return status;
   std::vector<char> head(kProbeBytes);
   size_t have = 0;
   while (have < head.size()) {
@@ -135,8 +141,14 @@ core::Status check_block_device_unused(const std::string& path, int fd) {
   if (const char* what = find_signature(head); what != nullptr) {
     return core::error(EEXIST,
                        "block device %s carries %s: using it as SSD store would destroy that. If it is not needed, run "
-                       "wipefs --all %s first.",
-                       path.c_str(), what, path.c_str());
+                       "wipefs --all %s and clear its start: dd if=/dev/zero of=%s bs=1M count=1",
+                       path.c_str(), what, path.c_str(), path.c_str());
+  }
+  if (std::any_of(head.begin(), head.end(), [](char byte) { return byte != 0; })) {
+    return core::error(EEXIST,
+                       "block device %s is not empty and is no store of libvmem: using it would destroy what it holds. "
+                       "If that is not needed, clear its start: dd if=/dev/zero of=%s bs=1M count=1",
+                       path.c_str(), path.c_str());
   }
   return {};
 }

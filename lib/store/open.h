@@ -14,8 +14,10 @@ namespace vmem::store {
 // system type; on tmpfs silently, where there is nothing to go around. Blocks on I/O.
 core::Status probe_direct(const std::string& path, bool direct, bool scratch, OpenedFile* file);
 
-// -EBUSY when the block device behind fd is mounted or used as swap, -EEXIST when it carries a known file system,
-// partition table, volume or swap signature: overwriting it would destroy somebody's data.
+// -EBUSY when the block device behind fd is mounted.
+core::Status check_block_device_unmounted(const std::string& path, int fd);
+// The same; -EEXIST when it carries a known file system, partition table, volume or swap signature, or when its first
+// MiB is not all zeros: overwriting it would destroy somebody's data.
 core::Status check_block_device_unused(const std::string& path, int fd);
 
 // Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.

@@ -24,11 +24,14 @@ struct SpaceOptions {
 };
 
 // Thread-safe. Extents are multiples of 4 KiB up to 32 MiB + 4 KiB, taken round-robin from the paths, first from freed
-// ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed; a regular file is used
-// from offset 0 and grows; a block device is used up to its size (refused when it is mounted or carries a known file
-// system signature). Two processes given one file or device: the second gets -EBUSY (flock, O_EXCL).
-// Freed extents are reused; long free runs are returned to the file system after a while (punch hole, truncate at
-// the end).
+// ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed. A regular file or a
+// block device begins with a signature, blocks come after it; a file is made (O_EXCL, 0600) or grows, a device is used
+// up to its size. What exists already is taken only if nobody else can reach it and nothing is lost: a file of our own
+// user, without permissions for others, with one name, no symbolic link (-EPERM, -ELOOP); empty, laid out and never
+// written, or with the signature of a store that was killed, which is emptied (else -EEXIST); a device that carries our
+// signature or zeros in its first MiB and is not mounted. Two processes given one file or device: the second gets
+// -EBUSY (flock, O_EXCL). Freed extents are reused; long free runs are returned to the file system after a while (punch
+// hole, truncate at the end).
 class Space {
  public:
   virtual ~Space() = default;  // files are closed; extents die with it

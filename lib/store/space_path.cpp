@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 
 #include "core/types.h"
 #include "store/open.h"
@@ -44,34 +45,162 @@ core::Status open_unlinked(const std::string& directory, int* fd) {
   return {};
 }
 
-core::Status open_named(const std::string& name, const struct stat* st, int* fd) {
-  int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  if (st == nullptr) flags |= O_CREAT;
-  if (st != nullptr && S_ISBLK(st->st_mode)) flags |= O_EXCL;  // claims the device: refused while mounted or claimed
-  *fd = (flags & O_CREAT) != 0 ? open(name.c_str(), flags, 0600) : open_claimed(name, flags);
-  if (*fd >= 0) return make_blocking(name, *fd);
+core::Status refuse_link(const std::string& name) {
+  return core::error(ELOOP, "%s is a symbolic link: give the SSD store the name of a file itself, or a folder",
+                     name.c_str());
+}
+
+// Opens what `name` means: a file is made if there is none.
+core::Status open_named(const std::string& name, bool device, SpacePath* path) {
+  int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
+  if (device) flags |= O_EXCL;  // claims it: refused while mounted or claimed
+  int& fd = path->file.fd;
+  do {
+    fd = open_claimed(name, flags);
+    if (fd >= 0 || errno != ENOENT || device) break;
+    fd = open(name.c_str(), flags | O_CREAT | O_EXCL, 0600);
+  } while (fd < 0 && errno == EEXIST);  // somebody made it between the two
+  if (fd >= 0) return make_blocking(name, fd);
   if (errno == EBUSY) {
     return core::error(EBUSY, "%s is in use (mounted, swap, or another process has it): it cannot serve as SSD store",
                        name.c_str());
   }
+  if (errno == ELOOP) return refuse_link(name);
   return core::system_error(errno, "cannot open %s for the SSD store", name.c_str());
 }
 
-core::Status prepare_file(SpacePath& path, bool direct, bool ours) {
+// Whoever else can reach a store reads the program's memory and changes it.
+core::Status check_private(const std::string& name, const struct stat& st) {
+  const char* why = nullptr;
+  if (S_ISBLK(st.st_mode)) {
+    if (st.st_uid != 0 && st.st_uid != geteuid()) why = "it belongs to another user";
+    if ((st.st_mode & S_IRWXO) != 0) why = "everybody may open it";
+  } else if (st.st_uid != geteuid()) {
+    why = "it belongs to another user";
+  } else if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    why = "others may open it (chmod 600 makes it yours alone)";
+  } else if (st.st_nlink > 1) {
+    why = "it has a second name, by a hard link";
+  }
+  if (why == nullptr) return {};
+  return core::error(EPERM, "%s cannot serve as SSD store: %s. Give a folder, or a file or device of your own.",
+                     name.c_str(), why);
+}
+
+// What lies in a file or device that serves as store, before the first block: from this a later process knows that
+// nobody wants the rest.
+struct Head {
+  char signature[64];
+  uint64_t original_pages;  // of a file that was laid out beforehand
+};
+constexpr Head kHead = {"libvmem store, format 1. Blocks of memory that died: no data.\n", 0};
+// So that blocks lie where partitions do, and where the allocator gives room back. In a file only a page of it is real.
+constexpr uint64_t kDeviceHeadPages = 256;
+constexpr uint64_t kFileHeadPages = ExtentAllocator::kChunkPages;
+
+core::Status read_head(const SpacePath& path, Head* out) {
+  const ssize_t n = pread(path.file.fd, out, sizeof *out, 0);
+  if (n < 0) return core::system_error(errno, "cannot read the start of %s", path.name.c_str());
+  if (static_cast<size_t>(n) < sizeof *out) *out = {};
+  return {};
+}
+
+bool is_ours(const Head& head) {
+  return memcmp(head.signature, kHead.signature, sizeof head.signature) == 0;
+}
+
+core::Status write_head(const SpacePath& path) {
+  alignas(core::kPage) std::byte page[core::kPage] = {};
+  Head head = kHead;
+  head.original_pages = path.original_pages;
+  memcpy(page, &head, sizeof head);
+  const ssize_t n = pwrite(path.file.fd, page, sizeof page, 0);
+  if (n == static_cast<ssize_t>(sizeof page)) {
+    // Before the first block: after a loss of power it must be there if anything is.
+    if (fdatasync(path.file.fd) == 0) return {};
+    return core::system_error(errno, "cannot write to %s, which is to be the SSD store", path.name.c_str());
+  }
+  return core::system_error(n < 0 ? errno : ENOSPC, "cannot write to %s, which is to be the SSD store",
+                            path.name.c_str());
+}
+
+// A file with a name: empty, laid out beforehand and never written, or what a store left that was killed, which is cut
+// back to what it was. Anything else is somebody's.
+core::Status empty_file(SpacePath* path, uint64_t size) {
+  if (size != 0 && (lseek(path->file.fd, 0, SEEK_DATA) >= 0 || errno != ENXIO)) {
+    Head head{};
+    if (core::Status status = read_head(*path, &head); !status.ok()) return status;
+    if (!is_ours(head)) {
+      return core::error(EEXIST,
+                         "%s is not empty and is no store of libvmem: using it would destroy what it holds. Give a "
+                         "folder or another name, or remove it if nobody needs it.",
+                         path->name.c_str());
+    }
+    size = std::min(size, head.original_pages * core::kPage);
+    if (ftruncate(path->file.fd, static_cast<off_t>(size)) != 0) {
+      return core::system_error(errno, "cannot empty %s, which an earlier store left behind", path->name.c_str());
+    }
+  }
+  path->original_pages = core::round_up(size, core::kPage) / core::kPage;
+  return {};
+}
+
+core::Status empty_device(SpacePath* path) {
+  Head head{};
+  if (core::Status status = read_head(*path, &head); !status.ok()) return status;
+  return is_ours(head) ? check_block_device_unmounted(path->name, path->file.fd)
+                       : check_block_device_unused(path->name, path->file.fd);
+}
+
+core::Status prepare_file(SpacePath& path, bool direct, bool directory) {
   struct stat st;
   if (fstat(path.file.fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.name.c_str());
   if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode)) {
     return core::error(EINVAL, "%s is no regular file, directory or block device: it cannot serve as SSD store",
                        path.name.c_str());
   }
-  if (!ours) {
-    if (core::Status status = lock_exclusively(path.name, path.file.fd); !status.ok()) return status;
+  if (directory) return probe_direct(path.name, direct, true, &path.file);
+  if (core::Status status = check_private(path.name, st); !status.ok()) return status;
+  if (core::Status status = lock_exclusively(path.name, path.file.fd); !status.ok()) return status;
+  // Its owner may have emptied it before the lock was ours.
+  if (fstat(path.file.fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.name.c_str());
+  const bool device = S_ISBLK(st.st_mode);
+  core::Status status = device ? empty_device(&path) : empty_file(&path, static_cast<uint64_t>(st.st_size));
+  path.named_file = !device && status.ok();
+  const bool scratch = path.named_file && path.original_pages == 0;
+  if (status.ok()) status = probe_direct(path.name, direct, scratch, &path.file);
+  if (status.ok()) status = write_head(path);
+  if (status.ok()) path.head_pages = device ? kDeviceHeadPages : kFileHeadPages;
+  return status;
+}
+
+// A link to a directory is as good as the directory: nothing there gets a name. One to a block device is followed when
+// the system made it (/dev/mapper, /dev/disk/by-id). Any other could lead to a file that somebody else chose.
+core::Status find_path(std::string* name, bool* directory, bool* device) {
+  struct stat link, st;
+  *directory = *device = false;
+  if (lstat(name->c_str(), &link) != 0) {
+    if (errno != ENOENT) return core::system_error(errno, "cannot use %s as SSD store", name->c_str());
+    if (name->back() != '/') return {};
+    return core::error(ENOENT, "directory %s for the SSD store does not exist: create it", name->c_str());
   }
-  if (S_ISBLK(st.st_mode)) {
-    if (core::Status status = check_block_device_unused(path.name, path.file.fd); !status.ok()) return status;
+  st = link;
+  if (S_ISLNK(link.st_mode)) {
+    if (stat(name->c_str(), &st) != 0) return core::system_error(errno, "cannot use %s as SSD store", name->c_str());
+    if (S_ISBLK(st.st_mode) && link.st_uid == 0) {
+      char* const real = realpath(name->c_str(), nullptr);
+      if (real == nullptr) return core::system_error(errno, "cannot use %s as SSD store", name->c_str());
+      *name = real;
+      free(real);
+    } else if (!S_ISDIR(st.st_mode)) {
+      return refuse_link(*name);
+    }
   }
-  const bool scratch = S_ISREG(st.st_mode) && st.st_size == 0;
-  return probe_direct(path.name, direct, scratch, &path.file);
+  *directory = S_ISDIR(st.st_mode);
+  *device = S_ISBLK(st.st_mode);
+  if (*directory || *device || S_ISREG(st.st_mode)) return {};
+  return core::error(EINVAL, "%s is no regular file, directory or block device: it cannot serve as SSD store",
+                     name->c_str());
 }
 
 }  // namespace
@@ -109,25 +238,27 @@ core::Status split_paths(const std::string& paths, std::vector<std::string>* out
 core::Status open_space_path(const std::string& name, bool direct, Engine& engine, std::unique_ptr<SpacePath>* out) {
   auto path = std::make_unique<SpacePath>();
   path->name = name;
-  struct stat st;
-  const bool exists = stat(name.c_str(), &st) == 0;
-  if (!exists && errno != ENOENT) return core::system_error(errno, "cannot use %s as SSD store", name.c_str());
-  if (!exists && name.back() == '/') {
-    return core::error(ENOENT, "directory %s for the SSD store does not exist: create it", name.c_str());
+  bool directory = false, device = false;
+  core::Status status = find_path(&path->name, &directory, &device);
+  if (status.ok()) {
+    status = directory ? open_unlinked(name, &path->file.fd) : open_named(path->name, device, path.get());
   }
-  const bool directory = exists && S_ISDIR(st.st_mode);
-  core::Status status =
-      directory ? open_unlinked(name, &path->file.fd) : open_named(name, exists ? &st : nullptr, &path->file.fd);
   if (status.ok()) status = prepare_file(*path, direct, directory);
   if (!status.ok()) return status;
 
   path->limit_pages = path->file.block_device ? std::min(path->file.size / core::kPage, kMaxPages) : kMaxPages;
+  if (path->limit_pages < path->head_pages) {
+    return core::error(EINVAL, "block device %s is too small for the SSD store", path->name.c_str());
+  }
   if (!path->file.block_device) {
-    path->named_file = !directory;
-    path->original_pages = core::round_up(path->file.size, core::kPage) / core::kPage;
     struct statfs fs;
     // On tmpfs room ahead of use would be memory.
     path->preallocate = fstatfs(path->file.fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC;
+  }
+  if (path->head_pages != 0) {  // never handed out, never given back
+    uint64_t first = 0;
+    path->extents.grow(path->head_pages);
+    path->extents.allocate(path->head_pages, &first);
   }
   path->shrinkable = !path->file.block_device;
   path->punch = path->shrinkable && path->original_pages == 0;  // room laid out beforehand stays as it was laid out

@@ -4,6 +4,7 @@
 #include <linux/loop.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@ using core::kPage;
 using test::TempFile;
 
 constexpr size_t kDeviceBytes = size_t{16} << 20;
+constexpr size_t kHeadBytes = size_t{1} << 20;  // before the first block
 
 class SignatureTest : public testing::Test {
  protected:
@@ -47,13 +49,11 @@ TEST_F(SignatureTest, ADeviceShorterThanTheProbeIsAccepted) {
   EXPECT_TRUE(check_block_device_unused("/dev/thing", file_.fd()).ok());
 }
 
-TEST_F(SignatureTest, RandomContentsOfAnEarlierRunAreAccepted) {
-  std::mt19937_64 random(1);
-  std::string bytes(size_t{256} << 10, '\0');
-  for (int n = 0; n < 40; ++n) {
-    for (char& byte : bytes) byte = static_cast<char>(random());
-    const core::Status status = check(bytes, 0);
-    EXPECT_TRUE(status.ok()) << status.text();
+TEST_F(SignatureTest, WhatIsNotBlankIsSomebodys) {
+  for (const off_t offset : {0, 1, 4095, 300000, (1 << 20) - 1}) {
+    const core::Status status = check("?", offset);
+    EXPECT_EQ(status.code(), -EEXIST) << offset;
+    EXPECT_NE(status.text().find("dd if=/dev/zero of=/dev/thing"), std::string_view::npos) << status.text();
   }
 }
 
@@ -89,8 +89,9 @@ TEST_F(SignatureTest, KnownContentsAreRefusedByNameWithAWayOut) {
   table[64] = '\x55';
   table[65] = '\xaa';
   EXPECT_EQ(check(table, 446).code(), -EEXIST);
+  EXPECT_NE(check(table, 446).text().find("partition"), std::string_view::npos);
   table[0] = '\x12';  // no boot flag has that value
-  EXPECT_TRUE(check(table, 446).ok());
+  EXPECT_EQ(check(table, 446).text().find("partition"), std::string_view::npos);
 }
 
 // A loop device over a sparse file. Needs root.
@@ -149,26 +150,26 @@ class BlockDeviceTest : public testing::Test {
 TEST_F(BlockDeviceTest, IsUsedToItsLastPageAndNoFurther) {
   auto space = make();
   ASSERT_NE(space, nullptr) << status_.text();
-  std::vector<core::Extent> all(kDeviceBytes / kPage);
+  std::vector<core::Extent> all((kDeviceBytes - kHeadBytes) / kPage);
   ASSERT_TRUE(space->allocate(kPage, 0, all).ok());
   core::Extent one;
   const core::Status full = space->allocate(kPage, 0, {&one, 1});
   EXPECT_EQ(full.code(), -ENOSPC);
   EXPECT_NE(full.text().find(device_.path()), std::string_view::npos) << full.text();
-  test::Buffer written(kDeviceBytes), read(kDeviceBytes);
+  test::Buffer written(kDeviceBytes - kHeadBytes), read(kDeviceBytes - kHeadBytes);
   std::mt19937_64 random(4);
   written.fill(random);
   for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
     test::Batch batch;
     char* base = op == Io::Op::write ? written.data() : read.data();
     for (const core::Extent extent : all) {
-      batch.add(op, space->file(extent), extent.offset(), base + extent.offset(), kPage);
+      batch.add(op, space->file(extent), extent.offset(), base + extent.offset() - kHeadBytes, kPage);
     }
     batch.submit(*engine_);
     batch.wait();
     for (const Io& io : batch.ios()) ASSERT_EQ(io.result, 0);
   }
-  EXPECT_EQ(memcmp(written.data(), read.data(), kDeviceBytes), 0);
+  EXPECT_EQ(memcmp(written.data(), read.data(), written.size()), 0);
   // Beyond its end: an error to who must have the bytes, zeros to who said so.
   test::Batch past;
   past.add(Io::Op::read, space->file(all[0]), kDeviceBytes - kPage, read.data(), 2 * kPage);
@@ -178,6 +179,41 @@ TEST_F(BlockDeviceTest, IsUsedToItsLastPageAndNoFurther) {
   past.wait();
   EXPECT_EQ(past.ios()[0].result, -EIO);
   EXPECT_EQ(past.ios()[1].result, 0);
+}
+
+TEST_F(BlockDeviceTest, WhatAnEarlierStoreLeftIsTakenAgain) {
+  std::vector<core::Extent> all((kDeviceBytes - kHeadBytes) / kPage);
+  for (int round = 0; round < 2; ++round) {
+    auto space = make();
+    ASSERT_NE(space, nullptr) << status_.text();
+    ASSERT_TRUE(space->allocate(kPage, 0, all).ok());
+    ASSERT_EQ(pwrite(device_.fd(), "somebody's memory", 17, kHeadBytes), 17);
+  }
+  ASSERT_EQ(pwrite(device_.fd(), "?", 1, 0), 1);  // no signature of ours any more
+  EXPECT_EQ(make(), nullptr);
+  EXPECT_EQ(status_.code(), -EEXIST);
+}
+
+TEST_F(BlockDeviceTest, ThatEverybodyMayOpenIsRefused) {
+  struct stat st;
+  ASSERT_EQ(fstat(device_.fd(), &st), 0);
+  ASSERT_EQ(fchmod(device_.fd(), 0666), 0);
+  EXPECT_EQ(make(), nullptr);
+  EXPECT_EQ(status_.code(), -EPERM);
+  ASSERT_EQ(fchmod(device_.fd(), st.st_mode & 07777), 0);
+}
+
+TEST_F(BlockDeviceTest, ALinkOfTheSystemLeadsToIt) {
+  test::TempDir dir;
+  const std::string link = dir.path() + "/by-id";
+  ASSERT_EQ(symlink(device_.path().c_str(), link.c_str()), 0);
+  SpaceOptions options;
+  options.paths = link;
+  std::unique_ptr<Space> space;
+  EXPECT_TRUE(make_space(options, *engine_, &space).ok());
+  space.reset();
+  ASSERT_EQ(lchown(link.c_str(), 65534, 65534), 0);
+  EXPECT_EQ(make_space(options, *engine_, &space).code(), -ELOOP);
 }
 
 TEST_F(BlockDeviceTest, TwoStoresCannotShareIt) {

@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 #include <thread>
@@ -28,6 +30,8 @@ using core::kPage;
 using test::Batch;
 using test::Buffer;
 using test::TempDir;
+
+constexpr off_t kHead = 8 << 20;  // of a file with a name: the signature, then a hole, then blocks
 
 class SpaceTest : public testing::Test {
  protected:
@@ -202,13 +206,119 @@ TEST_F(SpaceTest, AFileOfItsOwnIsLockedAndLeftAsLongAsItWas) {
     EXPECT_GE(stat_of(path).st_size, static_cast<off_t>(core::kHugePage));
     EXPECT_EQ(stat_of(path).st_mode & 0777, 0600u);
     EXPECT_NE(space->describe(one).find(path), std::string::npos);
-    EXPECT_NE(space->describe(one).find("offset 0"), std::string::npos);
+    EXPECT_NE(space->describe(one).find("offset 8388608"), std::string::npos);
     EXPECT_EQ(make(path), nullptr);
     EXPECT_EQ(status_.code(), -EBUSY);
     EXPECT_NE(status_.text().find(path), std::string_view::npos);
   }
   EXPECT_EQ(stat_of(path).st_size, 0);
   EXPECT_NE(make(path), nullptr) << status_.text();
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_F(SpaceTest, AFileThatHoldsAnythingIsRefusedAndUntouched) {
+  const std::string path = file_path("thesis.txt");
+  for (const size_t size : {size_t{1}, size_t{5000}, size_t{100000}}) {
+    const std::string text(size, 't');
+    std::ofstream(path) << text;
+    ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+    EXPECT_EQ(make(path), nullptr);
+    EXPECT_EQ(status_.code(), -EEXIST);
+    EXPECT_NE(status_.text().find(path), std::string_view::npos) << status_.text();
+    EXPECT_TRUE(contents(path) == text);
+  }
+}
+
+TEST_F(SpaceTest, AFileThatIsNotOursAloneIsRefused) {
+  const std::string path = file_path("store");
+  for (const mode_t mode : {0604, 0602, 0640, 0620, 0601, 0666, 0644}) {
+    std::ofstream{path};
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(make(path), nullptr) << mode;
+    EXPECT_EQ(status_.code(), -EPERM);
+    EXPECT_NE(status_.text().find("chmod 600"), std::string_view::npos) << status_.text();
+    EXPECT_EQ(stat_of(path).st_size, 0);
+  }
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  EXPECT_NE(make(path), nullptr) << status_.text();
+  ASSERT_EQ(link(path.c_str(), file_path("second").c_str()), 0);
+  EXPECT_EQ(make(path), nullptr);
+  EXPECT_EQ(status_.code(), -EPERM);
+  ASSERT_EQ(unlink(file_path("second").c_str()), 0);
+  ASSERT_EQ(symlink(path.c_str(), file_path("link").c_str()), 0);
+  EXPECT_EQ(make(file_path("link")), nullptr);
+  EXPECT_EQ(status_.code(), -ELOOP);
+  ASSERT_EQ(symlink(file_path("nothing").c_str(), file_path("dangling").c_str()), 0);
+  EXPECT_EQ(make(file_path("dangling")), nullptr);
+  EXPECT_FALSE(std::filesystem::exists(file_path("nothing"))) << "a link to nothing makes nothing";
+  ASSERT_EQ(symlink(dir_.path().c_str(), file_path("folder").c_str()), 0);
+  EXPECT_NE(make(file_path("folder")), nullptr) << status_.text();
+}
+
+TEST_F(SpaceTest, AFileOfAnotherUserIsRefusedByRootAndByAnybody) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become two users";
+  const std::string path = file_path("store");
+  std::ofstream{path};
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  ASSERT_EQ(chown(path.c_str(), 65534, 65534), 0);
+  EXPECT_EQ(make(path), nullptr) << "its owner could read root's memory there";
+  EXPECT_EQ(status_.code(), -EPERM);
+  EXPECT_NE(status_.text().find("another user"), std::string_view::npos) << status_.text();
+  // A victim without privileges, and a file that a stranger laid open for it.
+  ASSERT_EQ(chown(path.c_str(), 1000, 1000), 0);
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0777), 0);
+  ASSERT_EQ(seteuid(65534), 0);
+  const auto stranger = make(path);
+  const core::Status status = status_;
+  const auto own = make(file_path("own"));
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(stranger, nullptr);
+  EXPECT_EQ(status.code(), -EPERM);
+  EXPECT_NE(own, nullptr) << status_.text();
+}
+
+TEST_F(SpaceTest, WhatAKilledOwnerLeftIsEmptied) {
+  const std::string path = file_path("store");
+  std::string left;
+  {
+    auto space = make(path);
+    ASSERT_TRUE(status_.ok()) << status_.text();
+    Extent one;
+    ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&one, 1}).ok());
+    std::ofstream(path, std::ios::in | std::ios::out).seekp(kHead) << "secret";
+    left = contents(path);
+  }
+  ASSERT_EQ(stat_of(path).st_size, 0);
+  std::ofstream(path, std::ios::binary) << left;  // as if it had never ended
+  auto space = make(path);
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  EXPECT_EQ(stat_of(path).st_size, static_cast<off_t>(kPage));
+  EXPECT_EQ(contents(path).find("secret"), std::string::npos);
+}
+
+TEST_F(SpaceTest, RoomLaidOutBeforehandStaysAsItWas) {
+  const std::string path = file_path("store");
+  constexpr off_t kLaidOut = kHead + (8 << 20);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  const bool laid_out = fallocate(fd, 0, 0, kLaidOut) == 0;
+  close(fd);
+  if (!laid_out) GTEST_SKIP() << "this file system reserves no room";
+  std::string left;
+  for (int round = 0; round < 3; ++round) {
+    auto space = make(path);
+    ASSERT_TRUE(status_.ok()) << status_.text();
+    std::vector<Extent> some(8);
+    ASSERT_TRUE(space->allocate(core::kHugePage, 0, some).ok());
+    if (round == 1) left = contents(path);
+    space.reset();
+    EXPECT_EQ(stat_of(path).st_size, kLaidOut);
+    if (round == 1) std::ofstream(path, std::ios::binary) << left;  // killed
+  }
 }
 
 TEST_F(SpaceTest, ADirectoryShowsNoFile) {
@@ -272,9 +382,9 @@ TEST_F(SpaceTest, WhatIsFreedGoesBackToTheFileSystem) {
     EXPECT_TRUE(eventually([&] { return on_disk() <= before - 150 * (uint64_t{1} << 20); })) << on_disk();
   }
   space->release(last);
-  EXPECT_TRUE(eventually([&] { return stat_of(path).st_size == 0; }));
+  EXPECT_TRUE(eventually([&] { return stat_of(path).st_size == kHead; }));
   ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&last, 1}).ok());
-  EXPECT_EQ(last.offset(), 0u);
+  EXPECT_EQ(last.offset(), uint64_t{kHead});
 }
 
 TEST_F(SpaceTest, WhatIsFreedIsKeptForAWhile) {
@@ -301,7 +411,7 @@ TEST_F(SpaceTest, AFileThatCannotGrowGivesBackWhatIsFreeInItAtOnce) {
   std::vector<Extent> extents(128);  // half of them are freed, in runs of 16 MiB
   ASSERT_TRUE(space->allocate(core::kHugePage, 0, extents).ok());
   const auto before = stat_of(path);
-  if (before.st_blocks * 512 < before.st_size) GTEST_SKIP() << "this file system reserves no room";
+  if (before.st_blocks * 512 < before.st_size - kHead) GTEST_SKIP() << "this file system reserves no room";
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
   const rlimit small{static_cast<rlim_t>(before.st_size), limit.rlim_max};
@@ -320,7 +430,7 @@ TEST_F(SpaceTest, AFileThatCannotGrowRefusesAllOrNothing) {
   ASSERT_TRUE(status_.ok()) << status_.text();
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small{64 * kPage, before.rlim_max};
+  const rlimit small{kHead + 64 * kPage, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   std::vector<Extent> fits(60), too_many(5);
   const core::Status first = space->allocate(kPage, 0, fits);
@@ -343,7 +453,7 @@ TEST_F(SpaceTest, FragmentsServeARunThatFitsNowhereInOnePiece) {
   ASSERT_TRUE(status_.ok()) << status_.text();
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const rlimit small{64 * kPage, before.rlim_max};
+  const rlimit small{kHead + 64 * kPage, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   std::vector<Extent> all(64), run(32);
   const core::Status first = space->allocate(kPage, 0, all);
@@ -352,7 +462,7 @@ TEST_F(SpaceTest, FragmentsServeARunThatFitsNowhereInOnePiece) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_TRUE(first.ok()) << first.text();
   EXPECT_TRUE(second.ok()) << second.text();
-  for (const Extent extent : run) EXPECT_EQ(extent.offset() / kPage % 2, 0u);
+  for (const Extent extent : run) EXPECT_EQ((extent.offset() - kHead) / kPage % 2, 0u);
   EXPECT_EQ(space->used(), 64 * kPage);
 }
 
@@ -416,7 +526,8 @@ TEST_F(SpaceTest, ThreadsNeverShareAPageWhileFilesGrowShrinkAndGetHoles) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(shared.load(), 0);
   EXPECT_EQ(space->used(), 0u);
-  EXPECT_TRUE(eventually([&] { return stat_of(file_path("a")).st_size == 0 && stat_of(file_path("b")).st_size == 0; }));
+  EXPECT_TRUE(
+      eventually([&] { return stat_of(file_path("a")).st_size == kHead && stat_of(file_path("b")).st_size == kHead; }));
   space.reset();
   core::step_hook = nullptr;
 }
