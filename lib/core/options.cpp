@@ -40,7 +40,8 @@ constexpr OptionInfo kTable[] = {
     {Option::readahead, "readahead", OptionKind::bytes, "bytes", "64 MiB", 0, 4 * kGiB, nullptr, true,
      "Largest read-ahead window of one access stream; 0 turns read-ahead off."},
     {Option::checksum, "checksum", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
-     "Verify every block read from the store against the digest taken when it was written."},
+     "Verify every block read from the store against the digest taken when it was written. Off: wrong bytes from the "
+     "disk, or by somebody else who can write to the store, go unnoticed."},
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,

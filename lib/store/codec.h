@@ -11,7 +11,7 @@ namespace vmem::store {
 
 enum class Codec : unsigned { raw = 0, lz4 = 1, zstd = 2 };
 
-// XXH3-128 (https://xxhash.com). About memory speed.
+// XXH3-128 (https://xxhash.com), keyed: in another process the same bytes have another digest. About memory speed.
 core::Digest digest(const void* bytes, size_t size);
 // The digest of `size` zero bytes; computed once per size.
 core::Digest zero_digest(size_t size);

@@ -1,8 +1,12 @@
 #include "store/digest.h"
 
+#include <sys/auxv.h>
+#include <sys/random.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -37,8 +41,39 @@ core::Digest hash_zeros(size_t size) {
 
 }  // namespace
 
+namespace digest_kernel {
+
+namespace {
+
+Secret draw_secret() {
+  Secret out;
+  size_t have = 0;
+  while (have < out.size()) {
+    const ssize_t n = getrandom(out.data() + have, out.size() - have, 0);
+    if (n > 0) {
+      have += static_cast<size_t>(n);
+    } else if (n == 0 || errno != EINTR) {
+      break;
+    }
+  }
+  if (have == out.size()) return out;
+  // Forbidden by a filter of system calls: what the kernel gave the process at its start, made longer.
+  const auto* start = reinterpret_cast<const void*>(getauxval(AT_RANDOM));
+  XXH3_generateSecret(out.data(), out.size(), start, start != nullptr ? 16 : 0);
+  return out;
+}
+
+}  // namespace
+
+const Secret& secret() {
+  static const Secret drawn = draw_secret();
+  return drawn;
+}
+
+}  // namespace digest_kernel
+
 core::Digest digest(const void* bytes, size_t size) {
-  return kernel().hash(bytes, size);
+  return kernel().hash(bytes, size, digest_kernel::secret());
 }
 
 core::Digest zero_digest(size_t size) {
@@ -72,7 +107,8 @@ Digester::~Digester() {
   XXH3_freeState(static_cast<XXH3_state_t*>(state_));
 }
 void Digester::reset() {
-  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_));
+  const digest_kernel::Secret& secret = digest_kernel::secret();
+  XXH3_128bits_reset_withSecret(static_cast<XXH3_state_t*>(state_), secret.data(), secret.size());
 }
 void Digester::update(const void* bytes, size_t size) {
   kernel().update(state_, bytes, size);

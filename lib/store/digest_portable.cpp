@@ -11,8 +11,8 @@ namespace vmem::store::digest_kernel {
 
 namespace {
 
-core::Digest hash(const void* bytes, size_t size) {
-  const XXH128_hash_t h = XXH3_128bits(bytes, size);
+core::Digest hash(const void* bytes, size_t size, const Secret& secret) {
+  const XXH128_hash_t h = XXH3_128bits_withSecret(bytes, size, secret.data(), secret.size());
   return {h.low64, h.high64};
 }
 

@@ -1,12 +1,17 @@
 // Digests are XXH3-128 whatever the processor; compression loses nothing and damaged images are errors.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -39,7 +44,8 @@ std::vector<char> text_like(size_t size, uint64_t seed) {
 }
 
 core::Digest reference(const void* bytes, size_t size) {
-  const XXH128_hash_t h = XXH3_128bits(bytes, size);
+  const digest_kernel::Secret& secret = digest_kernel::secret();
+  const XXH128_hash_t h = XXH3_128bits_withSecret(bytes, size, secret.data(), secret.size());
   return {h.low64, h.high64};
 }
 
@@ -49,13 +55,48 @@ TEST(DigestTest, IsXxh3OfTheLibraryForEveryKernelAndLength) {
                             1025ul, 4096ul, 65536ul, 65537ul, 299990ul}) {
     const core::Digest right = reference(bytes.data() + 5, size);
     EXPECT_EQ(digest(bytes.data() + 5, size), right) << size;
-    EXPECT_EQ(digest_kernel::kPortable.hash(bytes.data() + 5, size), right) << size;
+    EXPECT_EQ(digest_kernel::kPortable.hash(bytes.data() + 5, size, digest_kernel::secret()), right) << size;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) {
-      EXPECT_EQ(digest_kernel::kAvx2.hash(bytes.data() + 5, size), right) << size;
+      EXPECT_EQ(digest_kernel::kAvx2.hash(bytes.data() + 5, size, digest_kernel::secret()), right) << size;
     }
 #endif
   }
+}
+
+TEST(DigestTest, WhoDoesNotKnowTheSecretCannotTellADigest) {
+  const std::vector<char> bytes = random_bytes(65536, 3), zeros(65536);
+  for (const std::vector<char>& block : {bytes, zeros}) {
+    const XXH128_hash_t guess = XXH3_128bits(block.data(), block.size());
+    EXPECT_FALSE(digest(block.data(), block.size()) == (core::Digest{guess.low64, guess.high64}));
+  }
+  EXPECT_FALSE(zero_digest(65536) == zero_digest(131072));
+  // Another process draws another one.
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(fds[1], STDOUT_FILENO);
+    execl("/proc/self/exe", "unit_tests", "--gtest_filter=DigestChild.DISABLED_Prints", "--gtest_brief=1",
+          "--gtest_also_run_disabled_tests", nullptr);
+    _exit(98);
+  }
+  close(fds[1]);
+  std::string said;
+  char some[512];
+  for (ssize_t n; (n = read(fds[0], some, sizeof some)) > 0;) said.append(some, static_cast<size_t>(n));
+  close(fds[0]);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_EQ(WEXITSTATUS(status), 0);
+  const size_t at = said.find("digest ");
+  ASSERT_NE(at, std::string::npos) << said;
+  EXPECT_NE(strtoull(said.c_str() + at + 7, nullptr, 16), zero_digest(4096).lo) << said;
+}
+
+// Run by the test above.
+TEST(DigestChild, DISABLED_Prints) {
+  printf("digest %016llx\n", static_cast<unsigned long long>(zero_digest(4096).lo));
 }
 
 TEST(DigestTest, PieceByPieceIsTheSame) {
