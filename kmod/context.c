@@ -7,10 +7,12 @@
  * own, from a pseudo file system nobody can mount.
  */
 
+#include <linux/delay.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mount.h>
 #include <linux/pseudo_fs.h>
+#include <linux/random.h>
 
 #include "vmem.h"
 
@@ -20,6 +22,20 @@ LIST_HEAD(vmem_ctx_list);
 DEFINE_SPINLOCK(vmem_ctx_list_lock);
 static struct vfsmount *vmem_mnt;
 static struct shrinker *vmem_shrinker;
+
+#ifdef VMEM_DELAY
+static unsigned int delay_us;
+module_param(delay_us, uint, 0644);
+MODULE_PARM_DESC(delay_us, "Longest sleep at a point where calls race (0: none)");
+
+void vmem_point(void)
+{
+	u32 random = get_random_u32();
+
+	if (delay_us && random % 4 == 0)
+		usleep_range(random / 4 % delay_us, random / 4 % delay_us + 50);
+}
+#endif
 
 static int vmem_fs_init_context(struct fs_context *fc)
 {
@@ -83,6 +99,7 @@ struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u
 		return ERR_PTR(count ? -ENXIO : -EINVAL);
 	offset -= vmem_unit_offset(range, 0);
 	*index = offset >> PAGE_SHIFT >> range->unit_shift;
+	vmem_point();
 	aligned = !(offset & (vmem_unit_bytes(range) - 1));
 	if (aligned && count && count <= (range->pages >> range->unit_shift) - *index)
 		return range;
@@ -144,6 +161,7 @@ static int vmem_destroy(struct vmem_ctx *ctx, void *argument)
 
 	if (!range)
 		return -ENXIO;
+	vmem_point();
 	spin_lock(&ctx->lock);
 	if (range->dead || arg->offset != vmem_unit_offset(range, 0))
 		err = -ENXIO;
@@ -153,10 +171,14 @@ static int vmem_destroy(struct vmem_ctx *ctx, void *argument)
 		range->dead = true;	/* from here on this thread alone ends it */
 	spin_unlock(&ctx->lock);
 	if (!err) {
+		vmem_point();
 		if (range->kind == VMEM_KIND_REGION)
 			vmem_region_empty(range);
+		vmem_point();
 		mtree_erase(&ctx->ranges, range->pgoff);
-		vmem_range_put(range);
+		/* Without memory for that it stays named, and dead, until ->release. */
+		if (mtree_load(&ctx->ranges, range->pgoff) != range)
+			vmem_range_put(range);
 	}
 	vmem_range_put(range);
 	return err;
@@ -180,6 +202,7 @@ static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
 	}
 	if (!range)
 		return -ENXIO;
+	vmem_point();
 	/* DONTEXPAND: mremap cannot grow it; mlock, KSM, khugepaged, migration let it be. */
 	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vma->vm_ops = range->kind == VMEM_KIND_POOL || range->longterm ?

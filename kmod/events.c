@@ -89,6 +89,7 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 				return -ERESTARTSYS;
 			continue;
 		}
+		vmem_point();
 		/* No lock: the buffer may lie in a region of this context, and wait. */
 		bad = copy_to_user(buf + done, &event, sizeof(event));
 		if (bad)

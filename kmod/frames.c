@@ -176,14 +176,20 @@ static int vmem_populate_slot(struct vmem_range *pool, unsigned long index, void
 	if (IS_ERR(frame))
 		return PTR_ERR(frame);
 	frame->offset = vmem_unit_offset(pool, index);
+	frame->state = VMEM_MOVING;	/* nobody's until its pool is known to live */
+	vmem_point();
 	err = xa_insert(&pool->units, index, frame, GFP_KERNEL_ACCOUNT);
 	if (!err) {
+		vmem_point();
 		spin_lock(&pool->ctx->lock);
 		if (pool->dead) {
 			xa_erase(&pool->units, index);
 			err = -ENXIO;
+		} else {
+			frame->state = VMEM_FREE;
 		}
 		spin_unlock(&pool->ctx->lock);
+		vmem_point();
 	}
 	if (err) {
 		vmem_frame_free(pool, frame);
@@ -213,10 +219,12 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 	if (err)
 		return err;
 
+	vmem_point();
 	vmem_frame_barrier(frame);
 	unmap_mapping_range(ctx->inode->i_mapping, frame->offset, bytes, 1);
 	if (vmem_frame_pinned(frame, 0, patience_us))
 		err = -EBUSY;
+	vmem_point();
 	spin_lock(&ctx->lock);
 	frame->state = VMEM_FREE;
 	if (!err) {
@@ -224,6 +232,7 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 		ctx->asked_bytes -= min(ctx->asked_bytes, bytes);
 	}
 	spin_unlock(&ctx->lock);
+	vmem_point();
 	if (err)
 		vmem_add(vmem_refused_pinned, 1);
 	else
@@ -339,6 +348,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	pinned->bytes = arg->size;
 	atomic64_add(pinned->bytes, &ctx->pinned_bytes);
 	vmem_add(vmem_pinned_bytes, pinned->bytes);
+	vmem_point();
 	err = xa_alloc(&ctx->pins, &arg->id, pinned, xa_limit_31b, GFP_KERNEL_ACCOUNT);
 	if (!err)
 		return 0;
@@ -357,6 +367,7 @@ int vmem_unpin(struct vmem_ctx *ctx, void *argument)
 	pinned = xa_erase(&ctx->pins, arg->id);
 	if (!pinned)
 		return -ENOENT;
+	vmem_point();
 	vmem_pin_free(pinned);
 	return 0;
 }

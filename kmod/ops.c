@@ -142,10 +142,13 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 		       op->op <= VMEM_OP_WATCH ? -ENOENT : 0;
 	if (op->op == VMEM_OP_INSTALL)
 		pool = vmem_units_find(ctx, op->frame, VMEM_KIND_POOL, 1, &slot);
+	vmem_point();
 	spin_lock(&ctx->lock);
 	op->state = vmem_block_state(block);
 	if (IS_ERR(pool))
 		err = PTR_ERR(pool);
+	else if (pool && pool->dead)
+		err = -ENXIO;
 	else if (pool && pool->unit_shift != region->unit_shift)
 		err = -EINVAL;
 	else
@@ -161,6 +164,7 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 {
 	bool pinned = vmem_frame_pinned(block->frame, block->frame->base_pins, patience_us);
 
+	vmem_point();
 	spin_lock(&ctx->lock);
 	block->busy = false;
 	if (op->op == VMEM_OP_REMOVE && !pinned) {
@@ -219,10 +223,13 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument)
 	}
 	for (i = 0; i < arg->count; i++)
 		ops[i].result = vmem_begin(ctx, &ops[i], &tasks[i]);
+	vmem_point();
 	for (i = 0; i < arg->count; i++)
 		if (tasks[i].block)
 			vmem_frame_barrier(tasks[i].block->frame);
+	vmem_point();
 	vmem_unmap(ctx, tasks, tasks + arg->count);
+	vmem_point();
 	for (i = 0; i < arg->count; i++) {
 		if (tasks[i].block)
 			vmem_finish(ctx, &ops[i], tasks[i].block, &patience_us);
@@ -246,21 +253,29 @@ out:
 void vmem_region_empty(struct vmem_range *region)
 {
 	struct vmem_ctx *ctx = region->ctx;
+	struct vmem_frame *frame;
 	struct vmem_block *block;
 	unsigned long index;
 
 	xa_for_each(&region->units, index, block) {
 		wait_event(*vmem_block_queue(block), !READ_ONCE(block->busy));
-		if (block->frame)
-			vmem_frame_barrier(block->frame);
+		vmem_point();
+		/* Whoever was busy gives the frame back after it says so, under the lock. */
+		spin_lock(&ctx->lock);
+		frame = block->frame;
+		spin_unlock(&ctx->lock);
+		vmem_point();
+		if (frame)
+			vmem_frame_barrier(frame);
 		cond_resched();
 	}
+	vmem_point();
 	unmap_mapping_range(ctx->inode->i_mapping, vmem_unit_offset(region, 0),
 			    (loff_t)region->pages << PAGE_SHIFT, 1);
 	xa_for_each(&region->units, index, block) {
-		struct vmem_frame *frame = block->frame;
-
+		vmem_point();
 		spin_lock(&ctx->lock);
+		frame = block->frame;
 		if (frame) {
 			frame->suspect = vmem_frame_pins(frame) > frame->base_pins;
 			vmem_put_frame(block, NULL, 0);

@@ -32,6 +32,7 @@ struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index
 	block->region = region;
 	block->offset = vmem_unit_offset(region, index);
 	INIT_LIST_HEAD(&block->event);
+	vmem_point();
 	old = xa_cmpxchg(&region->units, index, NULL, block, GFP_KERNEL_ACCOUNT);
 	if (!old)
 		return block;
@@ -122,6 +123,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		vmem_add(vmem_faults_protected, block->state == VMEM_PRESENT);
 	}
 	spin_unlock(&ctx->lock);
+	vmem_point();
 
 	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT)
 		return VM_FAULT_RETRY;
@@ -186,7 +188,9 @@ static bool vmem_enter(struct vm_fault *vmf, struct vmem_range *range, struct pa
 {
 	bool stands;
 
+	vmem_point();
 	lock_page(page);
+	vmem_point();
 	spin_lock(&range->ctx->lock);
 	stands = vmem_standing(vmf, range, marks) == page;
 	spin_unlock(&range->ctx->lock);
@@ -214,6 +218,7 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 		vmem_add(vmem_fault_remote(vmf) ? vmem_faults_remote :
 			 vmf->flags & FAULT_FLAG_WRITE ? vmem_faults_write : vmem_faults_read, 1);
 	}
+	vmem_point();
 	spin_lock(&ctx->lock);
 	page = vmem_standing(vmf, range, 0);
 	if (!page && block)

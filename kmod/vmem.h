@@ -2,11 +2,36 @@
 /*
  * vmem.h - what the files of vmem.ko share
  *
- * Lifetime rides on struct file: a context lives as long as its file, and each
- * mapping, each parked thread and each system call holds the file. A range lives
- * as long as its context names it, or a mapping, parked thread or call uses it.
- * Blocks and frames live in their range: a block until the range goes, a frame
- * until RELEASE.
+ * Who may see an object, and until when. Each is complete before it can be found;
+ * what is decided about it is decided under one lock, where the decision is also
+ * looked at. So of two calls that race, the later one sees what the earlier one did.
+ *
+ * context	found through its file and vmem_ctx_list. Each mapping, parked thread,
+ *		poll and system call holds the file; the list is walked under its lock,
+ *		under which ->release takes the context out before it frees anything.
+ * range	found in ctx->ranges under RCU, by kref_get_unless_zero(); freed after a
+ *		grace period, when its context, mappings, parked threads and calls let
+ *		go. DESTROY sets @dead under ctx->lock, once; who changes anything in a
+ *		range looks at @dead under ctx->lock: it comes first, and DESTROY finds
+ *		what it did, or it comes second and is refused.
+ * frame	found in pool->units. POPULATE puts it there as MOVING, when nobody may
+ *		use it, map it or release it, and frees it to use only under ctx->lock,
+ *		if the pool is not dead; a pool with anything in it does not die. So a
+ *		frame in use has a pool that lives. RELEASE turns a FREE one to MOVING,
+ *		and erases it, under ctx->lock, and then frees it. Whoever follows a
+ *		pointer to a frame holds ctx->lock, or made it MOVING, or made the block
+ *		it stands in busy, or found, under ctx->lock, that block not busy in a
+ *		region that it marked dead itself: nobody else changes those.
+ * page		of a frame: a fault references it under ctx->lock, locks it, and looks
+ *		again under both before it is mapped; see vmem_frame_barrier().
+ * block	found in region->units, ABSENT at first, which is no promise to anybody.
+ *		Lives until the region goes.
+ * event	is a block in ctx->events. It gets there under ctx->lock while its region
+ *		is not dead, and DESTROY and ->release empty every block after that, so
+ *		a region that is freed has none. read(2) references the region before
+ *		it lets go of ctx->lock.
+ * pin		found in ctx->pins; xa_erase() gives it to one UNPIN alone. PIN looks at
+ *		it no more once it is there.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
@@ -27,6 +52,13 @@
 #include "../include/vmem/vmem_uapi.h"
 #include "compat.h"
 
+/* Where a race would be won: test builds (make VMEM_DELAY=y) sleep here, now and then. */
+#ifdef VMEM_DELAY
+void vmem_point(void);
+#else
+static inline void vmem_point(void) { }
+#endif
+
 #define VMEM_UNIT_MIN		PAGE_SIZE
 #define VMEM_UNIT_MAX		(32UL << 20)
 #define VMEM_RANGE_MAX		BIT_ULL(46)
@@ -46,7 +78,7 @@ enum vmem_block_state {
 enum vmem_frame_state {
 	VMEM_FREE,	/* the runtime's */
 	VMEM_INSTALLED,	/* stands in a block */
-	VMEM_MOVING,	/* RELEASE is taking it */
+	VMEM_MOVING,	/* POPULATE is giving it, RELEASE taking it: theirs alone */
 };
 
 /*
