@@ -3,15 +3,17 @@
 # system and stress tests on it (not on 6.1, and with blocks of 64 KiB where the size does not matter; VMEM_VM_FULL=1 runs
 # them all).
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
-# KMOD_FUZZ_CALLS (10,000) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them a million calls
-# and ten minutes on the debug kernel, which then takes most of an hour.
+# KMOD_FUZZ_CALLS (10,000), KMOD_STRESS_SECONDS (10) and KMOD_RACE_SWEEPS (1) make the long tests longer; VMEM_LONG=1 makes
+# them a million calls, ten minutes and forty sweeps on the debug kernel, which then takes an hour and more.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build} options=()
-label=$kernel calls=10000 seconds=10 limit=1100
-[ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && calls=1000000 seconds=600 limit=3500
+label=$kernel calls=10000 seconds=10 sweeps=1 limit=1100
+[ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && calls=1000000 seconds=600 sweeps=40 limit=5400
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }
-module=$(scripts/kmod-build.sh "$kernel"); rc=$?
+# On the debug kernel the module is the one that can sleep where calls race; it does so in race_test alone.
+delay=(); [ "$kernel" = debug ] && delay=(--delay)
+module=$(scripts/kmod-build.sh "$kernel" ${delay[@]+"${delay[@]}"}); rc=$?
 [ $rc = 0 ] || { echo "$module"; exit $rc; }
 [ "$kernel" = debug ] && options+=(--helper "$(scripts/vm/kernel.sh debug)/test_hmm.ko")
 programs=()
@@ -29,4 +31,5 @@ if [ "$label" != numa ] && { [ "$label" != 6.1 ] || [ -n "${VMEM_VM_FULL:-}" ]; 
 fi
 exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$label" --module "$module" --timeout "$limit" \
   --env "KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-$calls}" --env "KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-$seconds}" \
+  --env "KMOD_RACE_SWEEPS=${KMOD_RACE_SWEEPS:-$sweeps}" \
   ${options[@]+"${options[@]}"} "${programs[@]}"
