@@ -121,7 +121,7 @@ check_sizes() {
   { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | lines 600 720 /dev/stderr
     tracked 'lib/*.h' 'tools/*.h' | lines 250 300 /dev/stderr
     tracked 'python/*.py' 'tests/*.py' | lines 600 720 /dev/stderr
-    tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2000 {print "kmod: " $1 " lines, under 2000 promised"}'
+    tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2500 {print "kmod: " $1 " lines, under 2500 promised"}'
   } | report sizes
 }
 
