@@ -18,6 +18,10 @@ Q         := $(if $(V),,@)
 say        = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
 MAKEFLAGS += --no-builtin-rules --no-print-directory
+# All cores, unless -j says otherwise; a make below this one shares its jobs.
+ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
+  MAKEFLAGS += -j$(or $(shell nproc 2>/dev/null),1)
+endif
 .SECONDARY:
 .DELETE_ON_ERROR:
 
@@ -277,6 +281,7 @@ install: lib $(BUILD)/tools/vmemctl/vmemctl  ## DESTDIR= PREFIX=: headers, libra
 	sed $(SUBST) scripts/package/vmem.pc.in >$(INSTALL_LIB)/pkgconfig/vmem.pc
 	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake
 	sed $(SUBST) scripts/package/vmem-config-version.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config-version.cmake
+	@$(if $(DESTDIR),,ldconfig 2>/dev/null || :)  # a program finds the library at once, where it went into a folder of the loader's
 SUBST = -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' -e 's|@SONAME@|$(SONAME)|g' \
         -e 's|@LINK_NAME@|$(LINK_NAME)|g' -e 's|@PRIVATE_LIBS@|$(LIBS)|g' -e 's|@PRIVATE_LIBS_LIST@|$(LIBS)|g'
 

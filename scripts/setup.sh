@@ -52,6 +52,7 @@ if [ ${#missing[@]} -eq 0 ]; then
 elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "setup: ${groups[*]}: installing ${missing[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
+  exec 9<"$0" && flock 9  # make asks for several groups at once, and apt-get update does not wait for another
   install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "${missing[@]}" </dev/null >&2; }
   # The package lists of a fresh machine are empty or old; they are fetched only when the install cannot do without.
   install || { apt-get update -qq >&2 && install; } || echo "setup: apt-get could not install ${missing[*]}" >&2
