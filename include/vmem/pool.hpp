@@ -31,6 +31,10 @@
 #ifndef VMEM_POOL_HPP
 #define VMEM_POOL_HPP
 
+#if __cplusplus < 202002L
+#error "<vmem/pool.hpp> needs C++20: compile with -std=c++20 (vmem::vmem of the CMake package asks for it)"
+#endif
+
 #include <algorithm>
 #include <bit>
 #include <cstdarg>

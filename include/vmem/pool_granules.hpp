@@ -16,6 +16,10 @@
 #ifndef VMEM_POOL_GRANULES_HPP
 #define VMEM_POOL_GRANULES_HPP
 
+#if __cplusplus < 202002L
+#error "<vmem/pool_granules.hpp> needs C++20: compile with -std=c++20 (vmem::vmem of the CMake package asks for it)"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -6,6 +6,10 @@
 #ifndef VMEM_VMEM_HPP
 #define VMEM_VMEM_HPP
 
+#if __cplusplus < 202002L
+#error "<vmem/vmem.hpp> needs C++20: compile with -std=c++20 (vmem::vmem of the CMake package asks for it)"
+#endif
+
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>

@@ -36,6 +36,14 @@ C
 c++ -std=c++20 "$work/pool.cpp" -o "$work/pool" $(config --cflags --libs)
 LD_LIBRARY_PATH=$lib "$work/pool" | grep -q '^vmem::pool: 4611686018427387904 bytes'
 echo "a program with vmem::pool runs"
+# A compiler whose default is older, or that is asked for an older language, is told what it lacks before anything else.
+for header in vmem pool; do
+  echo "#include <vmem/$header.hpp>" >"$work/old.cpp"
+  # shellcheck disable=SC2046
+  ! LC_ALL=C c++ -std=c++17 -fsyntax-only "$work/old.cpp" $(config --cflags) 2>"$work/said" || { echo "C++17 compiles $header.hpp"; exit 1; }
+  grep -m1 'error' "$work/said" | grep -q 'needs C++20: compile with -std=c++20' || { cat "$work/said"; exit 1; }
+done
+echo "the headers say that they need C++20"
 "$work/root/usr/bin/vmemctl" --version | grep -q '^vmemctl '
 for page in man1/vmemctl.1 man3/libvmem-tier.3 man7/vmem-settings.7; do [ -s "$work/root/usr/share/man/$page" ]; done
 echo "vmemctl runs, its manual pages are there"
@@ -48,12 +56,25 @@ add_executable(app app.c)
 target_link_libraries(app vmem::vmem)
 add_executable(app_static app.c)
 target_link_libraries(app_static vmem::static)
+add_executable(pool pool.cpp)  # nothing here asks for C++20 but the package
+target_link_libraries(pool vmem::vmem)
+set(CMAKE_CXX_STANDARD 17)     # nor does a project that is content with less keep it from that
+add_executable(pool_static pool.cpp)
+target_link_libraries(pool_static vmem::static)
 C
 prefix=(-DCMAKE_PREFIX_PATH="$work/root/usr" -DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu)
 cmake -S "$work" -B "$work/cmake" "${prefix[@]}" >"$work/log" 2>&1 && cmake --build "$work/cmake" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$work/cmake/app" | grep -q no_such_setting
 "$work/cmake/app_static" | grep -q no_such_setting
+for each in pool pool_static; do "$work/cmake/$each" | grep -q '^vmem::pool: '; done
 echo "CMake: shared and static programs run"
+# A project without C++ has a use for the shared library, and no C++20 to be asked for.
+mkdir "$work/only-c"
+printf '%s\n' 'cmake_minimum_required(VERSION 3.16)' 'project(app C)' 'find_package(vmem REQUIRED)' 'add_executable(app ../app.c)' \
+  'target_link_libraries(app vmem::vmem)' >"$work/only-c/CMakeLists.txt"
+cmake -S "$work/only-c" -B "$work/only-c/build" "${prefix[@]}" >"$work/log" 2>&1 && cmake --build "$work/only-c/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$work/only-c/build/app" | grep -q no_such_setting
+echo "CMake: a project in C alone links"
 
 # One project asks for the package in many ways; each answer is a line "found", or "not found: why".
 mkdir "$work/ask"
