@@ -45,7 +45,14 @@ void Pager::evict_loop() {
   Lock lock(mutex_);
   while (!stop_) {
     const uint64_t now = now_ns();
-    check_starved(now);
+    if (check_starved(now)) {
+      After after;
+      pump(after);
+      lock.unlock();
+      run(after);
+      lock.lock();
+      continue;
+    }
     if (!evict_requests_.empty()) {
       serve_evict_request(lock);
       continue;
@@ -59,7 +66,8 @@ void Pager::evict_loop() {
       continue;
     }
     if (now < retry_writes_ns_) {
-      need_evict_.wait_for(lock, std::chrono::nanoseconds(retry_writes_ns_ - now));
+      const uint64_t most = starved_.empty() ? UINT64_MAX : Progress::kSlice / 2;
+      need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(retry_writes_ns_ - now, most)));
       continue;
     }
     if (!host_short && !staging_short) {  // starved for a buffer, or for what is leaving already
@@ -327,6 +335,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   core::add(counters_.evictions);
+  progress_.made();
   if ((block.flags & core::kReadAhead) != 0) {
     core::add(counters_.prefetch_wasted);
     r.readahead.on_waste(m->block);
@@ -500,6 +509,7 @@ void Pager::finish_write(Move* m, After& after) {
     return;
   }
   failures_in_row_ = 0;
+  progress_.made();
   core::add(counters_.write_bytes, m->stored);
   if (r.backing != Backing::file_shared) {
     if (m->new_extent) old = block.extent;

@@ -210,7 +210,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 }
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
-bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, uint64_t since_ns) {
+bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
   const size_t size = r.block_size;
   const uint64_t keep = urgency == Urgency::fault     ? 0
@@ -220,6 +220,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, u
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
   bool fresh = false;
+  if (overtakes(r)) return false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
   if (r.transfer == Transfer::copy) {
     if (frames_.take_credit(size, keep)) {
@@ -249,7 +250,8 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, u
   Move* m = new_move(r, b);
   m->image = image;
   m->coded = scratch;
-  m->started_ns = urgency != Urgency::fault ? 0 : since_ns != 0 ? since_ns : now_ns();
+  if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
+  m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
   m->was_untouched = from == State::untouched;
   m->fresh = fresh;
@@ -367,6 +369,7 @@ void Pager::finish_read(Move* m, After& after) {
     pump(after);
     return;
   }
+  progress_.made();
   if (!zero && !block.extent && r.writable()) {
     block.digest = m->digest;
     block.flags |= core::kDigest;
@@ -413,13 +416,14 @@ void Pager::begin_install(Region& r, BlockIndex b, After& after) {
 }
 
 // False, and nothing changed, when there is no memory.
-bool Pager::start_install(Region& r, BlockIndex b, After& after, uint64_t since_ns) {
+bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* waited) {
   Block& block = r.table[b];
   const bool staged = residents_[block.aux].pool == kStagingPool;
   // The bytes will be in two places for a moment.
   if (staged && !frames_.take_credit(r.block_size, 0)) return false;
   Move* m = new_move(r, b);
-  m->since_ns = since_ns != 0 ? since_ns : now_ns();
+  m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
+  m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
   m->image = residents_[block.aux].frame;
   m->staged = staged;
   m->io.size = 0;
@@ -460,7 +464,7 @@ void Pager::install(Move* m, After& after) {
     admit(r, m->block, 0);
     hold_back_after_refusal(s);
     block.flags |= core::kWanted;
-    starve(r, m->block, Urgency::fault, m->since_ns);
+    starve(r, m->block, Urgency::fault, m->since_ns, m->mark);
     free_move(m);
     pump(after);
     return;
@@ -526,7 +530,7 @@ void Pager::run(After& after) {
 }
 
 // Since since_ns, if given: a wait that was interrupted by a try that failed is one wait.
-void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns) {
+void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {
   Block& block = r.table[b];
   if ((block.flags & core::kStarved) != 0) {
     // A fault moves ahead of acquires.
@@ -534,7 +538,9 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns) 
     std::erase_if(starved_, [&](const Starved& s) { return s.region == &r && s.block == b; });
   }
   block.flags |= core::kStarved;
-  const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now_ns()};
+  const uint64_t now = now_ns();
+  const uint64_t lived = look(now);
+  const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived};
   if (urgency == Urgency::fault) {
     const auto at =
         std::find_if(starved_.begin(), starved_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
@@ -552,13 +558,13 @@ void Pager::pump(After& after) {
     Block& block = s.region->table[s.block];
     if (block.state == State::untouched || block.state == State::stored) {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
-      if (!start_fill(*s.region, s.block, s.urgency, after, s.since_ns)) {
+      if (!start_fill(*s.region, s.block, s.urgency, after, &s)) {
         block.flags |= core::kStarved;
         return;
       }
     } else if (block.state == State::held && (block.flags & core::kWanted) != 0 &&
                residents_[block.aux].pool == kStagingPool) {
-      if (!start_install(*s.region, s.block, after, s.since_ns)) return;
+      if (!start_install(*s.region, s.block, after, &s)) return;
       block.flags &= static_cast<uint16_t>(~core::kStarved);
     } else {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
@@ -637,14 +643,31 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
   }
 }
 
-// Faults that waited too long for memory that cannot be freed get SIGBUS; the bytes stay where they are.
-void Pager::check_starved(uint64_t now) {
+// Locked; whoever waits for memory comes by more often than each Progress::kSlice.
+uint64_t Pager::look(uint64_t now) {
+  return progress_.look(now, moves_.size() != free_moves_.size());
+}
+
+// A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
+// given to smaller ones.
+bool Pager::overtakes(const Region& r) const {
+  if (starved_.empty() || starved_.front().urgency != Urgency::fault) return false;
+  const Starved& first = starved_.front();
+  return first.region->block_size > r.block_size &&
+         progress_.waited(first.mark) > config_.fault_timeout_ms * uint64_t{1000000} / 4;
+}
+
+// Faults that wait for memory while nothing goes on get SIGBUS after the time-out; the bytes stay where they are. True:
+// one did, and who waits behind it may be served.
+bool Pager::check_starved(uint64_t now) {
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
-  // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted.
-  if (moves_.size() != free_moves_.size()) return;
+  look(now);
+  // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
+  // a write that is to be tried again.
+  if (moves_.size() != free_moves_.size() || now < retry_writes_ns_) return false;
   while (!starved_.empty()) {
     const Starved s = starved_.front();
-    if (s.urgency != Urgency::fault || now - s.since_ns < limit) return;
+    if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;
     starved_.pop_front();
     Region& r = *s.region;
     Block& block = r.table[s.block];
@@ -653,8 +676,8 @@ void Pager::check_starved(uint64_t now) {
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
                 core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
-      starved_.push_back({&r, s.block, Urgency::fault, now});
-      return;
+      starved_.push_back({&r, s.block, Urgency::fault, now, look(now)});
+      return false;
     }
     block.flags &= static_cast<uint16_t>(~core::kStarved);
     if (block.state != State::untouched && block.state != State::stored) continue;
@@ -671,7 +694,9 @@ void Pager::check_starved(uint64_t now) {
     r.reasons[s.block] = why;
     trap_->fail(r.address(s.block), r.block_size).ignore();
     notify();
+    return true;
   }
+  return false;
 }
 
 }  // namespace vmem::pager

@@ -1,6 +1,7 @@
 // Leases: what vmem_acquire and vmem_release mean for host memory.
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "core/step.h"
 #include "pager/clock.h"
@@ -67,6 +68,7 @@ void Pager::remove_lease(Region& r, BlockIndex b, void* stream) {
   if (!it->second.empty()) return;
   r.leases.erase(it);
   leased_bytes_ -= r.block_size;
+  progress_.made();
   const Block& block = r.table[b];
   if (core::in_memory(block.state) && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
 }
@@ -148,7 +150,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
 // Waits until leased block b is in place; the lease keeps it there.
 Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
   bool tried = false;
-  uint64_t starving_since = 0;
+  std::optional<uint64_t> starving;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     Block& block = r.table[b];
@@ -202,9 +204,10 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
       continue;
     }
     if ((block.flags & core::kStarved) != 0) {
-      const uint64_t now = now_ns();
-      if (starving_since == 0) starving_since = now;
-      if (now - starving_since > config_.fault_timeout_ms * uint64_t{1000000}) {
+      const uint64_t now = now_ns(), lived = look(now);
+      if (!starving) starving = lived;
+      if (moves_.size() == free_moves_.size() && now >= retry_writes_ns_ &&
+          progress_.over(*starving, config_.fault_timeout_ms * uint64_t{1000000})) {
         std::erase_if(starved_, [&](const Starved& s) {
           return s.region == &r && s.block == b && s.urgency == Urgency::acquire;
         });

@@ -69,6 +69,7 @@ struct Move {
   bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied
   uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
+  uint64_t mark = 0;            // fill, install: of the wait, as Starved has it
   uint64_t begun_ns = 0;        // when the block was claimed
   core::Way way = core::Way::none;
   Job* job = nullptr;
@@ -102,6 +103,7 @@ struct Starved {
   core::BlockIndex block;
   core::Urgency urgency;
   uint64_t since_ns;
+  uint64_t mark;  // of Progress
 };
 struct Speculative {  // a prefetch or a read-ahead window, taken block by block
   Region* region;

@@ -226,6 +226,7 @@ void Pager::free_move(Move* m) {
   const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
   if (m->way != core::Way::none && moved && m->status.ok())
     counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
+  if (m->device >= 0 && moved && m->status.ok()) progress_.made();
   if (m->job != nullptr) {
     --m->job->outstanding;
     if (m->job->status.ok()) m->job->status = m->status;
@@ -313,6 +314,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str());
   }
   frames_.set_budget(bytes);
+  progress_.made();
   frames_.trim();
   resize_policies();
   need_evict_.notify_all();

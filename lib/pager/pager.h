@@ -23,6 +23,7 @@
 #include "pager/config.h"
 #include "pager/frames.h"
 #include "pager/moves.h"
+#include "pager/progress.h"
 #include "pager/region.h"
 #include "pager/staging.h"
 #include "store/io.h"
@@ -118,9 +119,9 @@ class Pager {
   static void faults_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
-  // since_ns: when the fault was met that this answers; 0: now.
-  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, uint64_t since_ns = 0);
-  bool start_install(Region& r, core::BlockIndex b, After& after, uint64_t since_ns = 0);
+  // waited: the wait that this ends, which began with the fault; null: it begins now.
+  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
+  bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
   void begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
@@ -132,13 +133,15 @@ class Pager {
   void give_frame(Region& r, std::byte* image);
   void used(Region& r, core::BlockIndex b);
   void drop_behind(Region& r, core::BlockIndex b);
-  void starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0);
+  void starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
   void pump(After& after);
   void pump_speculative(After& after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
   // The block reached a stable state: grants the wishes left in its flags.
   void settle(Region& r, core::BlockIndex b, After& after);
-  void check_starved(uint64_t now);
+  bool overtakes(const Region& r) const;
+  uint64_t look(uint64_t now);
+  bool check_starved(uint64_t now);
 
   // pressure.cpp
   bool populate(Move* m, After& after);
@@ -271,6 +274,7 @@ class Pager {
   uint64_t leased_bytes_ = 0;
   uint64_t unknown_blocks_ = 0;  // .. with kUnknown
   uint64_t evicted_pages_ = 0;   // clock of the eviction stamps
+  Progress progress_;
   uint64_t table_bytes_ = 0, next_region_id_ = 1;
   core::Status write_error_;      // first background write-back failure nobody has been told of
   uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure

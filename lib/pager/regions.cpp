@@ -257,6 +257,7 @@ Status Pager::destroy(void* ptr, bool force) {
   count_tables();
   std::unique_ptr<Region> gone = std::move(it->second);
   regions_.erase(it);
+  progress_.made();
   After after;
   pump(after);
   lock.unlock();

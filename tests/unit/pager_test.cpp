@@ -7,6 +7,7 @@
 #include <future>
 #include <vector>
 
+#include "pager/clock.h"
 #include "pager_steps.h"
 
 namespace {
@@ -292,6 +293,62 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
   engine->let_go();
   for (auto& w : writers) w.get();
   for (size_t i = 0; i < 16; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+}
+
+TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
+  start(config());  // a time-out of a minute
+  std::byte* r = region(16, kHugePage);
+  for (uint64_t i = 0; i < 8; ++i) put(r + i * kHugePage, i + 100);  // all of the budget
+  space->set_budget(0);
+  auto toucher = std::async(std::launch::async, [&] { return trap->store(r + 8 * kHugePage, 108); });
+  auto acquiring =
+      calling([&] { return pager->acquire(std::vector{range(r + 9 * kHugePage, 1)}, VMEM_HOST, nullptr); });
+  // Each write that is tried and fails is a round of the evictor, which looks first who has waited too long.
+  const auto rounds = [&](uint64_t count) {
+    const uint64_t until = pager->counters().io_errors + count;
+    while (pager->counters().io_errors < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  rounds(2);
+  for (int stop = 0; stop < 3; ++stop) {
+    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    rounds(2);
+  }
+  EXPECT_EQ(trap->calls("fail"), 0u);
+  EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  pager->set_space_budget(UINT64_MAX);
+  EXPECT_TRUE(toucher.get());
+  const Status leased = acquiring.get();
+  EXPECT_TRUE(leased.ok()) << leased.text();
+  EXPECT_TRUE(pager->release(std::vector{range(r + 9 * kHugePage, 1)}, nullptr).ok());
+  for (uint64_t i = 0; i < 9; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+}
+
+TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
+  Config c = config();
+  c.fault_timeout_ms = 100;
+  start(c);
+  std::byte* large = region(16, kHugePage);
+  std::byte* small = region(1);
+  put(small, 1);
+  space->set_budget(2 * kSmall);
+  uint64_t n = 0;
+  struct vmem_stats stats = {};
+  do {
+    put(large + n * kHugePage, 101 + n);
+    ++n;
+    pager->stats(&stats);
+  } while (stats.host_bytes + kHugePage <= c.host_budget);
+  auto toucher = std::async(std::launch::async, [&] { return trap->store(large + n * kHugePage, 101 + n); });
+  // The store has room for the small block alone: for many times the time-out nothing else is written.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(600);
+  for (uint64_t i = 0; std::chrono::steady_clock::now() < end && trap->calls("fail") == 0; ++i) {
+    put(small, i);
+    pager->sync(small, kSmall).ignore();  // may tell of a write of another block that failed
+  }
+  EXPECT_EQ(trap->calls("fail"), 0u);
+  pager->set_space_budget(UINT64_MAX);
+  EXPECT_TRUE(toucher.get());
+  for (uint64_t i = 0; i <= n; ++i) EXPECT_EQ(get(large + i * kHugePage), 101 + i);
 }
 
 TEST_F(PagerSteps, FreeWaitsForAReadInFlightAndItsToucherGetsSigbus) {
