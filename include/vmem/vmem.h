@@ -120,8 +120,14 @@ int vmem_init(void);
 
 /*
  * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads.
- * Threads that touch a region afterwards get SIGBUS or SIGSEGV. At exit() the runtime writes changed blocks of shared
- * files and leaves the rest to the kernel.
+ * Threads that touch a region afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it
+ * ends however many threads call.
+ *
+ * A program may end with regions and with threads that access them: return from main, exit() from any thread. What was
+ * stored to shared files by then reaches them, also what destructors of static objects store, which may make any call.
+ * After exit() from inside a call (a log sink, a signal handler in the middle of one) calls on that thread fail with
+ * -EDEADLK, and changes may be lost, with a message, where the thread holds what is needed to write them. _exit,
+ * quick_exit, exec and signals that end a process lose what was not synced.
  */
 void vmem_shutdown(void);
 
@@ -131,7 +137,7 @@ int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
 
 /* Delivers log lines to `sink` (NULL: stderr). The sink runs on any thread, with a lock held that other loggers wait for;
- * it must not touch a region or call libvmem. */
+ * it must not touch a region, call libvmem, or wait for a thread that does. */
 void vmem_log(void (*sink)(int level, const char *line, void *user), void *user);
 
 /*

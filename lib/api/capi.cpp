@@ -34,6 +34,8 @@ int report(int code, std::string_view words) noexcept {
 // Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
 template <typename Body>
 int guarded(Body body) noexcept {
+  const Runtime::Call call;
+  if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");
   try {
     const Status s = body();
     return s.ok() ? 0 : report(s.code(), s.text());

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -14,6 +16,7 @@
 #include "api/memory_limit.h"
 #include "api/published.h"
 #include "core/log.h"
+#include "core/thread.h"
 #include "trap/trap.h"
 
 namespace vmem::api {
@@ -24,6 +27,8 @@ using core::Status;
 
 namespace {
 
+constexpr std::chrono::seconds kExitPatience{5};  // without a byte written
+
 std::atomic<bool> forked{false};
 
 // Locks may be held by threads that the child does not have: nothing is touched there.
@@ -33,15 +38,18 @@ Status check_fork() {
                "this process was forked from one that uses libvmem; regions are not inherited, call exec first");
 }
 
+// Set once: the runtime outlives everything, so that threads and destructors may use regions to the end.
+std::atomic<Runtime*> made{nullptr};
+std::atomic<bool> exiting{false};
+constinit thread_local unsigned calls = 0;  // of this thread, that have not returned
+
 void at_exit() {
-  if (forked.load()) return;
-  Runtime::Use pager;
-  // Changes of shared files reach them, as with mmap; everything else dies with the process. The threads stay: other
-  // threads and destructors may still touch regions.
-  Runtime::get().hide();
-  if (!Runtime::get().use_if_running(&pager).ok() || !pager) return;
-  if (core::debug()) pager->look_for_loss();
-  pager->flush_shared().ignore();
+  made.load()->finish();
+}
+
+// Once more when all static objects of the program are gone: what their destructors stored reaches shared files too.
+__attribute__((destructor(101))) void after_destructors() {
+  if (Runtime* runtime = made.load(); runtime != nullptr) runtime->finish();
 }
 
 unsigned by_cpus() {
@@ -165,6 +173,7 @@ Runtime::Runtime() {
     forked.store(true);
     publish::Publisher::after_fork_in_child();
   });
+  made.store(this);
   std::atexit(at_exit);
 }
 
@@ -189,7 +198,8 @@ Status Runtime::start() {
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;
   {
-    std::unique_lock gate(gate_);
+    Closed gate(gate_);
+    gate.drain();
     pager_ = std::move(pager);
   }
   update_publication();
@@ -213,9 +223,87 @@ void Runtime::update_publication() {
   }
 }
 
+Runtime::Call::Call() {
+  ++calls;
+}
+
+Runtime::Call::~Call() {
+  --calls;
+}
+
+bool Runtime::Call::refused() const {
+  return exiting.load(std::memory_order_relaxed) && (calls > 1 || core::on_library_thread());
+}
+
+// What exit() waits for when another thread does the work.
+struct Runtime::Finishing {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  const core::Counters* counters = nullptr;  // of the pager, while it writes
+};
+
 void Runtime::hide() {
-  std::unique_lock setup(setup_, std::try_to_lock);  // exit() may be called by a thread that holds it
+  std::unique_lock setup(setup_, std::try_to_lock);  // exit() may be called while it is held, by whoever it is
   if (setup && publisher_ != nullptr) publisher_->retire();
+}
+
+// Changes of shared files reach them, as with mmap; everything else dies with the process.
+void Runtime::write_shared_files(Finishing* finishing) {
+  gate_.enter_at_exit();
+  Use pager;
+  pager.take(gate_, pager_.get());
+  if (!pager) return;
+  const auto tell = [&](const core::Counters* counters) {
+    if (finishing == nullptr) return;
+    std::lock_guard lock(finishing->mutex);
+    finishing->counters = counters;
+  };
+  tell(&pager->counters());
+  if (core::debug()) pager->look_for_loss();
+  pager->flush_shared().ignore();  // it has logged what was wrong
+  tell(nullptr);
+}
+
+void Runtime::finish() {
+  if (forked.load()) return;
+  exiting.store(true);
+  if (calls == 0 && !core::on_library_thread()) {
+    hide();
+    write_shared_files(nullptr);
+    return;
+  }
+  // From inside a call, or on a thread of ours: this thread may own what the write waits for. Another one writes, and
+  // is waited for as long as it gets on.
+  static bool gave_up = false;
+  if (gave_up) return;
+  auto* finishing = new Finishing;  // left behind: the other thread may come late
+  std::thread writer;
+  const Status started = core::start_thread(
+      "vmem-exit",
+      [this, finishing] {
+        hide();
+        write_shared_files(finishing);
+        std::lock_guard lock(finishing->mutex);
+        finishing->done = true;
+        finishing->changed.notify_all();
+      },
+      &writer);
+  if (started.ok()) writer.detach();
+  std::unique_lock lock(finishing->mutex);
+  uint64_t seen = 0;
+  while (started.ok() && !finishing->done) {
+    const bool woken = finishing->changed.wait_for(lock, kExitPatience, [&] { return finishing->done; });
+    const uint64_t written = finishing->counters != nullptr ? finishing->counters->write_bytes.load() : 0;
+    if (!woken && written == seen) break;
+    seen = written;
+  }
+  if (finishing->done) return;
+  gave_up = true;
+  core::log(
+      core::Level::error,
+      "exit was called from inside libvmem (a log sink, or a signal handler in the middle of a call), which holds "
+      "what is needed to write shared files: changes that vmem_sync had not written are lost");
 }
 
 std::string Runtime::published_at() {
@@ -225,10 +313,15 @@ std::string Runtime::published_at() {
 
 Status Runtime::use_if_running(Use* out) {
   if (Status s = check_fork(); !s.ok()) return s;
-  out->lock_ = std::shared_lock(gate_);
-  out->pager_ = pager_.get();
-  if (out->pager_ == nullptr) out->lock_.unlock();
+  gate_.enter();
+  out->take(gate_, pager_.get());
   return {};
+}
+
+void Runtime::Use::take(Gate& entered, pager::Pager* pager) {
+  if (pager == nullptr) return entered.leave();
+  gate_ = &entered;
+  pager_ = pager;
 }
 
 Status Runtime::use(Use* out) {
@@ -286,17 +379,16 @@ Status Runtime::apply(Option option) {
 
 // A setting that is read at start: a runtime without regions makes way for a new one.
 Status Runtime::stop_if_idle(const char* name) {
-  {
-    Use pager;
-    if (Status s = use_if_running(&pager); !s.ok() || !pager) return s;
-    if (pager->has_regions()) {
-      return error(EBUSY, "%s cannot change while regions exist; set it before the first one, or free them", name);
-    }
-  }
-  std::unique_lock gate(gate_);
-  if (pager_ != nullptr && pager_->has_regions()) {
+  if (pager_ == nullptr) return {};
+  const auto busy = [&] {
     return error(EBUSY, "%s cannot change while regions exist; set it before the first one, or free them", name);
-  }
+  };
+  if (pager_->has_regions()) return busy();
+  Closed gate(gate_);
+  // Without regions no call inside waits for another that is held up outside.
+  if (pager_->has_regions()) return busy();
+  gate.drain();
+  if (pager_->has_regions()) return busy();
   pager_.reset();
   return {};
 }
@@ -348,7 +440,7 @@ Status Runtime::get_locked(std::string_view name, std::string* value) {
   return {};
 }
 
-Status Runtime::lock_setup(const std::atomic<bool>& stop, std::unique_lock<std::mutex>* out) {
+Status Runtime::lock_setup(const std::atomic<bool>& stop, std::unique_lock<FairMutex>* out) {
   std::unique_lock setup(setup_, std::defer_lock);
   while (!setup.try_lock()) {
     if (stop.load(std::memory_order_acquire)) return error(ECANCELED, "the process is shutting libvmem down");
@@ -364,13 +456,13 @@ Status Runtime::set_from_outside(const std::atomic<bool>& stop, std::string_view
     return error(EBUSY, "%s cannot change while a process runs; set it in the process's environment when it is started",
                  info->name);
   }
-  std::unique_lock<std::mutex> setup;
+  std::unique_lock<FairMutex> setup;
   if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
   return set_locked(name, value);
 }
 
 Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value) {
-  std::unique_lock<std::mutex> setup;
+  std::unique_lock<FairMutex> setup;
   if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
   return get_locked(name, value);
 }
@@ -379,13 +471,11 @@ void Runtime::shutdown() {
   if (!check_fork().ok()) return;
   std::lock_guard setup(setup_);
   publisher_.reset();
-  {
-    Use pager;
-    if (!use_if_running(&pager).ok() || !pager) return;
-    pager->shutdown();  // calls that wait inside return
-  }
-  std::unique_lock gate(gate_);
-  if (pager_ != nullptr) pager_->shutdown();  // regions that were made meanwhile
+  if (pager_ == nullptr) return;
+  Closed gate(gate_);
+  pager_->shutdown();  // calls that wait inside return
+  gate.drain();
+  pager_->shutdown();  // regions that the last of them made
   pager_.reset();
 }
 

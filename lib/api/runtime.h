@@ -5,9 +5,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 
+#include "api/gate.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "pager/pager.h"
@@ -23,13 +23,31 @@ class Runtime {
   // Holds the pager alive for one call. Default-constructed or failed: null.
   class Use {
    public:
+    Use() = default;
+    ~Use() {
+      if (gate_ != nullptr) gate_->leave();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
     pager::Pager* operator->() const { return pager_; }
     explicit operator bool() const { return pager_ != nullptr; }
 
    private:
     friend class Runtime;
-    std::shared_lock<std::shared_mutex> lock_;
+    void take(Gate& entered, pager::Pager* pager);
+    Gate* gate_ = nullptr;
     pager::Pager* pager_ = nullptr;
+  };
+
+  // Marks this thread as inside a call. exit() may be called in one, by a log sink or a signal handler: the thread may
+  // then hold any lock of ours, so exit() waits for none, and calls that destructors make on it are refused.
+  class Call {
+   public:
+    Call();
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+    bool refused() const;
   };
 
   // Starts the pager if there is none. -ECHILD in a forked child.
@@ -43,8 +61,9 @@ class Runtime {
   // set, since whoever stops it holds the lock that they need. Live settings only.
   core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
   core::Status get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value);
-  // For exit(): vmemctl sees this process no more. Waits for nobody.
-  void hide();
+  // For exit(), as often as it likes: changed blocks of shared files are written, and vmemctl sees this process no
+  // more. The threads stay, and whoever accesses regions may go on.
+  void finish();
   // Where this process is published; "" when it is not.
   std::string published_at();
   void shutdown();
@@ -52,19 +71,22 @@ class Runtime {
   std::string check();
 
  private:
+  struct Finishing;
   Runtime();
   core::Status load_environment();
   core::Status start();
   core::Status set_locked(std::string_view name, std::string_view value);
   core::Status get_locked(std::string_view name, std::string* value);
   void update_publication();
-  core::Status lock_setup(const std::atomic<bool>& stop, std::unique_lock<std::mutex>* out);
+  core::Status lock_setup(const std::atomic<bool>& stop, std::unique_lock<FairMutex>* out);
   core::Status apply(core::Option option);
   core::Status stop_if_idle(const char* name);
+  void hide();
+  void write_shared_files(Finishing* finishing);
 
   core::Options options_;
-  std::mutex setup_;        // one thread starts, stops or changes settings
-  std::shared_mutex gate_;  // exclusive only while pager_ changes; taken after setup_
+  FairMutex setup_;  // one thread starts, stops or changes settings
+  Gate gate_;        // closed while pager_ changes; after setup_
   std::unique_ptr<pager::Pager> pager_;
   std::unique_ptr<publish::Publisher> publisher_;  // changes under setup_; null: nobody sees this process
   bool environment_read_ = false;                  // protected by setup_

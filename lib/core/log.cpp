@@ -15,6 +15,7 @@ namespace {
 std::mutex sink_mutex;  // protects sink and user, and is held while a line is delivered
 LogSink sink = nullptr;
 void* sink_user = nullptr;
+constinit thread_local bool in_sink = false;  // this thread delivers a line, and so holds sink_mutex
 std::atomic<int> max_level{static_cast<int>(Level::warning)};
 std::atomic<bool> debugging{false};
 
@@ -30,7 +31,8 @@ void default_sink(int level, const char* line) {
 }  // namespace
 
 void set_log_sink(LogSink new_sink, void* user) {
-  std::lock_guard lock(sink_mutex);
+  std::unique_lock lock(sink_mutex, std::defer_lock);
+  if (!in_sink) lock.lock();  // else exit() was called in the sink, and a destructor takes it away
   sink = new_sink;
   sink_user = user;
 }
@@ -54,12 +56,12 @@ void log(Level level, const char* format, ...) {
   va_start(args, format);
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
+  if (in_sink) return default_sink(static_cast<int>(level), line);
   std::lock_guard lock(sink_mutex);
-  if (sink != nullptr) {
-    sink(static_cast<int>(level), line, sink_user);
-  } else {
-    default_sink(static_cast<int>(level), line);
-  }
+  if (sink == nullptr) return default_sink(static_cast<int>(level), line);
+  in_sink = true;
+  sink(static_cast<int>(level), line, sink_user);
+  in_sink = false;
 }
 
 }  // namespace vmem::core

@@ -1,0 +1,55 @@
+// Who may use the pager: any number of calls at once, or the one thread that starts, stops or replaces it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace vmem::api {
+
+// Calls that come while somebody waits to be alone wait behind it: it gets its turn however many call in a loop.
+// A thread that is inside must not enter again.
+class Gate {
+ public:
+  void enter();
+  // For exit(), whose thread may be inside already: waits only while somebody is alone.
+  void enter_at_exit();
+  void leave();
+
+  // Two steps, by one thread at a time. close(): calls that come from now on wait outside; those inside go on. drain():
+  // returns when none is inside. open() ends both.
+  void close();
+  void drain();
+  void open();
+
+ private:
+  static constexpr uint32_t kClosed = 1u << 31, kAlone = 1u << 30;
+  void enter_unless(uint32_t barred);
+
+  std::atomic<uint32_t> state_{0};  // calls inside, and the bits above
+};
+
+// Closes a gate and opens it again.
+class Closed {
+ public:
+  explicit Closed(Gate& gate) : gate_(gate) { gate_.close(); }
+  ~Closed() { gate_.open(); }
+  Closed(const Closed&) = delete;
+  Closed& operator=(const Closed&) = delete;
+  void drain() { gate_.drain(); }
+
+ private:
+  Gate& gate_;
+};
+
+// A mutex that serves in the order of asking: a loop of short calls cannot keep a thread out.
+class FairMutex {
+ public:
+  void lock();
+  bool try_lock();
+  void unlock();
+
+ private:
+  std::atomic<uint32_t> next_{0}, serving_{0};
+};
+
+}  // namespace vmem::api
