@@ -1,8 +1,10 @@
 // vmem-sort: sorts a file several times larger than the memory it may use, through plain pointers and std algorithms.
 //
-// Runs of the file are sorted where they lie in a region, then merged into a second one that is mapped over the output
-// file. libvmem moves the blocks; the program only says what it will read next and what it no longer needs.
+// Runs of the file are sorted where they lie in a region, then merged into a second one that is mapped over a new file.
+// libvmem moves the blocks; the program only says what it will read next and what it no longer needs. The new file gets
+// its name when it is whole and verified; until then, and where anything fails, files that were there are untouched.
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -10,61 +12,44 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <filesystem>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "common/own_files.h"
+#include "common/progress.h"
 #include "common/raw_disk.h"
 #include "vmem/vmem.hpp"
 
 namespace {
 
+template <size_t N>
 struct Record {
-  unsigned char bytes[64];
-  friend bool operator<(const Record& a, const Record& b) { return memcmp(a.bytes, b.bytes, sizeof a.bytes) < 0; }
+  unsigned char bytes[N];
+  friend bool operator<(const Record& a, const Record& b) { return memcmp(a.bytes, b.bytes, N) < 0; }
 };
 
 struct Settings {
   std::string input, output;
   uint64_t make = uint64_t{4} << 30;
   std::string budget;
-  bool lines = false, keep = false;
+  size_t record = 0;  // bytes; 0: lines of text
+  bool in_place = false, keep = false, limit = false;
   unsigned threads = std::max(1u, std::thread::hardware_concurrency());
 };
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-class Progress {
- public:
-  Progress(const char* what, uint64_t total) : what_(what), total_(std::max<uint64_t>(total, 1)) { show(0); }
-  ~Progress() {
-    if (tty_) fprintf(stderr, "\r\033[K");
-  }
-  void add(uint64_t n) {
-    const uint64_t done = done_.fetch_add(n) + n;
-    const uint64_t percent = done * 100 / total_;
-    if (tty_ && shown_.exchange(percent) != percent) show(percent);
-  }
-
- private:
-  void show(uint64_t percent) {
-    if (!tty_) return;
-    char bar[41];
-    for (unsigned i = 0; i < 40; ++i) bar[i] = i * 100 / 40 < percent ? '#' : '.';
-    bar[40] = '\0';
-    fprintf(stderr, "\r%-10s [%s] %3u %%", what_, bar, static_cast<unsigned>(percent));
-  }
-  const char* what_;
-  const uint64_t total_;
-  std::atomic<uint64_t> done_{0}, shown_{UINT64_MAX};
-  const bool tty_ = isatty(STDERR_FILENO) != 0;
-};
 
 // Order-independent: the sum of one hash a record.
 uint64_t hash(const unsigned char* p, size_t n) {
@@ -79,19 +64,13 @@ uint64_t hash(const unsigned char* p, size_t n) {
   return h ^ (h >> 32);
 }
 
-uint64_t file_size(const std::string& path) {
-  struct stat s;
-  if (stat(path.c_str(), &s) != 0) throw std::system_error(errno, std::generic_category(), path);
-  return static_cast<uint64_t>(s.st_size);
-}
-
-// A view of sorted or unsorted items in memory: fixed records, or lines with their newline.
+// A view of sorted or unsorted items in memory: records of a fixed size, or (0) lines with their newline.
 struct Cursor {
   const unsigned char* at;
   const unsigned char* end;
-  bool lines;
+  size_t record;
   size_t length() const {
-    if (!lines) return std::min<size_t>(sizeof(Record), static_cast<size_t>(end - at));
+    if (record != 0) return std::min(record, static_cast<size_t>(end - at));
     const void* newline = memchr(at, '\n', static_cast<size_t>(end - at));
     return newline == nullptr ? static_cast<size_t>(end - at)
                               : static_cast<size_t>(static_cast<const unsigned char*>(newline) - at) + 1;
@@ -104,27 +83,55 @@ int compare(const unsigned char* a, size_t n, const unsigned char* b, size_t m) 
   return c != 0 ? c : n < m ? -1 : n > m ? 1 : 0;
 }
 
-size_t key_length(const unsigned char* p, size_t n) {
-  return n != 0 && p[n - 1] == '\n' ? n - 1 : n;
+size_t key_length(const unsigned char* p, size_t n, size_t record) {
+  return record == 0 && n != 0 && p[n - 1] == '\n' ? n - 1 : n;
 }
 
-void sort_lines(const unsigned char* from, unsigned char* to, size_t size) {
-  struct Line {
-    const unsigned char* text;
+// Items of any size, by an index of them.
+void sort_items(const unsigned char* from, unsigned char* to, size_t size, size_t record) {
+  struct Item {
+    const unsigned char* at;
     size_t length;
   };
-  std::vector<Line> index;
-  for (Cursor c{from, from + size, true}; c.at < c.end;) {
+  std::vector<Item> index;
+  for (Cursor c{from, from + size, record}; c.at < c.end;) {
     const size_t n = c.length();
-    index.push_back({c.at, key_length(c.at, n)});
+    index.push_back({c.at, key_length(c.at, n, record)});
     c.at += n;
   }
   std::sort(index.begin(), index.end(),
-            [](const Line& a, const Line& b) { return compare(a.text, a.length, b.text, b.length) < 0; });
+            [](const Item& a, const Item& b) { return compare(a.at, a.length, b.at, b.length) < 0; });
   for (size_t i = 0; i < index.size(); ++i) {
-    memcpy(to, index[i].text, index[i].length);
+    memcpy(to, index[i].at, index[i].length);
     to += index[i].length;
-    if (i + 1 < index.size() || from[size - 1] == '\n') *to++ = '\n';
+    if (record == 0 && (i + 1 < index.size() || from[size - 1] == '\n')) *to++ = '\n';
+  }
+}
+
+// Records of common sizes are sorted where they lie.
+template <size_t N>
+void sort_records(const unsigned char* from, unsigned char* to, size_t size) {
+  memcpy(to, from, size);
+  auto* first = reinterpret_cast<Record<N>*>(to);
+  std::sort(first, first + size / N);
+}
+
+void sort_run(const unsigned char* from, unsigned char* to, size_t size, size_t record) {
+  switch (record) {
+    case 8:
+      return sort_records<8>(from, to, size);
+    case 16:
+      return sort_records<16>(from, to, size);
+    case 32:
+      return sort_records<32>(from, to, size);
+    case 64:
+      return sort_records<64>(from, to, size);
+    case 100:
+      return sort_records<100>(from, to, size);
+    case 128:
+      return sort_records<128>(from, to, size);
+    default:
+      return sort_items(from, to, size, record);
   }
 }
 
@@ -133,13 +140,13 @@ struct Run {
 };
 
 // Cuts [0, size) into runs that end with whole items. A file whose last line lacks its newline keeps lacking it.
-std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, bool lines) {
+std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, size_t record) {
   std::vector<Run> runs;
   for (size_t at = 0; at < size;) {
     size_t n = std::min(target, size - at);
     if (at + n < size) {
-      if (!lines) {
-        n -= n % sizeof(Record);
+      if (record != 0) {
+        n = std::max(n - n % record, record);
       } else {
         const void* newline = memchr(data + at + n, '\n', size - at - n);
         n = newline == nullptr ? size - at
@@ -159,40 +166,48 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
   Progress progress("sorting", input.size());
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> sum{0};
-  const auto work = [&] {
+  std::mutex mutex;
+  std::exception_ptr failed;
+  const auto sort_them = [&] {
     for (size_t i; (i = next.fetch_add(1)) < runs.size();) {
       const Run& run = runs[i];
       if (i + s.threads < runs.size()) {
         const Run& ahead = runs[i + s.threads];
         vmem::check(vmem_prefetch(in + ahead.offset, ahead.size, VMEM_HOST, nullptr));
       }
-      uint64_t local = 0;
-      for (Cursor c{in + run.offset, in + run.offset + run.size, s.lines}; c.at < c.end;) {
+      uint64_t local = 0, unreported = 0;
+      for (Cursor c{in + run.offset, in + run.offset + run.size, s.record}; c.at < c.end;) {
         const size_t n = c.length();
-        local += hash(c.at, s.lines ? key_length(c.at, n) : n);
-        if (!s.lines) memcpy(out + (c.at - in), c.at, n);
+        local += hash(c.at, key_length(c.at, n, s.record));
         c.at += n;
+        if ((unreported += n) > 4 << 20) progress.add(std::exchange(unreported, 0) / 2);
       }
       sum += local;
-      if (s.lines) {
-        sort_lines(in + run.offset, out + run.offset, run.size);
-      } else {
-        auto* first = reinterpret_cast<Record*>(out + run.offset);
-        std::sort(first, first + run.size / sizeof(Record));
-      }
+      sort_run(in + run.offset, out + run.offset, run.size, s.record);
       vmem::check(vmem_advise(in + run.offset, run.size, VMEM_ADVISE_COLD, 0));
       vmem::check(vmem_prefetch(out + run.offset, run.size, VMEM_SSD, nullptr));
-      progress.add(run.size);
+      progress.add(run.size / 2);
+    }
+  };
+  // An exception in any thread ends them all, and is the caller's.
+  const auto work = [&] {
+    try {
+      sort_them();
+    } catch (...) {
+      next = runs.size();
+      std::lock_guard lock(mutex);
+      if (failed == nullptr) failed = std::current_exception();
     }
   };
   std::vector<std::thread> threads;
   for (unsigned t = 1; t < s.threads; ++t) threads.emplace_back(work);
   work();
   for (std::thread& t : threads) t.join();
+  if (failed != nullptr) std::rethrow_exception(failed);
   *checksum = sum;
 }
 
-void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, bool lines,
+void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, size_t record,
            uint64_t budget) {
   struct Head {
     Cursor cursor;
@@ -206,7 +221,7 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
   const size_t ahead = std::clamp<size_t>(budget / 8 / std::max<size_t>(runs.size(), 1), 1 << 20, 32 << 20);
   std::vector<Head> heads;
   for (const Run& run : runs) {
-    Head h{{data + run.offset, data + run.offset + run.size, lines}, 0, 0, data + run.offset, data + run.offset};
+    Head h{{data + run.offset, data + run.offset + run.size, record}, 0, 0, data + run.offset, data + run.offset};
     heads.push_back(h);
   }
   const auto load = [&](Head& h) {
@@ -220,7 +235,7 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
       }
     }
     h.length = h.cursor.length();
-    h.key = lines ? key_length(h.cursor.at, h.length) : h.length;
+    h.key = key_length(h.cursor.at, h.length, record);
   };
   const auto later = [&](size_t a, size_t b) {
     const int c = compare(heads[a].cursor.at, heads[a].key, heads[b].cursor.at, heads[b].key);
@@ -241,7 +256,7 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
     Head& h = heads[i];
     memcpy(to, h.cursor.at, h.key);
     to += h.key;
-    if (lines && to < end) *to++ = '\n';
+    if (record == 0 && to < end) *to++ = '\n';
     unreported += h.length;
     if (unreported > 4 << 20) {
       progress.add(unreported);
@@ -255,17 +270,17 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
   }
 }
 
-bool verify(const vmem::region& output, bool lines, uint64_t checksum) {
+// How many items are not where they belong; one more where the items are not those of the input.
+uint64_t mismatches(const vmem::region& output, size_t record, uint64_t checksum, uint64_t* items) {
   const auto* data = static_cast<const unsigned char*>(output.data());
   Progress progress("verifying", output.size());
-  uint64_t sum = 0;
+  uint64_t sum = 0, wrong = 0;
   const unsigned char* before = nullptr;
   size_t before_key = 0, unreported = 0;
-  for (Cursor c{data, data + output.size(), lines}; c.at < c.end;) {
-    const size_t n = c.length(), key = lines ? key_length(c.at, n) : n;
+  for (Cursor c{data, data + output.size(), record}; c.at < c.end; ++*items) {
+    const size_t n = c.length(), key = key_length(c.at, n, record);
     if (before != nullptr && compare(before, before_key, c.at, key) > 0) {
-      fprintf(stderr, "out of order at byte %zu\n", static_cast<size_t>(c.at - data));
-      return false;
+      if (wrong++ == 0) fprintf(stderr, "out of order at byte %zu\n", static_cast<size_t>(c.at - data));
     }
     sum += hash(c.at, key);
     before = c.at;
@@ -277,24 +292,92 @@ bool verify(const vmem::region& output, bool lines, uint64_t checksum) {
       unreported = 0;
     }
   }
-  if (sum != checksum) fprintf(stderr, "the records of the output are not those of the input\n");
-  return sum == checksum;
+  if (sum != checksum) fprintf(stderr, "the output does not hold what the input held\n");
+  return wrong + (sum != checksum);
+}
+
+std::system_error system_failure(const std::string& path) {
+  return {errno, std::generic_category(), path};
+}
+
+struct stat status_of(const std::string& path) {
+  struct stat s;
+  if (stat(path.c_str(), &s) != 0) throw system_failure(path);
+  if (!S_ISREG(s.st_mode)) throw std::runtime_error(path + " is no ordinary file: a sort has to map it");
+  return s;
+}
+
+// Where the result goes, through links; what is there already is replaced only as the user said.
+std::string target_of(const Settings& s, const struct stat& input) {
+  if (s.in_place) {
+    if (input.st_nlink > 1)
+      throw std::runtime_error(s.input +
+                               " has other names (hard links), which --in-place would leave unsorted; use -o");
+    return std::filesystem::canonical(s.input);
+  }
+  const std::string path = s.output.empty() ? s.input + ".sorted" : s.output;
+  struct stat there;
+  if (stat(path.c_str(), &there) != 0) {
+    if (errno != ENOENT) throw system_failure(path);
+    return path;
+  }
+  if (there.st_dev == input.st_dev && there.st_ino == input.st_ino)
+    throw std::runtime_error("input and output are one file, " + path + ": --in-place sorts a file where it is");
+  (void)status_of(path);
+  if (s.output.empty()) throw std::runtime_error(path + " is there already: say -o " + path + " to replace it");
+  return std::filesystem::canonical(path);
+}
+
+void put_in_place(ownfiles::OwnFile& file, const Settings& s, const std::string& target, const struct stat& input) {
+  struct stat old;
+  if (s.in_place) {
+    old = status_of(s.input);
+    if (old.st_size != input.st_size || old.st_mtim.tv_sec != input.st_mtim.tv_sec ||
+        old.st_mtim.tv_nsec != input.st_mtim.tv_nsec || old.st_ino != input.st_ino)
+      throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
+    if (fchown(file.fd(), old.st_uid, old.st_gid) != 0 && old.st_uid != geteuid())
+      throw std::runtime_error(s.input + " belongs to somebody else, and the sorted file would not: use -o");
+    if (fchmod(file.fd(), old.st_mode & 07777) != 0) throw system_failure(file.path());
+  } else if (stat(target.c_str(), &old) == 0) {
+    (void)fchmod(file.fd(), old.st_mode & 0777);
+  }
+  file.put_in_place_of(target);
 }
 
 int run(Settings s) {
+  ownfiles::handle_signals();
   const bool made = s.input.empty();
-  const char* tmp = getenv("TMPDIR");
-  const std::string folder = tmp != nullptr ? tmp : "/var/tmp";
+  std::optional<ownfiles::OwnFile> input_file;
   if (made) {
+    if (s.in_place) throw std::runtime_error("--in-place needs a file");
+    const char* tmp = getenv("TMPDIR");
+    const std::string folder = tmp != nullptr ? tmp : "/var/tmp";
+    if (s.record == 0) s.record = 64;
     s.input = folder + "/vmem-sort." + std::to_string(getpid()) + ".in";
-    s.make -= s.make % sizeof(Record);
-    if (const std::string e = rawdisk::fill(s.input, s.make, 1); !e.empty())
-      throw std::runtime_error(s.input + ": " + e);
+    s.make -= s.make % s.record;
+    input_file.emplace(s.input);
+    Progress progress("making", s.make);
+    if (const std::string e = rawdisk::fill(input_file->path(), s.make, 1, [&](uint64_t n) { progress.add(n); });
+        !e.empty())
+      throw std::runtime_error(input_file->path() + ": " + e);
   }
-  if (s.output.empty()) s.output = made ? s.input + ".sorted" : s.input + ".sorted";
-  const uint64_t size = file_size(s.input);
-  if (size == 0) throw std::runtime_error(s.input + " is empty: nothing to sort");
-  if (!s.lines && size % sizeof(Record) != 0) s.lines = true;
+  const std::string source = made ? input_file->path() : s.input;
+  const struct stat before = status_of(source);
+  const auto size = static_cast<uint64_t>(before.st_size);
+  const std::string target = target_of(s, before);
+  if (s.record != 0 && size % s.record != 0)
+    throw std::runtime_error(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
+                             std::to_string(s.record));
+  ownfiles::OwnFile output_file(target);
+  if (size == 0) {
+    put_in_place(output_file, s, target, before);
+    printf("vmem-sort: %s is empty, and so is %s\n", source.c_str(), target.c_str());
+    return 0;
+  }
+  struct statvfs disk;
+  if (fstatvfs(output_file.fd(), &disk) == 0 && disk.f_bavail * disk.f_frsize < size)
+    throw std::runtime_error(target + ": " + std::to_string(size) + " bytes are needed beside it, " +
+                             std::to_string(disk.f_bavail * disk.f_frsize) + " are free");
 
   if (s.budget.empty()) s.budget = std::to_string(std::max<uint64_t>(size / 4, 64 << 20));
   vmem::set("host_budget", s.budget);
@@ -306,46 +389,43 @@ int run(Settings s) {
   vmem::set("block_size", std::to_string(block));
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
-  printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n", s.input.c_str(),
-         static_cast<double>(size) / 1e9, s.lines ? "lines" : "64-byte records", static_cast<double>(budget) / 1e9,
-         static_cast<double>(size) / static_cast<double>(budget), s.threads);
+  printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n", source.c_str(),
+         static_cast<double>(size) / 1e9,
+         s.record == 0 ? "lines" : (std::to_string(s.record) + "-byte records").c_str(),
+         static_cast<double>(budget) / 1e9, static_cast<double>(size) / static_cast<double>(budget), s.threads);
   fflush(stdout);
 
   // The limit: raw io_uring on the same file, in the same run.
   rawdisk::Plan plan;
   plan.span = plan.total = std::min<uint64_t>(size, uint64_t{2} << 30) / plan.block * plan.block;
   rawdisk::Result raw;
-  if (plan.span != 0) raw = rawdisk::run(s.input, plan);
-
-  if (FILE* f = fopen(s.output.c_str(), "we"); f != nullptr) {
-    const int rc = ftruncate(fileno(f), static_cast<off_t>(size));
-    fclose(f);
-    if (rc != 0) throw std::system_error(errno, std::generic_category(), s.output);
-  } else {
-    throw std::system_error(errno, std::generic_category(), s.output);
+  if (plan.span != 0 && (made || s.limit)) {
+    const Progress progress("the disk", plan.total);
+    raw = rawdisk::run(source, plan);
   }
+
+  if (ftruncate(output_file.fd(), static_cast<off_t>(size)) != 0) throw system_failure(output_file.path());
   const double start = now();
-  uint64_t checksum = 0;
-  bool good;
+  uint64_t checksum = 0, wrong, items = 0;
   double sorted_at, merged_at;
   {
-    vmem::region input(size, s.input, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+    vmem::region input(size, source, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
     input.name("input");
     vmem::region sorted(size, VMEM_HOST_ONLY);
     sorted.name("runs");
     const auto runs = cut(static_cast<const unsigned char*>(input.data()), size,
-                          std::max<uint64_t>(budget / (6 * s.threads), 1 << 20), s.lines);
+                          std::max<uint64_t>(budget / (6 * s.threads), 1 << 20), s.record);
     sort_runs(input, sorted, runs, s, &checksum);
     sorted_at = now();
     input.free();
-    vmem::region output(size, s.output, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+    vmem::region output(size, output_file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
     output.name("output");
-    merge(sorted, output, runs, s.lines, budget);
+    merge(sorted, output, runs, s.record, budget);
     sorted.free();
     output.sync();
     merged_at = now();
     output.advise(VMEM_ADVISE_SEQUENTIAL);
-    good = verify(output, s.lines, checksum);
+    wrong = mismatches(output, s.record, checksum, &items);
     output.free();
   }
   const double end = now();
@@ -372,12 +452,21 @@ int run(Settings s) {
     printf("| raw limit in this run (io_uring, huge pages, reads) | %.2f GB/s: traffic is %.2f of it |\n", raw.read_gbs,
            gbs / raw.read_gbs);
   }
-  printf("| result | %s |\n", good ? "sorted, every record accounted for" : "WRONG");
-  if (made && !s.keep) {
-    unlink(s.input.c_str());
-    unlink(s.output.c_str());
+  printf("| verified | %llu mismatches in %llu %s |\n", static_cast<unsigned long long>(wrong),
+         static_cast<unsigned long long>(items), s.record == 0 ? "lines" : "records");
+  if (wrong != 0) {
+    fprintf(stderr, "vmem-sort: the result is wrong and was thrown away; %s is as it was\n", source.c_str());
+    return 1;
   }
-  return good ? 0 : 1;
+  if (!made || s.keep || !s.output.empty()) {
+    put_in_place(output_file, s, target, before);
+    printf("\nsorted: %s\n", target.c_str());
+  }
+  if (made && s.keep) {
+    input_file->put_in_place_of(s.input);
+    printf("unsorted: %s\n", s.input.c_str());
+  }
+  return 0;
 }
 
 }  // namespace
@@ -385,12 +474,17 @@ int run(Settings s) {
 int main(int argc, char** argv) {
   CLI::App app{"Sorts a file larger than memory. Without a file it makes one of random 64-byte records."};
   Settings s;
-  app.add_option("file", s.input, "file to sort; its size decides: a multiple of 64 bytes is records, else lines");
-  app.add_option("-o,--output", s.output, "sorted file (default: FILE.sorted)");
+  app.add_option("file", s.input, "file to sort, by lines of text");
+  auto* output = app.add_option("-o,--output", s.output, "sorted file (default: FILE.sorted, which must not exist)");
+  app.add_flag("--in-place", s.in_place,
+               "put the sorted file in the place of the one that is sorted, when it is whole and verified")
+      ->excludes(output);
+  app.add_option("--record-bytes", s.record, "sort records of this many bytes, by their bytes, in place of lines")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--make", s.make, "bytes to make when no file is given")->transform(CLI::AsSizeValue(false));
   app.add_option("--budget", s.budget, "memory libvmem may use (default: a quarter of the file, at least 64 MiB)");
   app.add_option("--threads", s.threads, "threads that sort runs")->check(CLI::Range(1, 256));
-  app.add_flag("--lines", s.lines, "sort lines of text");
+  app.add_flag("--limit", s.limit, "measure what the disk can do first, for comparison (always with data it made)");
   app.add_flag("--keep", s.keep, "keep the files that were made");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -136,7 +137,8 @@ out:
 }
 
 // Fills a file with bytes that do not compress, through O_DIRECT where possible. Returns "" or what failed.
-inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed) {
+inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed,
+                        const std::function<void(uint64_t)>& wrote = {}) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
   if (fd < 0) return "open " + path + ": " + strerror(errno);
   const int direct = open(path.c_str(), O_RDWR | O_DIRECT);
@@ -157,6 +159,7 @@ inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed) 
     const size_t n = bytes - at < step ? (bytes - at + 4095) / 4096 * 4096 : step;
     if (pwrite(use, buffer, n, static_cast<off_t>(at)) != static_cast<ssize_t>(n))
       error = std::string("write: ") + strerror(errno);
+    if (wrote) wrote(n);
   }
   if (error.empty() && ftruncate(fd, static_cast<off_t>(bytes)) != 0) error = strerror(errno);
   fsync(fd);

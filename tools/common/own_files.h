@@ -1,0 +1,93 @@
+// Files that a program makes on its way to a result: gone however it ends, but by SIGKILL. Used by examples.
+#pragma once
+
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <string>
+#include <system_error>
+
+namespace ownfiles {
+
+struct Slot {
+  char path[PATH_MAX];
+  std::atomic<bool> there{false};
+};
+inline Slot slots[4];
+
+// Async-signal-safe. The signal then does what it does by default, with the program's exit status.
+inline void on_signal(int signal) {
+  for (Slot& slot : slots) {
+    if (slot.there.load()) unlink(slot.path);
+  }
+  struct sigaction standard = {};
+  standard.sa_handler = SIG_DFL;
+  sigaction(signal, &standard, nullptr);
+  raise(signal);
+}
+
+// Also where libvmem could not get the bytes of a block (SIGBUS).
+inline void handle_signals() {
+  struct sigaction ours = {}, before;
+  ours.sa_handler = on_signal;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGBUS}) {
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &ours, nullptr);
+  }
+}
+
+// A new file beside `path`, named after it: removed at the end unless it was put in the place of another.
+class OwnFile {
+ public:
+  explicit OwnFile(const std::string& path) {
+    for (Slot& slot : slots) {
+      if (!slot.there.load()) slot_ = &slot;
+    }
+    if (slot_ == nullptr || path.size() + 32 > sizeof slot_->path)
+      throw std::system_error(ENAMETOOLONG, std::generic_category(), path);
+    for (int n = 0; fd_ < 0; ++n) {
+      path_ = path + "." + std::to_string(getpid()) + "." + std::to_string(n) + ".part";
+      strcpy(slot_->path, path_.c_str());
+      slot_->there = true;  // first: a signal may come as soon as the file is there
+      fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (fd_ >= 0) break;
+      const int why = errno;
+      slot_->there = false;
+      if (why != EEXIST || n == 100) throw std::system_error(why, std::generic_category(), path_);
+    }
+  }
+  OwnFile(const OwnFile&) = delete;
+  OwnFile& operator=(const OwnFile&) = delete;
+  ~OwnFile() {
+    close(fd_);
+    if (!slot_->there.load()) return;
+    unlink(path_.c_str());
+    slot_->there = false;
+  }
+  const std::string& path() const { return path_; }
+  int fd() const { return fd_; }
+  // At once and for good: whoever opens `path` finds the old file or the whole new one.
+  void put_in_place_of(const std::string& path) {
+    if (fsync(fd_) != 0 || rename(path_.c_str(), path.c_str()) != 0)
+      throw std::system_error(errno, std::generic_category(), path);
+    slot_->there = false;
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    if (const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
+      fsync(fd);
+      close(fd);
+    }
+  }
+
+ private:
+  std::string path_;
+  int fd_ = -1;
+  Slot* slot_ = nullptr;
+};
+
+}  // namespace ownfiles

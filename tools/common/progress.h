@@ -1,0 +1,64 @@
+// What a program is at, on stderr: a bar that moves twice a second on a terminal, a line every ten seconds elsewhere.
+// Used by examples.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+class Progress {
+ public:
+  Progress(const char* what, uint64_t total)
+      : what_(what), total_(std::max<uint64_t>(total, 1)), start_(std::chrono::steady_clock::now()) {
+    show();
+    thread_ = std::thread([this] { tick(); });
+  }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() {
+    {
+      std::lock_guard lock(mutex_);
+      done_with_ = true;
+    }
+    ended_.notify_one();
+    thread_.join();
+    if (tty_) fprintf(stderr, "\r\033[K");
+  }
+  void add(uint64_t n) { done_.fetch_add(n, std::memory_order_relaxed); }
+
+ private:
+  void tick() {
+    const auto every = tty_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(10000);
+    std::unique_lock lock(mutex_);
+    while (!ended_.wait_for(lock, every, [this] { return done_with_; })) show();
+  }
+  void show() const {
+    const uint64_t done = std::min(done_.load(std::memory_order_relaxed), total_);
+    const auto percent = static_cast<unsigned>(100.0 * static_cast<double>(done) / static_cast<double>(total_));
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    if (!tty_) {
+      fprintf(stderr, "%s: %u %%, %.0f s\n", what_, percent, seconds);
+      return;
+    }
+    char bar[31];
+    for (unsigned i = 0; i < 30; ++i) bar[i] = i * 100 / 30 < percent ? '#' : '.';
+    bar[30] = '\0';
+    fprintf(stderr, "\r%-10s [%s] %3u %%, %.0f s", what_, bar, percent, seconds);
+  }
+  const char* what_;
+  const uint64_t total_;
+  const std::chrono::steady_clock::time_point start_;
+  std::atomic<uint64_t> done_{0};
+  const bool tty_ = isatty(STDERR_FILENO) != 0;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool done_with_ = false;
+  std::thread thread_;
+};
