@@ -152,7 +152,9 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
  * afterwards. SHARED locks the file exclusively (flock) for the region's life.
  * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
  * -ENOENT, -EACCES from opening; -EBUSY another region or process has it SHARED, for a second now.
- * A file that becomes shorter later: SIGBUS to a touch beyond its end, with the reason in the log.
+ * A file that becomes shorter later, as with mmap: what is inside is right, a touch beyond its end gets SIGBUS, with the
+ * reason in the log, and is right again when the file has grown; write-back never makes the file longer. Blocks that
+ * are in memory when it happens are as they were until they leave it.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
 

@@ -57,6 +57,7 @@ enum Flag : uint16_t {
   kUnknown = 1 << 8,      // a write of it failed: what the store or the file has may be torn, so it must be written
   kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
+  kShowsFile = 1 << 13,   // failed, because its file ends before it or in it: the file itself is mapped there
 };
 
 struct Block {

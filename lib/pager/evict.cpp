@@ -424,13 +424,9 @@ void Pager::to_store(Move* m, After& after) {
     io.user = m;
   };
   if (r.backing == Backing::file_shared) {
-    const size_t bytes = r.file_bytes(m->block);
-    const size_t whole = r.has_tail ? core::round_down(bytes, core::kPage) : bytes;
-    const uint64_t offset = r.file_offset + m->block * r.block_size;
-    if (whole != 0) prepare(m->io, r.file_id, offset, m->image, whole);
-    if (whole != bytes)
-      prepare(whole != 0 ? m->tail : m->io, r.tail_id, offset + whole, m->image + whole, bytes - whole);
-    m->stored = bytes;
+    m->stored = r.file_bytes(m->block);
+    prepare(m->io, r.file_id, r.file_offset + m->block * r.block_size, m->image, m->stored);
+    m->io.within_file = true;
   } else {
     prepare(m->io, space_->file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
             m->stored);
@@ -442,11 +438,6 @@ void Pager::to_store(Move* m, After& after) {
 void Pager::on_written(store::Io& io) {
   Move* m = static_cast<Move*>(io.user);
   Pager& self = *m->pager;
-  if (&io == &m->io && io.result == 0 && m->tail.size != 0) {
-    store::Io* tail = &m->tail;
-    self.engine_->submit({&tail, 1});
-    return;
-  }
   if (io.result != 0) m->status = Status(io.result, "");
   After after;
   self.finish_write(m, after);
@@ -476,8 +467,12 @@ void Pager::finish_write(Move* m, After& after) {
   }
   Region& r = *m->region;
   core::step("evict.written");
+  const bool cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  if (cut) drop_cut_off(m);
   bool dropped = false;
-  if (m->status.ok() && m->in_place && !m->keep) {
+  if (cut && m->in_place && !m->keep) {
+    dropped = true;
+  } else if (m->status.ok() && m->in_place && !m->keep) {
     bool wanted;
     {
       Lock lock(mutex_);
@@ -510,7 +505,7 @@ void Pager::finish_write(Move* m, After& after) {
   }
   failures_in_row_ = 0;
   progress_.made();
-  core::add(counters_.write_bytes, m->stored);
+  core::add(counters_.write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
     if (m->new_extent) old = block.extent;
     block.extent = m->extent;
@@ -519,7 +514,7 @@ void Pager::finish_write(Move* m, After& after) {
   block.flags |= core::kDigest;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   clear_unknown(block);
-  if (!dropped && (m->keep || (block.flags & core::kWanted) != 0)) {
+  if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
     put_back(m, after);
   } else {
     let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
@@ -528,6 +523,35 @@ void Pager::finish_write(Move* m, After& after) {
   revive_dropped();
   lock.unlock();
   if (old) space_->release(old);
+}
+
+// Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
+// those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
+// the file has grown again. Only a lease keeps it.
+void Pager::drop_cut_off(Move* m) {
+  Region& r = *m->region;
+  core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
+            m->stored - m->io.transferred, place(r, m->block).c_str());
+  {
+    Lock lock(mutex_);
+    const ResidentId id = r.table[m->block].aux;
+    Resident& resident = residents_[id];
+    if (m->keep) {
+      if (leased(r, m->block)) return;
+      if (resident.admitted) {
+        policy(id).unhold(id);
+        policy(id).remove(id);
+        resident.admitted = false;
+      }
+      m->keep = false;
+      leaving_of(m) += r.block_size;
+    }
+    resident.dropping = true;
+  }
+  if (!m->in_place) return;
+  const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
+  if (Status s = trap_->drop({&range, 1}); !s.ok())
+    core::fatal("memory of a block could not be dropped: %s", s.text().data());
 }
 
 // Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again.
@@ -545,7 +569,10 @@ void Pager::revive(Region& r, BlockIndex b) {
   block.flags &= static_cast<uint16_t>(~core::kDropped);
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
   r.reasons.erase(b);
-  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok()) {
+  const bool shows_file = (block.flags & core::kShowsFile) != 0;
+  block.flags &= static_cast<uint16_t>(~core::kShowsFile);
+  Status s = shows_file ? trap_->unmap_file(r.address(b), r.block_size) : trap_->unfail(r.address(b), r.block_size);
+  if (!s.ok()) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
 }

@@ -284,6 +284,7 @@ void Pager::verify_read(Move* m) {
     core::add(counters_.io_errors);
     m->status = core::system_error(m->io.result, "reading failed, %s", place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
+    m->cut = true;
     m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
                             m->io.transferred, r.file_bytes(m->block), place(r, m->block).c_str());
   } else if (m->coded != nullptr) {
@@ -301,6 +302,28 @@ void Pager::verify_read(Move* m) {
   } else if (m->status.ok() && r.writable()) {
     m->digest = store::digest(m->image, r.block_size);
   }
+}
+
+// Unlocked; state filling, and the file is too short for the block by now. Its pages are mapped there, so that a touch
+// meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
+// all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
+// if it has any bytes: the status is cleared. True: mapped.
+bool Pager::show_file(Move* m) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  const size_t inside = core::round_up(r.file_bytes(m->block), core::kPage);
+  Status s;
+  if (inside < r.block_size) s = trap_->fail(at + inside, r.block_size - inside);
+  if (s.ok()) {
+    s = trap_->map_file(at, inside, r.file.file.fd, r.file_offset + m->block * r.block_size,
+                        r.backing == Backing::file_shared);
+    if (s.ok()) return true;
+    if (inside < r.block_size) trap_->unfail(at + inside, r.block_size - inside).ignore();
+  }
+  if (m->io.transferred == 0) return false;
+  m->status = Status();
+  if (r.writable()) m->digest = store::digest(m->image, r.block_size);
+  return false;
 }
 
 // Describes the read of block b to `m`, whose image (and coded) are set.
@@ -335,13 +358,18 @@ void Pager::finish_read(Move* m, After& after) {
   if (!zero) verify_read(m);
   Lock lock(mutex_);
   const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
-  const bool fatal_for_touch = !m->status.ok() && !nobody_asked;
+  bool fatal_for_touch = !m->status.ok() && !nobody_asked;
+  bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // still filling, so nobody else acts on the block
-    core::log(core::Level::error, "%.*s: a touch gets SIGBUS", static_cast<int>(m->status.text().size()),
-              m->status.text().data());
-    if (Status s = trap_->fail(r.address(m->block), r.block_size); !s.ok()) {
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    core::log(core::Level::error, "%.*s: a touch %sgets SIGBUS", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), m->cut ? "beyond its end " : "");
+    if (m->cut) shows_file = show_file(m);
+    fatal_for_touch = !m->status.ok();
+    if (fatal_for_touch && !shows_file) {
+      if (Status s = trap_->fail(r.address(m->block), r.block_size); !s.ok()) {
+        core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+      }
     }
     lock.lock();
   }
@@ -349,8 +377,10 @@ void Pager::finish_read(Move* m, After& after) {
   m->coded = nullptr;
   if (m->speculative) speculative_bytes_ -= r.block_size;
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
-    core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
-              m->status.text().data());
+    if (!m->cut) {
+      core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
+                m->status.text().data());
+    }
     give_frame(r, m->image);
     free_resident(m->block, r);
     block.flags &= kForgetReadAhead;
@@ -364,6 +394,7 @@ void Pager::finish_read(Move* m, After& after) {
     free_resident(m->block, r);
     r.table.change(m->block, State::filling, State::failed);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
+    if (shows_file) block.flags |= core::kShowsFile;
     r.reasons[m->block] = m->status;
     free_move(m);
     pump(after);

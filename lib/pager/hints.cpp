@@ -280,6 +280,10 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       break;
     case State::failed:
       forget_store_copy(r, b);
+      if ((block.flags & core::kShowsFile) != 0) {  // stays so: what the program changed there goes
+        const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+        return trap_->drop({&range, 1});
+      }
       revive(r, b);
       break;
     default:

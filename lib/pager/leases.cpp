@@ -164,6 +164,15 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         }
         return {};
       case State::failed:
+        if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there
+          lock.unlock();
+          uint64_t size = 0;
+          const Status s = store::current_size(r.file, &size);
+          lock.lock();
+          if (!s.ok()) return s;
+          if (size > r.file_offset + b * r.block_size) return {};
+          tried = true;
+        }
         if (tried) {
           const Status why = r.reasons[b];
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));

@@ -37,7 +37,7 @@ enum class Leave : uint8_t {
 };
 // One block's way in or out. Owned by whoever owns the block's transition.
 struct Move {
-  store::Io io, tail;
+  store::Io io;
   Pager* pager = nullptr;
   Region* region = nullptr;
   core::BlockIndex block = 0;
@@ -59,6 +59,7 @@ struct Move {
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
+  bool cut = false;             // fill: the file became shorter than the block wants
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
   bool staged = false;          // image is a staging frame

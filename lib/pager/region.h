@@ -55,8 +55,8 @@ struct Region {
   bool probes = false;
   bool gpu = false;  // has a device tier: one managed range, blocks of kHugePage
   store::MappedFile file;
-  store::FileId file_id = 0, tail_id = 0;
-  bool has_file = false, has_tail = false;
+  store::FileId file_id = 0;
+  bool has_file = false;
   uint64_t file_offset = 0;
 
   core::BlockTable table;

@@ -37,14 +37,6 @@ Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::En
     store::close_mapped(&r->file);
     return s;
   }
-  if (r->file.tail_fd >= 0) {
-    if (Status s = engine.add_file(r->file.tail_fd, &r->tail_id); !s.ok()) {
-      engine.remove_file(r->file_id);
-      store::close_mapped(&r->file);
-      return s;
-    }
-    r->has_tail = true;
-  }
   r->has_file = true;
   r->file_offset = what.offset;
   return {};
@@ -53,7 +45,6 @@ Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::En
 void close_file(Region* r, store::Engine& engine) {
   if (!r->has_file) return;
   engine.remove_file(r->file_id);
-  if (r->has_tail) engine.remove_file(r->tail_id);
   store::close_mapped(&r->file);
 }
 

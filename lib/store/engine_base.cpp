@@ -64,7 +64,8 @@ void EngineBase::submit(std::span<Io* const> batch) {
 
 bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
   return next.op == before.op && next.op != Io::Op::flush && next.file == before.file &&
-         next.offset == before.offset + before.size && next.size != 0 && bytes + next.size <= kMaxMergedBytes;
+         next.within_file == before.within_file && next.offset == before.offset + before.size && next.size != 0 &&
+         bytes + next.size <= kMaxMergedBytes;
 }
 
 bool EngineBase::launchable() const {

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 
 #include "store/open.h"
@@ -52,21 +51,7 @@ core::Status open_parts(const std::string& path, bool write, bool direct, Mapped
   if (write) {
     if (core::Status status = lock_exclusively(path, out->file.fd); !status.ok()) return status;
   }
-  if (core::Status status = probe_direct(path, direct, false, &out->file); !status.ok()) return status;
-  if (!out->file.direct) return {};
-
-  // Through /proc it is the same file even if the name changed hands. Without /proc the name must do, if it still means
-  // the same file.
-  const std::string self = core::strprintf("/proc/self/fd/%d", out->file.fd);
-  out->tail_fd = open(self.c_str(), access | O_CLOEXEC);
-  if (out->tail_fd < 0) out->tail_fd = open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK);
-  if (out->tail_fd < 0) return core::system_error(errno, "cannot open %s a second time, for its end", path.c_str());
-  struct stat first, second;
-  if (fstat(out->file.fd, &first) != 0 || fstat(out->tail_fd, &second) != 0 || first.st_dev != second.st_dev ||
-      first.st_ino != second.st_ino) {
-    return core::error(ESTALE, "%s was replaced by another file while it was being opened: try again", path.c_str());
-  }
-  return make_blocking(path, out->tail_fd);
+  return probe_direct(path, direct, false, &out->file);
 }
 
 }  // namespace
@@ -84,13 +69,12 @@ core::Status open_mapped(const std::string& path, bool write, bool direct, Mappe
 }
 
 void close_mapped(MappedFile* file) {
-  if (file->tail_fd >= 0) close(file->tail_fd);
   if (file->file.fd >= 0) {
     // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
     flock(file->file.fd, LOCK_UN);
     close(file->file.fd);
   }
-  file->tail_fd = file->file.fd = -1;
+  file->file.fd = -1;
 }
 
 core::Status current_size(const MappedFile& file, uint64_t* size) {
@@ -101,18 +85,6 @@ core::Status current_size(const MappedFile& file, uint64_t* size) {
     return core::system_error(errno, "cannot tell the size of block device %s", file.path.c_str());
   }
   return {};
-}
-
-TailSplit split_tail(const MappedFile& file, uint64_t file_size, uint64_t offset, size_t length) {
-  TailSplit out;
-  const uint64_t end = offset + length;
-  const uint64_t data_end = std::clamp(file_size, offset, end);
-  uint64_t main_end = data_end;
-  if (file.file.direct) main_end = std::clamp(core::round_down(file_size, core::kPage), offset, data_end);
-  out.main = static_cast<size_t>(main_end - offset);
-  out.tail = static_cast<size_t>(data_end - main_end);
-  out.beyond = static_cast<size_t>(end - data_end);
-  return out;
 }
 
 }  // namespace vmem::store

@@ -28,6 +28,9 @@ struct Io {
   size_t size = 0;  // bytes
   // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
   bool short_read_is_zero = false;
+  // A write that never makes the file longer: what lies beyond its end when the kernel is called is left out, which is
+  // success; `transferred` says how much there was room for. Ends anywhere, also on a direct file.
+  bool within_file = false;
   // Called once, on an I/O thread, with no lock of the engine held. It may submit. It must not wait for another Io.
   void (*done)(Io& io) = nullptr;
   void* user = nullptr;

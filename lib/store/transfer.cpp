@@ -1,13 +1,17 @@
 #include "store/transfer.h"
 
+#include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <mutex>
+#include <utility>
 
 #include "core/step.h"
 
@@ -30,6 +34,29 @@ bool ends_at(int fd, uint64_t position) {
     return ioctl(fd, BLKGETSIZE64, &size) == 0 && size <= position;
   }
   return true;
+}
+
+// The file's size now; UINT64_MAX for a block device, which nobody makes longer, or where it cannot be told.
+uint64_t room_of(int fd) {
+  struct stat st;
+  return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? static_cast<uint64_t>(st.st_size) : UINT64_MAX;
+}
+
+// The part of a page in which a direct file ends, or the range of a region: direct I/O moves no part of a page. A
+// second descriptor without O_DIRECT would have to be kept for each file, so the flag is taken off for the moment; what
+// else is under way through this descriptor may then go through the page cache, which is right, too.
+ssize_t write_part_of_page(int fd, const void* bytes, size_t size, uint64_t offset) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return -errno;
+  ssize_t n;
+  do {
+    n = pwrite(fd, bytes, size, static_cast<off_t>(offset));
+  } while (n < 0 && errno == EINTR);
+  const int error = errno;
+  fcntl(fd, F_SETFL, flags);
+  return n < 0 ? -error : n;
 }
 
 // reached: bytes that moved, counted from the start of `io`.
@@ -67,7 +94,16 @@ Attempt Transfer::prepare(Injector* injector) {
   Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0};
   if (out.op == Io::Op::flush) return out;
 
+  beside_ = 0;
+  at_end_ = false;
   size_t want = span_.total - span_.resume;
+  if (out.op == Io::Op::write && span_.first->within_file) {
+    want = fit_into_file(want);
+    if (want == 0) {  // an empty write, so that the engines need not know
+      out.pieces = {pieces_.get(), 0};
+      return out;
+    }
+  }
   if (injector != nullptr && want != 0) {
     size_t limit = want;
     for (const Io* io = span_.first; io != span_.end; io = io->next) {
@@ -95,12 +131,39 @@ Attempt Transfer::prepare(Injector* injector) {
   return out;
 }
 
+// How much of `want` bytes the next system call may write: up to the end of the file, whole pages of a direct one. 0:
+// nothing, at_end_ or beside_ says why.
+size_t Transfer::fit_into_file(size_t want) {
+  const uint64_t position = span_.base + span_.resume;
+  const uint64_t room = room_of(slot_.fd);
+  at_end_ = room <= span_.base + span_.reached;
+  if (at_end_) return 0;
+  want = static_cast<size_t>(std::min<uint64_t>(want, room - position));
+  if (!slot_.direct || want % core::kPage == 0) return want;
+  if (want > core::kPage) return core::round_down(want, core::kPage);
+  size_t start = 0;
+  for (const Io* io = span_.first; io != span_.end; start += io->size, io = io->next) {
+    if (start + io->size <= span_.resume) continue;
+    const size_t skip = span_.resume - start;
+    const ssize_t n = write_part_of_page(slot_.fd, static_cast<const char*>(io->buffer) + skip,
+                                         std::min(want, io->size - skip), position);
+    if (n < 0) {
+      beside_error_ = static_cast<int>(n);
+    } else {
+      beside_ = static_cast<size_t>(n);
+    }
+    break;
+  }
+  return 0;
+}
+
 bool Transfer::again() {
   ++retries_;
   return false;
 }
 
 bool Transfer::advance(ssize_t result) {
+  if (const int error = std::exchange(beside_error_, 0); error != 0) result = error;
   // ECANCELED: the kernel drops what it had queued for a thread that exits; nothing was moved.
   if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
     if (++stalls_ > kMaxStalls) return fail(-EIO);
@@ -113,7 +176,8 @@ bool Transfer::advance(ssize_t result) {
     return leave_span();
   }
 
-  const size_t reached = span_.resume + static_cast<size_t>(result);
+  if (at_end_) return finish_at_end_of_file();
+  const size_t reached = span_.resume + static_cast<size_t>(result) + beside_;
   if (reached > span_.reached) {
     span_.reached = reached;
     stalls_ = 0;
@@ -140,12 +204,14 @@ bool Transfer::advance(ssize_t result) {
   return again();
 }
 
+// A read keeps what there was, or is short; a write within the file is over.
 bool Transfer::finish_at_end_of_file() {
   size_t start = 0;
   for (Io* io = span_.first; io != span_.end; start += io->size, io = io->next) {
     const size_t have = span_.reached > start ? std::min(span_.reached - start, io->size) : 0;
-    const bool whole = have == io->size || io->short_read_is_zero;
-    if (whole && have < io->size) memset(static_cast<char*>(io->buffer) + have, 0, io->size - have);
+    const bool writes = io->op == Io::Op::write;
+    const bool whole = have == io->size || io->short_read_is_zero || writes;
+    if (!writes && whole && have < io->size) memset(static_cast<char*>(io->buffer) + have, 0, io->size - have);
     settle(io, have, whole ? 0 : -EIO);
   }
   return leave_span();

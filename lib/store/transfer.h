@@ -72,11 +72,15 @@ class Transfer {
   bool leave_span();  // true when the chain is over
   bool fail(int error);
   bool finish_at_end_of_file();
+  size_t fit_into_file(size_t want);
   bool again();
 
   Io* chain_ = nullptr;
   FileSlot slot_;
   Span span_{};
+  size_t beside_ = 0;  // bytes that prepare() wrote itself, before the attempt, which is empty then
+  int beside_error_ = 0;
+  bool at_end_ = false;  // within_file: the file has no room for more
   unsigned stalls_ = 0;  // attempts in a row that moved nothing
   uint64_t retries_ = 0;
   std::unique_ptr<iovec[]> pieces_;  // kMaxPieces

@@ -64,7 +64,12 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
 }
 
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
-  const int error = core::map_over(start, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, empty_file, 0);
+  return replace_with_file(empty_file, 0, true, start, size);
+}
+
+core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size) {
+  const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE;
+  const int error = core::map_over(start, size, PROT_READ | PROT_WRITE, flags, fd, offset);
   if (error != 0) return no_space(error, size);
   if (const int fork_error = os::advise(start, size, MADV_DONTFORK); fork_error != 0)
     return core::system_error(fork_error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);

@@ -23,6 +23,8 @@ core::Status replace_with_space(uintptr_t start, size_t size);
 // Turns reserved space into memory that the descriptor watches: `mode` is that of os::enroll(), 0 for none. It becomes
 // accessible last, so that no touch ever finds memory that is accessible and not watched.
 core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge);
+// Maps the file over the range.
+core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size);
 // Maps an empty file over the range: every touch gets SIGBUS.
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size);
 

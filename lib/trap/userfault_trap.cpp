@@ -77,6 +77,8 @@ class UserfaultTrap final : public Trap {
   Status unprotect(void* address, size_t size) override;
   Status fail(void* address, size_t size) override;
   Status unfail(void* address, size_t size) override;
+  Status map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) override;
+  Status unmap_file(void* address, size_t size) override;
   Status wake(void* address, size_t size) override;
   Status reserve_frames(size_t size, bool huge, void** address) override;
 
@@ -438,6 +440,17 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
     return {};
   }
+  return unmap_file(address, size);
+}
+
+Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
+  if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
+  if (Status s = replace_with_file(fd, offset, shared, at(address), size); !s.ok()) return s;
+  os::wake(fd_, at(address), size);
+  return {};
+}
+
+Status UserfaultTrap::unmap_file(void* address, size_t size) {
   // The trap is made anew, as in attach_at(): a touch in this moment gets SIGSEGV where it got SIGBUS before.
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);

@@ -1,4 +1,5 @@
 // vmem_map of real files.
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -167,6 +168,126 @@ TEST_F(FilesMore, AFileThatBecomesShorterGivesSigbusAndSaysWhy) {
   EXPECT_TRUE(words("shorter")) << vmem_last_error();
   EXPECT_EQ(bytes[2 * kMiB], want[2 * kMiB]) << "the rest is served";
 }
+
+// A file that changes its length under a region, beside a mapping of the same file.
+class Truncation : public SystemTest, public ::testing::WithParamInterface<Case> {
+ protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    configure({{"block_size", GetParam().block},
+               {"transfer", GetParam().transfer},
+               {"direct_io", GetParam().direct},
+               {"host_budget", "16MiB"},
+               {"readahead", "0"},
+               {"trap", "uffd"}});
+    fd_ = open(file_.path().c_str(), O_RDWR | O_CLOEXEC);
+    ASSERT_GE(fd_, 0);
+    mapping_ = static_cast<volatile unsigned char*>(mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0));
+    ASSERT_NE(const_cast<unsigned char*>(mapping_), MAP_FAILED);
+  }
+  void TearDown() override {
+    if (mapping_ != nullptr) munmap(const_cast<unsigned char*>(mapping_), kSize);
+    if (fd_ >= 0) close(fd_);
+    vmem_shutdown();
+    vmem_set("trap", "auto");
+    SystemTest::TearDown();
+  }
+  vmem::region map(unsigned how) { return vmem::region(kSize, file_.path(), 0, how | VMEM_HOST_ONLY); }
+  // Loads of both at each offset give the same, signals included.
+  void expect_as_mmap(volatile unsigned char* bytes, const char* when) {
+    for (const size_t at : kOffsets) {
+      int ours = -1, theirs = -1;
+      const bool our_signal = systest::raises_sigbus([&] { ours = bytes[at]; });
+      const bool their_signal = systest::raises_sigbus([&] { theirs = mapping_[at]; });
+      EXPECT_EQ(our_signal, their_signal) << when << ", offset " << at;
+      EXPECT_EQ(ours, theirs) << when << ", offset " << at;
+    }
+  }
+  off_t length() const {
+    struct stat st {};
+    fstat(fd_, &st);
+    return st.st_size;
+  }
+  static constexpr size_t kSize = 8 * kMiB;
+  static constexpr size_t kEnd = kMiB + 100;  // inside a page, and inside a block of 2 MiB
+  static constexpr size_t kOffsets[] = {0,           4096,        kMiB - 1,     kMiB,     kEnd - 1,     kEnd,
+                                        kMiB + 4095, kMiB + 4096, 2 * kMiB - 1, 2 * kMiB, 5 * kMiB + 7, kSize - 1};
+  TempFile file_{kSize, 21};
+  int fd_ = -1;
+  volatile unsigned char* mapping_ = nullptr;
+};
+
+TEST_P(Truncation, ATouchMeetsWhatItMeetsInAMapping) {
+  const auto want = TempFile::content(kSize, 21);
+  for (const unsigned how : {VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE}) {
+    vmem::region region = map(how);
+    auto* bytes = static_cast<volatile unsigned char*>(region.data());
+    ASSERT_EQ(ftruncate(fd_, kEnd), 0);
+    expect_as_mmap(bytes, "shorter");
+    EXPECT_EQ(bytes[4096], want[4096]);
+    ASSERT_EQ(ftruncate(fd_, 6 * kMiB), 0);
+    expect_as_mmap(bytes, "longer, a hole");
+    ASSERT_EQ(pwrite(fd_, want.data(), kSize, 0), static_cast<ssize_t>(kSize));
+    expect_as_mmap(bytes, "as long as it was");
+    EXPECT_EQ(bytes[kSize - 1], want[kSize - 1]);
+    if (how == VMEM_MAP_SHARED) {
+      bytes[5 * kMiB] = 77;
+      region.sync();
+      EXPECT_EQ(mapping_[5 * kMiB], 77);
+    } else {
+      bytes[5 * kMiB] = 78;
+      EXPECT_EQ(bytes[5 * kMiB], 78);
+      EXPECT_NE(mapping_[5 * kMiB], 78) << "a store that is nobody else's";
+    }
+    region.free();
+    ASSERT_EQ(pwrite(fd_, want.data(), kSize, 0), static_cast<ssize_t>(kSize));
+  }
+  EXPECT_EQ(length(), static_cast<off_t>(kSize));
+}
+
+TEST_P(Truncation, WriteBackMakesNoFileLongerAndBringsNoByteBack) {
+  const auto want = TempFile::content(kSize, 21);
+  for (const off_t end : {off_t{0}, off_t{4096}, off_t{5 * kMiB + 4096 + 50}, off_t{5 * kMiB + 8192}}) {
+    vmem::region region = map(VMEM_MAP_SHARED);
+    auto* bytes = static_cast<volatile unsigned char*>(region.data());
+    for (size_t at = 5 * kMiB; at < 5 * kMiB + 16384; at += 7) bytes[at] = 'Z';
+    ASSERT_EQ(ftruncate(fd_, end), 0);
+    region.sync();
+    EXPECT_EQ(length(), end);
+    ASSERT_EQ(ftruncate(fd_, kSize), 0);
+    expect_as_mmap(bytes, "grown again");
+    for (size_t at = 5 * kMiB; at < 5 * kMiB + 16384; ++at) {
+      const int is = static_cast<off_t>(at) >= end ? 0 : (at - 5 * kMiB) % 7 == 0 ? 'Z' : want[at];
+      ASSERT_EQ(int{bytes[at]}, is) << at << " of a file cut at " << end;
+      ASSERT_EQ(int{mapping_[at]}, is) << at << " of a file cut at " << end;
+    }
+    bytes[5 * kMiB + 12000] = 'n';
+    region.free();
+    EXPECT_EQ(mapping_[5 * kMiB + 12000], 'n');
+    EXPECT_EQ(mapping_[5 * kMiB + 12001], end > off_t{5 * kMiB + 12001} ? want[5 * kMiB + 12001] : 0);
+    EXPECT_EQ(length(), static_cast<off_t>(kSize));
+    ASSERT_EQ(pwrite(fd_, want.data(), kSize, 0), static_cast<ssize_t>(kSize));
+  }
+}
+
+TEST_P(Truncation, ALeaseGetsWhatTheFileHas) {
+  const auto want = TempFile::content(kSize, 21);
+  vmem::region region = map(VMEM_MAP_READ);
+  auto* bytes = static_cast<unsigned char*>(region.data());
+  ASSERT_EQ(ftruncate(fd_, kEnd), 0);
+  ASSERT_EQ(vmem_acquire(bytes, kEnd, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(memcmp(bytes, want.data(), kEnd), 0);
+  EXPECT_EQ(vmem_release(bytes, kEnd, nullptr), 0);
+  EXPECT_EQ(vmem_acquire(bytes + 4 * kMiB, 10, VMEM_READ, VMEM_HOST, nullptr), -EIO);
+  EXPECT_NE(std::string(vmem_last_error()).find("shorter"), std::string::npos) << vmem_last_error();
+  ASSERT_EQ(pwrite(fd_, want.data(), kSize, 0), static_cast<ssize_t>(kSize));
+  EXPECT_EQ(vmem_acquire(bytes + 4 * kMiB, 10, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(bytes[4 * kMiB], want[4 * kMiB]);
+  EXPECT_EQ(vmem_release(bytes + 4 * kMiB, 10, nullptr), 0);
+  EXPECT_EQ(vmem_advise(bytes, kSize, VMEM_ADVISE_DONT_NEED, VMEM_HOST), 0) << vmem_last_error();
+  EXPECT_EQ(memcmp(bytes, want.data(), kSize), 0);
+}
+INSTANTIATE_TEST_SUITE_P(, Truncation, ::testing::ValuesIn(kCases), [](const auto& p) { return p.param.name; });
 
 TEST_F(FilesMore, ChangesOfASharedFileReachItAtExit) {
   TempFile file(8 * kMiB, 9);

@@ -63,21 +63,20 @@ TEST_F(PagerMarks, AFileTornByAFailedWriteInTheBackgroundIsWrittenByFree) {
   EXPECT_EQ(in_file(0), 0u);
 }
 
-TEST_F(PagerMarks, AFailureBetweenTheBodyAndTheTailOfAFileMarksTheWholeBlock) {
+TEST_F(PagerMarks, AFailureBeforeTheTailOfAFileMarksTheWholeBlock) {
   start(config());
   const size_t size = kSmall - kPage + 100;
   std::byte* r = shared(size);
   EXPECT_EQ(get(r), 0u);
   put(r, 7);
   put(r + kSmall - kPage, 8);
-  engine->tear(EIO, 2);
+  engine->tear(EIO);  // body and tail are one request, which ends half way
   EXPECT_EQ(pager->sync(r, size).code(), -EIO);
-  if (engine->count(Io::Op::write) != 2) GTEST_SKIP() << "no O_DIRECT here, so the file has no tail";
   EXPECT_EQ(in_file(0), 7u);
   put(r, 0);
   put(r + kSmall - kPage, 0);
   EXPECT_TRUE(pager->sync(r, size).ok());
-  EXPECT_EQ(engine->count(Io::Op::write), 4u) << "body and tail again";
+  EXPECT_EQ(engine->count(Io::Op::write), 2u) << "body and tail again";
   EXPECT_EQ(in_file(0), 0u);
   EXPECT_EQ(in_file(kSmall - kPage), 0u);
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -189,6 +190,71 @@ TEST_P(EngineContract, ReadsPastTheEndAreZeroWhereAskedAndErrorsElsewhere) {
     EXPECT_EQ(nothing.result, 0);
     EXPECT_EQ(nothing.transferred, 0u);
     EXPECT_TRUE(test::all_zero(buffer.data() + 8 * core::kPage, core::kPage));
+    engine_->remove_file(id);
+  }
+}
+
+TEST_P(EngineContract, AWriteWithinTheFileNeverMakesItLonger) {
+  make(4);
+  if (IsSkipped()) return;
+  std::mt19937_64 random(8);
+  for (const bool direct : {false, true}) {
+    for (const size_t end : {size_t{0}, size_t{100}, 2 * core::kPage, 2 * core::kPage + 1, 3 * core::kPage + 511,
+                             6 * core::kPage, 9 * core::kPage + 7}) {
+      TempFile file(10 * core::kPage, direct);
+      ASSERT_EQ(ftruncate(file.fd(), static_cast<off_t>(end)), 0);
+      const FileId id = add(file);
+      Buffer buffer(16 * core::kPage), back(16 * core::kPage);
+      buffer.fill(random);
+      Batch batch;  // a run that is merged, and one that ends inside a page
+      for (size_t n = 0; n < 3; ++n) {
+        batch.add(Io::Op::write, id, n * 2 * core::kPage, buffer.data() + n * 2 * core::kPage, 2 * core::kPage)
+            .within_file = true;
+      }
+      batch.add(Io::Op::write, id, 8 * core::kPage, buffer.data() + 8 * core::kPage, core::kPage + 5).within_file =
+          true;
+      batch.submit(*engine_);
+      batch.wait();
+      struct stat st;
+      ASSERT_EQ(fstat(file.fd(), &st), 0);
+      EXPECT_EQ(static_cast<size_t>(st.st_size), end);
+      for (const Io& io : batch.ios()) {
+        const size_t inside = end > io.offset ? std::min(io.size, end - io.offset) : 0;
+        EXPECT_EQ(io.result, 0) << end << " " << io.offset;
+        EXPECT_EQ(io.transferred, inside) << end << " " << io.offset;
+        EXPECT_TRUE(file.matches(io.offset, static_cast<char*>(io.buffer), inside)) << end << " " << io.offset;
+      }
+      EXPECT_EQ((fcntl(file.fd(), F_GETFL) & O_DIRECT) != 0, file.direct());
+      engine_->remove_file(id);
+    }
+  }
+}
+
+int cut_fd = -1;
+
+TEST_P(EngineContract, AFileThatBecomesShorterBetweenTheQueueAndTheKernelStaysAsItIs) {
+  make(4);
+  if (IsSkipped()) return;
+  for (const bool direct : {false, true}) {
+    TempFile file(10 * core::kPage, direct);
+    const FileId id = add(file);
+    Buffer buffer(8 * core::kPage);
+    cut_fd = file.fd();
+    core::step_hook = [](const char* step) {
+      if (strcmp(step, "store.issue") == 0 && ftruncate(cut_fd, 3 * core::kPage + 9) != 0) abort();
+    };
+    {
+      Batch batch;
+      batch.add(Io::Op::write, id, 0, buffer.data(), buffer.size()).within_file = true;
+      batch.submit(*engine_);
+      batch.wait();
+      core::step_hook = nullptr;
+      EXPECT_EQ(batch.ios()[0].result, 0);
+      EXPECT_EQ(batch.ios()[0].transferred, 3 * core::kPage + 9);
+    }
+    struct stat st;
+    ASSERT_EQ(fstat(file.fd(), &st), 0);
+    EXPECT_EQ(static_cast<size_t>(st.st_size), 3 * core::kPage + 9);
     engine_->remove_file(id);
   }
 }

@@ -52,16 +52,9 @@ TEST_F(MappedFileTest, TellsSizeAndWhetherItIsDirect) {
     EXPECT_EQ(file.file.size, 3 * kPage + 5);
     EXPECT_FALSE(file.file.block_device);
     EXPECT_EQ(file.file.direct, (fcntl(file.file.fd, F_GETFL) & O_DIRECT) != 0);
-    EXPECT_EQ(file.tail_fd >= 0, file.file.direct);
-    for (const int fd : {file.file.fd, file.tail_fd}) {
-      if (fd < 0) continue;
-      EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
-      EXPECT_EQ(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
-      EXPECT_EQ(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDWR);
-    }
-    if (file.tail_fd >= 0) {
-      EXPECT_EQ(fcntl(file.tail_fd, F_GETFL) & O_DIRECT, 0);
-    }
+    EXPECT_NE(fcntl(file.file.fd, F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_EQ(fcntl(file.file.fd, F_GETFL) & O_NONBLOCK, 0);
+    EXPECT_EQ(fcntl(file.file.fd, F_GETFL) & O_ACCMODE, O_RDWR);
     if (!direct) {
       EXPECT_FALSE(file.file.direct);
     }
@@ -138,9 +131,6 @@ TEST_F(MappedFileTest, AReadOnlyFileIsOpenedForReadingOnly) {
   MappedFile file;
   ASSERT_TRUE(open_mapped(path, false, true, &file).ok());
   EXPECT_EQ(pwrite(file.file.fd, "x", 1, 0), -1);
-  if (file.tail_fd >= 0) {
-    EXPECT_EQ(pwrite(file.tail_fd, "x", 1, 0), -1);
-  }
   close_mapped(&file);
 }
 
@@ -162,26 +152,6 @@ TEST_F(MappedFileTest, ARefusalLeaksNoDescriptor) {
   close(after);
   EXPECT_EQ(before, after);
   close_mapped(&writer);
-}
-
-TEST(SplitTailTest, NoByteIsWrittenBeyondTheEnd) {
-  MappedFile file;
-  const auto expect = [&](uint64_t size, uint64_t offset, size_t length, size_t main, size_t tail, size_t beyond) {
-    const TailSplit split = split_tail(file, size, offset, length);
-    EXPECT_EQ(split.main, main) << size << " " << offset << " " << length;
-    EXPECT_EQ(split.tail, tail) << size << " " << offset << " " << length;
-    EXPECT_EQ(split.beyond, beyond) << size << " " << offset << " " << length;
-  };
-  file.file.direct = true;
-  expect(10 * kPage, 0, 4 * kPage, 4 * kPage, 0, 0);
-  expect(10 * kPage, 8 * kPage, 4 * kPage, 2 * kPage, 0, 2 * kPage);
-  expect(10 * kPage + 7, 8 * kPage, 4 * kPage, 2 * kPage, 7, 2 * kPage - 7);
-  expect(10 * kPage + 7, 10 * kPage, kPage, 0, 7, kPage - 7);
-  expect(10 * kPage + 7, 12 * kPage, kPage, 0, 0, kPage);
-  expect(0, 0, kPage, 0, 0, kPage);
-  expect(7, 0, kPage, 0, 7, kPage - 7);
-  file.file.direct = false;
-  expect(10 * kPage + 7, 8 * kPage, 4 * kPage, 2 * kPage + 7, 0, 2 * kPage - 7);
 }
 
 }  // namespace
