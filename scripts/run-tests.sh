@@ -117,7 +117,8 @@ run_suite() {
     *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
   esac
   case $suite in
-    system | abi | unit | stress | ctl | python | examples) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
+    system | abi | unit | ctl | python | examples) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
+    stress) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout + seconds * 8)) "$program"; done ;;
     vm | kmod | deb) mapfile -t scripts < <(scripts_of "${suite/deb/package}"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac
   rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")

@@ -1,0 +1,74 @@
+#!/bin/bash
+# fsx.sh: programs that exercise shared mappings of files, on vmem_map: tests/fsx/mmap_shim.c is preloaded into them. Ours
+# (tests/fsx/exercise.cpp), and xfstests' fsx and holetest, which are free software under other terms (GPL) and no package of
+# Debian: their source is taken from VMEM_XFSTESTS, or from the cache (~/.cache/vmem/xfstests), or fetched into it. Three
+# times VMEM_STRESS_SECONDS in all. The last line counts.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath "${BUILD:-build}") out=$(realpath "${BUILD:-build}")/tests/fsx seconds=${VMEM_STRESS_SECONDS:-5}
+cache=${VMEM_CACHE:-$HOME/.cache/vmem} source=${VMEM_XFSTESTS:-}
+passed=0 failed=0 skipped=0
+mkdir -p "$out"
+folder=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-fsx.XXXXXX"); trap 'rm -rf "$folder"' EXIT
+
+note() { printf '%-4s %s\n' "$1" "$2"; }
+# run NAME LIMIT PROGRAM..: with the shim, which must have taken a mapping; NAME "plain .." goes without.
+run() {
+  local name=$1 limit=$2 log=$folder/log; shift 2
+  if [[ $name == plain* ]]; then timeout -k 3 "$limit" "$@" >"$log" 2>&1
+  else
+    env LD_PRELOAD="$out/shim.so" VMEM_SHIM_FOLDER="$folder" VMEM_HOST_BUDGET="$budget" VMEM_BLOCK_SIZE="$block" \
+      VMEM_TRANSFER="$transfer" VMEM_TRAP="${VMEM_TRAP:-uffd}" VMEM_DEVICE=none VMEM_PUBLISH=off timeout -k 3 "$limit" "$@" >"$log" 2>&1
+  fi
+  local status=$?
+  [ "$status" -le 128 ] || echo "ended by a signal" >>"$log"
+  if [ "$status" = 0 ] && { [[ $name == plain* ]] || grep -aqE '^shim: [1-9]' "$log"; }; then passed=$((passed + 1)); note ok "$name"
+  else failed=$((failed + 1)); note FAIL "$name (status $status)"; grep -av '^ok' "$log" | tail -20; fi
+}
+probe() { env LD_PRELOAD="$out/shim.so" VMEM_SHIM_FOLDER="$folder" VMEM_HOST_BUDGET=16MiB VMEM_TRAP="${VMEM_TRAP:-uffd}" VMEM_DEVICE=none "$out/exercise" "$folder/probe" 0.2 1 65536; }
+
+# A sanitizer's library has to be the first that is preloaded: these programs are built without.
+if grep -q -e '-fsanitize' "$build/flags" 2>/dev/null; then echo "skipped: a sanitized library cannot be preloaded"; exit 77; fi
+${CC:-cc} -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iinclude tests/fsx/mmap_shim.c -o "$out/shim.so" -L"$build" -lvmem -Wl,-rpath,"$build" -ldl -pthread &&
+  ${CXX:-g++} -std=c++20 -O1 -g -Wall -Wextra -Werror -D_GNU_SOURCE tests/fsx/exercise.cpp -o "$out/exercise" -pthread || { echo "FAILED: does not build"; exit 1; }
+
+# Where the kernel offers no trap to this user there is nothing to exercise.
+if ! probe >"$folder/probe.log" 2>&1 && grep -qE 'vmem_map: -(1|38|95) ' "$folder/probe.log"; then
+  echo "skipped: $(grep -m1 vmem_map "$folder/probe.log")"; exit 77
+fi
+
+cases=("4KiB copy 8MiB 1" "64KiB auto 16MiB 2" "2MiB auto 20MiB 3" "2MiB copy 24MiB 4")
+each=$(awk -v s="$seconds" 'BEGIN {print s / 4 < 0.5 ? 0.5 : s / 4}')
+run "plain exercise, on the kernel's own mmap" 120 "$out/exercise" "$folder/plain" 1 1 $((1 << 20))
+for c in "${cases[@]}"; do
+  read -r block transfer budget number <<<"$c"
+  run "exercise, blocks of $block, $transfer, 32 MiB in $budget" $((seconds * 2 + 60)) "$out/exercise" "$folder/long" "$each" "$number" $((32 << 20))
+  run "exercise, blocks of $block, $transfer, 300 KiB" $((seconds * 2 + 60)) "$out/exercise" "$folder/short" "$each" "1$number" 300000
+done
+
+# xfstests' programs.
+[ -n "$source" ] || source=$cache/xfstests
+if [ ! -e "$source/ltp/fsx.c" ] && [ -z "${VMEM_XFSTESTS:-}" ] && command -v git >/dev/null; then
+  timeout 60 git clone -q --depth 1 https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git "$source" >/dev/null 2>&1 || rm -rf "$source"
+fi
+if [ ! -e "$source/ltp/fsx.c" ] || [ ! -e "$source/src/holetest.c" ]; then
+  echo "skipped: xfstests' fsx and holetest: no source in $source, and it cannot be fetched"
+  skipped=$((skipped + 2))
+else
+  printf '#include <err.h>\n#include <getopt.h>\n' >"$out/config.h"
+  have=(); for h in SYS_TYPES SYS_STAT SYS_TIME SYS_WAIT SYS_IOCTL SYS_PARAM SYS_STATVFS SYS_MMAN STDLIB UNISTD STRINGS ERRNO FCNTL ASSERT LINUX_FALLOC; do have+=("-DHAVE_${h}_H"); done
+  if ${CC:-cc} -w -O1 -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -DFALLOCATE -DHAVE_FALLOCATE "${have[@]}" -I"$out" -I"$source/src" "$source/ltp/fsx.c" -o "$out/xfstests-fsx" 2>"$folder/cc.log" &&
+    ${CC:-cc} -w -O1 -D_GNU_SOURCE -pthread "$source/src/holetest.c" -o "$out/xfstests-holetest" 2>>"$folder/cc.log"; then
+    for c in "${cases[@]}"; do
+      read -r block transfer budget number <<<"$c"
+      # -y: msync after mapped writes; holes and mapped accesses are on; -q: quiet.
+      run "fsx, blocks of $block, $transfer" $((seconds * 2 + 60)) "$out/xfstests-fsx" -q -S "$number" -l $((4 << 20)) -P "$folder" --duration="$((seconds / 4 + 1))" "$folder/fsx"
+      rm -f "$folder/holes"
+      run "holetest, blocks of $block, $transfer, 24 MiB in $budget" $((seconds * 2 + 60)) "$out/xfstests-holetest" "$folder/holes" 24
+    done
+  else
+    echo "FAILED: xfstests' programs do not build"; cat "$folder/cc.log"; failed=$((failed + 1))
+  fi
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
