@@ -159,6 +159,28 @@ $(ABI): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.so
 
 -include $(shell find $(BUILD)/lib $(BUILD)/tests $(BUILD)/tools $(BUILD)/examples -name '*.d' 2>/dev/null)
 
+# ---- negative controls: make BREAK=NAME build/negative/NAME/unit_tests is that program with one protection taken out of the
+# library (lib/core/break.h); only the files that name it are compiled again. tests/negative/run.sh runs them.
+ifdef BREAK
+BREAK_DIR := $(BUILD)/negative/$(BREAK)
+BREAK_SRC := $(shell grep -lF 'broken("$(BREAK)")' $(LIB_SRC))
+$(if $(BREAK_SRC),,$(error BREAK=$(BREAK): no file of lib names this protection))
+BREAK_OBJ := $(BREAK_SRC:%.cpp=$(BREAK_DIR)/%.o)
+$(BREAK_OBJ): $(BREAK_DIR)/%.o: %.cpp $(BUILD)/%.o
+	@mkdir -p $(@D)
+	$(call say,C++,$< without $(BREAK))
+	$(Q)$(CXX) $(CPPFLAGS) -DVMEM_BREAK='"$(BREAK)"' $(STD) $(SANFLAGS) $(CXXFLAGS) -c $< -o $@
+$(BREAK_DIR)/libvmem.a: $(BREAK_OBJ) $(LIB_OBJ)
+	@rm -f $@
+	$(Q)ar rcs $@ $(BREAK_OBJ) $(filter-out $(BREAK_SRC:%.cpp=$(BUILD)/%.o),$(LIB_OBJ))
+$(BREAK_DIR)/unit_tests: $(UNIT_OBJ) $(BREAK_DIR)/libvmem.a
+$(BREAK_DIR)/system_tests: $(SYS_OBJ) $(BREAK_DIR)/libvmem.a
+$(patsubst tests/stress/%.cpp,$(BREAK_DIR)/%,$(wildcard tests/stress/*.cpp)): $(BREAK_DIR)/%: $(BUILD)/tests/stress/%.o $(BREAK_DIR)/libvmem.a
+$(addprefix $(BREAK_DIR)/,unit_tests system_tests $(patsubst tests/stress/%.cpp,%,$(wildcard tests/stress/*.cpp))):
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
+endif
+
 # ---- GPU tests run on another machine: nothing but the C library and the driver is taken from there ----------------------
 # tests/gpu/NAME_test.cu, NAME_bench.cu (or .cpp) become binaries; other files there are linked into each of them.
 GPU_MAIN  := $(filter %_test.cu %_bench.cu %_test.cpp %_bench.cpp,$(GPU_SRC))
@@ -197,7 +219,7 @@ unit: $(BUILD)/tests/unit_tests
 
 test: | $(call SETUP,test) $(call SETUP,vm) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
-	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress vm kmod deb)
+	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress negative vm kmod deb)
 
 test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressSanitizer + UBSan, then ThreadSanitizer
 	@scripts/run-sanitizers.sh

@@ -6,7 +6,7 @@
 #   ctl     $BUILD/tests/ctl_tests, tests/ctl/*.sh
 #   vm      tests/vm/*.sh                     kmod    tests/kmod/*.sh         python  tests/python/*.sh
 #   examples  tests/examples/*.sh, which run $BUILD/examples/*
-#   deb     tests/package/*.sh
+#   deb     tests/package/*.sh           negative tests/negative/*.sh
 #
 # A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
@@ -113,12 +113,13 @@ run_suite() {
           run_one "stress/${program##*/} $line" $((seconds * 4 + 120)) "$program" --seconds "$seconds" $line
         done < <(cat "tests/stress/${program##*/}.variants" 2>/dev/null)
       done ;;
-    vm | kmod | python | examples | deb) ;;
+    vm | kmod | python | examples | deb | negative) ;;
     *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
   esac
   case $suite in
     system | abi | unit | ctl | python | examples) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
     stress) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout + seconds * 8)) "$program"; done ;;
+    negative) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
     vm | kmod | deb) mapfile -t scripts < <(scripts_of "${suite/deb/package}"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
   esac
   rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")

@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/break.h"
+
 namespace vmem::core {
 
 namespace {
@@ -17,6 +19,7 @@ constinit thread_local bool ours = false;
 SignalsBlocked::SignalsBlocked() {
   sigset_t all;
   sigfillset(&all);
+  if (broken("signal_mask")) sigemptyset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before_);
 }
 

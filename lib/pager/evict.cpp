@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 
+#include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
@@ -192,7 +193,7 @@ void Pager::take_one(Move* m) {
   if (!m->from_held) {
     if (!m->in_place) {
       m->status = trap_->take(at, r.block_size, m->image, r.transfer);
-    } else if (!m->clean) {
+    } else if (!m->clean && !core::broken("write_protect")) {
       m->status = trap_->protect(at, r.block_size);
     }
     if (!m->status.ok()) return;
@@ -201,7 +202,7 @@ void Pager::take_one(Move* m) {
   core::step("evict.taken");
   if (m->probe || m->clean) return;
   m->digest = store::digest(m->image, r.block_size);
-  m->clean = m->has_digest && m->digest == block.digest;
+  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
   if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
     m->clean = m->zeros = true;
   }
@@ -344,7 +345,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if (m->in_place) {
-    frames_.give_credit(r.block_size);
+    if (!core::broken("credit")) frames_.give_credit(r.block_size);
   } else if (m->from_held) {
     give_frame(r, m->image);
   } else {
@@ -446,7 +447,7 @@ void Pager::on_written(store::Io& io) {
 
 // Locked. The mark, words, back-off, and a status for whoever asks next.
 void Pager::note_write_failure(Move* m) {
-  if (m->io.size != 0) mark_unknown(*m->region, m->block);  // it was begun
+  if (m->io.size != 0 && !core::broken("unknown_mark")) mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
@@ -456,7 +457,7 @@ void Pager::note_write_failure(Move* m) {
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
   }
   retry_writes_ns_ = now_ns() + (uint64_t{10000000} << std::min(failures_in_row_, 6u));
-  if (m->job == nullptr && write_error_.ok()) write_error_ = m->status;
+  if (m->job == nullptr && write_error_.ok() && !core::broken("write_report")) write_error_ = m->status;
 }
 
 // Unlocked; state writing, or leaving for a block that stays on its device.
@@ -569,6 +570,7 @@ void Pager::revive(Region& r, BlockIndex b) {
   block.flags &= static_cast<uint16_t>(~core::kDropped);
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
   r.reasons.erase(b);
+  if (core::broken("revive")) return;
   const bool shows_file = (block.flags & core::kShowsFile) != 0;
   block.flags &= static_cast<uint16_t>(~core::kShowsFile);
   Status s = shows_file ? trap_->unmap_file(r.address(b), r.block_size) : trap_->unfail(r.address(b), r.block_size);

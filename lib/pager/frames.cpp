@@ -7,6 +7,7 @@
 #include <bit>
 #include <cerrno>
 
+#include "core/break.h"
 #include "core/log.h"
 
 namespace vmem::pager {
@@ -32,7 +33,7 @@ void FramePool::set_tables(uint64_t bytes) {
 }
 
 bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
-  const uint64_t most = budget();
+  const uint64_t most = core::broken("budget") ? UINT64_MAX / 2 : budget();
   if (used_ + bytes + reserve > most) {
     if (used_ - free_bytes_ + bytes + reserve > most) return false;
     if (!shrink_free(used_ + bytes + reserve - most)) return false;

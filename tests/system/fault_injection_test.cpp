@@ -119,6 +119,17 @@ TEST_P(FaultInjection, ATornWriteIsFoundByItsChecksum) {
   EXPECT_EQ(vmem::stats().checksum_errors, 1u);
 }
 
+TEST_P(FaultInjection, AFlushOfTheFileThatFailsIsReportedBySync) {
+  TempFile file(2 * kBlock);
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  write(r, 0, 1);
+  disk->add_rule(fault(Fault::Action::error, Io::Op::flush));
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EIO) << "written, but not durable";
+  disk->clear_rules();
+}
+
 TEST_P(FaultInjection, AFullDiskKeepsDataInMemoryAndSyncSaysSo) {
   start();
   if (IsSkipped()) return;

@@ -1,0 +1,75 @@
+#!/bin/bash
+# run.sh [NAME..]: negative controls. Takes one protection at a time out of the library (lib/core/break.h) and demands that
+# each of the tests named below notices: that it fails, crashes or hangs. The same tests must pass on the library as it
+# is. Without names: those marked short; all with VMEM_LONG=1. $BUILD must be built. The last line counts.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+build=${BUILD:-build}
+# protection | short or long | test, test, ..: a GoogleTest filter for unit or system, or a stress program's arguments
+controls='
+digest_check   | short | unit PagerSteps.WrongBytesFromTheStoreAreNeverShown
+compare        | short | unit PagerSteps.WhatIsEvictedComesBack, model --seconds 4
+write_protect  | short | history --seconds 4 --transfer copy, model --seconds 6 --transfer copy
+release_event  | short | model --seconds 8 --device sim
+unknown_mark   | long  | unit PagerMarks.*
+write_report   | long  | unit PagerSteps.ABackgroundFailureIsReportedByTheNextSyncOnce
+revive         | long  | unit PagerSteps.AReadErrorFailsTheTouchAndLeasesNothing
+credit         | long  | history --seconds 25 --transfer copy
+budget         | long  | unit PagerFrames.FramesAreDistinctAndEndWithTheBudget
+lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
+signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocksThemAll
+stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
+copy_wait      | long  | history --seconds 4 --device sim
+kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
+file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*
+file_lock      | long  | system FilesMore.SharedIsExclusive
+'
+log=$build/negative/log; mkdir -p "$build/negative"
+passed=0 failed=0 skipped=0 table=()
+
+# run_test FOLDER-OF-UNIT FOLDER-OF-STRESS TEST: its status.
+run_test() {
+  local at=$1 stress=$2 program arguments; read -r program arguments <<<"$3"
+  # shellcheck disable=SC2086  # several arguments
+  case $program in
+    unit | system) timeout -k 3 60 "$at/${program}_tests" --gtest_brief=1 --gtest_filter="$arguments" >"$log" 2>&1 ;;
+    *) timeout -k 3 90 "$stress/$program" $arguments >"$log" 2>&1 ;;
+  esac
+}
+how() { # STATUS
+  case $1 in 124 | 137) echo "hung" ;; 1) echo "failed" ;; *) [ "$1" -gt 128 ] && echo "crashed (signal $(($1 - 128)))" || echo "status $1" ;; esac
+}
+# Bash's own lines about crashes stay out of the table.
+exec 3>&2 2>/dev/null
+while IFS='|' read -r name length tests; do
+  name=${name// /} length=${length// /}
+  [ -n "$name" ] || continue
+  if [ $# -gt 0 ]; then [[ " $* " == *" $name "* ]] || continue
+  elif [ "$length" = long ] && [ -z "${VMEM_LONG:-}" ]; then continue; fi
+  dir=$build/negative/$name; IFS=',' read -ra list <<<"$tests"
+  programs=()
+  for t in "${list[@]}"; do read -r program _ <<<"$t"; case $program in unit | system) program=${program}_tests ;; esac; programs+=("$dir/$program"); done
+  if ! ${MAKE:-make} NO_SETUP=1 BUILD="$build" BREAK="$name" "${programs[@]}" >"$log" 2>&1; then
+    echo "FAIL $name: does not build"; tail -5 "$log"; failed=$((failed + 1)); continue
+  fi
+  for t in "${list[@]}"; do
+    t=${t# }; t=${t% }
+    run_test "$build/tests" "$build/tests/stress" "$t"; status=$?
+    if [ $status = 77 ] || { [ $status = 0 ] && grep -q '\[  SKIPPED \]' "$log"; }; then
+      echo "skipped: $t: cannot run here"; skipped=$((skipped + 1)); continue
+    elif [ $status != 0 ] || grep -q ' 0 tests from' "$log"; then
+      echo "FAIL $t fails on the library as it is (status $status)"; tail -5 "$log"; failed=$((failed + 1)); continue
+    fi
+    run_test "$dir" "$dir" "$t"; status=$?
+    if [ $status = 0 ]; then
+      echo "FAIL $name is gone and nothing is noticed by: $t"; failed=$((failed + 1)); table+=("$(printf '%-15s | %-70s | NOT CAUGHT' "$name" "$t")")
+    else
+      passed=$((passed + 1)); table+=("$(printf '%-15s | %-70s | %s' "$name" "$t" "$(how $status)")")
+    fi
+  done
+  rm -rf "$dir"
+done <<<"$controls"
+exec 2>&3
+printf '%s\n' "${table[@]}"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
