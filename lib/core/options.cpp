@@ -135,8 +135,9 @@ std::string environment_name(const char* name) {
 std::string accepted_form(const OptionInfo& info) {
   switch (info.kind) {
     case OptionKind::bytes:
-      return strprintf("a size from %s to %s, such as %s", human_bytes(info.min).c_str(), human_bytes(info.max).c_str(),
-                       info.id == Option::block_size ? "64KiB or 2MiB, a power of two" : "512MiB or 8G");
+      return strprintf("a %s from %s to %s, such as %s", info.id == Option::block_size ? "power of two" : "size",
+                       human_bytes(info.min).c_str(), human_bytes(info.max).c_str(),
+                       info.id == Option::block_size ? "64KiB or 2MiB" : "512MiB or 8G");
     case OptionKind::number:
       return strprintf("a whole number from %llu to %llu", static_cast<unsigned long long>(info.min),
                        static_cast<unsigned long long>(info.max));
@@ -248,8 +249,8 @@ Status Options::set(Option id, std::string_view value) {
       break;
   }
   if (!good) {
-    return error(EINVAL, "%s: \"%.*s\" is not accepted; give %s%s", info.name, static_cast<int>(value.size()),
-                 value.data(), accepted_form(info).c_str(), id == Option::block_size ? ", a power of two" : "");
+    return error(EINVAL, "%s: \"%.*s\" is not accepted; give %s", info.name, static_cast<int>(value.size()),
+                 value.data(), accepted_form(info).c_str());
   }
   std::lock_guard lock(mutex_);
   values_[static_cast<size_t>(id)] = std::move(parsed);
@@ -269,7 +270,8 @@ Status Options::get(std::string_view name, std::string* value) const {
 Status Options::load_environment() {
   for (const OptionInfo& info : kTable) {
     const std::string variable = environment_name(info.name);
-    const char* value = std::getenv(variable.c_str());
+    // Not under AT_SECURE: who starts a set-user-ID program must not choose which files it writes.
+    const char* value = secure_getenv(variable.c_str());
     if (value == nullptr) continue;
     if (Status s = set(info.id, value); !s.ok()) {
       return error(EINVAL, "environment variable %s=\"%s\" is not accepted; give %s", variable.c_str(), value,
@@ -302,7 +304,9 @@ std::string Options::text(Option id) const {
 std::string options_markdown() {
   std::string out =
       "# Settings\n\n<!-- Generated from the table in lib/core/options.cpp by `make docs`; do not edit. -->\n\n"
-      "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`. Sizes take K, M, G "
+      "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`, but not in a "
+      "program "
+      "that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE). Sizes take K, M, G "
       "or T, with or without iB. \"Live\" settings may change while regions exist; the others only before the first "
       "region.\n\n| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
   for (const OptionInfo& info : kTable) {
@@ -320,7 +324,8 @@ std::string options_manual() {
       ".TH VMEM-SETTINGS 7 \"\" libvmem \"libvmem\"\n.SH NAME\nvmem-settings \\- settings of libvmem\n"
       ".SH DESCRIPTION\nA setting is given by\n.BR vmem_set (\"name\", \" value\")\nor by its environment variable, "
       "which is "
-      "read when libvmem starts. Sizes take K, M, G or T, with or without iB. Those marked live may change while "
+      "read when libvmem starts, but not in a program that runs with more rights than who started it (set-user-ID, "
+      "capabilities; AT_SECURE). Sizes take K, M, G or T, with or without iB. Those marked live may change while "
       "regions "
       "exist, also from outside with\n.BR \"vmemctl tune\" ;\nthe others only before the first region.\n.SH SETTINGS\n";
   for (const OptionInfo& info : kTable) {

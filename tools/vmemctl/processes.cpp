@@ -61,7 +61,7 @@ std::vector<Folder> all_folders(const Common& common) {
     out.push_back({common.folder, s.st_uid});
     return out;
   }
-  for (const std::string& path : publish::folders(geteuid(), getenv("XDG_RUNTIME_DIR")))
+  for (const std::string& path : publish::folders(geteuid(), secure_getenv("XDG_RUNTIME_DIR")))
     out.push_back({path, geteuid()});
   if (geteuid() == 0) {
     add_folders("/run/user", "", "/vmem", &out);

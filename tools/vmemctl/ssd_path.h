@@ -9,7 +9,7 @@ namespace vmemctl {
 inline std::string ssd_path(const std::string& given) {
   if (!given.empty()) return given;
   for (const char* variable : {"VMEM_SSD_PATH", "TMPDIR"}) {
-    const char* value = getenv(variable);
+    const char* value = secure_getenv(variable);
     if (value != nullptr && *value != '\0') return value;
   }
   return "/var/tmp";

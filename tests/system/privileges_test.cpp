@@ -1,0 +1,63 @@
+// Programs that run with more rights than who starts them, who must not choose what they do.
+#include <sys/auxv.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "child.h"
+#include "support.h"
+
+namespace {
+
+using systest::SystemTest;
+
+class Privileges : public SystemTest {};
+
+TEST_F(Privileges, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make a program that runs as root";
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  std::string program = systest::temp_folder() + "/vmem-setuid.XXXXXX";
+  close(mkstemp(program.data()));
+  std::filesystem::copy_file("/proc/self/exe", program, std::filesystem::copy_options::overwrite_existing);
+  ASSERT_EQ(chown(program.c_str(), 0, 0), 0);
+  ASSERT_EQ(chmod(program.c_str(), 04755), 0);
+  systest::TempFile victim(1 << 20, 9);  // root's own
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("VMEM_HOST_BUDGET", "48MiB", 1);
+    setenv("VMEM_SSD_PATH", victim.path().c_str(), 1);
+    setenv("VMEM_BLOCK_SIZE", "64KiB", 1);
+    setenv("VMEM_LOG", "nonsense", 1);  // would be an error of every call
+    if (setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
+    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsAsRoot",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(98);
+  }
+  const int status = systest::wait_for_child(child, 60);
+  unlink(program.c_str());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "the folder's file system ignores set-user-ID";
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(victim.read(), systest::TempFile::content(1 << 20, 9));
+}
+
+TEST(PrivilegesChild, DISABLED_RunsAsRoot) {
+  if (getauxval(AT_SECURE) == 0) _exit(77);
+  ASSERT_EQ(geteuid(), 0u);
+  char value[256];
+  ASSERT_EQ(vmem_get("ssd_path", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "");
+  ASSERT_EQ(vmem_get("block_size", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "2097152");
+  ASSERT_EQ(vmem_get("log", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "warning");
+  // What the program itself says counts.
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_get("host_budget", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "33554432");
+  vmem::region region(64 << 20, VMEM_HOST_ONLY);
+  memset(region.data(), 7, region.size());
+}
+
+}  // namespace
