@@ -21,7 +21,7 @@ signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocks
 stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 copy_wait      | long  | history --seconds 4 --device sim
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
-file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*
+file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*, durable --seconds 3
 file_lock      | long  | system FilesMore.SharedIsExclusive
 '
 log=$build/negative/log; mkdir -p "$build/negative"
