@@ -161,7 +161,8 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
 /*
  * Frees a region; `ptr` is what vmem_alloc or vmem_map returned (NULL: nothing happens, 0). Waits for I/O under way.
  * Changed blocks of a shared file are written first; when that fails the region stays and the error is returned. -EBUSY:
- * live leases. Threads faulting in the region meanwhile get SIGBUS.
+ * live leases. -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays, and the
+ * next call frees it. Threads faulting in the region meanwhile get SIGBUS.
  */
 int vmem_free(void *ptr);
 
@@ -191,13 +192,19 @@ int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int locat
 int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
 
 /* Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done. Leased blocks are
- * skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory. */
+ * skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync. */
 int vmem_evict(const void *ptr, size_t size, int location);
 
 /*
  * Returns when stores made before the call (and by released leases) have a copy on the SSD: for a shared file durable, as
  * fsync; for anonymous memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
  * skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in the background since the last call.
+ *
+ * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move of their pages stopped
+ * half way, or what was stored cannot be read back. The message names the first, the rest of the range is synced. Touches
+ * of a lost block get SIGBUS, an acquire -EIO; never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which
+ * it is zeros, or what the file has (a shared file's too), or until vmem_free. One that could not be read is tried again
+ * by an acquire.
  */
 int vmem_sync(const void *ptr, size_t size);
 

@@ -22,10 +22,10 @@ constexpr uint16_t kLegal[] = {
     /* filling    */ bit(State::held) | bit(State::installing) | bit(State::failed) | bit(State::stored) |
         bit(State::untouched) | bit(State::entering),
     /* held       */ bit(State::installing) | bit(State::taking) | bit(State::entering),
-    /* installing */ bit(State::resident) | bit(State::held),
+    /* installing */ bit(State::resident) | bit(State::held) | bit(State::failed),
     /* resident   */ bit(State::taking) | bit(State::entering),
     /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
-        bit(State::stored) | bit(State::untouched) | bit(State::entering),
+        bit(State::stored) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
     /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
         bit(State::untouched),
     /* failed     */ bit(State::untouched) | bit(State::stored),

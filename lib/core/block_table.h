@@ -55,9 +55,12 @@ enum Flag : uint16_t {
   kProtected = 1 << 6,    // in place write-protected: certainly equal to the store
   kDirty = 1 << 7,        // on a device, or held in a staging frame: may differ from what the store has
   kUnknown = 1 << 8,      // a write of it failed: what the store or the file has may be torn, so it must be written
+  kLost = 1 << 9,         // failed, because the only copy of its changes is gone; until it is dropped or freed
+  kTold = 1 << 10,        // .. and a call has said so
   kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
   kShowsFile = 1 << 13,   // failed, because its file ends before it or in it: the file itself is mapped there
+  kUnanswered = 1 << 14,  // failed, but the trap refused to answer touches with SIGBUS: the next one asks again
 };
 
 struct Block {

@@ -15,7 +15,7 @@ struct Counters {
   std::atomic<uint64_t> evictions{0}, clean_drops{0};
   std::atomic<uint64_t> prefetched_blocks{0}, prefetch_hits{0}, prefetch_wasted{0};
   std::atomic<uint64_t> host_to_device_bytes{0}, device_to_host_bytes{0};
-  std::atomic<uint64_t> io_errors{0}, checksum_errors{0};
+  std::atomic<uint64_t> io_errors{0}, checksum_errors{0}, lost_blocks{0};
   std::atomic<uint64_t> zero_fills{0}, copied_bytes{0}, moved_bytes{0};
   std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // leased by acquires; .. of them at their place already
   Histogram fault_ns;                                    // the times of fault_ns_total

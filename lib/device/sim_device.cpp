@@ -246,6 +246,7 @@ Status SimDevices::body_populate(const Span& span, int device) {
 }
 
 Status SimDevices::body_before_punch(const Span& span) {
+  if (Status s = run_hook(SimOp::punch, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
       std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * kUnit);

@@ -26,7 +26,7 @@ struct SimOptions {
   Link link = Link::nvlink;                   // between any two
 };
 
-enum class SimOp : uint8_t { reserve, map, populate, copy_in, copy_out, unmapped, migrate, advise, pin };
+enum class SimOp : uint8_t { reserve, map, populate, copy_in, copy_out, punch, unmapped, migrate, advise, pin };
 
 // Runs before each operation, copies on their stream's thread: sleep for a slow device, return an error for one that
 // fails (a copy that fails loses the device, as with CUDA). Must not call Devices.

@@ -348,7 +348,7 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
     }
   }
   if (!s.ok() && made) {
-    if (devices_->punch(ranges).ok()) torn = true;
+    if (punch(ranges).ok()) torn = true;
   }
   if (torn) restore_trap(ranges);
   core::step("device.entered");
@@ -403,16 +403,11 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   const bool lent = resident.issued && lent_for_writing(r, b);
   resident.issued = false;
   resident.ticket.reset();
-  if (!trapped || lent) {
+  if (!trapped) r.lost = true;
+  if (lent) {
     if (m->image != nullptr) staging_.put(m->image);
     free_resident(b, r);
-    r.table.change(b, State::entering, State::failed);
-    r.reasons[b] = Status(EIO, std::string(why.text()));
-    if (trapped) {
-      trap_->fail(r.address(b), r.block_size).ignore();
-    } else {
-      r.lost = true;
-    }
+    mark_lost(r, b, State::entering, why);
     free_move(m);
     return;
   }
@@ -426,7 +421,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
     admit(r, b, stamp_now());
   }
   free_move(m);
-  settle(r, b, after);
+  if (!r.lost) settle(r, b, after);
 }
 
 // Unlocked; state leaving, booked on both devices. In order of address.

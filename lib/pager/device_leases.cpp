@@ -196,7 +196,8 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     if (b > s.last) continue;
     if (!r.reasons.empty()) {
       for (BlockIndex i = b; i <= s.last; ++i) {
-        if (r.table[i].state == State::failed && !r.lost) revive(r, i);  // an old failure: the disk may have recovered
+        const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
+        if (r.table[i].state == State::failed && !lost) revive(r, i);  // an old failure: the disk may have recovered
         if (r.table[i].state != State::failed) r.reasons.erase(i);
       }
     }
@@ -256,6 +257,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     }
     if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
       if (tried == b || block.state == State::failed) {
+        if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
         return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, std::string(why->second.text()));
       }
       r.reasons.erase(why);  // an older try that was still under way

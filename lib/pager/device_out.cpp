@@ -91,6 +91,16 @@ void Pager::restore_trap(std::span<const device::Range> ranges) {
   devices_->settle(ranges).ignore();
 }
 
+// Unlocked. A copy of a lost device may still be ending when its ticket says that the device is lost.
+Status Pager::punch(std::span<const device::Range> ranges) {
+  Status s = devices_->punch(ranges);
+  for (int tries = 0; s.code() == -EBUSY && tries < 1000; ++tries) {
+    usleep(1000);
+    s = devices_->punch(ranges);
+  }
+  return s;
+}
+
 // Unlocked; every move is in state leaving, of one device each or several.
 void Pager::leave_batch(std::vector<Move*>& batch) {
   std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
@@ -122,14 +132,20 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
       copied = devices_->copy_out(d, copies, &ticket);
       core::step("device.copying_out");
       if (copied.ok() && !core::broken("copy_wait")) copied = devices_->wait(ticket);
+      if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
     }
     if (s.ok() && !gone.empty()) {
       core::step("device.punching");
-      s = devices_->punch(gone);
+      s = punch(gone);
       if (s.ok()) {
         core::step("device.punched");
         restore_trap(gone);
       }
+    }
+    const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
+    if (refused) {
+      devices_->open(gone, device::Access::read).ignore();  // those that were not held yet have it anyway
+      usleep(1000);                                         // tried again by whoever wants room
     }
     core::step("device.left");
     Lock lock(mutex_);
@@ -142,8 +158,10 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
       if (m->leave == Leave::sync) {
         m->status = m->kept ? s : copied;
         writes.push_back(m);
+      } else if (refused) {
+        undo_leaving(m, s);
       } else {
-        settle_left(m, m->kept ? s : copied, !s.ok(), after);
+        settle_left(m, copied, !s.ok(), after);
       }
     }
     pump(after);
@@ -177,23 +195,23 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   g.used -= r.block_size;
   g.leaving -= r.block_size;
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop;
-  m->status = lost || dirty ? copied : Status();
+  if (lost) {
+    m->status = error(EIO, "the addresses of %s went with device %d", where(r, b).c_str(), m->device);
+  } else if (dirty && !m->kept) {
+    m->status = copied;
+  }
   if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
   block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
-  if (lost || (dirty && !copied.ok())) {
-    free_resident(b, r);  // a copy's frame goes with it
-    if (m->image != nullptr && !m->kept) staging_.put(m->image);
-    if (m->status.ok()) m->status = error(EIO, "device %d was reset, and its memory with it", m->device);
-    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-              m->status.text().data(), where(r, b).c_str());
-    r.table.change(b, State::leaving, State::failed);
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
-    r.reasons[b] = Status(EIO, std::string(m->status.text()));
-    if (lost) {
-      r.lost = true;
-    } else {
-      trap_->fail(r.address(b), r.block_size).ignore();
-    }
+  if (lost) r.lost = true;
+  if (dirty && !m->kept && !copied.ok()) {
+    free_resident(b, r);
+    if (m->image != nullptr) staging_.put(m->image);
+    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
+              copied.text().data(), where(r, b).c_str());
+    mark_lost(r, b, State::leaving, copied);
+    m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
+                      copied.text().data(), where(r, b).c_str());
+    if (m->job != nullptr && m->job->status.ok()) block.flags |= core::kTold;
     free_move(m);
     return;
   }
@@ -217,11 +235,31 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     block.flags &= static_cast<uint16_t>(~core::kDirty);
+    if (m->leave == Leave::drop) forget_store_copy(r, b);  // older still: nobody may be given it
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
     r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
   }
   free_move(m);
-  settle(r, b, after);
+  if (!r.lost) settle(r, b, after);
+}
+
+// Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
+void Pager::undo_leaving(Move* m, const Status& why) {
+  Region& r = *m->region;
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.leaving -= r.block_size;
+  g.failure = why;
+  ++g.failures;
+  if (m->kept) {
+    policy(residents_[r.table[m->block].aux].copy).unhold(residents_[r.table[m->block].aux].copy);
+  } else if (m->image != nullptr) {
+    staging_.put(m->image);
+  }
+  m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
+                          why.text().data(), where(r, m->block).c_str());
+  r.table.change(m->block, State::leaving, State::on_device);
+  admit(r, m->block, stamp_now());
+  free_move(m);
 }
 
 // Unlocked; state leaving, held on its device, and now written, or not.
@@ -234,6 +272,10 @@ void Pager::finish_device_write(Move* m, After& after) {
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
+  if (!m->status.ok() && m->stored == 0) {
+    m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
+                      m->status.text().data(), where(r, m->block).c_str());
+  }
   if (m->status.ok()) {
     if (!m->clean) {
       core::add(counters_.write_bytes, m->stored);
@@ -347,6 +389,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     batch.clear();
   };
   uint64_t since = 0;
+  Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
     const State state = r.table[b].state;
     if (state == State::entering || state == State::leaving) {
@@ -360,16 +403,21 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
       b = r.table.next_touched(b + 1);
       continue;
     }
-    Move* m = begin_leave(r, b, how);
+    // What cannot be copied from a device that is lost cannot stay there either: it gets its mark.
+    const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);
+    Move* m = begin_leave(r, b, on_lost ? Leave::evict : how);
     if (m == nullptr) {
       flush();
       const uint64_t now = now_ns();
       if (since == 0) since = now;
       if (now - since > config_.fault_timeout_ms * uint64_t{1000000}) {
-        if (!write_error_.ok()) return take_write_error();
-        return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
-                     config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
-                     core::human_bytes(staging_.bytes()).c_str());
+        starved = take_write_error();
+        if (starved.ok()) {
+          starved = error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
+                          config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
+                          core::human_bytes(staging_.bytes()).c_str());
+        }
+        break;
       }
       changed_.wait_for(lock, std::chrono::milliseconds(20));
       continue;
@@ -383,7 +431,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   }
   flush();
   while (job.outstanding != 0) changed_.wait(lock);
-  return job.status;
+  return job.status.ok() ? starved : job.status;
 }
 
 }  // namespace vmem::pager

@@ -196,7 +196,10 @@ void Pager::take_one(Move* m) {
     } else if (!m->clean && !core::broken("write_protect")) {
       m->status = trap_->protect(at, r.block_size);
     }
-    if (!m->status.ok()) return;
+    if (!m->status.ok()) {
+      settle_torn_take(m);
+      return;
+    }
     m->out = !m->in_place;
   }
   core::step("evict.taken");
@@ -248,6 +251,8 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
         policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
         settle_probe(r, m->block, after);
         free_move(m);
+      } else if (m->torn) {
+        lose_taken(m);
       } else if (!m->status.ok()) {
         if (m->stored != 0) {
           note_write_failure(m);
@@ -567,7 +572,7 @@ void Pager::revive_dropped() {
 
 void Pager::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~core::kDropped);
+  block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
   r.reasons.erase(b);
   if (core::broken("revive")) return;

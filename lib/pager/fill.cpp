@@ -128,6 +128,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::failed:
+      if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::leaving:
@@ -368,11 +369,6 @@ void Pager::finish_read(Move* m, After& after) {
               m->status.text().data(), m->cut ? "beyond its end " : "");
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
-    if (fatal_for_touch && !shows_file) {
-      if (Status s = trap_->fail(r.address(m->block), r.block_size); !s.ok()) {
-        core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-      }
-    }
     lock.lock();
   }
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
@@ -398,6 +394,7 @@ void Pager::finish_read(Move* m, After& after) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
     if (shows_file) block.flags |= core::kShowsFile;
     r.reasons[m->block] = m->status;
+    if (!shows_file) fail_touches(r, m->block);
     free_move(m);
     pump(after);
     return;
@@ -443,6 +440,7 @@ void Pager::start_installing(Move* m, State from, After& after) {
 
 // The block is held: it goes in place, or waits for memory. The move finishes in install().
 void Pager::begin_install(Region& r, BlockIndex b, After& after) {
+  if (r.lost) return;  // there is no place any more
   if (start_install(r, b, after)) return;
   r.table[b].flags |= core::kWanted;
   starve(r, b, Urgency::fault);
@@ -487,9 +485,15 @@ void Pager::install(Move* m, After& after) {
   if (s.ok()) {
     core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
   }
+  const bool torn = !s.ok() && torn_by_fill(m, s);
   Lock lock(mutex_);
   Block& block = r.table[m->block];
   if (m->pinned_in_policy) policy(block.aux).unhold(block.aux);
+  if (torn) {
+    lose_filled(m, s);
+    pump(after);
+    return;
+  }
   if (!s.ok() && m->staged && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
     // The trap's own copy of it was refused memory: as for any frame, others leave for it.
     r.table.change(m->block, State::installing, State::held);
@@ -725,7 +729,7 @@ bool Pager::check_starved(uint64_t now) {
     dropped_.emplace_back(&r, s.block);
     r.table.change(s.block, block.state, State::failed);
     r.reasons[s.block] = why;
-    trap_->fail(r.address(s.block), r.block_size).ignore();
+    fail_touches(r, s.block);
     notify();
     return true;
   }

@@ -208,6 +208,10 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
   bool skipped = false;
   if (r.backing == Backing::file_shared) {
     if (first < end) result = write_out(lock, r, first, end - 1, false, false, &skipped);
+    BlockIndex b = r.table.next_touched(first);
+    for (; b < end && result.ok() && r.table.count(State::failed) != 0; b = r.table.next_touched(b + 1)) {
+      if (r.table[b].state == State::failed && !leased(r, b)) result = drop_block(lock, r, b);
+    }
   } else {
     for (BlockIndex b = r.table.next_touched(first); b < end && result.ok(); b = r.table.next_touched(b + 1)) {
       if (leased(r, b)) {
@@ -267,18 +271,21 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
       break;
     }
     case State::on_device: {
+      Job job{1, {}};
       std::vector<Move*> batch{begin_leave(r, b, Leave::drop)};
+      batch.front()->job = &job;
       lock.unlock();
       leave_batch(batch);
       lock.lock();
-      if (block.state != State::stored) break;
-      [[fallthrough]];
+      if (!job.status.ok()) return job.status;
+      break;
     }
     case State::stored:
       forget_store_copy(r, b);
       r.table.change(b, State::stored, State::untouched);
       break;
     case State::failed:
+      if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
       forget_store_copy(r, b);
       if ((block.flags & core::kShowsFile) != 0) {  // stays so: what the program changed there goes
         const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};

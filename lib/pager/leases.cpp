@@ -155,6 +155,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
   std::optional<uint64_t> starving;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
     Block& block = r.table[b];
     After after;
     switch (block.state) {
@@ -175,7 +176,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
           if (size > r.file_offset + b * r.block_size) return {};
           tried = true;
         }
-        if (tried) {
+        if (tried || (block.flags & core::kLost) != 0) {
+          if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
           const Status why = r.reasons[b];
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));
         }
@@ -195,14 +197,17 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         break;
       case State::on_device: {
         std::vector<Move*> batch;
+        Job job{1, {}};
         if (Move* m = begin_leave(r, b, Leave::host)) batch.push_back(m);
         if (batch.empty()) {  // no staging frame: one comes free when a held block has been written
           changed_.wait_for(lock, std::chrono::milliseconds(20));
           continue;
         }
+        batch.front()->job = &job;
         lock.unlock();
         leave_batch(batch);
         lock.lock();
+        if (!job.status.ok()) return Status(EIO, std::string(job.status.text()));
         continue;
       }
       default:

@@ -4,6 +4,7 @@
 
 #include "core/log.h"
 #include "pager/pager.h"
+#include "store/digest.h"
 
 namespace vmem::pager {
 
@@ -98,6 +99,130 @@ void Pager::clear_unknown(core::Block& block) {
   if ((block.flags & core::kUnknown) == 0) return;
   --unknown_blocks_;
   block.flags &= static_cast<uint16_t>(~core::kUnknown);
+}
+
+// Locked. The only copy of the block's changes is gone, and so is whatever the block held in memory or on a device.
+// What the store has is older, and must not be taken for it.
+void Pager::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
+  forget_store_copy(r, b);
+  core::Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
+                                         core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
+  block.flags |= core::kLost;
+  core::add(counters_.lost_blocks);
+  r.table.change(b, from, State::failed);
+  r.reasons[b] = Status(EIO, std::string(why.text()));
+  fail_touches(r, b);
+}
+
+// Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
+void Pager::fail_touches(Region& r, BlockIndex b) {
+  if (r.lost) return;
+  core::Block& block = r.table[b];
+  if (trap_->fail(r.address(b), r.block_size).ok()) {
+    block.flags &= static_cast<uint16_t>(~core::kUnanswered);
+    return;
+  }
+  block.flags |= core::kUnanswered;
+  trap_->wake(r.address(b), r.block_size).ignore();
+}
+
+// Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
+// said so before.
+Status Pager::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
+  if (!r.writable() || r.table.count(State::failed) == 0) return {};
+  uint64_t lost = 0;
+  BlockIndex at = 0;
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    core::Block& block = r.table[b];
+    if (block.state != State::failed || (block.flags & core::kDropped) != 0) continue;
+    const bool unreadable = (block.flags & core::kLost) == 0;
+    if (unreadable && (!again || !block.extent)) continue;
+    if (!again && (block.flags & core::kTold) != 0) continue;
+    block.flags |= core::kTold;
+    if (lost++ == 0) at = b;
+  }
+  if (lost == 0) return {};
+  return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
+                     static_cast<unsigned long long>(lost), where(r, at).c_str(),
+                     static_cast<int>(r.reasons[at].text().size()), r.reasons[at].text().data());
+}
+
+namespace {
+
+// The trap says that it moved a part of the block and could not take it back.
+bool half_way(const Status& s) {
+  return s.code() == -ENOTRECOVERABLE;
+}
+
+}  // namespace
+
+// Unlocked; the owner of the block's transition, whose fill() failed with `why`. False: the frame has all of its bytes
+// still, and the range is absent. True: nobody has them.
+bool Pager::torn_by_fill(const Move* m, const Status& why) {
+  if (!half_way(why) && why.code() != -EEXIST) return false;
+  const Region& r = *m->region;
+  const core::Block& block = r.table[m->block];
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+  bool torn = half_way(why);
+  if (!torn && r.transfer == trap::Transfer::move) {
+    // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
+    torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
+  }
+  if (Status s = trap_->drop({&range, 1}); !s.ok())
+    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  if (torn) {
+    core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
+              place(r, m->block).c_str());
+  }
+  return torn;
+}
+
+// Locked; state installing, after torn_by_fill().
+void Pager::lose_filled(Move* m, const Status& why) {
+  Region& r = *m->region;
+  free_resident(m->block, r);
+  if (m->staged) {
+    staging_.put(m->image);
+    frames_.give_credit(r.block_size);
+  } else {
+    give_frame(r, m->image);
+  }
+  mark_lost(r, m->block, State::installing, why);
+  m->status = r.reasons[m->block];
+  free_move(m);
+}
+
+// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
+// goes, and the slot is empty again whatever was found in it.
+void Pager::settle_torn_take(Move* m) {
+  Region& r = *m->region;
+  if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (half_way(m->status)) {
+    core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), place(r, m->block).c_str());
+    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+    if (Status s = trap_->drop({&range, 1}); !s.ok())
+      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    m->torn = true;
+  }
+  trap_->release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
+}
+
+// Locked; state taking, torn.
+void Pager::lose_taken(Move* m) {
+  Region& r = *m->region;
+  const core::ResidentId id = r.table[m->block].aux;
+  if (!m->keep && !m->probe) leaving_of(m) -= r.block_size;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if ((m->keep || m->probe) && residents_[id].admitted) policy(id).unhold(id);
+  frames_.put_slot(m->image, r.block_size);
+  frames_.give_credit(r.block_size);
+  free_resident(m->block, r);
+  mark_lost(r, m->block, State::taking, m->status);
+  m->status = r.reasons[m->block];
+  if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
+  free_move(m);
 }
 
 // Locked. Some call failed: if it is because device d is lost, that is said, once. The books say how things stood when

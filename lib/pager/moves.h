@@ -55,6 +55,7 @@ struct Move {
   bool clean = false;             // nothing to write
   bool has_digest = false;        // of what the store holds
   bool zeros = false;             // .. because it is all zeros
+  bool torn = false;              // take() stopped half way and could not go back
   bool out = false;               // its pages are in `image`, not in the region
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile

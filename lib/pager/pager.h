@@ -224,6 +224,8 @@ class Pager {
   void leave_batch(std::vector<Move*>& batch);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
+  core::Status punch(std::span<const device::Range> ranges);
+  void undo_leaving(Move* m, const core::Status& why);
   bool evict_from_device(Lock& lock, int d);
   bool serve_departure(Lock& lock);
   void finish_device_write(Move* m, After& after);
@@ -247,6 +249,13 @@ class Pager {
   void saw_loss(int d);
   void mark_unknown(Region& r, core::BlockIndex b);
   void clear_unknown(core::Block& block);
+  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
+  void fail_touches(Region& r, core::BlockIndex b);
+  core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
+  bool torn_by_fill(const Move* m, const core::Status& why);
+  void lose_filled(Move* m, const core::Status& why);
+  void settle_torn_take(Move* m);
+  void lose_taken(Move* m);
   static bool proven_clean(const core::Block& block) { return (block.flags & (core::kDirty | core::kUnknown)) == 0; }
 
   std::unique_ptr<trap::Trap> trap_;

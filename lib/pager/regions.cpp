@@ -188,6 +188,7 @@ Status Pager::destroy(void* ptr, bool force) {
     ++r.in_flight;
     bool skipped = false;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    if (s.ok()) s = tell_lost(r, 0, r.blocks - 1, false);
     --r.in_flight;
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     if (!s.ok()) {

@@ -16,12 +16,13 @@ using core::Status;
 // Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
 // all: live leases do not matter. Blocks under a live WRITE lease (keep) or any lease (!keep) set *skipped.
 Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, bool all, bool* skipped) {
+  Status from_device;
   if (r.gpu) {
     wait_for_region_endings(lock, r);
-    if (Status s = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, all, skipped); !s.ok())
-      return s;
+    from_device = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, all, skipped);
   }
   Job job;
+  job.status = from_device;  // and the rest is written all the same
   std::vector<Move*> batch;
   const size_t most = std::max<size_t>(1, std::min<size_t>(64, (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
@@ -115,7 +116,12 @@ Status Pager::sync(const void* ptr, size_t size) {
   ++r.in_flight;
   bool skipped = false;
   Status result = write_out(lock, r, span.first, span.last, true, false, &skipped);
-  if (result.ok() && r.backing == Backing::file_shared && !core::broken("file_flush")) result = flush_file(lock, r);
+  if (r.backing == Backing::file_shared &&
+      !core::broken("file_flush")) {  // durable, what was written, though a block failed
+    const Status flushed = flush_file(lock, r);
+    if (result.ok()) result = flushed;
+  }
+  if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   notify();
   Status earlier = take_write_error();
@@ -147,6 +153,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   } else {
     result = write_out(lock, r, span.first, span.last, false, false, &skipped);
   }
+  if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   notify();
   return result;
@@ -163,7 +170,8 @@ Status Pager::flush_shared() {
     if (r.backing != Backing::file_shared || r.dying) continue;
     ++r.in_flight;
     bool skipped = false;
-    const Status s = write_out(lock, r, 0, r.blocks - 1, true, true, &skipped);
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, true, &skipped);
+    if (s.ok()) s = tell_lost(r, 0, r.blocks - 1, false);
     if (!s.ok()) {
       core::log(core::Level::error, "changes of a shared file did not reach it: %.*s",
                 static_cast<int>(s.text().size()), s.text().data());

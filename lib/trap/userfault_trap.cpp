@@ -87,7 +87,8 @@ class UserfaultTrap final : public Trap {
   Status clear_tables(uintptr_t start, size_t size);
   Status place(uintptr_t start, size_t size, Transfer transfer);
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
-  Status undo_fill(uintptr_t start, size_t done, uintptr_t frame, Transfer transfer, Protect protect, Status why);
+  Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
+                   Status why);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
   size_t read_faults(std::span<Fault> out, int* error);
 
@@ -248,9 +249,10 @@ Status UserfaultTrap::check_transfer(const char* call, Transfer transfer, uintpt
 }
 
 // After a fill that stopped half way: `done` bytes are visible, and a store may have changed them already. They go back
-// into the frame, so that the frame holds the block's bytes whatever happened.
-Status UserfaultTrap::undo_fill(uintptr_t start, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
-                                Status why) {
+// into the frame, so that the frame holds the block's bytes whatever happened. Ok: they could not, and the rest
+// followed.
+Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer,
+                                Protect protect, Status why) {
   if (done == 0) return why;
   core::step("trap.fill.undo");
   Status back;
@@ -270,6 +272,13 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t done, uintptr_t frame, T
     back = take_pages(start, done, frame);
   }
   if (back.ok()) return why;
+  // It cannot go back; perhaps it can go on. The rest is copied, since it may be moving pages that is refused.
+  if (back.code() != -ENOTRECOVERABLE &&
+      copy_pages(fd_, start + done, frame + done, size - done, protect == Protect::yes).error == 0) {
+    if (transfer == Transfer::move) os::advise(frame, size, MADV_DONTNEED);
+    os::wake(fd_, start, size);
+    return {};
+  }
   return core::error(
       ENOTRECOVERABLE,
       "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%s); first trouble: %s",
@@ -307,7 +316,7 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
                            ? " (a page of the frame is pinned: by I/O in flight or a registered buffer)"
                        : out.error == -ENOENT ? " (the range or the frame is not attached as one mapping)"
                                               : "";
-    return undo_fill(start, out.done, at(frame), transfer, protect,
+    return undo_fill(start, size, out.done, at(frame), transfer, protect,
                      core::system_error(out.error, "fill: %zu of %zu bytes at %p%s", out.done, size, address, hint));
   }
   core::step("trap.fill.filled");
@@ -344,12 +353,17 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
   core::step("trap.take.undo");
   if (out.done != 0) {
     const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);
-    if (back.error != 0)
+    const size_t left = out.done - back.done;
+    // Copying them back needs memory and nothing else that moving needs.
+    if (back.error != 0 && copy_pages(fd_, start + back.done, frame + back.done, left, false).error == 0) {
+      os::advise(frame + back.done, left, MADV_DONTNEED);
+    } else if (back.error != 0) {
       return core::error(
           ENOTRECOVERABLE,
           "take: %zu bytes of the range at 0x%zx are in the frame at 0x%zx and cannot go back (errno %d after "
           "errno %d)",
-          out.done - back.done, start + back.done, frame + back.done, -back.error, -out.error);
+          left, start + back.done, frame + back.done, -back.error, -out.error);
+    }
   }
   os::wake(fd_, start, size);
   return core::system_error(out.error, "take: %zu of %zu bytes at 0x%zx%s", out.done, size, start,

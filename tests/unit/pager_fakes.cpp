@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "core/step.h"
 
@@ -140,6 +141,21 @@ void FakeTrap::fail_take(int error) {
   take_error_ = error;
 }
 
+void FakeTrap::tear_take() {
+  std::lock_guard lock(mutex_);
+  tear_take_ = true;
+}
+
+void FakeTrap::tear_fill(int error) {
+  std::lock_guard lock(mutex_);
+  tear_fill_ = error;
+}
+
+void FakeTrap::refuse_fail(size_t times) {
+  std::lock_guard lock(mutex_);
+  fail_refusals_ = times;
+}
+
 Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** address) {
   void* at = map(size, align);
   if (at == nullptr) return core::error(ENOMEM, "no address space");
@@ -204,6 +220,14 @@ Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfe
     called("fill refused");
     return core::error(fill_error_, "as the test wants it");
   }
+  if (tear_fill_ != 0) {
+    memcpy(at, frame, size / 2);
+    if (transfer == trap::Transfer::move) memset(frame, 0, size / 2);
+    set(number(at), size / 2, Page::present);
+    wake_locked(number(at), size / 2);
+    called("fill torn");
+    return core::error(std::exchange(tear_fill_, 0), "half way, as the test wants it");
+  }
   if (transfer == trap::Transfer::install && frames_.count(number(frame)) == 0)
     return core::error(ENOENT, "the frame has no memory");
   memcpy(at, frame, size);
@@ -228,6 +252,12 @@ Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
   std::lock_guard lock(mutex_);
   called("take");
   if (take_error_ != 0) return core::error(take_error_, "pinned");
+  if (std::exchange(tear_take_, false)) {
+    memcpy(frame, at, size / 2);
+    memset(at, kDropped, size / 2);
+    set(number(at), size / 2, Page::absent);
+    return core::error(ENOTRECOVERABLE, "half way, as the test wants it");
+  }
   memcpy(frame, at, size);
   memset(at, kDropped, size);
   set(number(at), size, Page::absent);
@@ -265,6 +295,12 @@ Status FakeTrap::unprotect(void* at, size_t size) {
 
 Status FakeTrap::fail(void* at, size_t size) {
   std::lock_guard lock(mutex_);
+  if (fail_refusals_ != 0) {
+    --fail_refusals_;
+    called("fail refused");
+    return core::error(ENOMEM, "as the test wants it");
+  }
+  if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "the range is not absent");
   set(number(at), size, Page::failed);
   wake_locked(number(at), size);
   called("fail");

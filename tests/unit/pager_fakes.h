@@ -41,6 +41,13 @@ class FakeTrap final : public trap::Trap {
   void fail_take(int error);
   // The next so many fill() fail so.
   void fail_fill(int error, size_t times);
+  // The next take() moves half of the block, cannot go back, and says so.
+  void tear_take();
+  // The next fill() puts half of the block in place and fails so: ENOTRECOVERABLE, or EEXIST as a kernel that has lost
+  // count of what it moved.
+  void tear_fill(int error);
+  // The next so many fail() are refused.
+  void refuse_fail(size_t times);
   // Frames get no more memory than this together, and what they have now.
   void limit_frames(uint64_t bytes);
   uint64_t frame_bytes();
@@ -86,7 +93,9 @@ class FakeTrap final : public trap::Trap {
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
-  size_t fill_failures_ = 0;
+  size_t fill_failures_ = 0, fail_refusals_ = 0;
+  bool tear_take_ = false;
+  int tear_fill_ = 0;
   std::map<uintptr_t, size_t> frames_;  // populated
   uint64_t frame_bytes_ = 0, frame_limit_ = UINT64_MAX;
   trap::Knobs knobs_;

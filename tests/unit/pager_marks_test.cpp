@@ -11,6 +11,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::Status;
+using vmem::pager::Config;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
@@ -19,6 +20,28 @@ constexpr vmem::store::FileId kFile = 1;
 
 class PagerMarks : public PagerSteps {
  protected:
+  // The block is lost: its touch gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
+  void expect_lost(std::byte* r, size_t block, bool again = true) {
+    EXPECT_TRUE(bus(r)) << "neither zeros nor half of it";
+    EXPECT_EQ(pager->counters().lost_blocks, 1u);
+    for (int i = 0; i < 2; ++i) {
+      const Status s = pager->sync(r, block);
+      EXPECT_EQ(s.code(), -EIO);
+      EXPECT_NE(s.text().find("region 1, block 0 (offset 0)"), std::string_view::npos) << s.text();
+    }
+    EXPECT_EQ(pager->evict(r, block, VMEM_SSD).code(), -EIO);
+    const vmem_range all = range(r, block);
+    EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -EIO) << "what the store has is older";
+    EXPECT_TRUE(bus(r));
+    if (!again) return;
+    EXPECT_TRUE(pager->advise(r, block, VMEM_ADVISE_DONT_NEED, VMEM_HOST).ok());
+    EXPECT_TRUE(pager->sync(r, block).ok());
+    EXPECT_EQ(get(r), 0u);
+    put(r, 5);
+    evict(r, block);
+    EXPECT_EQ(get(r), 5u);
+    EXPECT_EQ(get(r + block), 9u) << "its neighbour is as it was";
+  }
   uint64_t in_file(size_t offset) {
     uint64_t value = 0;
     const std::vector<uint8_t> bytes = engine->bytes(kFile);
@@ -94,6 +117,143 @@ TEST_F(PagerMarks, AStoredBlockTornByAFailedOverwriteIsNeverDroppedAsClean) {
   evict(r, kHugePage);
   EXPECT_EQ(get(r), 7u);
   EXPECT_EQ(pager->counters().checksum_errors, 0u);
+}
+
+TEST_F(PagerMarks, ABlockThatCouldNotBeTakenOutWhollyIsLostAndSaysSo) {
+  for (bool stored : {false, true}) {
+    start(config());
+    std::byte* r = region(2, kHugePage);
+    put(r + kHugePage, 9);
+    if (stored) {
+      put(r, 6);
+      evict(r, kHugePage);
+      EXPECT_EQ(get(r), 6u);
+    }
+    put(r, 7);
+    trap->tear_take();
+    const Status s = pager->evict(r, kHugePage, VMEM_SSD);
+    EXPECT_EQ(s.code(), -EIO);
+    expect_lost(r, kHugePage);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerMarks, FreeTellsOfALostBlockOfASharedFileOnce) {
+  start(config());
+  std::byte* r = shared(2 * kHugePage, kHugePage);
+  EXPECT_EQ(get(r), 0u);
+  EXPECT_TRUE(pager->sync(r, kHugePage).ok()) << "waits until it is in place: a hint passes over what moves";
+  put(r, 7);
+  trap->tear_take();
+  EXPECT_TRUE(pager->prefetch(r, kHugePage, VMEM_SSD).ok());
+  trap->until_called("fail", 1);
+  EXPECT_TRUE(bus(r));
+  const Status s = pager->destroy(r, false);
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(s.text().find("offset 0"), std::string_view::npos) << s.text();
+  EXPECT_TRUE(pager->destroy(r, false).ok()) << "it has said so";
+}
+
+TEST_F(PagerMarks, FreeIsSilentAboutALossThatASyncHasTold) {
+  start(config());
+  std::byte* r = shared(2 * kHugePage, kHugePage);
+  put(r, 7);
+  trap->tear_take();
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -EIO);
+  EXPECT_EQ(pager->sync(r, 2 * kHugePage).code(), -EIO);
+  EXPECT_TRUE(pager->destroy(r, false).ok());
+}
+
+TEST_F(PagerMarks, ALostBlockOfASharedFileShowsTheFileAgainWhenItIsDropped) {
+  start(config());
+  std::byte* r = shared(2 * kHugePage, kHugePage);
+  put(r, 7);
+  EXPECT_TRUE(pager->sync(r, kHugePage).ok());
+  put(r, 8);
+  trap->tear_take();
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -EIO);
+  EXPECT_TRUE(bus(r));
+  EXPECT_TRUE(pager->advise(r, kHugePage, VMEM_ADVISE_DONT_NEED, VMEM_HOST).ok());
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->sync(r, 2 * kHugePage).ok());
+}
+
+TEST_F(PagerMarks, ABlockThatWasPutInPlaceHalfWayIsLostAndSaysSo) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(2, block);
+    put(r, 7);
+    put(r + block, 9);
+    evict(r, block);
+    trap->tear_fill(ENOTRECOVERABLE);
+    uint64_t seen = 7;
+    EXPECT_TRUE(!trap->load(r, &seen) || seen == 7u);  // the half that was in place for a moment
+    trap->until_called("fail", 1);
+    expect_lost(r, block);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerMarks, AFillThatFindsAPageInItsWayLosesNothingItCanProve) {
+  // Copied: the frame has the block's bytes whatever happened to the range.
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  trap->tear_fill(EEXIST);
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_EQ(get(r + kSmall - 8), 0u);
+  EXPECT_EQ(pager->counters().lost_blocks, 0u);
+  TearDown();
+  pager.reset();
+  // Moved: half of the frame has left it, which its digest shows.
+  start(config());
+  r = region(2, kHugePage);
+  put(r, 7);
+  put(r + kHugePage, 9);
+  evict(r, kHugePage);
+  trap->tear_fill(EEXIST);
+  uint64_t seen = 7;
+  EXPECT_TRUE(!trap->load(r, &seen) || seen == 7u);
+  trap->until_called("fail", 1);
+  expect_lost(r, kHugePage);
+}
+
+TEST_F(PagerMarks, ATouchIsAnsweredThoughTheTrapRefusedToFailTheBlockAtFirst) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->fail(Io::Op::read, EIO);
+  trap->refuse_fail(3);
+  EXPECT_TRUE(bus(r)) << "it tried again until it was told";
+  EXPECT_EQ(trap->calls("fail refused"), 3u);
+  EXPECT_EQ(pager->sync(r, kSmall).code(), -EIO) << "what was stored cannot be had";
+  engine->fail(Io::Op::read, 0);
+  const vmem_range all = range(r, kSmall);
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->sync(r, kSmall).ok());
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(16, kHugePage);
+  space->set_budget(0);
+  trap->refuse_fail(3);
+  size_t n = 0;
+  while (n < 16 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  ASSERT_LT(n, 16u);
+  EXPECT_EQ(trap->calls("fail refused"), 3u);
+  EXPECT_EQ(pager->counters().lost_blocks, 0u);
+  pager->set_space_budget(UINT64_MAX);
+  trap->until_called("unfail", 1);
+  for (size_t i = 0; i < n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
 }
 
 }  // namespace

@@ -1,0 +1,181 @@
+// Moves of pages that the kernel stops half way and does not take back: the system call is answered by this file.
+#include <linux/userfaultfd.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+
+#include "support.h"
+#include "trap/os.h"
+
+namespace {
+
+using systest::raises_sigbus;
+using systest::stamp;
+using systest::SystemTest;
+
+constexpr size_t kBlock = 2 << 20;
+
+struct MoveArgs {
+  uint64_t to, from, size, mode;
+  int64_t moved;
+};
+constexpr unsigned long kMove = _IOWR(UFFDIO, 0x05, MoveArgs);
+
+enum class Kernel : int { fine, half, refuses_moves, refuses_all };
+std::atomic<Kernel> kernel{Kernel::fine};
+std::atomic<Kernel> after_half{Kernel::refuses_moves};
+std::atomic<uintptr_t> region_begin{0}, region_end{0};
+std::atomic<bool> out_of_region{true};  // which way the next move is cut short
+std::atomic<unsigned> cut{0};
+
+bool inside(uint64_t address) {
+  return address >= region_begin && address < region_end;
+}
+
+int no_memory(int64_t* done) {
+  *done = -ENOMEM;
+  errno = ENOMEM;
+  return -1;
+}
+
+}  // namespace
+
+// Every ioctl of this process: all but those of a test of this file go to the kernel as they are.
+extern "C" int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list list;
+  va_start(list, request);
+  void* arg = va_arg(list, void*);
+  va_end(list);
+  const Kernel now = kernel.load();
+  if (now != Kernel::fine && request == kMove) {
+    auto* move = static_cast<MoveArgs*>(arg);
+    if (now != Kernel::half) return no_memory(&move->moved);
+    if (inside(out_of_region ? move->from : move->to) && move->size == kBlock) {
+      move->size = kBlock / 2;
+      const long rc = syscall(SYS_ioctl, fd, request, arg);
+      move->size = kBlock;
+      if (rc != 0) return static_cast<int>(rc);
+      ++cut;
+      kernel = after_half.load();
+      move->moved = kBlock / 2;
+      errno = EAGAIN;
+      return -1;
+    }
+  }
+  if (now == Kernel::refuses_all && request == UFFDIO_COPY && inside(static_cast<uffdio_copy*>(arg)->dst)) {
+    int64_t done = 0;
+    const int rc = no_memory(&done);
+    static_cast<uffdio_copy*>(arg)->copy = done;
+    return rc;
+  }
+  return static_cast<int>(syscall(SYS_ioctl, fd, request, arg));
+}
+
+namespace {
+
+class TornMove : public SystemTest {
+ protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    configure({{"transfer", "move"}, {"readahead", "0"}});
+  }
+  void TearDown() override {
+    kernel = Kernel::fine;
+    SystemTest::TearDown();
+  }
+  static void write(const vmem::region& r, uint64_t round) {
+    auto words = r.view<uint64_t>();
+    for (size_t i = 0; i < words.size(); ++i) words[i] = stamp(i, round);
+  }
+  static size_t wrong(const vmem::region& r, size_t first, size_t bytes, uint64_t round) {
+    const uint64_t* words = r.view<uint64_t>().data();
+    size_t bad = 0;
+    for (size_t i = first / 8; i < (first + bytes) / 8; ++i) bad += words[i] != stamp(i, round);
+    return bad;
+  }
+  static void cut_next(const vmem::region& r, bool out, Kernel then) {
+    region_begin = reinterpret_cast<uintptr_t>(r.data());
+    region_end = region_begin + kBlock;
+    out_of_region = out;
+    after_half = then;
+    cut = 0;
+    kernel = Kernel::half;
+  }
+};
+
+TEST_F(TornMove, ABlockThatCannotBeMovedBackIsCopiedBack) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock, VMEM_HOST_ONLY);
+  write(r, 1);
+  cut_next(r, true, Kernel::refuses_moves);
+  const int rc = vmem_evict(r.data(), kBlock, VMEM_SSD);
+  kernel = Kernel::fine;
+  if (cut == 0) GTEST_SKIP() << "pages are not moved here";
+  EXPECT_LT(rc, 0) << "it did not leave";
+  EXPECT_EQ(wrong(r, 0, r.size(), 1), 0u);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
+  r.evict();
+  EXPECT_EQ(wrong(r, 0, r.size(), 1), 0u);
+}
+
+TEST_F(TornMove, ABlockThatCannotGoBackAtAllIsLostAndEveryCallSaysSo) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock, VMEM_HOST_ONLY);
+  write(r, 1);
+  cut_next(r, true, Kernel::refuses_all);
+  const int rc = vmem_evict(r.data(), kBlock, VMEM_SSD);
+  kernel = Kernel::fine;
+  if (cut == 0) GTEST_SKIP() << "pages are not moved here";
+  EXPECT_EQ(rc, -EIO);
+  for (size_t at : {size_t{0}, kBlock / 2, kBlock - 4096})
+    EXPECT_TRUE(raises_sigbus([&] { (void)*(static_cast<volatile char*>(r.data()) + at); })) << at;
+  EXPECT_EQ(wrong(r, kBlock, 3 * kBlock, 1), 0u);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EIO);
+  EXPECT_NE(std::string(vmem_last_error()).find("block 0"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(vmem_advise(r.data(), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+  EXPECT_EQ(r.view<uint64_t>()[0], 0u);
+  for (uint64_t round = 2; round < 4; ++round) {  // the frames that took part are as good as any
+    write(r, round);
+    r.evict();
+    EXPECT_EQ(wrong(r, 0, r.size(), round), 0u);
+  }
+}
+
+TEST_F(TornMove, ABlockThatStopsOnItsWayInArrivesByCopy) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock, VMEM_HOST_ONLY);
+  write(r, 1);
+  r.evict();
+  cut_next(r, false, Kernel::refuses_moves);
+  const uint64_t first = r.view<uint64_t>()[0];
+  kernel = Kernel::fine;
+  if (cut == 0) GTEST_SKIP() << "pages are not moved here";
+  EXPECT_EQ(first, stamp(0, 1));
+  EXPECT_EQ(wrong(r, 0, r.size(), 1), 0u);
+  write(r, 2);
+  r.evict();
+  EXPECT_EQ(wrong(r, 0, r.size(), 2), 0u);
+}
+
+TEST_F(TornMove, ABlockThatStopsOnItsWayInForGoodIsLostAndSaysSo) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock, VMEM_HOST_ONLY);
+  write(r, 1);
+  r.evict();
+  cut_next(r, false, Kernel::refuses_all);
+  const bool bus = raises_sigbus([&] {
+    for (size_t at = kBlock; at != 0; at -= 4096) (void)*(static_cast<volatile char*>(r.data()) + at - 4096);
+  });
+  kernel = Kernel::fine;
+  if (cut == 0) GTEST_SKIP() << "pages are not moved here";
+  EXPECT_TRUE(bus);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EIO);
+  EXPECT_EQ(vmem_acquire(r.data(), kBlock, VMEM_READ, VMEM_HOST, nullptr), -EIO);
+  EXPECT_EQ(wrong(r, kBlock, 3 * kBlock, 1), 0u);
+  EXPECT_EQ(vmem_advise(r.data(), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+  EXPECT_EQ(r.view<uint64_t>()[0], 0u);
+}
+
+}  // namespace
