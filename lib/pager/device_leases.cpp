@@ -180,7 +180,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   const auto undo = [&](const Status& s) {
     for (size_t i = 0; i < spans.size(); ++i) {
       Region& r = *spans[i].region;
-      for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) drop_device_lease(r, b, stream);
+      for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) drop_device_lease(r, b, ranges[i].access, stream);
     }
     std::erase_if(wishes_, [&](const Wish& w) { return w.owner == &spans; });
     gpu_work_.notify_all();
@@ -302,9 +302,11 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
 void Pager::add_device_lease(Region& r, BlockIndex b, unsigned access, int d, void* stream) {
   auto it = r.leases.find(b);
   Gpu& g = gpus_[static_cast<size_t>(d)];
+  ++r.granted;
   if (it == r.leases.end()) {
     g.leased += r.block_size;
-    r.leases[b].push_back({d, stream, access, 1, 0});
+    r.leases[b].push_back({d, stream});
+    r.leases[b].back().grant(access);
     const Block& block = r.table[b];
     const bool known = core::in_memory(block.state) || core::on_a_device(block.state);
     if (known && residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
@@ -315,21 +317,22 @@ void Pager::add_device_lease(Region& r, BlockIndex b, unsigned access, int d, vo
   if (all_ending) g.ending -= r.block_size;
   for (Lease& lease : it->second) {
     if (lease.stream != stream) continue;
-    lease.access = lease.count == 0 ? access : lease.access | access;
-    ++lease.count;
+    if (lease.count == 0) lease.access = lease.reads = lease.writes = 0;
+    lease.grant(access);
     return;
   }
-  it->second.push_back({d, stream, access, 1, 0});
+  it->second.push_back({d, stream});
+  it->second.back().grant(access);
 }
 
 // Locked. The lease ends now: nothing was put on the stream under it.
-void Pager::drop_device_lease(Region& r, BlockIndex b, void* stream) {
+void Pager::drop_device_lease(Region& r, BlockIndex b, unsigned access, void* stream) {
   auto it = r.leases.find(b);
   auto lease = std::find_if(it->second.begin(), it->second.end(),
                             [&](const Lease& l) { return l.stream == stream && l.count != 0; });
   Gpu& g = gpus_[static_cast<size_t>(lease->location)];
   ++lease->pending;
-  --lease->count;
+  lease->take_back(access);
   if (std::all_of(it->second.begin(), it->second.end(), [](const Lease& l) { return l.count == 0; })) {
     g.ending += r.block_size;
   }

@@ -210,7 +210,7 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
     if (first < end) result = write_out(lock, r, first, end - 1, false, false, &skipped);
     BlockIndex b = r.table.next_touched(first);
     for (; b < end && result.ok() && r.table.count(State::failed) != 0; b = r.table.next_touched(b + 1)) {
-      if (r.table[b].state == State::failed && !leased(r, b)) result = drop_block(lock, r, b);
+      if (r.table[b].state == State::failed) result = drop_block(lock, r, b, &skipped);
     }
   } else {
     for (BlockIndex b = r.table.next_touched(first); b < end && result.ok(); b = r.table.next_touched(b + 1)) {
@@ -218,7 +218,7 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
         skipped = true;
         continue;
       }
-      result = drop_block(lock, r, b);
+      result = drop_block(lock, r, b, &skipped);
     }
   }
   --r.in_flight;
@@ -228,8 +228,12 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
   return result;
 }
 
-Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b) {
+Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   if (!wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  if (leased(r, b)) {  // .. while it was waited for
+    *skipped = true;
+    return {};
+  }
   Block& block = r.table[b];
   After after;
   switch (block.state) {

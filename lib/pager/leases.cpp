@@ -30,7 +30,7 @@ std::string Pager::lease_holders() const {
   return text.empty() ? "none" : text;
 }
 
-Status Pager::add_lease(Region& r, BlockIndex b, unsigned access, int location, void* stream) {
+Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   auto it = r.leases.find(b);
   if (it == r.leases.end()) {
     const uint64_t kept = reserve_bytes_ + frames_.overhead();
@@ -42,32 +42,34 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access, int location, 
                    core::human_bytes(leased_bytes_).c_str(), lease_holders().c_str());
     }
     leased_bytes_ += r.block_size;
-    r.leases[b].push_back({location, stream, access, 1});
+    r.leases[b].push_back({VMEM_HOST, nullptr});
+    r.leases[b].back().grant(access);
+    ++r.granted;
     const Block& block = r.table[b];
     if (core::in_memory(block.state) && residents_[block.aux].admitted && !core::broken("lease_hold"))
       policy(block.aux).hold(block.aux);
     return {};
   }
-  for (Lease& lease : it->second) {
-    if (lease.location != location) {
-      return error(EBUSY, "%s is leased at location %d; release it there first", where(r, b).c_str(), lease.location);
-    }
-    if (lease.stream == stream) {
-      lease.access |= access;
-      ++lease.count;
-      return {};
-    }
+  Lease& lease = it->second.front();  // the only one, unless they are a device's
+  if (lease.location != VMEM_HOST) {
+    return error(EBUSY, "%s is leased at location %d; release it there first", where(r, b).c_str(), lease.location);
   }
-  it->second.push_back({location, stream, access, 1});
+  lease.grant(access);
+  ++r.granted;
   return {};
 }
 
-void Pager::remove_lease(Region& r, BlockIndex b, void* stream) {
+// Locked. Ends one acquire of a host lease: by a release, or as if it had never been (`refused`: what it had asked
+// for).
+void Pager::remove_lease(Region& r, BlockIndex b, std::optional<unsigned> refused) {
   auto it = r.leases.find(b);
-  auto lease = std::find_if(it->second.begin(), it->second.end(), [&](const Lease& l) { return l.stream == stream; });
-  if (--lease->count != 0) return;
-  it->second.erase(lease);
-  if (!it->second.empty()) return;
+  Lease& lease = it->second.front();
+  if (refused) {
+    lease.take_back(*refused);
+  } else {
+    --lease.count;
+  }
+  if (lease.count != 0) return;
   r.leases.erase(it);
   leased_bytes_ -= r.block_size;
   progress_.made();
@@ -99,14 +101,14 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   const auto undo = [&] {
     for (size_t i = 0; i <= done && i < spans.size(); ++i) {
       const BlockIndex end = i < done ? spans[i].last + 1 : next;
-      for (BlockIndex b = spans[i].first; b < end; ++b) remove_lease(*spans[i].region, b, stream);
+      for (BlockIndex b = spans[i].first; b < end; ++b) remove_lease(*spans[i].region, b, ranges[i].access);
     }
     notify();
   };
   for (done = 0; done < spans.size(); ++done) {
     const SpanOf& s = spans[done];
     for (next = s.first; next <= s.last; ++next) {
-      failure = add_lease(*s.region, next, ranges[done].access, location, stream);
+      failure = add_lease(*s.region, next, ranges[done].access);
       if (!failure.ok()) {
         undo();
         return failure;
@@ -250,11 +252,11 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
       const auto it = r.leases.find(b);
       const uint32_t need = ranges.size() == 1 ? 1 : ++wanted[{&r, b}];
       const bool has = it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(), [&](const Lease& l) {
-                         return l.stream == stream && l.count >= need;
+                         return (l.location == VMEM_HOST || l.stream == stream) && l.count >= need;
                        });
       if (!has) {
-        return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", where(r, b).c_str(),
-                     stream);
+        return error(EINVAL, "%s has no lease of stream %p, or of the host, to release; nothing was released",
+                     where(r, b).c_str(), stream);
       }
     }
   }
@@ -263,7 +265,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const int location = s.region->leases.find(b)->second.front().location;
       if (location < 0) {
-        remove_lease(*s.region, b, stream);
+        remove_lease(*s.region, b, {});
         continue;
       }
       std::vector<SpanOf>& list = on_device[location];

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -174,18 +175,19 @@ class Pager {
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.count(b) != 0; }
-  core::Status add_lease(Region& r, core::BlockIndex b, unsigned access, int location, void* stream);
-  void remove_lease(Region& r, core::BlockIndex b, void* stream);
+  core::Status add_lease(Region& r, core::BlockIndex b, unsigned access);
+  void remove_lease(Region& r, core::BlockIndex b, std::optional<unsigned> refused);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
   std::string lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
-  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b);
+  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
   policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
   // Waits until block b is in no transition. False: the region is being freed.
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, bool all,
                          bool* skipped);
+  core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status flush_file(Lock& lock, Region& r);
   void forget_region(Region& r);
   core::Status take_write_error();
@@ -240,7 +242,7 @@ class Pager {
   void reap();
   void end_lease(Region& r, core::BlockIndex b, void* stream);
   void add_device_lease(Region& r, core::BlockIndex b, unsigned access, int d, void* stream);
-  void drop_device_lease(Region& r, core::BlockIndex b, void* stream);
+  void drop_device_lease(Region& r, core::BlockIndex b, unsigned access, void* stream);
   core::Status release_on_device(std::span<const SpanOf> spans, int d, void* stream);
   void wait_for_region_endings(Lock& lock, Region& r);
   bool ending_anywhere(const Region& r) const;

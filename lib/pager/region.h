@@ -13,6 +13,7 @@
 #include "store/codec.h"
 #include "store/file.h"
 #include "trap/trap.h"
+#include "vmem/vmem.h"
 
 namespace vmem::pager {
 
@@ -23,14 +24,28 @@ enum class Backing : uint8_t {
   file_private,  // changes go to the store
 };
 
-// One stream's claim on a block. `count` acquires minus releases. A device lease whose releases have all been called
-// ends when the stream gets there: until then it is one of `pending`.
+// One stream's claim on a block; host memory's leases are of no stream. `count` acquires minus releases. A device lease
+// whose releases have all been called ends when the stream gets there: until then it is one of `pending`.
 struct Lease {
   int location;
   void* stream;
-  unsigned access;  // union of all its acquires
-  uint32_t count;
+  unsigned access = 0;  // union of all its acquires: a release does not say which of them it ends
+  uint32_t count = 0;
   uint32_t pending = 0;
+  uint32_t reads = 0, writes = 0;  // acquires that made up `access`
+
+  void grant(unsigned asked) {
+    access |= asked;
+    ++count;
+    reads += (asked & VMEM_READ) != 0;
+    writes += (asked & VMEM_WRITE) != 0;
+  }
+  // What a refused acquire had been granted: the lease is as it was before.
+  void take_back(unsigned asked) {
+    --count;
+    if ((asked & VMEM_READ) != 0 && --reads == 0) access &= ~VMEM_READ;
+    if ((asked & VMEM_WRITE) != 0 && --writes == 0) access &= ~VMEM_WRITE;
+  }
 };
 
 struct AdvisedRange {
@@ -66,6 +81,7 @@ struct Region {
   std::string name;
   std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
+  uint64_t granted = 0;                                        // leases, ever
   uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
   core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
   bool dying = false;

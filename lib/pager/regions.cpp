@@ -160,6 +160,25 @@ void Pager::forget_region(Region& r) {
   std::erase_if(departures_, [&](const Departure& d) { return d.region == &r; });
 }
 
+// Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
+// written already: when it is released before the end, that is written too.
+Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
+  for (int round = 0;; ++round) {
+    const uint64_t granted = r.granted;
+    bool skipped = false;
+    const Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    if (!s.ok()) return s;
+    if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);
+    const bool live = std::any_of(r.leases.begin(), r.leases.end(), [](const auto& block) {
+      return std::any_of(block.second.begin(), block.second.end(), [](const Lease& l) { return l.count != 0; });
+    });
+    if (live || round == 16) {
+      return error(EBUSY, "region %llu is leased while its changes are written; release it first",
+                   static_cast<unsigned long long>(r.id));
+    }
+  }
+}
+
 Status Pager::destroy(void* ptr, bool force) {
   Lock lock(mutex_);
   auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
@@ -186,9 +205,7 @@ Status Pager::destroy(void* ptr, bool force) {
   if (!force && !r.leases.empty()) return live();
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
-    bool skipped = false;
-    Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
-    if (s.ok()) s = tell_lost(r, 0, r.blocks - 1, false);
+    const Status s = write_for_free(lock, r, force);
     --r.in_flight;
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     if (!s.ok()) {

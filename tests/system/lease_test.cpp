@@ -59,9 +59,34 @@ TEST_F(Leases, ReleaseOfARangeThatIsNotWhollyLeasedReleasesNothing) {
   vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
   ASSERT_EQ(vmem_acquire(region.data(), 2 * kMiB, VMEM_READ, VMEM_HOST, nullptr), 0);
   EXPECT_EQ(vmem_release(region.data(), 4 * kMiB, nullptr), -EINVAL);
-  int stream = 0;
-  EXPECT_EQ(vmem_release(region.data(), 2 * kMiB, &stream), -EINVAL) << "another stream's";
   EXPECT_EQ(vmem_release(region.data(), 2 * kMiB, nullptr), 0);
+}
+
+TEST_F(Leases, AHostLeaseIsOfNoStream) {
+  vmem::region region(4 * kMiB, VMEM_HOST_ONLY);
+  int one = 0, other = 0;
+  ASSERT_EQ(vmem_acquire(region.data(), 4096, VMEM_READ, VMEM_HOST, &one), 0);
+  ASSERT_EQ(vmem_acquire(region.data(), 4096, VMEM_WRITE, VMEM_HOST, nullptr), 0);
+  EXPECT_EQ(vmem_release(region.data(), 4096, &other), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_free(region.data()), -EBUSY) << "one is left";
+  EXPECT_EQ(vmem_release(region.data(), 4096, &one), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(region.data(), 4096, &one), -EINVAL);
+}
+
+TEST_F(Leases, ARefusedAcquireLeavesTheLeaseThatWasThereAsItWas) {
+  vmem::region region(64 * kMiB, VMEM_HOST_ONLY);
+  write(region, 1);
+  ASSERT_EQ(vmem_acquire(region.data(), 4096, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+  const vmem_range ranges[] = {{region.data(), 4096, VMEM_WRITE, 0}, {region.data(), region.size(), VMEM_READ, 0}};
+  ASSERT_EQ(vmem_acquire_ranges(ranges, 2, VMEM_HOST, nullptr), -ENOMEM);
+  EXPECT_EQ(vmem_sync(region.data(), 4096), 0)
+      << "READ alone does not keep it from being written: " << vmem_last_error();
+  ASSERT_EQ(vmem_acquire(region.data(), 4096, VMEM_WRITE, VMEM_HOST, nullptr), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_acquire_ranges(ranges, 2, VMEM_HOST, nullptr), -ENOMEM);
+  EXPECT_EQ(vmem_sync(region.data(), 4096), -EBUSY) << "the WRITE that was granted stays";
+  EXPECT_EQ(vmem_release(region.data(), 4096, nullptr), 0);
+  EXPECT_EQ(vmem_release(region.data(), 4096, nullptr), 0);
+  EXPECT_EQ(vmem_release(region.data(), 4096, nullptr), -EINVAL);
 }
 
 TEST_F(Leases, MoreThanTheBudgetIsRefusedAtOnceNamingBudgetAndHolders) {

@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <thread>
 
 #include "pager_steps.h"
 
@@ -12,6 +15,7 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::Status;
 using vmem::pager::Config;
+using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
@@ -254,6 +258,52 @@ TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst
   pager->set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   for (size_t i = 0; i < n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
+}
+
+TEST_F(PagerMarks, DontNeedLeavesABlockThatWasLeasedWhileItWaited) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 7);
+  Gate gate("evict.taken");  // a sync has the block
+  auto syncing = calling([&] { return pager->sync(r, kSmall); });
+  gate.until_reached();
+  auto dropping = calling([&] { return pager->advise(r, kSmall, VMEM_ADVISE_DONT_NEED, VMEM_HOST); });
+  EXPECT_NE(dropping.wait_for(std::chrono::milliseconds(50)), std::future_status::ready);  // it has looked for leases
+  const vmem_range all = range(r, kSmall, VMEM_READ | VMEM_WRITE);
+  auto leasing = calling([&] { return pager->acquire({&all, 1}, VMEM_HOST, nullptr); });
+  while (pager->counters().lease_blocks == 0) std::this_thread::yield();
+  gate.open();
+  EXPECT_TRUE(syncing.get().ok());
+  EXPECT_TRUE(leasing.get().ok());
+  EXPECT_EQ(dropping.get().code(), -EBUSY);
+  EXPECT_EQ(get(r), 7u);
+  put(r, 8);
+  EXPECT_EQ(get(r), 8u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+  EXPECT_TRUE(pager->advise(r, kSmall, VMEM_ADVISE_DONT_NEED, VMEM_HOST).ok());
+  EXPECT_EQ(get(r), 0u);
+}
+
+TEST_F(PagerMarks, WhatALeaseChangedWhileFreeWroteIsWrittenToo) {
+  start(config());
+  std::byte* r = shared(2 * kSmall);
+  put(r, 7);
+  put(r + kSmall, 7);
+  EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());
+  put(r, 8);
+  engine->hold(Io::Op::write, true);
+  auto freeing = calling([&] { return pager->destroy(r, false); });
+  engine->until_held(1);  // the second block was equal to the file, and has been passed over
+  const vmem_range second = range(r + kSmall, kSmall, VMEM_READ | VMEM_WRITE);
+  EXPECT_TRUE(pager->acquire({&second, 1}, VMEM_HOST, nullptr).ok());
+  put(r + kSmall, 9);
+  EXPECT_TRUE(pager->release({&second, 1}, nullptr).ok());
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  const Status s = freeing.get();
+  EXPECT_TRUE(s.ok()) << s.text();
+  EXPECT_EQ(in_file(0), 8u);
+  EXPECT_EQ(in_file(kSmall), 9u);
 }
 
 }  // namespace
