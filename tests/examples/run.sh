@@ -32,9 +32,18 @@ expect 0 "SSD read / written . $more / $more GB" "$verified 4500000 lines" -- vm
 
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
 
-expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: right: 0 levels' -- vmem-bfs --scale 19
-expect 0 "$more MB read" '^vmem-bfs: right: 0 levels' -- vmem-bfs --scale 17 --degree 64 --uniform --budget 8MiB
-expect 1 '^vmem-bfs: WRONG: 1 levels' -- vmem-bfs --scale 14 --spoil
+expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 19
+expect 0 "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 17 --degree 64 --uniform --budget 8MiB
+printf '# a path and a triangle\n0 1\n1 2\n2 3 0.5\n5,6\n\n6\t7\n7 5\n' >"$work/graph.txt"
+printf '%%%%MatrixMarket matrix coordinate pattern symmetric\n%% the same path\n8 8 3\n2 1\n3 2\n4 3\n' >"$work/graph.mtx"
+expect 0 '8 vertices, 6 edges' '4 vertices can be reached from 0, the farthest over 3 edges' 'verified: 0 mismatches in 8 levels' -- vmem-bfs "$work/graph.txt" -o "$work/levels"
+expect 1 'File exists' -- vmem-bfs "$work/graph.txt" -o "$work/levels"
+expect 0 '1 vertices can be reached from 3,' 'verified: 0 mismatches' -- vmem-bfs "$work/graph.txt" --source 3
+expect 0 '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-bfs "$work/graph.txt" --source 3 --undirected
+expect 0 '4 vertices, 6 edges' '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-bfs "$work/graph.mtx" --source 3
+expect 1 'no vertex 8: the last is 7' -- vmem-bfs "$work/graph.txt" --source 8
+expect 1 'lines, line 1: two numbers' -- vmem-bfs "$work/lines"
+expect 1 '^vmem-bfs: verified: [1-9][0-9]* mismatches' -- vmem-bfs --scale 14 --spoil
 
 expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: right: 0 values' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000
 expect 1 '^vmem-cache: WRONG: [1-9]' -- vmem-cache --capacity 8MiB --keys 3000 --gets 6000 --spoil
