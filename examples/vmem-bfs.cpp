@@ -8,12 +8,15 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "common/edges.h"
+#include "common/own_files.h"
 #include "common/progress.h"
 #include "common/rmat.h"
 #include "vmem/vmem.hpp"
@@ -146,8 +149,8 @@ uint64_t mismatches(const Settings& s, const Levels& levels) {
   return wrong;
 }
 
-void write_levels(const std::string& path, const Levels& levels) {
-  FILE* file = fopen(path.c_str(), "wxe");  // a file that is there is not replaced
+void write_levels(ownfiles::OwnFile& to, const std::string& path, const Levels& levels) {
+  FILE* file = fopen(to.path().c_str(), "we");
   if (file == nullptr) throw std::system_error(errno, std::generic_category(), path);
   fprintf(file, "# vertex, edges from the source\n");
   for (size_t v = 0; v < levels.size(); ++v) {
@@ -155,9 +158,16 @@ void write_levels(const std::string& path, const Levels& levels) {
   }
   const bool failed = ferror(file) != 0;
   if (fclose(file) != 0 || failed) throw std::runtime_error(path + " could not be written");
+  to.put_in_place_of(path);
 }
 
 int run(Settings s) {
+  std::optional<ownfiles::OwnFile> output;
+  if (!s.output.empty()) {
+    ownfiles::handle_signals();
+    ownfiles::must_be_new(s.output);
+    output.emplace(s.output);
+  }
   Graph g{offsets_of(s), nullptr};
   if (s.source >= g.offsets.size() - 1)
     throw std::runtime_error("there is no vertex " + std::to_string(s.source) + ": the last is " +
@@ -190,7 +200,7 @@ int run(Settings s) {
   const uint64_t wrong = mismatches(s, levels);
   printf("vmem-bfs: %zu vertices can be reached from %u, the farthest over %u edges\n", seen, s.source, far);
   printf("vmem-bfs: verified: %zu mismatches in %zu levels\n", wrong, levels.size());
-  if (wrong == 0 && !s.output.empty()) write_levels(s.output, levels);
+  if (wrong == 0 && output) write_levels(*output, s.output, levels);
   return wrong == 0 ? 0 : 1;
 }
 

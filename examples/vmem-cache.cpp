@@ -3,19 +3,30 @@
 // recently used first.
 //
 // A hit is a look into a hash table and a pointer: no system call, unless the value is on the SSD and a touch of it
-// traps. The rest of the program asks for keys of which few are popular, and verifies every value it gets.
+// traps. The rest of the program asks for keys of which few are popular, or those of a list, and verifies every value
+// it gets. Values are those of a text, "key, tab, value" a line, or made.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <fstream>
 #include <list>
+#include <memory>
 #include <random>
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <vector>
 
+#include "common/progress.h"
 #include "vmem/pool.hpp"
 
 namespace {
@@ -24,6 +35,7 @@ constexpr uint64_t kLargest = 8 << 10;  // value
 using Value = std::span<uint64_t>;
 
 struct Settings {
+  std::string file, ask;
   uint64_t capacity = 256 << 20, budget = 0, keys = 200000, gets = 200000;
   bool spoil = false;
 };
@@ -75,44 +87,145 @@ class Cache {
   std::unordered_map<uint64_t, Entry> entries_;
 };
 
-// Values as a database would give them: a size, a multiple of 8, and words that follow from the key.
-struct Database {
-  static uint64_t word(uint64_t key, uint64_t i) { return (key + 1) * 0x9e3779b97f4a7c15u ^ (i * 0xbf58476d1ce4e5b9u); }
-  static size_t size(uint64_t key) { return 8 + (word(key, 1) >> 20) % (kLargest / 8) * 8; }
-  static void read(uint64_t key, Value to) {
+// Where values are from. Their sizes are multiples of 8.
+class Database {
+ public:
+  virtual ~Database() = default;
+  virtual uint64_t keys() const = 0;
+  virtual size_t size(uint64_t key) const = 0;
+  virtual void read(uint64_t key, Value to) const = 0;
+  virtual bool equal(uint64_t key, Value value) const = 0;
+};
+
+// Words that follow from the key.
+class MadeDatabase final : public Database {
+ public:
+  explicit MadeDatabase(uint64_t keys) : keys_(keys) {}
+  uint64_t keys() const override { return keys_; }
+  size_t size(uint64_t key) const override { return 8 + (word(key, 1) >> 20) % (kLargest / 8) * 8; }
+  void read(uint64_t key, Value to) const override {
     for (size_t i = 0; i < to.size(); ++i) to[i] = word(key, i);
   }
-  static bool equal(uint64_t key, Value value) {
+  bool equal(uint64_t key, Value value) const override {
     uint64_t wrong = value.size_bytes() ^ size(key);
     for (size_t i = 0; i < value.size(); ++i) wrong |= value[i] ^ word(key, i);
     return wrong == 0;
   }
+
+ private:
+  static uint64_t word(uint64_t key, uint64_t i) { return (key + 1) * 0x9e3779b97f4a7c15u ^ (i * 0xbf58476d1ce4e5b9u); }
+  uint64_t keys_;
 };
+
+// The lines of a text. In memory: the names of the keys, and of each value its place and its hash.
+class TextDatabase final : public Database {
+ public:
+  explicit TextDatabase(const std::string& path) : path_(path) {
+    std::ifstream text(path, std::ios::binary);
+    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (!text || fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
+    const Progress progress("reading keys", 1);
+    uint64_t at = 0;
+    for (std::string line; std::getline(text, line); at += line.size() + 1) {
+      if (line.empty()) continue;
+      const size_t tab = line.find('\t');
+      if (tab == std::string::npos)
+        throw std::runtime_error(path + ": \"" + line.substr(0, 60) + "\" is not \"key, tab, value\"");
+      const std::string_view value = std::string_view(line).substr(tab + 1);
+      const auto [found, fresh] = names_.try_emplace(line.substr(0, tab), places_.size());
+      if (fresh) places_.emplace_back();
+      places_[found->second] = {at + tab + 1, value.size(), std::hash<std::string_view>()(value)};  // the last counts
+    }
+    if (places_.empty()) throw std::runtime_error(path + " has no keys");
+  }
+  TextDatabase(const TextDatabase&) = delete;
+  TextDatabase& operator=(const TextDatabase&) = delete;
+  ~TextDatabase() override { close(fd_); }
+  uint64_t keys() const override { return places_.size(); }
+  size_t size(uint64_t key) const override { return (places_[key].size + 8) / 8 * 8; }
+  void read(uint64_t key, Value to) const override {
+    to.back() = 0;
+    const Place& place = places_[key];
+    if (pread(fd_, to.data(), place.size, static_cast<off_t>(place.at)) != static_cast<ssize_t>(place.size))
+      throw std::runtime_error(path_ + " could not be read, or was cut meanwhile");
+  }
+  bool equal(uint64_t key, Value value) const override {
+    const std::string_view text(reinterpret_cast<const char*>(value.data()), places_[key].size);
+    return std::hash<std::string_view>()(text) == places_[key].hash;
+  }
+  // keys(): there is none of that name.
+  uint64_t find(const std::string& name) const {
+    const auto found = names_.find(name);
+    return found == names_.end() ? keys() : found->second;
+  }
+
+ private:
+  struct Place {
+    uint64_t at, size, hash;
+  };
+  std::string path_;
+  int fd_;
+  std::vector<Place> places_;
+  std::unordered_map<std::string, uint64_t> names_;
+};
+
+// What is asked for, in its order.
+std::vector<uint64_t> questions(const Settings& s, const Database& database) {
+  std::vector<uint64_t> keys;
+  if (s.ask.empty()) {
+    std::mt19937_64 random(1);
+    // Zipf's law: a key is asked for as often as one over its rank.
+    for (uint64_t n = 0; n < s.gets; ++n) {
+      const auto rank = std::pow(static_cast<double>(database.keys()), 0x1p-64 * static_cast<double>(random()));
+      keys.push_back(std::min(static_cast<uint64_t>(rank), database.keys()) - 1);
+    }
+    return keys;
+  }
+  std::ifstream list(s.ask);
+  if (!list) throw std::system_error(errno, std::generic_category(), s.ask);
+  uint64_t unknown = 0;
+  for (std::string name; std::getline(list, name);) {
+    const uint64_t key = static_cast<const TextDatabase&>(database).find(name);
+    if (key < database.keys()) {
+      keys.push_back(key);
+    } else {
+      ++unknown;
+    }
+  }
+  if (unknown != 0) printf("vmem-cache: %zu keys of %s are not in %s\n", unknown, s.ask.c_str(), s.file.c_str());
+  return keys;
+}
 
 int run(Settings s) {
   if (s.budget == 0) s.budget = std::max<uint64_t>(s.capacity / 4, 8 << 20);
   vmem::set("host_budget", std::to_string(s.budget));
   vmem::set("block_size", std::to_string(2 * kLargest));
   vmem::set("readahead", "0");  // the next value is anybody's guess
+  std::unique_ptr<Database> database;
+  if (s.file.empty()) {
+    if (!s.ask.empty()) throw std::runtime_error("--ask needs a file with keys and values");
+    database = std::make_unique<MadeDatabase>(s.keys);
+  } else {
+    database = std::make_unique<TextDatabase>(s.file);
+  }
+  const std::vector<uint64_t> keys = questions(s, *database);
   Cache cache(s.capacity);
-  std::mt19937_64 random(1);
   std::vector<float> latencies;  // of hits, in us
   uint64_t wrong = 0;
   const struct vmem_stats before = vmem::stats();
-  for (uint64_t n = 0; n < s.gets; ++n) {
-    // Zipf's law: a key is asked for as often as one over its rank.
-    const auto key = static_cast<uint64_t>(std::pow(s.keys, 0x1p-64 * static_cast<double>(random())));
+  for (size_t n = 0; n < keys.size(); ++n) {
+    const uint64_t key = keys[n];
     const auto start = std::chrono::steady_clock::now();
     if (const auto value = cache.get(key); !value.empty()) {
-      if (s.spoil && n > s.gets / 2) value[0] ^= 1, s.spoil = false;
-      wrong += !Database::equal(key, value);
+      if (s.spoil && n > keys.size() / 2) value[0] ^= 1, s.spoil = false;
+      wrong += !database->equal(key, value);
       latencies.push_back(std::chrono::duration<float, std::micro>(std::chrono::steady_clock::now() - start).count());
     } else {
-      Database::read(key, cache.put(key, Database::size(key)));
+      database->read(key, cache.put(key, database->size(key)));
     }
   }
   const struct vmem_stats after = vmem::stats();
-  if (latencies.empty()) throw std::runtime_error("no key was asked for twice: give more --gets");
+  if (latencies.empty()) throw std::runtime_error("no key was asked for twice: ask for more");
   const auto hits = static_cast<double>(latencies.size());
   std::sort(latencies.begin(), latencies.end());
   const auto at = [&](double share) { return latencies[static_cast<size_t>(share * (hits - 1))]; };
@@ -120,11 +233,10 @@ int run(Settings s) {
   printf("vmem-cache: %zu values in %.1f MB, memory budget %.1f MB, %.1f MB read from the SSD\n",
          cache.memory().allocations, 1e-6 * static_cast<double>(cache.memory().in_use_bytes),
          1e-6 * static_cast<double>(s.budget), 1e-6 * static_cast<double>(after.read_bytes - before.read_bytes));
-  printf("vmem-cache: %zu gets, %.1f %% hits, %.1f %% waited for the SSD\n", s.gets,
-         100 * hits / static_cast<double>(s.gets), 100 * waits / static_cast<double>(s.gets));
+  printf("vmem-cache: %zu gets, %.1f %% hits, %.1f %% waited for the SSD\n", keys.size(),
+         100 * hits / static_cast<double>(keys.size()), 100 * waits / static_cast<double>(keys.size()));
   printf("vmem-cache: hits and their verification: %.1f us at the median, %.1f at 99 %%\n", at(0.5), at(0.99));
-  printf("vmem-cache: %s: %zu values of %zu were not what was put in\n", wrong == 0 ? "right" : "WRONG", wrong,
-         latencies.size());
+  printf("vmem-cache: verified: %zu mismatches in %zu values\n", wrong, latencies.size());
   return wrong == 0 ? 0 : 1;
 }
 
@@ -133,9 +245,12 @@ int run(Settings s) {
 int main(int argc, char** argv) {
   CLI::App app{"A key-value cache whose values are larger than the memory it may use: they go to the SSD."};
   Settings s;
+  app.add_option("file", s.file, "text with \"key, tab, value\" in each line; without it values are made");
+  app.add_option("--ask", s.ask, "keys to ask for, one a line (default: --gets of them, few of them popular)");
   app.add_option("--capacity", s.capacity, "bytes of values (256MiB)")->transform(CLI::AsSizeValue(false));
   app.add_option("--budget", s.budget, "host memory (default: a quarter of it)")->transform(CLI::AsSizeValue(false));
-  app.add_option("--keys", s.keys, "different keys (200000)")->check(CLI::Range(uint64_t{2}, uint64_t{1} << 40));
+  app.add_option("--keys", s.keys, "different keys, where values are made (200000)")
+      ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 40));
   app.add_option("--gets", s.gets, "keys asked for (200000)")->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
   app.add_flag("--spoil", s.spoil, "change a value before it is verified: exit code 1");
   CLI11_PARSE(app, argc, argv);

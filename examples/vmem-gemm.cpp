@@ -1,38 +1,65 @@
 // vmem-gemm: C = A * B with matrices four times larger than the memory, of the device where there is one, that it may
 // use. A tile of each is leased where it is multiplied, the next two are prefetched. The matrices are stored tile by
-// tile: a tile is a range. Their numbers are small and whole, so that samples of every tile of C can be compared
-// exactly.
+// tile: a tile is a range. They are read from .npy files, or made of small whole numbers; samples of every tile of C
+// are compared with sums of their own.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
+#include <exception>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "common/blas.h"
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
+#include "common/npy.h"
+#include "common/own_files.h"
+#include "common/progress.h"
 #include "vmem/vmem.hpp"
 
 namespace {
 
 struct Settings {
-  std::string device = "auto", cublas;
+  std::string device = "auto", cublas, blas, left, right, output;
   uint64_t budget = 0, n = 0, tile = 0;
   bool spoil = false;
 };
 
-// n x n floats in t x t tiles.
+// rows x columns floats in t x t tiles; zeros fill the last of a row or a column.
 class Matrix {
  public:
-  Matrix(size_t n, size_t t, unsigned flags, const char* name) : t_(t), tiles_(n / t), region_(n * n * 4, flags) {
+  Matrix(size_t rows, size_t columns, size_t t, unsigned flags, const char* name)
+      : t_(t), down_((rows + t - 1) / t), across_((columns + t - 1) / t), region_(down_ * across_ * t * t * 4, flags) {
     region_.name(name);
   }
-  float* tile(size_t i, size_t j) const { return region_.view<float>().data() + (i * tiles_ + j) * t_ * t_; }
+  float* tile(size_t i, size_t j) const { return region_.view<float>().data() + (i * across_ + j) * t_ * t_; }
   float& at(size_t i, size_t j) const { return tile(i / t_, j / t_)[i % t_ * t_ + j % t_]; }
-  size_t tiles() const { return tiles_; }
+  size_t down() const { return down_; }
+  size_t across() const { return across_; }
+
+  // Tile by tile: a row of a tile is one piece of the file's row.
+  template <typename Piece>
+  void each_piece(size_t rows, size_t columns, Piece piece) const {
+    Progress progress("files", rows * columns);
+    for (size_t i = 0; i < rows; i += t_) {
+      for (size_t j = 0; j < columns; j += t_) {
+        for (size_t r = i; r < std::min(i + t_, rows); ++r) {
+          const size_t count = std::min(t_, columns - j);
+          piece(r, j, &at(r, j), count);
+          progress.add(count);
+        }
+      }
+    }
+  }
 
  private:
-  size_t t_, tiles_;
+  size_t t_, down_, across_;
   vmem::region region_;
 };
 
@@ -48,36 +75,50 @@ int number(size_t which, size_t i, size_t j) {
 template <typename Multiply>
 void multiply_all(const Matrix& a, const Matrix& b, const Matrix& c, size_t t, int where, void* stream,
                   Multiply multiply) {
-  const size_t tiles = a.tiles(), bytes = 4 * t * t, steps = tiles * tiles * tiles;
+  const size_t bytes = 4 * t * t, columns = c.across(), depth = a.across(), steps = c.down() * columns * depth;
   const auto step = [&](size_t n) -> std::array<size_t, 3> {
-    const size_t j = n / tiles % tiles, k = n % tiles;
-    return {n / tiles / tiles, j, j % 2 == 0 ? k : tiles - 1 - k};
+    const size_t j = n / depth % columns, k = n % depth;
+    return {n / depth / columns, j, j % 2 == 0 ? k : depth - 1 - k};
   };
+  Progress progress("multiplying", steps);
   std::optional<vmem::lease> sums;
   for (size_t n = 0; n < steps; ++n) {
     const auto [i, j, k] = step(n);
-    if (n % tiles == 0) sums.emplace(c.tile(i, j), bytes, VMEM_READ | VMEM_WRITE, where, stream);
+    if (n % depth == 0) sums.emplace(c.tile(i, j), bytes, VMEM_READ | VMEM_WRITE, where, stream);
     const vmem::lease left(a.tile(i, k), bytes, VMEM_READ, where, stream);
     const vmem::lease right(b.tile(k, j), bytes, VMEM_READ, where, stream);
     const auto [next_i, next_j, next_k] = step(std::min(n + 1, steps - 1));
     vmem::check(vmem_prefetch(a.tile(next_i, next_k), bytes, where, stream));
     vmem::check(vmem_prefetch(b.tile(next_k, next_j), bytes, where, stream));
     multiply(a.tile(i, k), b.tile(k, j), c.tile(i, j));
-    if ((n + 1) % tiles == 0) sums.reset();
+    if ((n + 1) % depth == 0) sums.reset();
+    progress.add(1);
   }
 }
 
-// Of every tile of C, 16 elements.
-size_t wrong_samples(const Matrix& c, size_t n, size_t t) {
+struct Shape {
+  size_t rows, depth, columns;
+};
+
+// Of every tile of C, 16 elements. Whole numbers have to be equal; of others the error of as many fp32 additions is
+// allowed, times the sum of what was added.
+size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Shape& n, size_t t, bool made,
+                     size_t* samples) {
   size_t wrong = 0;
-  for (size_t tile = 0; tile < c.tiles() * c.tiles(); ++tile) {
-    const size_t row = tile / c.tiles() * t, column = tile % c.tiles() * t;
+  for (size_t tile = 0; tile < c.down() * c.across(); ++tile) {
+    const size_t row = tile / c.across() * t, column = tile % c.across() * t;
     const vmem::lease lease(&c.at(row, column), 4 * t * t, VMEM_READ);
-    for (size_t s = 0; s < 16; ++s) {
-      const size_t i = row + (s * 977 + tile * 31) % t, j = column + (s * 379 + tile * 17) % t;
-      long long sum = 0;
-      for (size_t k = 0; k < n; ++k) sum += number(0, i, k) * number(1, k, j);
-      wrong += c.at(i, j) != static_cast<float>(sum);
+    for (size_t s = 0; s < 16; ++s, ++*samples) {
+      const size_t i = row + (s * 977 + tile * 31) % std::min(t, n.rows - row);
+      const size_t j = column + (s * 379 + tile * 17) % std::min(t, n.columns - column);
+      double sum = 0, size = 0;
+      for (size_t k = 0; k < n.depth; ++k) {
+        const double x = made ? number(0, i, k) : static_cast<double>(a.at(i, k));
+        const double y = made ? number(1, k, j) : static_cast<double>(b.at(k, j));
+        sum += x * y, size += std::fabs(x * y);
+      }
+      const double allowed = made ? 0 : size * static_cast<double>(n.depth + 1) * 0x1p-24;
+      wrong += !(std::fabs(static_cast<double>(c.at(i, j)) - sum) <= allowed);
     }
   }
   return wrong;
@@ -90,8 +131,26 @@ int run(Settings s) {
   const bool cuda = app != nullptr && !app->simulated();
   if (s.n == 0) s.n = cuda ? 8192 : 1536;
   if (s.tile == 0) s.tile = cuda ? 1024 : 256;
-  if (s.n % s.tile != 0) throw std::runtime_error("--n is no multiple of --tile");
-  const uint64_t bytes = 3 * s.n * s.n * sizeof(float);
+  Shape n{s.n, s.n, s.n};
+  std::optional<npy::File> left, right, product_file;
+  if (!s.left.empty()) {
+    if (s.right.empty()) throw std::runtime_error("two files are multiplied: give a second one");
+    left.emplace(s.left), right.emplace(s.right);
+    if (left->columns != right->rows)
+      throw std::runtime_error(s.left + " has " + std::to_string(left->columns) + " columns, " + s.right + " " +
+                               std::to_string(right->rows) + " rows: no product");
+    n = {left->rows, left->columns, right->columns};
+  } else if (s.n % s.tile != 0) {
+    throw std::runtime_error("--n is no multiple of --tile");
+  }
+  std::optional<ownfiles::OwnFile> output;
+  if (!s.output.empty()) {
+    ownfiles::handle_signals();
+    ownfiles::must_be_new(s.output);
+    output.emplace(s.output);
+    product_file.emplace(output->path(), n.rows, n.columns);
+  }
+  const uint64_t bytes = (n.rows * n.depth + n.depth * n.columns + n.rows * n.columns) * sizeof(float);
   if (s.budget == 0) s.budget = std::max<uint64_t>(bytes / 4, 8 << 20);
   vmem::set("device", app != nullptr ? app->setting() : "none");
   if (app != nullptr) vmem::set("device_budget", std::to_string(s.budget));
@@ -103,25 +162,57 @@ int run(Settings s) {
     const auto product = app != nullptr ? gpuapp::make_product(*app, s.cublas) : nullptr;
     std::optional<gpuapp::Stream> stream;
     if (app != nullptr) stream.emplace(*app);
-    printf("vmem-gemm: on %s\n", (app ? app->words() + ", " + product->words() : "the CPU (" + why + ")").c_str());
+    const blas::Library cpu(s.blas);
+    printf("vmem-gemm: on %s\n",
+           (app ? app->words() + ", " + product->words() : "the CPU (" + why + "), by " + cpu.words()).c_str());
     const unsigned flags = app != nullptr ? 0 : VMEM_HOST_ONLY;
-    const Matrix a(s.n, s.tile, flags, "A"), b(s.n, s.tile, flags, "B"), c(s.n, s.tile, flags, "C");
-    for (size_t i = 0; i < s.n; ++i) {
-      for (size_t j = 0; j < s.n; ++j) a.at(i, j) = number(0, i, j), b.at(i, j) = number(1, i, j);
+    const Matrix a(n.rows, n.depth, s.tile, flags, "A"), b(n.depth, n.columns, s.tile, flags, "B"),
+        c(n.rows, n.columns, s.tile, flags, "C");
+    if (left) {
+      std::vector<float> piece(s.tile);  // a file is read to plain memory: a system call may not wait for a block
+      a.each_piece(n.rows, n.depth, [&](size_t row, size_t column, float* at, size_t count) {
+        left->read(row, column, piece.data(), count);
+        std::copy_n(piece.data(), count, at);
+      });
+      b.each_piece(n.depth, n.columns, [&](size_t row, size_t column, float* at, size_t count) {
+        right->read(row, column, piece.data(), count);
+        std::copy_n(piece.data(), count, at);
+      });
+    } else {
+      for (size_t i = 0; i < s.n; ++i) {
+        for (size_t j = 0; j < s.n; ++j) a.at(i, j) = number(0, i, j), b.at(i, j) = number(1, i, j);
+      }
     }
     const double start = rawdisk::now();
     void* const on = stream ? stream->get() : nullptr;
     multiply_all(a, b, c, s.tile, app != nullptr ? 0 : VMEM_HOST, on, [&](auto* x, auto* y, auto* z) {
-      product != nullptr ? product->tile(x, y, z, s.tile, on) : gpuapp::multiply_tile(x, y, z, s.tile);
+      if (product != nullptr) {
+        product->tile(x, y, z, s.tile, on);
+      } else if (cpu.found()) {
+        cpu.tile(x, y, z, s.tile);
+      } else {
+        gpuapp::multiply_tile(x, y, z, s.tile);
+      }
     });
     if (stream) stream->synchronize();
-    const double seconds = rawdisk::now() - start, n = static_cast<double>(s.n);
+    const double seconds = rawdisk::now() - start;
+    const double additions =
+        static_cast<double>(n.rows) * static_cast<double>(n.depth) * static_cast<double>(n.columns);
     printf("vmem-gemm: %zu x %zu, %.1f MB with %.1f MB of memory: %.2f s, %.1f GFLOP/s, %.1f MB read from the SSD\n",
-           s.n, s.n, 1e-6 * static_cast<double>(bytes), 1e-6 * static_cast<double>(s.budget), seconds,
-           2e-9 * n * n * n / seconds, 1e-6 * static_cast<double>(vmem::stats().read_bytes));
+           n.rows, n.columns, 1e-6 * static_cast<double>(bytes), 1e-6 * static_cast<double>(s.budget), seconds,
+           2e-9 * additions / seconds, 1e-6 * static_cast<double>(vmem::stats().read_bytes));
     if (s.spoil) c.at(0, 0) += 1;
-    wrong = wrong_samples(c, s.n, s.tile);
-    printf("vmem-gemm: %s: %zu samples differ\n", wrong == 0 ? "right" : "WRONG", wrong);
+    size_t samples = 0;
+    wrong = wrong_samples(a, b, c, n, s.tile, !left, &samples);
+    printf("vmem-gemm: verified: %zu mismatches in %zu samples\n", wrong, samples);
+    if (product_file && wrong == 0) {
+      std::vector<float> piece(s.tile);
+      c.each_piece(n.rows, n.columns, [&](size_t row, size_t column, const float* at, size_t count) {
+        std::copy_n(at, count, piece.data());
+        product_file->write(row, column, piece.data(), count);
+      });
+      output->put_in_place_of(s.output);
+    }
   }
   vmem_shutdown();
   return wrong == 0 ? 0 : 1;
@@ -132,11 +223,15 @@ int run(Settings s) {
 int main(int argc, char** argv) {
   CLI::App app{"C = A * B with matrices larger than the memory it may use."};
   Settings s;
+  app.add_option("A", s.left, "matrix of float32, a .npy file; without it A and B are made");
+  app.add_option("B", s.right, "as many rows as A has columns");
+  app.add_option("-o,--output", s.output, "new .npy file for the product");
   app.add_option("--n", s.n, "rows and columns (8192 on CUDA, else 1536)")->check(CLI::Range(64, 131072));
   app.add_option("--tile", s.tile, "rows and columns of a tile (1024 on CUDA, else 256)")->check(CLI::Range(64, 16384));
   app.add_option("--budget", s.budget, "memory (default: a quarter of all)")->transform(CLI::AsSizeValue(false));
   app.add_option("--device", s.device, "auto (a GPU, else the CPU), cuda, cpu, or sim: a simulated device")
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim"}));
+  app.add_option("--blas", s.blas, "the BLAS library for the CPU (default: one that is installed; none: a plain loop)");
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--spoil", s.spoil, "change a number before they are verified: exit code 1");
   CLI11_PARSE(app, argc, argv);

@@ -45,13 +45,41 @@ expect 1 'no vertex 8: the last is 7' -- vmem-bfs "$work/graph.txt" --source 8
 expect 1 'lines, line 1: two numbers' -- vmem-bfs "$work/lines"
 expect 1 '^vmem-bfs: verified: [1-9][0-9]* mismatches' -- vmem-bfs --scale 14 --spoil
 
-expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: right: 0 values' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000
-expect 1 '^vmem-cache: WRONG: [1-9]' -- vmem-cache --capacity 8MiB --keys 3000 --gets 6000 --spoil
+expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: verified: 0 mismatches' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000
+expect 1 '^vmem-cache: verified: [1-9][0-9]* mismatches' -- vmem-cache --capacity 8MiB --keys 3000 --gets 6000 --spoil
+awk 'BEGIN { for (i = 0; i < 20000; i++) { v = sprintf("%d-", i); while (length(v) < 1000) v = v v; printf "key%d\t%s\n", i, v } print "empty\t" }' >"$work/pairs"
+{ seq -f key%g 0 19999; seq -f key%g 0 19999; echo empty; echo empty; echo none; } >"$work/ask"
+expect 0 "budget 8.4 MB, $more MB read" "$more % hits" 'verified: 0 mismatches' -- vmem-cache "$work/pairs" --budget 8MiB
+expect 0 '20001 values' '1 keys of .*ask are not in .*pairs' '40002 gets, 50.0 % hits' 'verified: 0 mismatches in 20001 values' -- vmem-cache "$work/pairs" --ask "$work/ask"
+expect 0 "$more MB read" 'verified: 0 mismatches' -- vmem-cache "$work/pairs" --capacity 24MiB --budget 8MiB --gets 60000
+expect 1 'is not "key, tab, value"' -- vmem-cache "$work/lines"
 expect 1 'no room|limit_bytes' -- vmem-cache --capacity 1KiB
 
-expect 0 'on the CPU' '38.5 MB with 9.6 MB' "$more MB read" '^vmem-gemm: right: 0 samples' -- vmem-gemm --device cpu --n 1792 --tile 256
-expect 0 'on simulated device' "$more MB read" '^vmem-gemm: right: 0 samples' -- vmem-gemm --device sim --n 1792
-expect 1 '^vmem-gemm: WRONG: 1 samples' -- vmem-gemm --device cpu --n 512 --spoil
+expect 0 'on the CPU' '38.5 MB with 9.6 MB' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device cpu --n 1792 --tile 256
+expect 0 'on simulated device' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device sim --n 1792
+expect 1 '^vmem-gemm: verified: 1 mismatches' -- vmem-gemm --device cpu --n 512 --spoil
+expect 0 'by a plain loop' 'verified: 0 mismatches' -- vmem-gemm --device cpu --n 512 --blas none
+expect 1 'is no BLAS' -- vmem-gemm --device cpu --n 512 --blas libm.so.6
+python=$(for each in python3 /usr/bin/python3; do "$each" -c 'import numpy' 2>/dev/null && echo "$each" && break; done)
+if [ -n "$python" ]; then
+  "$python" - "$work" <<'P'
+import sys, numpy as np
+random = np.random.default_rng(1)
+np.save(sys.argv[1] + "/a.npy", random.standard_normal((700, 1100), dtype="f4"))
+np.save(sys.argv[1] + "/b.npy", random.standard_normal((1100, 900), dtype="f4"))
+np.save(sys.argv[1] + "/double.npy", np.zeros((3, 3)))
+P
+  expect 0 '700 x 900' 'verified: 0 mismatches in 192 samples' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
+  expect 1 'File exists' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
+  expect 1 '1100 columns, .* 700 rows: no product' -- vmem-gemm "$work/a.npy" "$work/a.npy" --device cpu
+  expect 1 'float32' -- vmem-gemm "$work/double.npy" "$work/a.npy" --device cpu
+  if [[ $wanted == "  " || $wanted == *" vmem-gemm "* ]]; then
+    if "$python" -c 'import sys, numpy as np
+a, b, c = (np.load(sys.argv[1] + f"/{name}.npy") for name in "abc")
+sys.exit(not np.allclose(a @ b, c, atol=1e-3))' "$work"; then passed=$((passed + 1)); echo "ok   NumPy finds the same product"
+    else failed=$((failed + 1)); echo "FAIL NumPy finds another product"; fi
+  fi
+fi
 expect 1 'multiple of --tile' -- vmem-gemm --n 1000
 
 echo "$passed passed, $failed failed, 0 skipped"

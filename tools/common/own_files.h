@@ -41,6 +41,11 @@ inline void handle_signals() {
   }
 }
 
+// For a result that must not replace anything.
+inline void must_be_new(const std::string& path) {
+  if (access(path.c_str(), F_OK) == 0) throw std::system_error(EEXIST, std::generic_category(), path);
+}
+
 // A new file beside `path`, named after it: removed at the end unless it was put in the place of another.
 class OwnFile {
  public:
