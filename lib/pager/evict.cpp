@@ -37,7 +37,7 @@ bool Pager::must_evict() const {
   const unsigned percent = refilling_ ? knobs_.watermark_high : knobs_.watermark_low;
   const uint64_t low =
       std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * largest_block_)), budget / 100 * percent);
-  return frames_.in_use() + low > budget + leaving_bytes_;
+  return frames_.in_use() + std::max(low, room_wanted_) > budget + leaving_bytes_;
 }
 
 void Pager::evict_loop() {
@@ -59,8 +59,10 @@ void Pager::evict_loop() {
       continue;
     }
     lift_cap(now);
-    const bool host_short = must_evict();
-    refilling_ = host_short;
+    // Who starves while nothing moves needs what a held block has: a buffer.
+    const bool stuck = !starved_.empty() && moves_.size() == free_moves_.size();
+    const bool host_short = must_evict() || stuck;
+    refilling_ = host_short && !stuck;
     const bool staging_short = !gpus_.empty() && must_evict_staging();
     if (!host_short && !staging_short && starved_.empty()) {
       need_evict_.wait(lock);
@@ -104,7 +106,8 @@ void Pager::evict_loop() {
         admit(r, b, stamp_now());
       }
     }
-    if (copies) {  // frames came free
+    if (batch.empty() && !copies) need_evict_.wait_for(lock, std::chrono::milliseconds(5));
+    if (copies || (batch.empty() && stuck)) {  // frames came free
       After after;
       pump(after);
       if (!after.empty()) {
@@ -112,10 +115,8 @@ void Pager::evict_loop() {
         run(after);
         lock.lock();
       }
-    } else if (batch.empty()) {
-      need_evict_.wait_for(lock, std::chrono::milliseconds(5));
-      continue;
     }
+    if (batch.empty()) continue;
     lock.unlock();
     evict_batch(batch);
     lock.lock();

@@ -20,7 +20,7 @@ FramePool::FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> n
 FramePool::~FramePool() {
   for (const trap::Range& arena : arenas_)
     trap_.release_arena(reinterpret_cast<void*>(arena.address), arena.size).ignore();
-  for (const trap::Range& slab : slabs_) munmap(reinterpret_cast<void*>(slab.address), slab.size);
+  for (const trap::Range& slab : beside_) munmap(reinterpret_cast<void*>(slab.address), slab.size);
 }
 
 size_t FramePool::index(size_t size) {
@@ -32,12 +32,17 @@ void FramePool::set_tables(uint64_t bytes) {
   tables_ = bytes;
 }
 
+// Whether there is room within the budget, free frames not counted; makes some of idle buffers.
+bool FramePool::fits(uint64_t bytes, uint64_t reserve) {
+  const uint64_t most = budget(), needed = in_use() + bytes + reserve;
+  return needed <= most || shrink_bounce(needed - most) >= needed - most;
+}
+
 bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
   const uint64_t most = core::broken("budget") ? UINT64_MAX / 2 : budget();
-  if (used_ + bytes + reserve > most) {
-    if (used_ - free_bytes_ + bytes + reserve > most) return false;
-    if (!shrink_free(used_ + bytes + reserve - most)) return false;
-  }
+  if (most == budget() && !fits(bytes, reserve)) return false;
+  const uint64_t needed = used_ + bytes + reserve;
+  if (needed > most && shrink_free(needed - most) < needed - most) return false;
   used_ += bytes;
   return true;
 }
@@ -61,7 +66,7 @@ std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
   Class& c = classes_[index(size)];
   if (fresh != nullptr) *fresh = false;
   if (!c.free.empty()) {
-    if (used_ - free_bytes_ + size + reserve > budget()) return nullptr;
+    if (!fits(size, reserve)) return nullptr;
     std::byte* frame = c.free.back();
     c.free.pop_back();
     free_bytes_ -= size;
@@ -154,60 +159,137 @@ std::byte* FramePool::get_slab(size_t size) {
   madvise(reinterpret_cast<void*>(at), size, MADV_HUGEPAGE);
   madvise(reinterpret_cast<void*>(at), size, MADV_DONTFORK);
   place(reinterpret_cast<void*>(at), size);
-  slabs_.push_back({at, size});
+  beside_.push_back({at, size});
   return reinterpret_cast<std::byte*>(at);
 }
 
 std::byte* FramePool::get_bounce(size_t size) {
   Class& c = classes_[index(size)];
-  if (c.bounce.empty()) {
-    const size_t slab = std::max(size, kHugePage);
-    if (c.bounce_bytes + slab > c.bounce_limit || !take_credit(slab, 0)) return nullptr;
-    // Slabs are slots of the huge class that stay populated for good.
+  const size_t slab = slab_of(size), buffers = slab / size;
+  auto it = std::find_if(c.slabs.begin(), c.slabs.end(), [&](const Slab& s) { return s.busy < buffers; });
+  if (it == c.slabs.end()) {
+    if ((c.slabs.size() + 1) * slab > c.bounce_limit || !take_credit(slab, 0)) return nullptr;
     std::byte* at = get_slab(slab);
     if (at == nullptr) {
       give_credit(slab);
       return nullptr;
     }
-    c.bounce_bytes += slab;
-    for (size_t offset = slab; offset >= size; offset -= size) c.bounce.push_back(at + offset - size);
+    it = c.slabs.insert(c.slabs.end(), Slab{at});
   }
-  std::byte* buffer = c.bounce.back();
-  c.bounce.pop_back();
-  return buffer;
+  size_t word = 0;
+  while (it->taken[word] == UINT64_MAX) ++word;
+  const unsigned bit = static_cast<unsigned>(std::countr_one(it->taken[word]));
+  it->taken[word] |= uint64_t{1} << bit;
+  ++it->busy;
+  return it->at + (word * 64 + bit) * size;
 }
 
 void FramePool::put_bounce(std::byte* buffer, size_t size) {
-  classes_[index(size)].bounce.push_back(buffer);
+  Class& c = classes_[index(size)];
+  const size_t slab = slab_of(size);
+  const auto it = std::find_if(c.slabs.begin(), c.slabs.end(),
+                               [&](const Slab& s) { return buffer >= s.at && buffer < s.at + slab; });
+  const size_t i = static_cast<size_t>(buffer - it->at) / size;
+  it->taken[i / 64] &= ~(uint64_t{1} << i % 64);
+  if (--it->busy != 0 || c.slabs.size() * slab <= c.bounce_least) return;
+  if (used_ > budget() || c.slabs.size() * slab > c.bounce_limit) release_slab(size, it);
+}
+
+// An idle slab goes back to the system. False: somebody pins its memory.
+bool FramePool::release_slab(size_t size, std::vector<Slab>::iterator slab) {
+  const size_t bytes = slab_of(size);
+  std::byte* const at = slab->at;
+  if (install_) {
+    munmap(at, bytes);
+    std::erase_if(beside_, [&](const trap::Range& r) { return r.address == reinterpret_cast<uintptr_t>(at); });
+  } else {
+    if (!release(at, bytes)) return false;
+    put_slot(at, bytes);
+  }
+  classes_[index(size)].slabs.erase(slab);
+  give_credit(bytes);
+  return true;
+}
+
+// Takes idle slabs beyond what each size must keep; returns how many bytes of the budget came free.
+uint64_t FramePool::shrink_bounce(uint64_t bytes) {
+  uint64_t freed = 0;
+  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
+    Class& c = classes_[i];
+    const size_t size = core::kPage << i, slab = slab_of(size);
+    for (size_t n = c.slabs.size(); n > 0 && freed < bytes && c.slabs.size() * slab > c.bounce_least; --n) {
+      const auto it = c.slabs.begin() + static_cast<std::ptrdiff_t>(n - 1);
+      if (it->busy == 0 && release_slab(size, it)) freed += slab;
+    }
+  }
+  return freed;
 }
 
 size_t FramePool::free_bounce(size_t size) const {
   const Class& c = classes_[index(size)];
-  const uint64_t more = c.bounce_limit > c.bounce_bytes ? (c.bounce_limit - c.bounce_bytes) / size : 0;
-  return c.bounce.size() + more;
+  const size_t slab = slab_of(size);
+  const uint64_t made = c.slabs.size() * slab;
+  uint64_t free = (std::max(c.bounce_limit, made) - made) / slab * (slab / size);
+  for (const Slab& s : c.slabs) free += slab / size - s.busy;
+  return free;
 }
 
-core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes) {
+uint64_t FramePool::least_bounce(size_t size, uint64_t least_bytes) {
+  return core::round_up(std::max<uint64_t>(least_bytes, 1), slab_of(size));
+}
+
+void FramePool::limit_bounce(size_t size, uint64_t limit_bytes) {
   Class& c = classes_[index(size)];
-  c.bounce_limit = std::max<uint64_t>({c.bounce_limit, limit_bytes, std::max(size, kHugePage)});
-  if (c.bounce_bytes != 0) return {};
-  std::byte* first = get_bounce(size);
-  if (first == nullptr) {
-    return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
-                       core::human_bytes(budget()).c_str(), core::human_bytes(std::max(size, kHugePage)).c_str(),
-                       core::human_bytes(used_ - free_bytes_).c_str());
+  c.bounce_limit = std::max(limit_bytes, c.bounce_least);
+  c.slabs.reserve(c.bounce_limit / slab_of(size) + 1);
+}
+
+core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t least_bytes) {
+  Class& c = classes_[index(size)];
+  const uint64_t slab = slab_of(size), least = least_bounce(size, least_bytes);
+  const uint64_t limit = c.bounce_limit;
+  c.slabs.reserve(std::max(limit_bytes, least) / slab + 1);
+  c.bounce_limit = std::max({c.bounce_limit, limit_bytes, least});
+  while (c.slabs.size() * slab < least) {
+    const bool room = take_credit(slab, 0);
+    std::byte* const at = room ? get_slab(slab) : nullptr;
+    if (at == nullptr) {
+      if (room) give_credit(slab);
+      c.bounce_limit = limit;
+      return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
+                         core::human_bytes(budget()).c_str(), core::human_bytes(slab).c_str(),
+                         core::human_bytes(used_ - free_bytes_).c_str());
+    }
+    c.slabs.push_back(Slab{at});
   }
-  put_bounce(first, size);
+  c.bounce_least = std::max(c.bounce_least, least);
+  ++c.bounce_users;
   return {};
+}
+
+void FramePool::unwant_bounce(size_t size) {
+  Class& c = classes_[index(size)];
+  if (--c.bounce_users != 0) return;
+  c.bounce_limit = c.bounce_least = 0;
+  for (size_t n = c.slabs.size(); n > 0; --n) {
+    const auto it = c.slabs.begin() + static_cast<std::ptrdiff_t>(n - 1);
+    if (it->busy == 0) release_slab(size, it);
+  }
 }
 
 uint64_t FramePool::overhead() const {
   uint64_t bytes = tables_ + fixed_;
-  for (const Class& c : classes_) bytes += c.bounce_bytes;
+  for (size_t i = 0; i < classes_.size(); ++i) bytes += classes_[i].slabs.size() * slab_of(core::kPage << i);
   return bytes;
 }
 
-bool FramePool::shrink_free(uint64_t bytes) {
+uint64_t FramePool::least_overhead() const {
+  uint64_t bytes = tables_ + fixed_;
+  for (const Class& c : classes_) bytes += c.bounce_least;
+  return bytes;
+}
+
+uint64_t FramePool::shrink_free(uint64_t bytes) {
   uint64_t freed = 0;
   std::vector<std::byte*> pinned;
   for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
@@ -228,11 +310,12 @@ bool FramePool::shrink_free(uint64_t bytes) {
     c.free.insert(c.free.end(), pinned.begin(), pinned.end());
     pinned.clear();
   }
-  return freed >= bytes;
+  return freed;
 }
 
 void FramePool::trim() {
   if (used_ > budget()) shrink_free(used_ - budget());
+  if (used_ > budget()) shrink_bounce(used_ - budget());
 }
 
 }  // namespace vmem::pager

@@ -69,30 +69,49 @@ class FramePool {
   // or no memory for another slab.
   std::byte* get_bounce(size_t size);
   void put_bounce(std::byte* buffer, size_t size);
-  // Sets a limit and makes sure of the first slab, so that a fault always finds one. -ENOMEM names the budget.
-  core::Status want_bounce(size_t size, uint64_t limit_bytes);
+  // One more region uses buffers of this size. The limit is the largest that anybody asked for. Makes sure of the first
+  // slab, or of least_bytes, so that a fault always finds one. -ENOMEM names the budget; nothing changed then.
+  core::Status want_bounce(size_t size, uint64_t limit_bytes, uint64_t least_bytes = 0);
+  // One region less: the slabs go with the last, whose buffers are all back.
+  void unwant_bounce(size_t size);
+  void limit_bounce(size_t size, uint64_t limit_bytes);
   size_t free_bounce(size_t size) const;
+  // Bytes of slabs of buffers that `size` must keep: what least_bytes asks for, rounded to slabs.
+  static uint64_t least_bounce(size_t size, uint64_t least_bytes);
 
   // Asks the kernel to take memory for [at, at + size) from the chosen NUMA nodes.
   void place(void* at, size_t size) const;
   // Part of used() that is not blocks: tables, bounce slabs, fixed memory.
   uint64_t overhead() const;
+  // .. and cannot be had for blocks: idle slabs beyond the least go to whoever needs the room.
+  uint64_t least_overhead() const;
+  uint64_t tables() const { return tables_; }
+  uint64_t fixed() const { return fixed_; }
 
-  // Gives populated free frames back to the system until used <= budget or there are none left.
+  // Gives populated free frames, then idle slabs, back to the system until used <= budget or there are none left.
   void trim();
 
  private:
-  struct Class {
-    std::vector<std::byte*> free;    // populated
-    std::vector<std::byte*> slots;   // empty
-    std::vector<std::byte*> bounce;  // populated, idle
-    uint64_t bounce_bytes = 0, bounce_limit = 0;
+  struct Slab {  // of bounce buffers
+    std::byte* at;
+    size_t busy = 0;                     // how many
+    std::array<uint64_t, 8> taken = {};  // which: a bit each
   };
+  struct Class {
+    std::vector<std::byte*> free;   // populated
+    std::vector<std::byte*> slots;  // empty
+    std::vector<Slab> slabs;        // the first are used first, so that the last become idle
+    uint64_t bounce_limit = 0, bounce_least = 0, bounce_users = 0;
+  };
+  static size_t slab_of(size_t size) { return std::max(size, core::kHugePage); }
   static size_t index(size_t size);
   bool grow_slots(size_t size);
   std::byte* get_slab(size_t size);
   bool release(std::byte* frame, size_t size);
-  bool shrink_free(uint64_t bytes);
+  uint64_t shrink_free(uint64_t bytes);
+  bool fits(uint64_t bytes, uint64_t reserve);
+  bool release_slab(size_t size, std::vector<Slab>::iterator slab);
+  uint64_t shrink_bounce(uint64_t bytes);
 
   trap::Trap& trap_;
   const bool install_;  // frames are the module's
@@ -101,7 +120,7 @@ class FramePool {
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
   std::vector<trap::Range> arenas_;  // of frames
-  std::vector<trap::Range> slabs_;   // buffers beside the module's frames
+  std::vector<trap::Range> beside_;  // slabs of buffers beside the module's frames
 };
 
 }  // namespace vmem::pager

@@ -33,7 +33,7 @@ std::string Pager::lease_holders() const {
 Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   auto it = r.leases.find(b);
   if (it == r.leases.end()) {
-    const uint64_t kept = reserve_bytes_ + frames_.overhead();
+    const uint64_t kept = reserve_bytes_ + frames_.least_overhead();
     if (leased_bytes_ + r.block_size + kept > frames_.budget()) {
       return error(ENOMEM,
                    "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "

@@ -309,12 +309,22 @@ void Pager::stats(struct vmem_stats* out) {
 Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
-  const uint64_t needed = leased_bytes_ + reserve_bytes_ + 2 * staging_.bytes();
+  // Beside staging frames as much is for what the CPU touches. A region that was granted goes on being served.
+  const uint64_t fixed = frames_.least_overhead() + staging_.bytes(), reserve = reserve_for(largest_block_, bytes);
+  const uint64_t needed = fixed + std::max(leased_bytes_ + reserve, 4 * largest_block_);
   if (bytes < needed) {
-    return error(EBUSY, "host_budget cannot become %s: live leases and the fault reserve hold %s",
-                 core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str());
+    return error(EBUSY,
+                 "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
+                 "live leases, %s for faults (the largest blocks have %s)",
+                 core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
+                 core::human_bytes(leased_bytes_).c_str(), core::human_bytes(needed - fixed - leased_bytes_).c_str(),
+                 core::human_bytes(largest_block_).c_str());
   }
   frames_.set_budget(bytes);
+  count_blocks();
+  for (const auto& [base, r] : regions_) {
+    if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r));
+  }
   progress_.made();
   frames_.trim();
   resize_policies();

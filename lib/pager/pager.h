@@ -8,6 +8,7 @@
 // wish in the block's flags, and settle() grants it when the owner is done.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -190,6 +191,12 @@ class Pager {
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status flush_file(Lock& lock, Region& r);
   void forget_region(Region& r);
+  core::Status charge_region(Lock& lock, Region& r);
+  void credit_region(Region& r);
+  void count_blocks();
+  static uint64_t reserve_for(uint64_t largest, uint64_t budget);
+  static uint64_t least_bounce(const Region& r);
+  uint64_t bounce_limit(const Region& r) const;
   core::Status take_write_error();
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
@@ -283,6 +290,8 @@ class Pager {
   std::deque<SpanOf> evict_requests_;               // vmem_prefetch to the SSD; bounded by kMaxSpeculative
   uint64_t speculative_bytes_ = 0;                  // of them in flight
   uint64_t reserve_bytes_ = 0, largest_block_ = 0;  // the first: kept free for faults
+  std::array<uint32_t, 14> regions_by_size_{};      // of blocks: 4 KiB, 8 KiB, ..
+  uint64_t room_wanted_ = 0;                        // by a region that is being made
   uint64_t leaving_bytes_ = 0;                      // being evicted now: will come free
   uint64_t leased_bytes_ = 0;
   uint64_t unknown_blocks_ = 0;  // .. with kUnknown

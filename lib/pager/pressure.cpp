@@ -75,7 +75,7 @@ void Pager::lift_cap(uint64_t now) {
 void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
   // Below this faults could no longer be served.
-  const uint64_t least = frames_.overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  const uint64_t least = frames_.least_overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
   const uint64_t used = frames_.used();
   hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure);
 }
@@ -91,7 +91,7 @@ void Pager::on_knobs() {
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  const uint64_t least = frames_.overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  const uint64_t least = frames_.least_overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
   frames_.set_ceiling(std::max(limit, least));
   frames_.lift_cap();  // a refusal may have been of the old limit
   frames_.trim();

@@ -68,7 +68,8 @@ struct Region {
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
   bool probes = false;
-  bool gpu = false;  // has a device tier: one managed range, blocks of kHugePage
+  bool bounces = false;  // its blocks need bounce buffers
+  bool gpu = false;      // has a device tier: one managed range, blocks of kHugePage
   store::MappedFile file;
   store::FileId file_id = 0;
   bool has_file = false;

@@ -1,9 +1,11 @@
 // Making and freeing regions.
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/clock.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -91,22 +93,13 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   if (r.from_file()) {
     if (Status s = open_file(what, config_.direct_io, &r, *engine_); !s.ok()) return s;
   }
+  r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
   Status s = r.table.create(blocks);
   if (s.ok()) {
     Lock lock(mutex_);
-    const uint64_t free_for_blocks = frames_.budget() - std::min(frames_.budget(), frames_.overhead());
-    if (free_for_blocks < 4 * block_size) {
-      s = error(ENOMEM, "host_budget %s holds fewer than 4 blocks of %s; raise host_budget or lower block_size",
-                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(block_size).c_str());
-    } else if (r.transfer == Transfer::copy || r.codec != store::Codec::raw) {
-      const uint64_t most = std::max<uint64_t>(2 * block_size, uint64_t{2} * config_.io_depth * block_size);
-      // A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault
-      // could never be served.
-      const uint64_t least = r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * block_size : block_size;
-      const uint64_t limit = std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20});
-      s = frames_.want_bounce(block_size, std::max(least, limit));
-    }
+    s = charge_region(lock, r);
   }
+  const bool charged = s.ok();
   void* base = nullptr;
   if (s.ok() && gpu) {
     s = want_staging();
@@ -121,19 +114,104 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   }
   if (!s.ok()) {
     close_file(&r, *engine_);
+    Lock lock(mutex_);
+    if (charged) credit_region(r);
     return s;
   }
   r.base = static_cast<std::byte*>(base);
   Lock lock(mutex_);
   if (r.transfer == Transfer::copy) frames_.place(base, r.span);
   r.id = next_region_id_++;
-  largest_block_ = std::max<uint64_t>(largest_block_, block_size);
-  reserve_bytes_ = std::min<uint64_t>(4 * largest_block_, frames_.budget() / 8);
-  table_bytes_ += r.table.footprint();
-  count_tables();
   regions_.emplace(reinterpret_cast<uintptr_t>(base), std::move(region));
   *ptr = base;
   return {};
+}
+
+namespace {
+
+unsigned size_class(size_t block_size) {
+  return static_cast<unsigned>(std::countr_zero(block_size / core::kPage));
+}
+
+}  // namespace
+
+// What is kept free for faults where the largest blocks have this size: the first touch of a region is always served.
+uint64_t Pager::reserve_for(uint64_t largest, uint64_t budget) {
+  return std::max(largest, std::min<uint64_t>(4 * largest, budget / 8));
+}
+
+uint64_t Pager::bounce_limit(const Region& r) const {
+  const uint64_t most = std::max<uint64_t>(2 * r.block_size, uint64_t{2} * config_.io_depth * r.block_size);
+  return std::max(least_bounce(r), std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20}));
+}
+
+// A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault could
+// never be served.
+uint64_t Pager::least_bounce(const Region& r) {
+  return r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
+}
+
+// The largest block and the reserve follow the regions there are.
+void Pager::count_blocks() {
+  largest_block_ = 0;
+  for (size_t i = 0; i < regions_by_size_.size(); ++i) {
+    if (regions_by_size_[i] != 0) largest_block_ = core::kPage << i;
+  }
+  reserve_bytes_ = reserve_for(largest_block_, frames_.budget());
+}
+
+// Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
+Status Pager::charge_region(Lock& lock, Region& r) {
+  const uint64_t budget = frames_.budget(), overhead = frames_.least_overhead();
+  if (budget < overhead + 4 * r.block_size) {
+    return error(ENOMEM,
+                 "host_budget %s holds fewer than 4 blocks of %s beside %s of tables and buffers; raise host_budget or "
+                 "lower block_size",
+                 core::human_bytes(budget).c_str(), core::human_bytes(r.block_size).c_str(),
+                 core::human_bytes(overhead).c_str());
+  }
+  if (r.bounces) {
+    // What others hold and can do without leaves for the first buffers.
+    const uint64_t mark = look(now_ns());
+    for (Status s;; changed_.wait_for(lock, std::chrono::milliseconds(20))) {
+      s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
+      if (s.ok()) break;
+      const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
+      look(now_ns());
+      const bool never = frames_.least_overhead() + least + leased_bytes_ + reserve_bytes_ > frames_.budget();
+      if (never || progress_.over(mark, config_.fault_timeout_ms * uint64_t{1000000})) {
+        room_wanted_ = 0;
+        return s;
+      }
+      room_wanted_ = std::max(room_wanted_, least);
+      need_evict_.notify_all();
+    }
+    room_wanted_ = 0;
+  }
+  ++regions_by_size_[size_class(r.block_size)];
+  table_bytes_ += r.table.footprint();
+  count_tables();
+  count_blocks();
+  const uint64_t kept = frames_.least_overhead() + leased_bytes_ + reserve_bytes_;
+  if (kept <= frames_.budget()) return {};
+  const Status s =
+      error(ENOMEM,
+            "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
+            "for faults; raise host_budget, lower block_size or release leases",
+            core::human_bytes(frames_.budget()).c_str(), core::human_bytes(r.block_size).c_str(),
+            core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(leased_bytes_).c_str(),
+            core::human_bytes(reserve_bytes_).c_str());
+  credit_region(r);
+  return s;
+}
+
+// Locked; nothing of the region uses memory any more. Gives back what charge_region() took.
+void Pager::credit_region(Region& r) {
+  if (r.bounces) frames_.unwant_bounce(r.block_size);
+  --regions_by_size_[size_class(r.block_size)];
+  table_bytes_ -= r.table.footprint();
+  count_tables();
+  count_blocks();
 }
 
 // Staging frames enough to move blocks at all; more come with need.
@@ -262,8 +340,7 @@ Status Pager::destroy(void* ptr, bool force) {
       g.ending -= r.block_size;
   }
   for (Ending& e : endings_) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
-  table_bytes_ -= r.table.footprint();
-  count_tables();
+  credit_region(r);
   std::unique_ptr<Region> gone = std::move(it->second);
   regions_.erase(it);
   progress_.made();

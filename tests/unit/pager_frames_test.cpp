@@ -126,6 +126,47 @@ TEST_F(PagerFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
   EXPECT_EQ(pool.used(), 15 * kMiB);
 }
 
+TEST_F(PagerFrames, BuffersGoWithTheirLastUser) {
+  ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
+  ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
+  std::byte* b = pool.get_bounce(64 << 10);
+  pool.unwant_bounce(64 << 10);
+  EXPECT_EQ(pool.used(), 2 * kMiB);
+  pool.put_bounce(b, 64 << 10);
+  pool.unwant_bounce(64 << 10);
+  EXPECT_EQ(pool.used(), 0u);
+  EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asks for any";
+}
+
+TEST_F(PagerFrames, IdleBuffersBeyondTheLeastMakeRoomForBlocks) {
+  ASSERT_TRUE(pool.want_bounce(64 << 10, 8 * kMiB).ok());
+  std::vector<std::byte*> buffers;
+  while (std::byte* b = pool.get_bounce(64 << 10)) buffers.push_back(b);
+  EXPECT_EQ(buffers.size(), 128u);
+  EXPECT_EQ(pool.used(), 8 * kMiB);
+  EXPECT_EQ(pool.least_overhead(), 2 * kMiB);
+  EXPECT_FALSE(pool.take_credit(10 * kMiB, 0)) << "all are in use";
+  for (std::byte* b : buffers) pool.put_bounce(b, 64 << 10);
+  EXPECT_FALSE(pool.take_credit(15 * kMiB, 0)) << "the first slab stays";
+  EXPECT_TRUE(pool.take_credit(14 * kMiB, 0));
+  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_EQ(pool.overhead(), 2 * kMiB);
+  EXPECT_NE(pool.get_bounce(64 << 10), nullptr);
+}
+
+TEST_F(PagerFrames, ALoweredBudgetTakesIdleBuffersAndThoseThatComeBack) {
+  ASSERT_TRUE(pool.want_bounce(kHugePage, 8 * kMiB, 2 * kHugePage).ok());
+  EXPECT_EQ(pool.least_overhead(), 4 * kMiB);
+  std::byte* buffers[4];
+  for (auto& b : buffers) b = pool.get_bounce(kHugePage);
+  pool.put_bounce(buffers[3], kHugePage);
+  pool.set_budget(4 * kMiB);
+  pool.trim();
+  EXPECT_EQ(pool.used(), 6 * kMiB);
+  for (int i = 0; i < 3; ++i) pool.put_bounce(buffers[i], kHugePage);
+  EXPECT_EQ(pool.used(), 4 * kMiB);
+}
+
 TEST_F(PagerFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
   pool.set_tables(3 * kMiB);
   EXPECT_EQ(pool.used(), 3 * kMiB);
@@ -187,12 +228,12 @@ TEST_F(PagerFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
           pool.put_bounce(bounce.back().first, 64 << 10);
           bounce.pop_back();
         }
-        slabs = pool.overhead() - tables;
         break;
       default:
         if (pool.available() > 2 * kMiB) tables = random() % kMiB, pool.set_tables(tables);
         break;
     }
+    slabs = pool.overhead() - tables;  // idle ones may have made room
     ASSERT_EQ(pool.in_use(), credits + handed + slabs + tables) << n;
     if (pool.used() > pool.budget()) pool.trim();
     ASSERT_LE(pool.used(), pool.budget()) << n;

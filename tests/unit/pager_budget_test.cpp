@@ -1,0 +1,117 @@
+// What a region needs beside its blocks is charged when it is made, given back when it goes, and refused with the
+// numbers where it does not fit.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <string>
+
+#include "pager_steps.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::pager::Config;
+using vmem::pager::Pager;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class PagerBudget : public vmem::pager::test::PagerSteps {
+ protected:
+  Status create(size_t size, size_t block_size, void** at) {
+    Pager::NewRegion what;
+    what.size = size;
+    what.block_size = block_size;
+    return pager->create(what, at);
+  }
+  uint64_t held() {
+    struct vmem_stats out = {};
+    pager->stats(&out);
+    return out.host_bytes;
+  }
+  void expect_numbers(const Status& s, int code, std::initializer_list<const char*> numbers) {
+    EXPECT_EQ(s.code(), code) << s.text();
+    for (const char* n : numbers) EXPECT_NE(s.text().find(n), std::string_view::npos) << n << " in: " << s.text();
+  }
+};
+
+TEST_F(PagerBudget, BuffersGoWithTheLastRegionOfTheirSize) {
+  start(config(8 * kMiB));
+  for (size_t block = 4096; block <= kMiB; block *= 2) {
+    std::byte* first = region(4, block);
+    std::byte* second = region(4, block);
+    put(first, 1);
+    EXPECT_TRUE(pager->destroy(first, false).ok());
+    EXPECT_GE(held(), 2 * kMiB) << "the second region's buffers";
+    put(second, 2);
+    EXPECT_EQ(get(second + 3 * block), 0u);
+    EXPECT_TRUE(pager->destroy(second, false).ok());
+    EXPECT_EQ(held(), 0u) << block;
+  }
+}
+
+TEST_F(PagerBudget, ARegionThatIsGrantedIsServedAndOneThatCannotBeIsRefusedWithTheNumbers) {
+  start(config(8 * kMiB));
+  for (size_t block : {size_t{4096}, size_t{16} << 10, size_t{64} << 10}) put(region(4, block), 7);
+  void* at = nullptr;
+  expect_numbers(create(4 * kMiB, 128 << 10, &at), -ENOMEM, {"8 MiB", "2 MiB"});
+  expect_numbers(create(4 * kMiB, kMiB, &at), -ENOMEM, {"8 MiB", "1 MiB", "6 MiB"});
+  // What was refused took nothing, and those that are there are served.
+  std::byte* another = region(64, 64 << 10);
+  for (size_t i = 0; i < 64; ++i) put(another + i * (64 << 10), i);
+  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(get(another + i * (64 << 10)), i);
+}
+
+TEST_F(PagerBudget, LeasesLeaveRoomForTheFirstTouchOfEachRegion) {
+  Config c = config(16 * kMiB);
+  c.fault_timeout_ms = 200;
+  start(c);
+  constexpr size_t kBlock = 4 * kMiB;
+  std::byte* r = region(8, kBlock);
+  size_t leased = 0;
+  for (; leased < 8; ++leased) {
+    const vmem_range one = range(r + leased * kBlock, kBlock);
+    if (!pager->acquire({&one, 1}, VMEM_HOST, nullptr).ok()) break;
+  }
+  EXPECT_EQ(leased, 3u);
+  put(r + 7 * kBlock, 7);
+  put(r + 6 * kBlock, 6);
+  EXPECT_EQ(get(r + 7 * kBlock), 7u);
+  void* at = nullptr;
+  expect_numbers(create(4 * kMiB, 64 << 10, &at), -ENOMEM, {"16 MiB", "2 MiB"});
+  const vmem_range all = range(r, leased * kBlock);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+  put(region(4), 1);
+}
+
+TEST_F(PagerBudget, TheReserveShrinksWithTheRegionThatNeededIt) {
+  start(config(1024 * kMiB));
+  std::byte* large = region(4, 32 * kMiB);
+  std::byte* small = region(4);
+  expect_numbers(pager->set_host_budget(64 * kMiB), -EBUSY, {"64 MiB", "128 MiB", "32 MiB"});
+  EXPECT_TRUE(pager->destroy(large, false).ok());
+  const Status s = pager->set_host_budget(64 * kMiB);
+  EXPECT_TRUE(s.ok()) << s.text();
+  const vmem_range one = range(small, 1);
+  EXPECT_TRUE(pager->acquire({&one, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_TRUE(pager->release({&one, 1}, nullptr).ok());
+}
+
+TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneStays) {
+  start(config(64 * kMiB));
+  std::byte* r = region(32, kMiB);
+  std::byte* small = region(4);
+  expect_numbers(pager->set_host_budget(7 * kMiB), -EBUSY, {"7 MiB", "8 MiB", "4 MiB", "1 MiB"});
+  const vmem_range some = range(r, 10 * kMiB);
+  ASSERT_TRUE(pager->acquire({&some, 1}, VMEM_HOST, nullptr).ok());
+  expect_numbers(pager->set_host_budget(12 * kMiB), -EBUSY, {"12 MiB", "10 MiB"});
+  for (size_t i = 0; i < 32; ++i) put(r + i * kMiB, i);
+  EXPECT_TRUE(pager->release({&some, 1}, nullptr).ok());
+  const Status s = pager->set_host_budget(8 * kMiB);
+  ASSERT_TRUE(s.ok()) << s.text();
+  for (size_t i = 0; i < 32; ++i) EXPECT_EQ(get(r + i * kMiB), i);
+  put(small, 3);
+  EXPECT_EQ(get(small), 3u);
+}
+
+}  // namespace
