@@ -49,11 +49,36 @@ unsigned int vmem_frame_pins(struct vmem_frame *frame)
 	return pins;
 }
 
+/* Whether an error was found in the memory of a piece. Exact, but looks at each page. */
+static bool vmem_piece_broken(struct page *page, unsigned int order)
+{
+	unsigned long i;
+
+	for (i = 0; i < 1UL << order; i++)
+		if (PageHWPoison(page + i))
+			return true;
+	return false;
+}
+
+/* The same of a frame; of pieces that core code looks after it reads one mark each. */
+bool vmem_frame_broken(const struct vmem_frame *frame)
+{
+	unsigned int i;
+
+	for (i = 0; i < frame->pieces; i++)
+		if (PageHWPoison(frame->piece[i]) ||
+		    (frame->order && folio_test_has_hwpoisoned(page_folio(frame->piece[i]))))
+			return true;
+	return false;
+}
+
 /*
  * Whether anybody holds the frame beyond the module, page tables and pins. Where
  * entries can still come and go (the pool's own mapping) they are told apart under
  * the piece's lock: none is added there, and the references are read first, so one
- * that vanishes in between makes the frame look held, never free.
+ * that vanishes in between makes the frame look held, never free. Who deals with a
+ * memory error keeps a reference for good: a broken piece is never used again, so it
+ * does not matter who holds it.
  */
 static bool vmem_frame_held(struct vmem_frame *frame)
 {
@@ -73,7 +98,7 @@ static bool vmem_frame_held(struct vmem_frame *frame)
 		else
 			refs %= GUP_PIN_COUNTING_BIAS;
 		folio_unlock(folio);
-		held = refs > 0;
+		held = refs > 0 && !vmem_piece_broken(frame->piece[i], frame->order);
 	}
 	return held;
 }
@@ -113,14 +138,22 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 	return -EDQUOT;
 }
 
-/* Whoever still pins a piece keeps the pages of it alive, and nothing else. */
+/*
+ * Whoever still pins a piece keeps the pages of it alive, and nothing else. A piece
+ * with a memory error is kept from everybody, for good: core code would hand on what
+ * of a large one is next to the error, and on some kernels the error too.
+ */
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 {
 	while (frame->pieces) {
 		struct page *page = frame->piece[--frame->pieces];
+		s64 bytes = (s64)PAGE_SIZE << frame->order;
 
-		atomic64_sub((s64)PAGE_SIZE << frame->order,
-			     &vmem_node_files[page_to_nid(page)].value);
+		atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
+		if (vmem_piece_broken(page, frame->order)) {
+			vmem_add(vmem_broken_bytes, bytes);
+			continue;
+		}
 		ClearPageDirty(page);
 		put_page(page);
 	}

@@ -54,6 +54,8 @@ static int vmem_install(struct vmem_block *block, struct vmem_frame *frame, u32 
 	/* A frame out of a destroyed region may be under somebody's DMA still. */
 	if (frame->suspect && vmem_frame_pins(frame) > frame->base_pins)
 		return -EBUSY;
+	if (vmem_frame_broken(frame))
+		return -EHWPOISON;
 	frame->suspect = false;
 	frame->base_pins = vmem_frame_pins(frame);
 	vmem_put_frame(block, frame, flags & VMEM_OPF_PROTECT ? VMEM_STATE_PROTECTED : 0);

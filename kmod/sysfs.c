@@ -80,7 +80,7 @@ struct vmem_file vmem_files[vmem_values_end] = {
 	COUNTER(faults_write), COUNTER(faults_protected), COUNTER(faults_remote),
 	COUNTER(events), COUNTER(waits), COUNTER(timeouts), COUNTER(sigbus),
 	COUNTER(refused_pinned), COUNTER(refused_limit), COUNTER(pressure_requests),
-	COUNTER(pressure_unanswered),
+	COUNTER(pressure_unanswered), COUNTER(broken_bytes),
 };
 
 static struct attribute_group vmem_group;

@@ -2,20 +2,25 @@
 /*
  * trap.c - faults: serve, or report and wait
  *
- * Three kinds of callers, three ways to wait; none without an end:
+ * Five kinds of callers, five ways to wait; none without an end:
  *
  *  - may retry (CPU touches, most pins): drop mmap_lock, sleep until an answer, the
  *    deadline, a signal or the context's death, and say RETRY.
  *  - may retry, but not sleep (FOLL_NOWAIT): report and say RETRY.
- *  - may not retry (a GPU through HMM, pins in old kernels): who wants mmap_lock for
- *    writing queues behind the caller. Sleep at most VMEM_HELD_WAIT_MS, then unmap the
- *    (absent) page: HMM's caller sees its range changed, lets go and tries again.
+ *  - may not retry (/proc/PID/mem, ptrace, pins in old kernels): who wants mmap_lock for
+ *    writing queues behind the caller, who keeps it however often it asks. Sleep at
+ *    most VMEM_HELD_WAIT_MS; no answer by then is SIGBUS, which they turn into an errno.
+ *  - may not retry, but lets go of mmap_lock by itself (a GPU through HMM): sleep as
+ *    long, then unmap the (absent) page: HMM's caller sees its range changed, lets go
+ *    and tries again.
+ *  - exits or dumps core: no signal reaches it any more. It is refused at once.
  *
  * The deadline is the report's: however often a caller comes back, it gets SIGBUS then.
  */
 
 #include <linux/file.h>
 #include <linux/hash.h>
+#include <linux/mmu_notifier.h>
 
 #include "vmem.h"
 
@@ -66,10 +71,32 @@ static bool vmem_fault_remote(const struct vm_fault *vmf)
 	return vmf->flags & FAULT_FLAG_REMOTE || current->mm != vmf->vma->vm_mm;
 }
 
+/*
+ * Of a fault that may not retry: whether it may come from hmm_range_fault(). That is
+ * called for a process's own memory or by a kernel thread, with an mmu notifier.
+ */
+static bool vmem_fault_hmm(const struct vm_fault *vmf)
+{
+	struct mm_struct *mm = vmf->vma->vm_mm;
+
+	return (current->flags & PF_KTHREAD || current->mm == mm) && mm_has_notifiers(mm);
+}
+
 static void vmem_unmap_page(const struct vm_fault *vmf)
 {
 	unmap_mapping_range(vmf->vma->vm_file->f_mapping, (loff_t)vmf->pgoff << PAGE_SHIFT,
 			    PAGE_SIZE, 1);
+}
+
+/*
+ * Whether the task is to be frozen with its cgroup, and waits inside a system call,
+ * where it cannot be: it came back once and still is without its block. Who could
+ * answer is frozen too, most likely. A wait of user code ends by itself for that.
+ */
+static bool vmem_freezing(const struct vm_fault *vmf)
+{
+	return vmf->flags & FAULT_FLAG_TRIED && !(vmf->flags & FAULT_FLAG_USER) &&
+	       READ_ONCE(current->jobctl) & JOBCTL_TRAP_FREEZE;
 }
 
 /* Queues an event for the fault and starts its deadline. ctx->lock. */
@@ -104,9 +131,10 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	bool retry = vmf->flags & FAULT_FLAG_ALLOW_RETRY, leaving = block->state == VMEM_LEAVING;
 	struct vmem_range *region = block->region;
 	struct file *file = vmf->vma->vm_file;
-	unsigned int state = TASK_KILLABLE;
+	unsigned int state = TASK_KILLABLE | TASK_FREEZABLE_UNSAFE;
 	struct vmem_ctx *ctx = region->ctx;
-	bool gone = region->dead || ctx->dead || block->state == VMEM_FAILED;
+	bool gone = region->dead || ctx->dead || block->state == VMEM_FAILED ||
+		    current->flags & (PF_EXITING | PF_DUMPCORE) || vmem_freezing(vmf);
 	u32 answers = block->answers;
 	long timeout = HZ;
 
@@ -131,6 +159,8 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		/* A signal may interrupt what can be started anew: an access of user code. */
 		if (vmf->flags & FAULT_FLAG_USER && vmf->flags & FAULT_FLAG_INTERRUPTIBLE)
 			state = TASK_INTERRUPTIBLE;
+		else	/* it comes back to be asked whether its cgroup freezes */
+			timeout = min_t(long, timeout, VMEM_FREEZE_LOOK);
 		/* Without the lock the mapping may go, and take region and file along. */
 		get_file(file);
 		kref_get(&region->ref);
@@ -150,8 +180,13 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		fput(file);
 		return VM_FAULT_RETRY;
 	}
-	if (READ_ONCE(block->answers) == answers)
-		vmem_unmap_page(vmf);
+	if (READ_ONCE(block->answers) != answers)
+		return VM_FAULT_NOPAGE;
+	if (!vmem_fault_hmm(vmf)) {
+		vmem_add(vmem_sigbus, 1);
+		return VM_FAULT_SIGBUS;
+	}
+	vmem_unmap_page(vmf);
 	return VM_FAULT_NOPAGE;
 }
 
@@ -232,13 +267,19 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 	if (!page)
 		return moving ? VM_FAULT_NOPAGE : VM_FAULT_SIGBUS;
 	/* Entries of a longterm region are writable at once: nothing more is heard. */
-	if (vmem_enter(vmf, range, page,
-		       VMEM_STATE_TOUCHED | (range->longterm ? VMEM_STATE_DIRTY : 0))) {
-		vmf->page = page;
-		return VM_FAULT_LOCKED;
+	if (!vmem_enter(vmf, range, page,
+			VMEM_STATE_TOUCHED | (range->longterm ? VMEM_STATE_DIRTY : 0))) {
+		put_page(page);
+		return VM_FAULT_NOPAGE;	/* it moved meanwhile: the access comes again */
 	}
-	put_page(page);
-	return VM_FAULT_NOPAGE;		/* it moved meanwhile: the access comes again */
+	/* Core code would look for a page with an error in the page cache, and this has none. */
+	if (PageHWPoison(page)) {
+		unlock_page(page);
+		put_page(page);
+		return VM_FAULT_HWPOISON;
+	}
+	vmf->page = page;
+	return VM_FAULT_LOCKED;
 }
 
 /*

@@ -66,6 +66,7 @@ static inline void vmem_point(void) { }
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
 #define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
 #define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
+#define VMEM_FREEZE_LOOK	(HZ / 2)	/* so often a system call that waits looks */
 #define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
 
 enum vmem_block_state {
@@ -172,7 +173,7 @@ enum vmem_value {
 	vmem_scattered_frames, vmem_faults_read, vmem_faults_write, vmem_faults_protected,
 	vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts, vmem_sigbus,
 	vmem_refused_pinned, vmem_refused_limit, vmem_pressure_requests,
-	vmem_pressure_unanswered, vmem_values_end
+	vmem_pressure_unanswered, vmem_broken_bytes, vmem_values_end
 };
 
 struct vmem_file {
@@ -225,6 +226,7 @@ void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame);
 void vmem_frame_barrier(struct vmem_frame *frame);
 bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us);
 unsigned int vmem_frame_pins(struct vmem_frame *frame);
+bool vmem_frame_broken(const struct vmem_frame *frame);
 int vmem_pin(struct vmem_ctx *ctx, void *argument);
 int vmem_unpin(struct vmem_ctx *ctx, void *argument);
 void vmem_unpin_all(struct vmem_ctx *ctx);

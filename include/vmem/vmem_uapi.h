@@ -166,7 +166,7 @@ struct vmem_release {
  * @state:	(out) VMEM_STATE_* as found before the operation
  *
  * -ENXIO no such block or frame; -EINVAL unaligned, or frame and block differ in
- * size; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
+ * size; -EHWPOISON the frame's memory failed; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
  * installed; -EBUSY somebody pins the frame; -EINPROGRESS another call, or an
  * earlier operation of this batch, is moving this block or frame; -EALREADY failed
  * twice; -ENODATA not failed; -ESHUTDOWN the region was destroyed meanwhile.
