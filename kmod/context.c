@@ -19,6 +19,7 @@
 #define VMEM_FS_MAGIC	0x766d656d
 
 LIST_HEAD(vmem_ctx_list);
+static LIST_HEAD(vmem_users);		/* vmem_ctx_list_lock */
 DEFINE_SPINLOCK(vmem_ctx_list_lock);
 static struct vfsmount *vmem_mnt;
 static struct shrinker *vmem_shrinker;
@@ -49,19 +50,79 @@ static struct file_system_type vmem_fs = {
 	.kill_sb = kill_anon_super,
 };
 
+/* Charges @n records to the user, or (negative) gives them back. False: a limit. */
+bool vmem_record(struct vmem_ctx *ctx, int n)
+{
+	u64 limit = vmem_get(vmem_user_limit_records);
+
+	if (atomic64_add_return(n, &ctx->user->records) > limit && limit && n > 0 &&
+	    !ctx->unlimited) {
+		atomic64_sub(n, &ctx->user->records);
+		vmem_add(vmem_refused_limit, 1);
+		return false;
+	}
+	vmem_add(vmem_records, n);
+	return true;
+}
+
+/* The user's account, or NULL: the caller's, made at first use (NULL then: no memory). */
+struct vmem_user *vmem_user_get(struct vmem_user *user)
+{
+	struct vmem_user *fresh;
+
+	if (user) {
+		refcount_inc(&user->ref);
+		return user;
+	}
+	fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT);
+	if (!fresh)
+		return NULL;
+	fresh->uid = current_uid();
+	refcount_set(&fresh->ref, 1);
+	spin_lock(&vmem_ctx_list_lock);
+	list_for_each_entry(user, &vmem_users, link) {
+		if (uid_eq(user->uid, fresh->uid)) {
+			refcount_inc(&user->ref);
+			spin_unlock(&vmem_ctx_list_lock);
+			kfree(fresh);
+			return user;
+		}
+	}
+	list_add(&fresh->link, &vmem_users);
+	spin_unlock(&vmem_ctx_list_lock);
+	return fresh;
+}
+
+void vmem_user_put(struct vmem_user *user)
+{
+	bool last;
+
+	spin_lock(&vmem_ctx_list_lock);
+	last = refcount_dec_and_test(&user->ref);
+	if (last)
+		list_del(&user->link);
+	spin_unlock(&vmem_ctx_list_lock);
+	if (last)
+		kfree(user);
+}
+
 static void vmem_range_free(struct kref *ref)
 {
 	struct vmem_range *range = container_of(ref, struct vmem_range, ref);
 	unsigned long index;
+	int records = 1;
 	void *unit;
 
 	/* The last user is gone: a region holds no frames, a pool's are not installed. */
 	xa_for_each(&range->units, index, unit) {
-		if (range->kind == VMEM_KIND_POOL)
+		if (range->kind == VMEM_KIND_POOL) {
 			vmem_frame_free(range, unit);
-		else
+		} else {
 			kfree(unit);
+			records++;
+		}
 	}
+	vmem_record(range->ctx, -records);
 	xa_destroy(&range->units);
 	vmem_add(vmem_regions, -(range->kind == VMEM_KIND_REGION));
 	kfree_rcu(range, rcu);
@@ -133,9 +194,13 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	spin_unlock(&ctx->lock);
 	if (!fits)
 		return -ENOSPC;
+	if (!vmem_record(ctx, 1))
+		return -EDQUOT;
 	range = kzalloc(sizeof(*range), GFP_KERNEL_ACCOUNT);
-	if (!range)
+	if (!range) {
+		vmem_record(ctx, -1);
 		return -ENOMEM;
+	}
 	kref_init(&range->ref);
 	range->ctx = ctx;
 	range->kind = arg->kind;
@@ -214,19 +279,26 @@ static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
 static int vmem_open(struct inode *inode, struct file *file)
 {
 	struct vmem_ctx *ctx;
-	int i;
+	int i, err;
 
 	if (!(file->f_mode & FMODE_READ) || !(file->f_mode & FMODE_WRITE))
 		return -EACCES;	/* shared mappings need both */
 	ctx = kzalloc(sizeof(*ctx), GFP_KERNEL_ACCOUNT);
 	if (!ctx)
 		return -ENOMEM;
-	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
-	if (IS_ERR(ctx->inode)) {
-		i = PTR_ERR(ctx->inode);
-		kfree(ctx);
-		return i;
+	ctx->user = vmem_user_get(NULL);
+	if (!ctx->user) {
+		err = -ENOMEM;
+		goto err_free;
 	}
+	ctx->unlimited = ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
+	err = -EDQUOT;
+	if (!vmem_record(ctx, VMEM_CTX_RECORDS))
+		goto err_user;
+	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
+	err = PTR_ERR_OR_ZERO(ctx->inode);
+	if (err)
+		goto err_record;
 	/* The kernel maps nothing as huge that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
@@ -247,6 +319,14 @@ static int vmem_open(struct inode *inode, struct file *file)
 	spin_unlock(&vmem_ctx_list_lock);
 	vmem_add(vmem_contexts, 1);
 	return nonseekable_open(inode, file);
+
+err_record:
+	vmem_record(ctx, -VMEM_CTX_RECORDS);
+err_user:
+	vmem_user_put(ctx->user);
+err_free:
+	kfree(ctx);
+	return err;
 }
 
 /* Parked threads find the context dead and get SIGBUS; what is present stays so. */
@@ -298,10 +378,16 @@ static int vmem_file_release(struct inode *inode, struct file *file)
 		eventfd_ctx_put(ctx->eventfd);
 	iput(ctx->inode);
 	put_pid(ctx->owner);
+	vmem_record(ctx, -VMEM_CTX_RECORDS);
+	vmem_user_put(ctx->user);
 	kfree(ctx);
 	vmem_add(vmem_contexts, -1);
 	return 0;
 }
+
+static bool kernel_faults;
+module_param(kernel_faults, bool, 0644);
+MODULE_PARM_DESC(kernel_faults, "System calls of anybody may wait for blocks, not only of CAP_SYS_PTRACE");
 
 static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 {
@@ -318,6 +404,8 @@ static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 			VMEM_FEATURE_PRESSURE | VMEM_FEATURE_KNOBS;
 	if (vmem_get(vmem_trap_enabled))
 		arg->features |= VMEM_FEATURE_TRAP;
+	if (kernel_faults || ns_capable_noaudit(&init_user_ns, CAP_SYS_PTRACE))
+		arg->features |= VMEM_FEATURE_KERNEL_FAULTS;
 	if (IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE))
 		arg->features |= VMEM_FEATURE_HUGE;
 	arg->unit_min = VMEM_UNIT_MIN;
@@ -325,6 +413,8 @@ static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 	arg->batch_max = VMEM_BATCH_MAX;
 	if (arg->need & ~arg->features)
 		return -EOPNOTSUPP;
+	if (arg->need & VMEM_FEATURE_KERNEL_FAULTS)
+		WRITE_ONCE(ctx->kernel_faults, true);
 	WRITE_ONCE(ctx->ready, true);
 	return 0;
 }
@@ -429,6 +519,7 @@ static void vmem_cleanup(void)
 {
 	if (vmem_shrinker)
 		vmem_shrinker_stop(vmem_shrinker);
+	vmem_frames_end();
 	kern_unmount(vmem_mnt);
 	rcu_barrier();	/* ranges on their way through kfree_rcu() */
 	vmem_sysfs_exit();
@@ -447,6 +538,10 @@ static int __init vmem_init(void)
 	BUILD_BUG_ON(sizeof(struct vmem_info) != 72);
 
 	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
+	/* One user leaves a quarter to others; records of 1 % to 2 % of RAM. */
+	atomic64_set(&vmem_files[vmem_user_limit_bytes].value, limit / 4 * 3);
+	atomic64_set(&vmem_files[vmem_user_limit_records].value,
+		     max(65536UL, totalram_pages() / 4));
 	if (fault_timeout_ms)
 		atomic64_set(&vmem_files[vmem_fault_timeout_ms].value,
 			     clamp(fault_timeout_ms, 100U, 3600000U));

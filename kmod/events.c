@@ -27,7 +27,7 @@ static bool vmem_has_events(struct vmem_ctx *ctx)
 	       READ_ONCE(ctx->knobs_seen) != atomic_read(&vmem_knobs_seq);
 }
 
-/* The next event; of a fault also its block, the region referenced. False: none. */
+/* The next event; of a fault also its block, in use, the region referenced. False: none. */
 static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block **block)
 {
 	int seq = atomic_read(&vmem_knobs_seq);
@@ -46,6 +46,7 @@ static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vme
 		*block = list_first_entry(&ctx->events, struct vmem_block, event);
 		*event = (*block)->report;
 		list_del_init(&(*block)->event);
+		(*block)->users++;
 		kref_get(&(*block)->region->ref);
 	}
 	spin_unlock(&ctx->lock);
@@ -96,8 +97,12 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 			vmem_give_back(ctx, &event, block);
 		else
 			done += sizeof(event);
-		if (block)
-			vmem_range_put(block->region);
+		if (block) {
+			struct vmem_range *region = block->region;
+
+			vmem_block_put(block);
+			vmem_range_put(region);
+		}
 	}
 	return done ? done : bad ? -EFAULT : -ESHUTDOWN;
 }

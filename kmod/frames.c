@@ -9,7 +9,9 @@
 
 #include <linux/capability.h>
 #include <linux/delay.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/user.h>
+#include <linux/workqueue.h>
 
 #include "vmem.h"
 
@@ -78,9 +80,10 @@ bool vmem_frame_broken(const struct vmem_frame *frame)
  * the piece's lock: none is added there, and the references are read first, so one
  * that vanishes in between makes the frame look held, never free. Who deals with a
  * memory error keeps a reference for good: a broken piece is never used again, so it
- * does not matter who holds it.
+ * does not matter who holds it. Without @wait it never sleeps, and a piece that is
+ * locked counts as held.
  */
-static bool vmem_frame_held(struct vmem_frame *frame)
+bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 {
 	bool held = false;
 	unsigned int i;
@@ -89,7 +92,10 @@ static bool vmem_frame_held(struct vmem_frame *frame)
 		struct folio *folio = page_folio(frame->piece[i]);
 		long refs;
 
-		folio_lock(folio);
+		if (!wait && !folio_trylock(folio))
+			return true;
+		if (wait)
+			folio_lock(folio);
 		refs = folio_ref_count(folio) - 1;
 		smp_rmb();	/* references before entries, see above */
 		refs -= vmem_folio_mapcount(folio);
@@ -110,7 +116,7 @@ static bool vmem_frame_held(struct vmem_frame *frame)
  */
 bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us)
 {
-	while (vmem_frame_held(frame)) {
+	while (vmem_frame_held(frame, true)) {
 		if (vmem_frame_pins(frame) > base_pins || !*patience_us)
 			return true;
 		usleep_range(VMEM_PATIENCE_US / 200, VMEM_PATIENCE_US / 100);
@@ -124,40 +130,137 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 {
 	u64 limit = vmem_get(vmem_frame_limit_bytes), own = vmem_get(vmem_context_limit_bytes);
 	u64 all = atomic64_add_return(bytes, &vmem_files[vmem_frame_bytes].value);
+	u64 users = atomic64_add_return(bytes, &ctx->user->frame_bytes);
+	u64 user = ctx->unlimited ? 0 : vmem_get(vmem_user_limit_bytes);
 	bool over;
 
 	spin_lock(&ctx->lock);
-	over = bytes > 0 && ((limit && all > limit) || (own && ctx->frame_bytes + bytes > own));
+	over = bytes > 0 && ((limit && all > limit) || (user && users > user) ||
+			     (own && ctx->frame_bytes + bytes > own));
 	if (!over)
 		ctx->frame_bytes += bytes;
 	spin_unlock(&ctx->lock);
 	if (!over)
 		return 0;
 	vmem_add(vmem_frame_bytes, -bytes);
+	atomic64_sub(bytes, &ctx->user->frame_bytes);
 	vmem_add(vmem_refused_limit, 1);
 	return -EDQUOT;
 }
 
 /*
- * Whoever still pins a piece keeps the pages of it alive, and nothing else. A piece
- * with a memory error is kept from everybody, for good: core code would hand on what
- * of a large one is next to the error, and on some kernels the error too.
+ * Frames that nobody owns any more, but somebody refers to: pages in a pipe or in a
+ * socket's queue, a transfer or a long pin under way when the context ended. They stay
+ * charged, to the user and to the machine's limit, until the last such reference is
+ * gone. Core code tells nobody when that is, so they are looked at, ever more seldom.
+ */
+#define VMEM_LEFT_SOON	(HZ / 20)
+#define VMEM_LEFT_LATE	(10 * HZ)
+
+static void vmem_left_work(struct work_struct *work);
+static LIST_HEAD(vmem_left);
+static DEFINE_SPINLOCK(vmem_left_lock);
+static unsigned long vmem_left_pause;	/* vmem_left_lock */
+static DECLARE_DELAYED_WORK(vmem_left_later, vmem_left_work);
+
+/* Gives one piece back. False: somebody refers to it (then it stays, unless @anyway). */
+static bool vmem_piece_free(struct page *page, unsigned int order, bool anyway)
+{
+	s64 bytes = (s64)PAGE_SIZE << order;
+	bool broken = vmem_piece_broken(page, order);
+
+	if (!broken && !anyway && page_ref_count(page) > 1)
+		return false;
+	atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
+	if (broken) {
+		vmem_add(vmem_broken_bytes, bytes);
+		return true;
+	}
+	ClearPageDirty(page);
+	put_page(page);
+	return true;
+}
+
+/* Frees the pieces that nobody refers to; true: those were all. */
+static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
+{
+	unsigned int i, left = 0;
+
+	for (i = 0; i < frame->pieces; i++)
+		if (!vmem_piece_free(frame->piece[i], frame->order, anyway))
+			frame->piece[left++] = frame->piece[i];
+	frame->pieces = left;
+	return !left;
+}
+
+static void vmem_left_scan(bool anyway)
+{
+	struct vmem_frame *frame, *next;
+	bool some = false;
+	LIST_HEAD(list);
+
+	spin_lock(&vmem_left_lock);
+	list_splice_init(&vmem_left, &list);
+	spin_unlock(&vmem_left_lock);
+	list_for_each_entry_safe(frame, next, &list, left) {
+		s64 bytes = (s64)frame->pieces * (PAGE_SIZE << frame->order);
+		bool gone = vmem_pieces_free(frame, anyway);
+
+		bytes -= (s64)frame->pieces * (PAGE_SIZE << frame->order);
+		some |= bytes;
+		vmem_add(vmem_left_bytes, -bytes);
+		vmem_add(vmem_frame_bytes, -bytes);
+		atomic64_sub(bytes, &frame->user->frame_bytes);
+		if (gone) {
+			list_del(&frame->left);
+			vmem_user_put(frame->user);
+			kvfree(frame);
+		}
+		cond_resched();
+	}
+	spin_lock(&vmem_left_lock);
+	vmem_left_pause = some ? VMEM_LEFT_SOON : min(2 * vmem_left_pause, VMEM_LEFT_LATE + 0UL);
+	list_splice(&list, &vmem_left);
+	if (!list_empty(&vmem_left) && !anyway)
+		schedule_delayed_work(&vmem_left_later, vmem_left_pause);
+	spin_unlock(&vmem_left_lock);
+}
+
+static void vmem_left_work(struct work_struct *work)
+{
+	vmem_left_scan(false);
+}
+
+/* The module goes: whoever refers to a page keeps it alive, and nobody counts it. */
+void vmem_frames_end(void)
+{
+	cancel_delayed_work_sync(&vmem_left_later);
+	vmem_left_scan(true);
+}
+
+/*
+ * Gives the memory back, or leaves it to vmem_left_work() as long as somebody refers to
+ * it. A piece with a memory error is kept from everybody, for good: core code would
+ * hand on what of a large one is next to the error, and on some kernels the error too.
  */
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 {
-	while (frame->pieces) {
-		struct page *page = frame->piece[--frame->pieces];
-		s64 bytes = (s64)PAGE_SIZE << frame->order;
+	bool gone = vmem_pieces_free(frame, false);
+	s64 left = (s64)frame->pieces * (PAGE_SIZE << frame->order);
 
-		atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
-		if (vmem_piece_broken(page, frame->order)) {
-			vmem_add(vmem_broken_bytes, bytes);
-			continue;
-		}
-		ClearPageDirty(page);
-		put_page(page);
+	if (!gone) {
+		frame->user = vmem_user_get(pool->ctx->user);
+		vmem_add(vmem_left_bytes, left);
+		vmem_add(vmem_frame_bytes, left);
+		atomic64_add(left, &frame->user->frame_bytes);
+		spin_lock(&vmem_left_lock);
+		vmem_left_pause = VMEM_LEFT_SOON;
+		list_add_tail(&frame->left, &vmem_left);
+		mod_delayed_work(system_wq, &vmem_left_later, vmem_left_pause);
+		spin_unlock(&vmem_left_lock);
+	} else {
+		kvfree(frame);
 	}
-	kvfree(frame);
 	vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
 }
 
@@ -321,8 +424,10 @@ int vmem_release(struct vmem_ctx *ctx, void *argument)
 struct vmem_pinned {
 	struct vmem_ctx *ctx;
 	struct user_struct *user;
+	struct mm_struct *mm;	/* whose pinned_vm counts them */
 	unsigned long charged;	/* pages on the user's account */
 	unsigned long pages;	/* pinned */
+	unsigned long counted;	/* pages in @mm's pinned_vm */
 	s64 bytes;		/* in the counters */
 	bool write;
 	struct page *page[];
@@ -332,6 +437,8 @@ static void vmem_pin_free(struct vmem_pinned *pinned)
 {
 	unpin_user_pages_dirty_lock(pinned->page, pinned->pages, pinned->write);
 	atomic_long_sub(pinned->charged, &pinned->user->locked_vm);
+	atomic64_sub(pinned->counted, &pinned->mm->pinned_vm);
+	mmdrop(pinned->mm);
 	atomic64_sub(pinned->bytes, &pinned->ctx->pinned_bytes);
 	vmem_add(vmem_pinned_bytes, -pinned->bytes);
 	free_uid(pinned->user);
@@ -357,6 +464,10 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	pinned->ctx = ctx;
 	pinned->write = arg->flags & VMEM_PIN_WRITE;
 	pinned->user = get_uid(current_user());
+	pinned->mm = current->mm;
+	mmgrab(pinned->mm);
+	pinned->counted = pages;
+	atomic64_add(pages, &pinned->mm->pinned_vm);
 	if (!capable(CAP_IPC_LOCK)) {
 		pinned->charged = pages;
 		err = -ENOMEM;

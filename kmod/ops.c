@@ -19,7 +19,7 @@
 
 struct vmem_task {
 	struct vmem_range *region;	/* referenced from begin to the batch's end */
-	struct vmem_block *block;	/* set while steps 2 and 3 are due */
+	struct vmem_block *block;	/* in use while steps 2 and 3 are due, else NULL */
 };
 
 static u32 vmem_block_state(const struct vmem_block *block)
@@ -51,8 +51,9 @@ static int vmem_install(struct vmem_block *block, struct vmem_frame *frame, u32 
 		return -ENOENT;
 	if (frame->state != VMEM_FREE)
 		return frame->state == VMEM_INSTALLED ? -EADDRINUSE : -EINPROGRESS;
-	/* A frame out of a destroyed region may be under somebody's DMA still. */
-	if (frame->suspect && vmem_frame_pins(frame) > frame->base_pins)
+	/* A frame out of a destroyed region may be under somebody's DMA, or in a pipe. */
+	if (frame->suspect && (vmem_frame_pins(frame) > frame->base_pins ||
+			       vmem_frame_held(frame, false)))
 		return -EBUSY;
 	if (vmem_frame_broken(frame))
 		return -EHWPOISON;
@@ -138,10 +139,11 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 	task->region = region;
 	if (region->longterm && (watches || op->flags & VMEM_OPF_PROTECT))
 		return -EOPNOTSUPP;
-	block = creates ? vmem_block_get(region, index) : xa_load(&region->units, index);
-	if (!block)	/* no memory for its record; or never touched */
-		return creates ? -ENOMEM : op->op == VMEM_OP_UNFAIL ? -ENODATA :
-		       op->op <= VMEM_OP_WATCH ? -ENOENT : 0;
+	block = vmem_block_get(region, index, creates);
+	if (IS_ERR(block))
+		return PTR_ERR(block);
+	if (!block)	/* absent, and nobody waits for it */
+		return op->op == VMEM_OP_UNFAIL ? -ENODATA : op->op <= VMEM_OP_WATCH ? -ENOENT : 0;
 	if (op->op == VMEM_OP_INSTALL)
 		pool = vmem_units_find(ctx, op->frame, VMEM_KIND_POOL, 1, &slot);
 	vmem_point();
@@ -158,6 +160,8 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 	spin_unlock(&ctx->lock);
 	if (!IS_ERR_OR_NULL(pool))
 		vmem_range_put(pool);
+	if (!task->block)
+		vmem_block_put(block);
 	return err;
 }
 
@@ -233,8 +237,10 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument)
 	vmem_unmap(ctx, tasks, tasks + arg->count);
 	vmem_point();
 	for (i = 0; i < arg->count; i++) {
-		if (tasks[i].block)
+		if (tasks[i].block) {
 			vmem_finish(ctx, &ops[i], tasks[i].block, &patience_us);
+			vmem_block_put(tasks[i].block);
+		}
 		if (tasks[i].region)
 			vmem_range_put(tasks[i].region);
 		arg->done += !ops[i].result;
@@ -260,6 +266,9 @@ void vmem_region_empty(struct vmem_range *region)
 	unsigned long index;
 
 	xa_for_each(&region->units, index, block) {
+		block = vmem_block_get(region, index, false);
+		if (!block)
+			continue;
 		wait_event(*vmem_block_queue(block), !READ_ONCE(block->busy));
 		vmem_point();
 		/* Whoever was busy gives the frame back after it says so, under the lock. */
@@ -269,22 +278,27 @@ void vmem_region_empty(struct vmem_range *region)
 		vmem_point();
 		if (frame)
 			vmem_frame_barrier(frame);
+		vmem_block_put(block);
 		cond_resched();
 	}
 	vmem_point();
 	unmap_mapping_range(ctx->inode->i_mapping, vmem_unit_offset(region, 0),
 			    (loff_t)region->pages << PAGE_SHIFT, 1);
 	xa_for_each(&region->units, index, block) {
+		block = vmem_block_get(region, index, false);
+		if (!block)
+			continue;
 		vmem_point();
 		spin_lock(&ctx->lock);
 		frame = block->frame;
 		if (frame) {
-			frame->suspect = vmem_frame_pins(frame) > frame->base_pins;
+			frame->suspect = true;
 			vmem_put_frame(block, NULL, 0);
 		} else {
 			vmem_block_answer(block);
 		}
 		spin_unlock(&ctx->lock);
+		vmem_block_put(block);
 		cond_resched();
 	}
 }

@@ -75,12 +75,14 @@ struct vmem_file vmem_files[vmem_values_end] = {
 	KNOB(watermark_high_percent, 0, 90, 10),
 	KNOB(frame_order, 0, PMD_SHIFT - PAGE_SHIFT, PMD_SHIFT - PAGE_SHIFT),
 	KNOB(trap_enabled, 0, 1, 1),
+	KNOB(user_limit_bytes, 0, BIT_ULL(50), 0),
+	KNOB(user_limit_records, 0, BIT_ULL(40), 0),
 	COUNTER(contexts), COUNTER(regions), COUNTER(frame_bytes), COUNTER(installed_bytes),
 	COUNTER(pinned_bytes), COUNTER(scattered_frames), COUNTER(faults_read),
 	COUNTER(faults_write), COUNTER(faults_protected), COUNTER(faults_remote),
 	COUNTER(events), COUNTER(waits), COUNTER(timeouts), COUNTER(sigbus),
 	COUNTER(refused_pinned), COUNTER(refused_limit), COUNTER(pressure_requests),
-	COUNTER(pressure_unanswered), COUNTER(broken_bytes),
+	COUNTER(pressure_unanswered), COUNTER(broken_bytes), COUNTER(left_bytes), COUNTER(records),
 };
 
 static struct attribute_group vmem_group;

@@ -2,7 +2,7 @@
 /*
  * trap.c - faults: serve, or report and wait
  *
- * Five kinds of callers, five ways to wait; none without an end:
+ * Six kinds of callers, six ways to wait; none without an end:
  *
  *  - may retry (CPU touches, most pins): drop mmap_lock, sleep until an answer, the
  *    deadline, a signal or the context's death, and say RETRY.
@@ -13,6 +13,9 @@
  *  - may not retry, but lets go of mmap_lock by itself (a GPU through HMM): sleep as
  *    long, then unmap the (absent) page: HMM's caller sees its range changed, lets go
  *    and tries again.
+ *  - comes out of a system call of its own (read(2) into a block, a pin) and may not
+ *    make it wait: who waits there can hold a lock of a file that others want, so that
+ *    is for who is trusted (VMEM_FEATURE_KERNEL_FAULTS). It is refused at once.
  *  - exits or dumps core: no signal reaches it any more. It is refused at once.
  *
  * The deadline is the report's: however often a caller comes back, it gets SIGBUS then.
@@ -24,25 +27,76 @@
 
 #include "vmem.h"
 
-/* The block's record, made at first use; NULL: no memory. May sleep. */
-struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index)
+static unsigned long vmem_block_index(const struct vmem_block *block)
 {
-	struct vmem_block *old, *block = xa_load(&region->units, index);
+	return (block->offset - vmem_unit_offset(block->region, 0)) >> PAGE_SHIFT >>
+	       block->region->unit_shift;
+}
 
+/* The block's record if there is one, counted as in use. Takes ctx->lock. */
+static struct vmem_block *vmem_block_find(struct vmem_range *region, unsigned long index)
+{
+	struct vmem_block *block;
+
+	spin_lock(&region->ctx->lock);
+	block = xa_load(&region->units, index);
 	if (block)
+		block->users++;
+	spin_unlock(&region->ctx->lock);
+	return block;
+}
+
+/*
+ * The same, and with @create one is made where there is none: an error pointer then, of
+ * a limit or of no memory, else NULL. May sleep. The caller holds the region.
+ */
+struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create)
+{
+	struct vmem_block *old, *block = vmem_block_find(region, index);
+	int err = -ENOMEM;
+
+	if (block || !create)
 		return block;
+	if (!vmem_record(region->ctx, 1))
+		return ERR_PTR(-EDQUOT);
 	block = kzalloc(sizeof(*block), GFP_KERNEL_ACCOUNT);
 	if (!block)
-		return NULL;
+		goto err_record;
 	block->region = region;
 	block->offset = vmem_unit_offset(region, index);
+	block->users = 1;
 	INIT_LIST_HEAD(&block->event);
-	vmem_point();
-	old = xa_cmpxchg(&region->units, index, NULL, block, GFP_KERNEL_ACCOUNT);
-	if (!old)
-		return block;
+	do {
+		vmem_point();
+		old = xa_cmpxchg(&region->units, index, NULL, block, GFP_KERNEL_ACCOUNT);
+		if (!old)
+			return block;
+		err = xa_err(old);
+		/* Who was first may be gone by now, and the record with it. */
+		old = err ? NULL : vmem_block_find(region, index);
+	} while (!old && !err);
 	kfree(block);
-	return xa_is_err(old) ? NULL : old;
+err_record:
+	vmem_record(region->ctx, -1);
+	return err ? ERR_PTR(err) : old;
+}
+
+/* Done with it; a record that says nothing goes with its last user. Takes ctx->lock. */
+void vmem_block_put(struct vmem_block *block)
+{
+	struct vmem_ctx *ctx = block->region->ctx;
+	bool idle;
+
+	spin_lock(&ctx->lock);
+	idle = !--block->users && block->state == VMEM_ABSENT && !block->busy &&
+	       !(block->flags & VMEM_STATE_WAITED);
+	if (idle)
+		xa_erase(&block->region->units, vmem_block_index(block));
+	spin_unlock(&ctx->lock);
+	if (idle) {
+		kfree(block);
+		vmem_record(ctx, -1);
+	}
 }
 
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block)
@@ -89,14 +143,20 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 }
 
 /*
- * Whether the task is to be frozen with its cgroup, and waits inside a system call,
- * where it cannot be: it came back once and still is without its block. Who could
- * answer is frozen too, most likely. A wait of user code ends by itself for that.
+ * Whether a wait of this fault harms nobody. In a system call: if that was granted, and
+ * not when the task is to freeze with its cgroup, came back once and still is without
+ * its block: it cannot freeze there, and who could answer is frozen too, most likely.
+ * A wait of user code ends by itself for that.
  */
-static bool vmem_freezing(const struct vm_fault *vmf)
+static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
-	return vmf->flags & FAULT_FLAG_TRIED && !(vmf->flags & FAULT_FLAG_USER) &&
-	       READ_ONCE(current->jobctl) & JOBCTL_TRAP_FREEZE;
+	if (current->flags & (PF_EXITING | PF_DUMPCORE))
+		return false;
+	if (vmf->flags & FAULT_FLAG_USER)
+		return true;
+	if (vmf->flags & FAULT_FLAG_TRIED && READ_ONCE(current->jobctl) & JOBCTL_TRAP_FREEZE)
+		return false;
+	return vmf->flags & FAULT_FLAG_REMOTE || READ_ONCE(ctx->kernel_faults);
 }
 
 /* Queues an event for the fault and starts its deadline. ctx->lock. */
@@ -122,7 +182,8 @@ static void vmem_report(struct vm_fault *vmf, struct vmem_block *block)
 
 /*
  * For a fault that cannot be served: SIGBUS, or reports the block if that was not
- * done and waits by the rules above. Comes with ctx->lock, goes without.
+ * done and waits by the rules above. Comes with ctx->lock and a use of the block, goes
+ * without.
  */
 static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	__releases(&block->region->ctx->lock)
@@ -134,12 +195,14 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	unsigned int state = TASK_KILLABLE | TASK_FREEZABLE_UNSAFE;
 	struct vmem_ctx *ctx = region->ctx;
 	bool gone = region->dead || ctx->dead || block->state == VMEM_FAILED ||
-		    current->flags & (PF_EXITING | PF_DUMPCORE) || vmem_freezing(vmf);
+		    !vmem_may_wait(vmf, ctx);
 	u32 answers = block->answers;
 	long timeout = HZ;
+	bool answered;
 
 	if (gone || (expired && !leaving && time_before(jiffies, block->deadline + VMEM_EXPIRED))) {
 		spin_unlock(&ctx->lock);
+		vmem_block_put(block);
 		vmem_add(gone ? vmem_sigbus : vmem_timeouts, 1);
 		return VM_FAULT_SIGBUS;
 	}
@@ -153,8 +216,10 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	spin_unlock(&ctx->lock);
 	vmem_point();
 
-	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT)
+	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT) {
+		vmem_block_put(block);
 		return VM_FAULT_RETRY;
+	}
 	if (retry) {
 		/* A signal may interrupt what can be started anew: an access of user code. */
 		if (vmf->flags & FAULT_FLAG_USER && vmf->flags & FAULT_FLAG_INTERRUPTIBLE)
@@ -166,8 +231,10 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		kref_get(&region->ref);
 		release_fault_lock(vmf);
 	} else {
-		if (fatal_signal_pending(current))
+		if (fatal_signal_pending(current)) {
+			vmem_block_put(block);
 			return VM_FAULT_SIGBUS;
+		}
 		timeout = min_t(long, timeout, msecs_to_jiffies(VMEM_HELD_WAIT_MS));
 	}
 	vmem_add(vmem_waits, 1);
@@ -175,12 +242,14 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		      ___wait_cond_timeout(READ_ONCE(block->answers) != answers ||
 					   READ_ONCE(region->dead) || READ_ONCE(ctx->dead)),
 		      state, 0, timeout, __ret = schedule_timeout(__ret));
+	answered = READ_ONCE(block->answers) != answers;
+	vmem_block_put(block);
 	if (retry) {
 		vmem_range_put(region);
 		fput(file);
 		return VM_FAULT_RETRY;
 	}
-	if (READ_ONCE(block->answers) != answers)
+	if (answered)
 		return VM_FAULT_NOPAGE;
 	if (!vmem_fault_hmm(vmf)) {
 		vmem_add(vmem_sigbus, 1);
@@ -246,22 +315,28 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 
 	if (page_index >= range->pages || READ_ONCE(range->dead))
 		return VM_FAULT_SIGBUS;
-	if (range->kind == VMEM_KIND_REGION) {
-		block = vmem_block_get(range, index);
-		if (!block)
-			return VM_FAULT_OOM;
+	if (range->kind == VMEM_KIND_REGION)
 		vmem_add(vmem_fault_remote(vmf) ? vmem_faults_remote :
 			 vmf->flags & FAULT_FLAG_WRITE ? vmem_faults_write : vmem_faults_read, 1);
-	}
-	vmem_point();
 	spin_lock(&ctx->lock);
 	page = vmem_standing(vmf, range, 0);
-	if (!page && block)
-		return vmem_wait(vmf, block);
+	if (!page && range->kind == VMEM_KIND_REGION) {
+		spin_unlock(&ctx->lock);
+		block = vmem_block_get(range, index, true);
+		if (IS_ERR(block))
+			return PTR_ERR(block) == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
+		vmem_point();
+		spin_lock(&ctx->lock);
+		page = vmem_standing(vmf, range, 0);
+		if (!page)
+			return vmem_wait(vmf, block);
+	}
 	moving = !page && xa_load(&range->units, index);
 	if (page)
 		get_page(page);
 	spin_unlock(&ctx->lock);
+	if (block)
+		vmem_block_put(block);
 	if (moving)	/* RELEASE works on it, perhaps on this CPU: let it */
 		schedule_timeout_uninterruptible(1);
 	if (!page)

@@ -25,7 +25,9 @@
  * page		of a frame: a fault references it under ctx->lock, locks it, and looks
  *		again under both before it is mapped; see vmem_frame_barrier().
  * block	found in region->units, ABSENT at first, which is no promise to anybody.
- *		Lives until the region goes.
+ *		Followed under ctx->lock, or by those counted in @users under it. The
+ *		last of them erases one that says nothing (absent, nobody waits) under
+ *		the same lock; else it lives until the region goes.
  * event	is a block in ctx->events. It gets there under ctx->lock while its region
  *		is not dead, and DESTROY and ->release empty every block after that, so
  *		a region that is freed has none. read(2) references the region before
@@ -63,6 +65,7 @@ static inline void vmem_point(void) { }
 #define VMEM_UNIT_MAX		(32UL << 20)
 #define VMEM_RANGE_MAX		BIT_ULL(46)
 #define VMEM_BATCH_MAX		1024U
+#define VMEM_CTX_RECORDS	16	/* an open file weighs as much */
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
 #define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
 #define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
@@ -82,6 +85,15 @@ enum vmem_frame_state {
 	VMEM_MOVING,	/* POPULATE is giving it, RELEASE taking it: theirs alone */
 };
 
+/* struct vmem_user - what all contexts and left frames of one user (uid) hold */
+struct vmem_user {
+	struct list_head link;		/* vmem_ctx_list_lock */
+	refcount_t ref;			/* 0 under vmem_ctx_list_lock: gone */
+	kuid_t uid;
+	atomic64_t frame_bytes;
+	atomic64_t records;		/* blocks, ranges and VMEM_CTX_RECORDS a context */
+};
+
 /*
  * struct vmem_ctx - one open file
  *
@@ -99,6 +111,8 @@ struct vmem_ctx {
 	spinlock_t lock;		/* see above */
 	struct inode *inode;		/* carries the mappings: its own, see context.c */
 	struct pid *owner;		/* process that opened; constant */
+	struct vmem_user *user;		/* who opened; constant */
+	bool unlimited;			/* may exceed the limits of a user; constant */
 	struct list_head link;		/* vmem_ctx_list_lock */
 	struct maple_tree ranges;	/* page offset -> range; own lock */
 	struct xarray pins;		/* id -> struct vmem_pinned; own lock */
@@ -115,6 +129,7 @@ struct vmem_ctx {
 	unsigned long asked_since;	/* jiffies */
 	bool asked_reported;
 	int knobs_seen;			/* vmem_knobs_seq that read(2) delivered */
+	bool kernel_faults;		/* system calls may wait too; only ever set */
 	bool ready;			/* handshake done; only ever set */
 	bool dead;			/* only ever set */
 
@@ -139,16 +154,18 @@ struct vmem_range {
 struct vmem_frame {
 	u64 offset;			/* in the file, constant */
 	unsigned int order, pieces;	/* of each piece; how many; constant */
+	struct list_head left;		/* once nobody's, while somebody refers to a piece */
+	struct vmem_user *user;		/* then: who is charged */
 
 	/* protected by ctx->lock */
 	enum vmem_frame_state state;
-	bool suspect;			/* left a destroyed region with pins on it */
+	bool suspect;			/* left a destroyed region, perhaps in use */
 	unsigned int base_pins;		/* pins when it was installed */
 
 	struct page *piece[];
 };
 
-/* struct vmem_block - one block of a region that was ever touched or installed */
+/* struct vmem_block - one block of a region that is present, failed, or waited for */
 struct vmem_block {
 	struct vmem_range *region;
 	u64 offset;			/* in the file, constant */
@@ -156,6 +173,7 @@ struct vmem_block {
 	/* protected by ctx->lock */
 	enum vmem_block_state state;
 	bool busy;		/* an operation works on it outside the lock */
+	unsigned int users;	/* who follow a pointer to it outside the lock */
 	u32 flags;		/* VMEM_STATE_*: DIRTY, PROTECTED, TOUCHED, WAITED (reported) */
 	u32 answers;		/* counts answers; parked threads watch it */
 	unsigned long deadline;	/* jiffies, while WAITED */
@@ -168,12 +186,13 @@ struct vmem_block {
 enum vmem_value {
 	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
 	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,
-	vmem_frame_order, vmem_trap_enabled,
+	vmem_frame_order, vmem_trap_enabled, vmem_user_limit_bytes, vmem_user_limit_records,
 	vmem_contexts, vmem_regions, vmem_frame_bytes, vmem_installed_bytes, vmem_pinned_bytes,
 	vmem_scattered_frames, vmem_faults_read, vmem_faults_write, vmem_faults_protected,
 	vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts, vmem_sigbus,
 	vmem_refused_pinned, vmem_refused_limit, vmem_pressure_requests,
-	vmem_pressure_unanswered, vmem_broken_bytes, vmem_values_end
+	vmem_pressure_unanswered, vmem_broken_bytes, vmem_left_bytes, vmem_records,
+	vmem_values_end
 };
 
 struct vmem_file {
@@ -207,6 +226,9 @@ struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind);
 struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
 				   unsigned long *index);
 void vmem_range_put(struct vmem_range *range);
+bool vmem_record(struct vmem_ctx *ctx, int n);
+struct vmem_user *vmem_user_get(struct vmem_user *user);
+void vmem_user_put(struct vmem_user *user);
 
 static inline u64 vmem_unit_bytes(const struct vmem_range *range)
 {
@@ -223,6 +245,8 @@ static inline u64 vmem_unit_offset(const struct vmem_range *range, unsigned long
 int vmem_populate(struct vmem_ctx *ctx, void *argument);
 int vmem_release(struct vmem_ctx *ctx, void *argument);
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame);
+void vmem_frames_end(void);
+bool vmem_frame_held(struct vmem_frame *frame, bool wait);
 void vmem_frame_barrier(struct vmem_frame *frame);
 bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us);
 unsigned int vmem_frame_pins(struct vmem_frame *frame);
@@ -234,7 +258,8 @@ void vmem_unpin_all(struct vmem_ctx *ctx);
 /* trap.c, ops.c */
 extern const struct vm_operations_struct vmem_vm_ops;
 extern const struct vm_operations_struct vmem_watched_vm_ops;
-struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index);
+struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create);
+void vmem_block_put(struct vmem_block *block);
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block);
 void vmem_block_kick(struct vmem_block *block);
 void vmem_block_answer(struct vmem_block *block);

@@ -33,6 +33,12 @@
 #define VMEM_FEATURE_PRESSURE	(1ULL << 4)	/* VMEM_EVENT_PRESSURE */
 #define VMEM_FEATURE_KNOBS	(1ULL << 5)	/* VMEM_EVENT_KNOBS */
 #define VMEM_FEATURE_HUGE	(1ULL << 6)	/* aligned 2 MiB frames map as one entry */
+/*
+ * System calls and pins may wait for a block that is absent; else they get -EFAULT.
+ * Offered to CAP_SYS_PTRACE, or all by the parameter kernel_faults: such a wait can
+ * keep a lock that others want. In force from the HELLO on that has it in @need.
+ */
+#define VMEM_FEATURE_KERNEL_FAULTS	(1ULL << 7)
 
 /**
  * struct vmem_hello - handshake; every other call before it answers -EPROTO
@@ -109,7 +115,7 @@ struct vmem_destroy {
  * @scattered:	(out) those of @done made of smaller pages than asked for
  * @pad:	0
  *
- * -EEXIST: slot has memory; -EDQUOT: machine-wide or per-context limit; -ENOMEM.
+ * -EEXIST: slot has memory; -EDQUOT: limit of machine, user or context; -ENOMEM.
  */
 struct vmem_populate {
 	__u64 offset;
@@ -166,7 +172,8 @@ struct vmem_release {
  * @state:	(out) VMEM_STATE_* as found before the operation
  *
  * -ENXIO no such block or frame; -EINVAL unaligned, or frame and block differ in
- * size; -EHWPOISON the frame's memory failed; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
+ * size; -EHWPOISON the frame's memory failed; -EDQUOT no more blocks may be present
+ * or failed; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
  * installed; -EBUSY somebody pins the frame; -EINPROGRESS another call, or an
  * earlier operation of this batch, is moving this block or frame; -EALREADY failed
  * twice; -ENODATA not failed; -ESHUTDOWN the region was destroyed meanwhile.

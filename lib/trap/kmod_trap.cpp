@@ -93,12 +93,12 @@ bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
   return true;
 }
 
-KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, const KmodOptions& options)
+KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls, const KmodOptions& options)
     : fd_(fd), event_(event), batch_max_(batch_max), options_(options) {
   caps_.install = true;
   caps_.write_protect = true;
   caps_.poison = true;
-  caps_.system_calls = true;
+  caps_.system_calls = system_calls;
   caps_.batch_drop = true;
   caps_.one_report = true;
   caps_.name = "kmod";
@@ -550,13 +550,19 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
                         static_cast<unsigned long long>(hello.features),
                         (hello.features & VMEM_FEATURE_TRAP) == 0 ? "; /sys/class/misc/vmem/trap_enabled is 0" : "");
   }
+  bool system_calls = false;
+  if ((hello.features & VMEM_FEATURE_KERNEL_FAULTS) != 0) {
+    hello.version = VMEM_UAPI_VERSION;
+    hello.need |= VMEM_FEATURE_KERNEL_FAULTS;
+    system_calls = call(fd, VMEM_IOC_HELLO, &hello) == 0;
+  }
   const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (event < 0) {
     const int err = errno;
     close(fd);
     return system_error(err, "eventfd");
   }
-  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, options);
+  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, system_calls, options);
   return {};
 }
 

@@ -38,7 +38,7 @@ class OffsetMap {
 
 class KmodTrap final : public Trap {
  public:
-  KmodTrap(int fd, int event, uint32_t batch_max, const KmodOptions& options);
+  KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls, const KmodOptions& options);
   ~KmodTrap() override;
   KmodTrap(const KmodTrap&) = delete;
   KmodTrap& operator=(const KmodTrap&) = delete;

@@ -71,12 +71,17 @@ class KnobGuard {
 
 class Context {
  public:
-  explicit Context(bool hello = true) : fd(open(kDevice, O_RDWR | O_CLOEXEC)) {
+  explicit Context(bool hello = true, bool system_calls = true) : fd(open(kDevice, O_RDWR | O_CLOEXEC)) {
     if (fd >= 0 && hello) {
       vmem_hello h{};
       h.version = VMEM_UAPI_VERSION;
       EXPECT_EQ(call(fd, VMEM_IOC_HELLO, &h), 0);
       features = h.features;
+      // As the runtime does: where system calls may wait for blocks, they shall.
+      if (system_calls && (features & VMEM_FEATURE_KERNEL_FAULTS) != 0) {
+        h.need = VMEM_FEATURE_KERNEL_FAULTS;
+        EXPECT_EQ(call(fd, VMEM_IOC_HELLO, &h), 0);
+      }
     }
   }
   ~Context() { shut(); }

@@ -3,6 +3,9 @@
 // long before.
 #include <linux/futex.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+
+#include <optional>
 
 #include "kmod/context.h"
 
@@ -29,10 +32,19 @@ std::string text(const std::string& path) {
 
 class KmodHostile : public Kmod {
  protected:
-  KmodHostile() : timeout_("fault_timeout_ms", 30000) {}
+  void SetUp() override {
+    Kmod::SetUp();
+    if (IsSkipped()) return;
+    if (getuid() != 0) GTEST_SKIP() << "needs root, to become others and to turn knobs";
+    chmod(kDevice, 0666);
+    timeout_.emplace("fault_timeout_ms", 30000);
+  }
+  void TearDown() override {
+    if (timeout_) chmod(kDevice, 0600);
+  }
 
  private:
-  KnobGuard timeout_;
+  std::optional<KnobGuard> timeout_;
 };
 
 TEST_F(KmodHostile, AKilledTaskWhoseRobustListLeadsIntoAnAbsentBlockIsGone) {
@@ -126,6 +138,35 @@ TEST_F(KmodHostile, AReadThroughProcMemDoesNotKeepMmapLock) {
   EXPECT_LT(now() - start, kSoon);
 }
 
+// Who reads a directory holds its lock; so a wait inside a system call is for those who are trusted with it.
+TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor) {
+  for (const bool trusted : {true, false}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (!trusted && getuid() == 0 && (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0))
+        _exit(1);
+      Context unasked(true, false);
+      Pair p(unasked, 1, kPage);
+      const int folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (syscall(SYS_getdents64, folder, p.blocks, kPage) != -1 || errno != EFAULT) _exit(2);
+      std::thread reader([&] { touch(p.word(0)); });  // user code waits as ever
+      vmem_event e{};
+      if (!unasked.event(&e) || unasked.install(p.block(0), p.frame(0)) != 0) _exit(3);
+      reader.join();
+      if (syscall(SYS_getdents64, folder, p.blocks, kPage) <= 0) _exit(4);
+      vmem_hello h{};
+      h.version = VMEM_UAPI_VERSION;
+      h.need = VMEM_FEATURE_KERNEL_FAULTS;
+      const bool offered = (unasked.features & VMEM_FEATURE_KERNEL_FAULTS) != 0;
+      if (call(unasked.fd, VMEM_IOC_HELLO, &h) != (offered ? 0 : -EOPNOTSUPP)) _exit(5);
+      _exit(!trusted && offered ? 6 : 0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << (trusted ? "this user" : "nobody") << " failed at step " << WEXITSTATUS(status);
+  }
+}
+
 // Errors in the memory of frames, large ones and small ones, wherever the frame is.
 TEST_F(KmodHostile, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
   for (const size_t unit : {kPage, kHuge}) {
@@ -157,6 +198,124 @@ TEST_F(KmodHostile, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
     ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
     EXPECT_EQ(p.word(0, at), 0u);
   }
+}
+
+// Runs `attempt` as nobody; its answer is 0, or the step that failed.
+int as_nobody(const std::function<int()>& attempt) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) _exit(100);
+    _exit(attempt());
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 101;
+}
+
+TEST_F(KmodHostile, FramesStayChargedWhileAPipeRefersToThem) {
+  const uint64_t before = knob("frame_bytes");
+  constexpr uint32_t kCount = 8;
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  {
+    Context c;
+    Pair p(c, kCount, kPage);
+    for (uint32_t i = 0; i < kCount; ++i) {
+      p.frame_word(i) = i;
+      iovec v{p.frames + i * kPage, 8};
+      ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
+    }
+  }
+  EXPECT_EQ(knob("frame_bytes"), before + kCount * kPage) << "the context is gone, its memory is not";
+  EXPECT_EQ(knob("left_bytes"), kCount * kPage);
+  {
+    KnobGuard limit("frame_limit_bytes", before + (kCount + 1) * kPage);
+    Context c;
+    uint64_t pool = 0;
+    ASSERT_EQ(c.create(VMEM_KIND_POOL, 2 * kPage, kPage, &pool), 0);
+    EXPECT_EQ(c.populate(pool, 2), -EDQUOT) << "the machine's limit counts it";
+  }
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(read(ends[0], &value, 8), 8);
+    EXPECT_EQ(value, i);
+  }
+  close(ends[0]);
+  close(ends[1]);
+  EXPECT_TRUE(eventually([&] { return knob("frame_bytes") == before && knob("left_bytes") == 0; }));
+}
+
+TEST_F(KmodHostile, AFrameOutOfADestroyedRegionIsNotInstalledWhileAPipeShowsIt) {
+  Context c;
+  Pair p(c, 1, kPage), q(c, 1, kPage);
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
+  p.word(0) = 1;
+  iovec v{p.blocks, 8};
+  ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
+  ASSERT_EQ(c.destroy(p.region), 0);
+  EXPECT_EQ(c.install(q.block(0), p.frame(0)), -EBUSY) << "the pipe's reader would see what is stored next";
+  EXPECT_EQ(c.release(p.pool, 1), -EBUSY);
+  uint64_t value = 0;
+  ASSERT_EQ(read(ends[0], &value, 8), 8);
+  EXPECT_EQ(c.install(q.block(0), p.frame(0)), 0);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_F(KmodHostile, AUserMeetsALimitOfFramesThatOthersDoNotShare) {
+  KnobGuard limit("user_limit_bytes", 4 * kPage);
+  uint64_t pool = 0;
+  const auto attempt = [&] {
+    Context a, b;
+    uint64_t one = 0, two = 0;
+    if (a.create(VMEM_KIND_POOL, 8 * kPage, kPage, &one) != 0 || b.create(VMEM_KIND_POOL, 8 * kPage, kPage, &two) != 0)
+      return 1;
+    if (a.populate(one, 3) != 0 || b.populate(two, 1) != 0) return 2;
+    if (b.populate(two + kPage, 1) != -EDQUOT) return 3;
+    if (a.release(one, 1) != 0 || b.populate(two + kPage, 1) != 0) return 4;
+    return 0;
+  };
+  EXPECT_EQ(as_nobody(attempt), 0);
+  Context root;
+  ASSERT_EQ(root.create(VMEM_KIND_POOL, 8 * kPage, kPage, &pool), 0);
+  EXPECT_EQ(root.populate(pool, 8), 0) << "who may exceed limits is not held by a user's";
+}
+
+TEST_F(KmodHostile, RecordsAreLimitedAndGivenBackWhenABlockSaysNothing) {
+  constexpr uint64_t kLimit = 2000;
+  KnobGuard limit("user_limit_records", kLimit);
+  const uint64_t before = knob("records");
+  const auto attempt = [&] {
+    Context c;
+    uint64_t region = 0;
+    if (c.create(VMEM_KIND_REGION, 1ull << 40, kPage, &region) != 0) return 1;
+    std::vector<vmem_op> ops(1000);
+    uint64_t made = 0;
+    for (uint64_t round = 0; round < 4; ++round) {
+      for (uint64_t i = 0; i < ops.size(); ++i) {
+        ops[i] = {};
+        ops[i].op = VMEM_OP_FAIL;
+        ops[i].block = region + (round * ops.size() + i) * kPage;
+      }
+      if (c.batch(&ops) != 0) return 2;
+      for (const vmem_op& o : ops) {
+        if (o.result != 0 && o.result != -EDQUOT) return 3;
+        made += o.result == 0;
+      }
+    }
+    if (made < kLimit / 2 || made >= kLimit) return 4;
+    // A touch that can have no record ends; it does not wait, nor bring the OOM killer.
+    char* m = c.map(region + 5000 * kPage, kPage);
+    if (m == nullptr || load(reinterpret_cast<uint64_t*>(m)) != SIGBUS) return 5;
+    if (c.op(VMEM_OP_UNFAIL, region) != 0 || c.op(VMEM_OP_FAIL, region + 6000 * kPage) != 0) return 6;
+    int opened = 0;
+    while (opened < 1000 && open(kDevice, O_RDWR | O_CLOEXEC) >= 0) ++opened;
+    return opened < 1000 ? 0 : 7;
+  };
+  EXPECT_EQ(as_nobody(attempt), 0);
+  EXPECT_TRUE(eventually([&] { return knob("records") == before; })) << "all of them went with their context";
 }
 
 }  // namespace kmod_test

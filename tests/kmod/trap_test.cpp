@@ -179,7 +179,7 @@ TEST_F(KmodTrap, AnUnansweredFaultEndsWithSigbusAndIsReportedAnewLater) {
   EXPECT_GE(knob("timeouts"), before + 2);
   vmem_event e{};
   ASSERT_TRUE(c.event(&e));
-  usleep(1300 * 1000);
+  usleep(2500 * 1000);
   std::thread late([&] { EXPECT_EQ(load(&p.word(0)), 0); });
   do {
     ASSERT_TRUE(c.event(&e));
