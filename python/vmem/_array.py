@@ -43,18 +43,22 @@ class Array(Range):
 
     @property
     def ptr(self) -> int:
+        """The first element's address, the same on CPU and GPU."""
         return self._ptr
 
     @property
     def nbytes(self) -> int:
+        """How many bytes the elements have."""
         return self._nbytes
 
     @property
     def dtype(self) -> str:
+        """The element type's name, such as "float32" or "bfloat16"."""
         return self._dtype.name
 
     @property
     def shape(self) -> Tuple[int, ...]:
+        """Elements in each dimension; the last one is contiguous."""
         return self._shape
 
     @property

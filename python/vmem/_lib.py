@@ -180,6 +180,7 @@ def parse_size(size: Union[int, str]) -> int:
 
 
 def human_bytes(size: Union[int, float]) -> str:
+    """A size for people: "1.5 GiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

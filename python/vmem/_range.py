@@ -6,14 +6,16 @@ from __future__ import annotations
 import ctypes
 import enum
 import errno
+import os
 import warnings
-from typing import Any, List, NamedTuple, Tuple
+from typing import IO, Any, Iterator, List, NamedTuple, Tuple, Union
 
 from . import _memory
 from ._lib import (
     HOST,
     READ,
     SSD,
+    WRITE,
     Error,
     RangeStruct,
     ResidencyStruct,
@@ -46,6 +48,20 @@ class Advice(enum.IntEnum):
     PRIORITY_HIGH = 34
 
 
+def advice_of(advice: Union["Advice", str, int]) -> int:
+    """From an Advice, its number, or its name in any case: "sequential", "dont_need", "dont-need"."""
+    if isinstance(advice, str):
+        found = Advice.__members__.get(advice.strip().upper().replace("-", "_").replace(" ", "_"))
+        if found is None:
+            raise ValueError(f"advice {advice!r} is not known; there are: {', '.join(Advice.__members__).lower()}")
+        return int(found)
+    return int(advice)
+
+
+# What one lease of read_from() and write_to() covers: a part of the smallest budget.
+_PIECE = 2 << 20
+
+
 class Residency(NamedTuple):
     """Bytes of a range in each tier."""
 
@@ -68,6 +84,7 @@ class Range:
 
     @property
     def nbytes(self) -> int:
+        """How many bytes there are."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -79,9 +96,11 @@ class Range:
         self._check()
         check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
 
-    def advise(self, advice: int, location: int = HOST) -> None:
+    def advise(self, advice: Union[Advice, str, int], location: int = HOST) -> None:
+        """How the bytes will be used: an Advice, or its name ("sequential", "random", "cold", ..). The location counts
+        for the preferred location and for accessed by."""
         self._check()
-        check(lib.vmem_advise(self.ptr, self.nbytes, int(advice), location))
+        check(lib.vmem_advise(self.ptr, self.nbytes, advice_of(advice), location))
 
     def evict(self, location: int = SSD) -> None:
         """Moves the bytes out to HOST or SSD and returns when that is done. Leased blocks are skipped."""
@@ -94,11 +113,61 @@ class Range:
         check(lib.vmem_sync(self.ptr, self.nbytes))
 
     def query(self) -> Residency:
+        """How many of the bytes are in each tier now."""
         self._check()
         out = ResidencyStruct()
         out.size = ctypes.sizeof(out)
         check(lib.vmem_query(self.ptr, self.nbytes, ctypes.byref(out)))
         return Residency(*struct_values(out))
+
+    def read_from(self, file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
+        """Fills the bytes from byte `offset` on with what a file has: a path, or a binary file object, from where it
+        is. Returns how many were read: fewer where the file ends. Works where system calls on absent blocks do not: a
+        few blocks are leased at a time."""
+        if not self._handle.writable:
+            raise TypeError(f"{self._handle.label} is mapped for reading")
+        if isinstance(file, (str, bytes, os.PathLike)):
+            with open(file, "rb", buffering=0) as opened:
+                return self.read_from(opened, offset)
+        done = 0
+        for piece in self._pieces(offset, READ | WRITE):
+            at = 0
+            while at < len(piece):  # a read may be short
+                n = file.readinto(piece[at:])  # type: ignore[attr-defined]
+                if not n:
+                    return done + at
+                at += n
+            done += at
+        return done
+
+    def write_to(self, file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
+        """Writes the bytes from byte `offset` on to a file: a path, which is made or replaced, or a binary file object,
+        from where it is. Returns how many were written. Works where system calls on absent blocks do not."""
+        if isinstance(file, (str, bytes, os.PathLike)):
+            with open(file, "wb", buffering=0) as opened:
+                return self.write_to(opened, offset)
+        done = 0
+        for piece in self._pieces(offset, READ):
+            at = 0
+            while at < len(piece):
+                n = file.write(piece[at:])
+                if not n:
+                    raise BlockingIOError(errno.EAGAIN, "the file takes no more at the moment", done + at)
+                at += n
+            done += at
+        return done
+
+    def _pieces(self, offset: int, access: int) -> Iterator[memoryview]:
+        """Views of the bytes, each under a lease while the loop is at it."""
+        self._check()
+        if not 0 <= offset <= self.nbytes:
+            raise ValueError(f"offset {offset} is not in the {self.nbytes} bytes")
+        for start in range(offset, self.nbytes, _PIECE):
+            ptr, nbytes = self.ptr + start, min(_PIECE, self.nbytes - start)
+            with Lease([(ptr, nbytes, access, self._handle.export())], HOST, None):
+                view = memoryview(_memory.buffer(self._handle.export(), ptr, nbytes)).cast("B")
+                yield view
+                view.release()
 
     def acquire(self, access: int = READ, location: int = HOST, stream: Any = None) -> "Lease":
         """A lease of these bytes: acquire() of the module, for one range."""
@@ -138,6 +207,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
+        """False once the lease was released."""
         return self._held
 
     def __enter__(self) -> "Lease":

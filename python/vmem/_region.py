@@ -44,10 +44,12 @@ class Region(Range):
 
     @property
     def ptr(self) -> int:
+        """The first byte's address, the same on CPU and GPU."""
         return self._handle.ptr
 
     @property
     def nbytes(self) -> int:
+        """The size of the region."""
         return self._handle.size
 
     @property
@@ -63,10 +65,12 @@ class Region(Range):
 
     @property
     def writable(self) -> bool:
+        """False where a file is mapped for reading."""
         return self._handle.writable
 
     @property
     def closed(self) -> bool:
+        """True once the region has been freed."""
         return self._handle.freed
 
     def free(self) -> None:
@@ -112,9 +116,11 @@ class Region(Range):
         return Array(self._handle.export(), self._handle.ptr + offset, kind, sizes, nbytes)
 
     def memoryview(self) -> builtins.memoryview:
+        """The bytes; read-only where the region is."""
         return self.array().memoryview()
 
     def numpy(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> Any:
+        """A NumPy array over the region from byte `offset`, as array() gives one."""
         return self.array(dtype, shape, offset).numpy()
 
     def __buffer__(self, flags: int) -> builtins.memoryview:  # Python 3.12

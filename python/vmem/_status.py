@@ -85,6 +85,7 @@ class DeviceStats:
 
 
 def stats() -> Stats:
+    """What libvmem has done in this process so far, and holds now."""
     out = StatsStruct()
     out.size = ctypes.sizeof(out)
     check(lib.vmem_stats(ctypes.byref(out)))
@@ -92,7 +93,7 @@ def stats() -> Stats:
 
 
 def device_stats(device: int = 0) -> DeviceStats:
-    """ENODEV: there is no such device."""
+    """What libvmem has done at one device, and holds there now. ENODEV: there is no such device."""
     out = DeviceStatsStruct()
     out.size = ctypes.sizeof(out)
     check(lib.vmem_device_stats(device, ctypes.byref(out)))
