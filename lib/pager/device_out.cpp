@@ -290,7 +290,7 @@ void Pager::finish_device_write(Move* m, After& after) {
     block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
     note_write_failure(m);
-    if (m->new_extent && m->extent) old = m->extent;
+    give_back_extent(m);
   }
   if (m->kept) {
     policy(residents_[block.aux].copy).unhold(residents_[block.aux].copy);

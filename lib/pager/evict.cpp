@@ -174,6 +174,7 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->in_place = in_place;
   m->staged = resident.pool == kStagingPool;
   m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   resident.in_place = in_place;
   resident.dropping = false;
@@ -291,6 +292,8 @@ void Pager::prepare_writes(std::span<Move*> moves) {
     const core::Extent old = r.table[m->block].extent;
     if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
       m->extent = old;
+      m->new_extent = m->elsewhere && space_->allocate(m->stored, 0, {&m->extent, 1}).ok();
+      if (!m->new_extent) m->extent = old;
       continue;
     }
     m->new_extent = true;
@@ -466,6 +469,16 @@ void Pager::note_write_failure(Move* m) {
   if (m->job == nullptr && write_error_.ok() && !core::broken("write_report")) write_error_ = m->status;
 }
 
+// Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
+void Pager::give_back_extent(Move* m) {
+  if (!m->new_extent || !m->extent) return;
+  if (m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) {
+    space_->refuse(m->extent);
+  } else {
+    space_->release(m->extent);
+  }
+}
+
 // Unlocked; state writing, or leaving for a block that stays on its device.
 void Pager::finish_write(Move* m, After& after) {
   if (m->device >= 0) {
@@ -503,11 +516,9 @@ void Pager::finish_write(Move* m, After& after) {
   Block& block = r.table[m->block];
   if (!m->status.ok()) {
     note_write_failure(m);
-    if (m->new_extent && m->extent) old = m->extent;
+    give_back_extent(m);
     put_back(m, after);
     pump(after);
-    lock.unlock();
-    if (old) space_->release(old);
     return;
   }
   failures_in_row_ = 0;

@@ -47,6 +47,7 @@ struct Move {
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
   bool new_extent = false;
+  bool elsewhere = false;  // the last write to its extent failed
   core::Digest digest;
   bool keep = false;              // sync: the block stays in memory
   bool probe = false;             // only out of sight: the frame is kept

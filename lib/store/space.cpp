@@ -29,12 +29,16 @@ constexpr int kMostTrimDelays = 12;
 class FileSpace final : public Space {
  public:
   FileSpace(std::vector<std::unique_ptr<SpacePath>> paths, const SpaceOptions& options)
-      : paths_(std::move(paths)), trim_delay_(options.trim_delay), budget_pages_(options.budget / core::kPage) {}
+      : paths_(std::move(paths)),
+        trim_delay_(options.trim_delay),
+        full_delay_(options.full_delay),
+        budget_pages_(options.budget / core::kPage) {}
   ~FileSpace() override;
   core::Status start();
 
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
   void release(core::Extent extent) override;
+  void refuse(core::Extent extent) override;
   FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
   void set_budget(uint64_t bytes) override;
   uint64_t used() const override;
@@ -55,7 +59,7 @@ class FileSpace final : public Space {
   void run_trimmer() noexcept;
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
-  const std::chrono::milliseconds trim_delay_;
+  const std::chrono::milliseconds trim_delay_, full_delay_;
   mutable std::mutex mutex_;
   uint64_t budget_pages_;            // protected by mutex_
   uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
@@ -141,9 +145,12 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
 bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path,
                              uint64_t* first) {
   const auto count = static_cast<unsigned>(paths_.size());
-  for (unsigned n = 0; n < count; ++n) {
+  const auto now = std::chrono::steady_clock::now();
+  // Those that were found full come last, and only for a single block.
+  for (unsigned n = 0; n < (may_grow_freely ? 2 * count : count); ++n) {
     *path = (start + n) % count;
     SpacePath& at = *paths_[*path];
+    if ((at.full_until > now) != (n >= count)) continue;
     for (;;) {
       if (at.extents.allocate(pages, first)) {
         at.live_pages += pages;
@@ -218,6 +225,14 @@ void FileSpace::release(core::Extent extent) {
     VMEM_LOG_ONCE(core::Level::error, "Extent %016lx was released but is not in use. This is a defect in libvmem.",
                   static_cast<unsigned long>(extent.bits));
   }
+}
+
+void FileSpace::refuse(core::Extent extent) {
+  if (extent && extent.path() < paths_.size()) {
+    std::lock_guard lock(mutex_);
+    paths_[extent.path()]->full_until = std::chrono::steady_clock::now() + full_delay_;
+  }
+  release(extent);
 }
 
 void FileSpace::set_budget(uint64_t bytes) {

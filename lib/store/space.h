@@ -21,6 +21,8 @@ struct SpaceOptions {
   // while allocations go on. Room that was written before takes writes faster than new room does (ext4 here: by a
   // fifth), and what is freed is often wanted again. A file that cannot grow is trimmed at once.
   std::chrono::milliseconds trim_delay{5000};
+  // A path whose file system was full is tried again so much later: somebody may have made room.
+  std::chrono::milliseconds full_delay{1000};
 };
 
 // Thread-safe. Extents are multiples of 4 KiB up to 32 MiB + 4 KiB, taken round-robin from the paths, first from freed
@@ -40,6 +42,9 @@ class Space {
   // all or nothing.
   virtual core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) = 0;
   virtual void release(core::Extent extent) = 0;
+  // The same of an extent whose write found the file system full: its path gets nothing for a while, unless no other
+  // has room.
+  virtual void refuse(core::Extent extent) { release(extent); }
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
   virtual uint64_t used() const = 0;                            // bytes in live extents

@@ -1,6 +1,7 @@
 // One path of the store: its file, which pages of it are free, and how it grows and shrinks.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,8 +34,9 @@ struct SpacePath {
 
   // Protected by the Space's mutex:
   ExtentAllocator extents;
-  uint64_t live_pages = 0;  // in extents handed out
-  bool punch = true;        // holes can be punched
+  uint64_t live_pages = 0;                             // in extents handed out
+  bool punch = true;                                   // holes can be punched
+  std::chrono::steady_clock::time_point full_until{};  // a write found the file system full
   bool shrinkable = true;
   std::string trouble;  // why the last growth failed, for messages
 };

@@ -522,6 +522,17 @@ void FakeSpace::release(core::Extent extent) {
   live_.erase(it);
 }
 
+void FakeSpace::refuse(core::Extent extent) {
+  release(extent);
+  std::lock_guard lock(mutex_);
+  ++refused_;
+}
+
+size_t FakeSpace::refused() const {
+  std::lock_guard lock(mutex_);
+  return refused_;
+}
+
 void FakeSpace::set_budget(uint64_t bytes) {
   std::lock_guard lock(mutex_);
   budget_ = bytes;

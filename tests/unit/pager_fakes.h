@@ -145,6 +145,8 @@ class FakeSpace final : public store::Space {
  public:
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
   void release(core::Extent extent) override;
+  void refuse(core::Extent extent) override;
+  size_t refused() const;
   store::FileId file(core::Extent) const override { return 0; }
   void set_budget(uint64_t bytes) override;
   uint64_t used() const override;
@@ -154,6 +156,7 @@ class FakeSpace final : public store::Space {
  private:
   mutable std::mutex mutex_;
   std::map<uint64_t, size_t> live_;  // offset -> size
+  size_t refused_ = 0;
   uint64_t next_ = 0, used_ = 0, budget_ = UINT64_MAX;
 };
 

@@ -306,4 +306,41 @@ TEST_F(PagerMarks, WhatALeaseChangedWhileFreeWroteIsWrittenToo) {
   EXPECT_EQ(in_file(kSmall), 9u);
 }
 
+TEST_F(PagerMarks, APathThatIsFullIsToldOf) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(config());
+    std::byte* r = region(2, block);
+    put(r, 7);
+    engine->fail(Io::Op::write, EIO);
+    EXPECT_EQ(pager->evict(r, block, VMEM_SSD).code(), -EIO);
+    EXPECT_EQ(space->refused(), 0u);
+    engine->fail(Io::Op::write, ENOSPC);
+    EXPECT_EQ(pager->evict(r, block, VMEM_SSD).code(), -ENOSPC);
+    EXPECT_EQ(space->refused(), 1u);
+    engine->fail(Io::Op::write, 0);
+    evict(r, block);
+    EXPECT_EQ(get(r), 7u);
+    EXPECT_EQ(space->extents(), 1u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerMarks, ABlockWhoseOverwriteFailedIsWrittenElsewhere) {
+  start(config());
+  std::byte* r = region(2, kHugePage);
+  put(r, 7);
+  evict(r, kHugePage);
+  put(r, 8);
+  engine->fail(Io::Op::write, ENOSPC);
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -ENOSPC);
+  EXPECT_EQ(space->extents(), 1u) << "the old place is kept";
+  EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -ENOSPC);
+  EXPECT_EQ(space->refused(), 1u) << "the second try was somewhere else";
+  engine->fail(Io::Op::write, 0);
+  evict(r, kHugePage);
+  EXPECT_EQ(get(r), 8u);
+  EXPECT_EQ(space->extents(), 1u);
+}
+
 }  // namespace

@@ -43,6 +43,7 @@ class SpaceTest : public testing::Test {
   std::unique_ptr<Space> make(const std::string& paths, uint64_t budget = UINT64_MAX, bool direct = true) {
     SpaceOptions options;
     options.trim_delay = trim_delay_;
+    options.full_delay = full_delay_;
     options.paths = paths;
     options.budget = budget;
     options.direct = direct;
@@ -66,7 +67,7 @@ class SpaceTest : public testing::Test {
     return false;
   }
 
-  std::chrono::milliseconds trim_delay_{20};
+  std::chrono::milliseconds trim_delay_{20}, full_delay_{1000};
   TempDir dir_;
   std::unique_ptr<Engine> engine_;
   core::Status status_;
@@ -365,6 +366,41 @@ TEST_F(SpaceTest, AFullFileSystemIsSaidToBeFullAndNothingLeaks) {
   int full = 0;
   for (const Io& io : batch.ios()) full += io.result == -ENOSPC;
   EXPECT_EQ(full, 64);
+}
+
+TEST_F(SpaceTest, APathThatIsFullIsLeftAloneWhileAnotherHasRoom) {
+  full_delay_ = std::chrono::hours(1);
+  auto space = make(dir_.path() + ":" + dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  std::vector<Extent> two(2);
+  for (Extent& one : two) ASSERT_TRUE(space->allocate(core::kHugePage, 0, {&one, 1}).ok());
+  ASSERT_NE(two[0].path(), two[1].path());
+  const unsigned full = two[0].path();
+  space->refuse(two[0]);
+  EXPECT_EQ(space->used(), core::kHugePage);
+  std::vector<Extent> more(100), run(16);
+  for (Extent& one : more) ASSERT_TRUE(space->allocate(kPage, 0, {&one, 1}).ok());
+  ASSERT_TRUE(space->allocate(kPage, 0, run).ok());
+  more.insert(more.end(), run.begin(), run.end());
+  for (const Extent one : more) EXPECT_NE(one.path(), full);
+  // When all are, they are tried nevertheless: somebody may have made room.
+  space->refuse(two[1]);
+  EXPECT_TRUE(space->allocate(kPage, 0, {&two[0], 1}).ok());
+}
+
+TEST_F(SpaceTest, APathThatWasFullIsTriedAgain) {
+  full_delay_ = std::chrono::milliseconds(0);
+  auto space = make(dir_.path() + ":" + dir_.path());
+  ASSERT_TRUE(status_.ok()) << status_.text();
+  Extent one;
+  ASSERT_TRUE(space->allocate(kPage, 0, {&one, 1}).ok());
+  const unsigned full = one.path();
+  space->refuse(one);
+  for (unsigned n = 0; n < 2; ++n) {
+    ASSERT_TRUE(space->allocate(kPage, 0, {&one, 1}).ok());
+    if (one.path() == full) return;
+  }
+  ADD_FAILURE() << "two paths take turns";
 }
 
 TEST_F(SpaceTest, WhatIsFreedGoesBackToTheFileSystem) {
