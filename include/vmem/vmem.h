@@ -150,9 +150,11 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
 /*
  * A region whose bytes are those of a file or block device from `offset` (a multiple of 4 KiB). flags: exactly one of
  * VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The file may be closed, renamed or unlinked
- * afterwards. SHARED locks the file exclusively (flock) for the region's life.
+ * afterwards. SHARED locks the file exclusively (flock) for the region's life; this process may have other, disjoint
+ * ranges of it in other SHARED regions. A region has one descriptor; SHARED regions of one file share one.
  * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
- * -ENOENT, -EACCES from opening; -EBUSY another region or process has it SHARED, for a second now.
+ * -ENOENT, -EACCES, -EMFILE from opening; -EBUSY another process has it SHARED, for a second now, or another region has
+ * some of these bytes.
  * A file that becomes shorter later, as with mmap: what is inside is right, a touch beyond its end gets SIGBUS, with the
  * reason in the log, and is right again when the file has grown; write-back never makes the file longer. Blocks that
  * are in memory when it happens are as they were until they leave it.

@@ -26,7 +26,9 @@ Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::En
     return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
                  core::kPage);
   }
-  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file); !s.ok())
+  if (Status s =
+          store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset, what.size);
+      !s.ok())
     return s;
   const uint64_t have = r->file.file.size;
   if (what.offset > have || what.size > have - what.offset) {

@@ -144,8 +144,8 @@ void EngineBase::deliver(Io* io) {
 }
 
 core::Status EngineBase::add_file(int fd, FileId* id) {
-  const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0) return core::system_error(errno, "cannot use descriptor %d for I/O", fd);
+  const int flags = descriptor_flags(fd);
+  if (flags < 0) return core::system_error(flags, "cannot use descriptor %d for I/O", fd);
   const FileSlot slot{fd, (flags & O_DIRECT) != 0};
   std::lock_guard files(file_mutex_);
   {

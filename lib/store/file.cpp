@@ -7,8 +7,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <mutex>
+#include <utility>
+#include <vector>
 
+#include "core/break.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -27,51 +32,150 @@ core::Status check_type(const std::string& path, const struct stat& st) {
   return core::error(EINVAL, "%s is %s: only a regular file or a block device can be mapped", path.c_str(), what);
 }
 
-core::Status open_checked(const std::string& path, int flags, int* fd) {
-  // The type is looked at first because opening some devices has effects, and again behind the descriptor because the
-  // name may mean something else by then.
-  struct stat st;
-  if (stat(path.c_str(), &st) != 0) return core::system_error(errno, "cannot map %s", path.c_str());
-  if (core::Status status = check_type(path, st); !status.ok()) return status;
-  const bool write = (flags & O_ACCMODE) == O_RDWR;
-  if (S_ISBLK(st.st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
-  *fd = open_claimed(path, flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+core::Status examine(const std::string& path, struct stat* st) {
+  if (stat(path.c_str(), st) != 0) return core::system_error(errno, "cannot map %s", path.c_str());
+  return check_type(path, *st);
+}
+
+core::Status cannot_open(const std::string& path, bool write) {
+  return core::system_error(errno, "cannot open %s for %s", path.c_str(), write ? "reading and writing" : "reading");
+}
+
+// The type is looked at first because opening some devices has effects, and again behind the descriptor because the
+// name may mean something else by then.
+core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
+  int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
+  *fd = open(path.c_str(), flags);
   if (*fd < 0) {
     if (errno == EBUSY) return core::error(EBUSY, "block device %s is mounted or in use", path.c_str());
-    return core::system_error(errno, "cannot open %s for %s", path.c_str(), write ? "reading and writing" : "reading");
+    return cannot_open(path, write);
   }
-  if (fstat(*fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
-  if (core::Status status = check_type(path, st); !status.ok()) return status;
+  if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
+  if (core::Status status = check_type(path, *st); !status.ok()) return status;
   return make_blocking(path, *fd);
 }
 
-core::Status open_parts(const std::string& path, bool write, bool direct, MappedFile* out) {
-  const int access = write ? O_RDWR : O_RDONLY;
-  if (core::Status status = open_checked(path, access, &out->file.fd); !status.ok()) return status;
-  if (write) {
-    if (core::Status status = lock_exclusively(path, out->file.fd); !status.ok()) return status;
+// A file that this process has open for writing, for some ranges of its bytes.
+struct Shared {
+  bool device;
+  dev_t dev;
+  ino_t ino;
+  OpenedFile file;
+  std::vector<std::pair<uint64_t, uint64_t>> ranges;  // offset, length
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Shared> files;  // protected by mutex
+};
+
+Registry& registry() {
+  static Registry* const all = new Registry;  // never destroyed: regions may outlive static objects
+  return *all;
+}
+
+Shared* find(Registry& all, const struct stat& st) {
+  const bool device = S_ISBLK(st.st_mode);
+  for (Shared& s : all.files) {
+    if (s.device == device && (device ? s.dev == st.st_rdev : s.dev == st.st_dev && s.ino == st.st_ino)) return &s;
   }
-  return probe_direct(path, direct, false, &out->file);
+  return nullptr;
+}
+
+// Joins those who have the file open already; *joined: there were some.
+core::Status join(const struct stat& st, MappedFile* out, bool* joined) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  Shared* const file = core::broken("file_lock") ? nullptr : find(all, st);
+  *joined = file != nullptr;
+  if (file == nullptr) return {};
+  // As open(2) would ask: the user may have changed since.
+  if (faccessat(AT_FDCWD, out->path.c_str(), R_OK | W_OK, AT_EACCESS) != 0) return cannot_open(out->path, true);
+  for (const auto& [offset, length] : file->ranges) {
+    if (out->offset >= offset + std::min(length, UINT64_MAX - offset) ||
+        offset >= out->offset + std::min(out->length, UINT64_MAX - out->offset)) {
+      continue;
+    }
+    const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
+    return core::error(EBUSY,
+                       "%s: bytes %llu to %llu are wanted, but a SHARED region has bytes %llu to %llu. Regions of one "
+                       "file must not overlap.",
+                       out->path.c_str(), number(out->offset), number(out->offset + out->length), number(offset),
+                       number(offset + length));
+  }
+  file->ranges.emplace_back(out->offset, out->length);
+  out->file = file->file;
+  out->shared = true;
+  if (core::Status status = current_size(*out, &out->file.size); !status.ok()) {
+    file->ranges.pop_back();
+    out->file.fd = -1;
+    return status;
+  }
+  return {};
+}
+
+core::Status open_shared(bool direct, MappedFile* out) {
+  for (int tries = 0;; ++tries) {
+    struct stat st;
+    bool joined = false;
+    if (core::Status status = examine(out->path, &st); !status.ok()) return status;
+    if (core::Status status = join(st, out, &joined); joined || !status.ok()) return status;
+    core::Status status = open_checked(out->path, true, &st, &out->file.fd);
+    if (status.ok()) status = lock_once(out->path, out->file.fd);
+    if (status.ok()) status = probe_direct(out->path, direct, false, &out->file);
+    if (status.ok()) {
+      Registry& all = registry();
+      const std::lock_guard lock(all.mutex);
+      const bool device = S_ISBLK(st.st_mode);
+      all.files.push_back({device, device ? st.st_rdev : st.st_dev, st.st_ino, out->file, {}});
+      all.files.back().ranges.emplace_back(out->offset, out->length);
+      out->shared = true;
+      return {};
+    }
+    if (out->file.fd >= 0) close(std::exchange(out->file.fd, -1));
+    if (status.code() != -EBUSY || tries == kBusyTries) return status;
+    pause_while_busy();  // or another thread of this process is about to have it
+  }
 }
 
 }  // namespace
 
-core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out) {
+core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset,
+                         uint64_t length) {
   MappedFile file;
   file.path = path;
-  core::Status status = open_parts(path, write, direct, &file);
-  if (!status.ok()) {
-    close_mapped(&file);
-    return status;
+  file.offset = offset;
+  file.length = length;
+  core::Status status;
+  if (write) {
+    status = open_shared(direct, &file);
+  } else {
+    struct stat st;
+    status = examine(path, &st);
+    if (status.ok()) status = open_checked(path, false, &st, &file.file.fd);
+    if (status.ok()) status = probe_direct(path, direct, false, &file.file);
+    if (!status.ok()) close_mapped(&file);
   }
-  *out = std::move(file);
-  return {};
+  if (status.ok()) *out = std::move(file);
+  return status;
 }
 
 void close_mapped(MappedFile* file) {
-  if (file->file.fd >= 0) {
-    // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
-    flock(file->file.fd, LOCK_UN);
+  if (file->file.fd < 0) return;
+  if (file->shared) {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    const auto it =
+        std::find_if(all.files.begin(), all.files.end(), [&](const Shared& s) { return s.file.fd == file->file.fd; });
+    std::erase(it->ranges, std::pair(file->offset, file->length));
+    if (it->ranges.empty()) {
+      // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
+      flock(file->file.fd, LOCK_UN);
+      close(file->file.fd);
+      all.files.erase(it);
+    }
+  } else {
     close(file->file.fd);
   }
   file->file.fd = -1;

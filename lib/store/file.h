@@ -8,15 +8,19 @@
 
 namespace vmem::store {
 
-// A user's file behind vmem_map. Regular files and block devices; anything else -EINVAL (directory: -EISDIR).
-// write: opened read-write with an exclusive flock; a second holder gets -EBUSY naming the file. Otherwise read-only,
-// no lock, O_CLOEXEC. direct: O_DIRECT is tried and a read of the first page proves it; else buffered, said once per
+// A user's file behind vmem_map. Regular files and block devices; anything else -EINVAL (directory: -EISDIR). One
+// descriptor, O_CLOEXEC. direct: O_DIRECT is tried and a read of the first page proves it; else buffered, said once per
 // file system type.
+// write: opened read-write with an exclusive flock; -EBUSY, naming the file, when somebody else holds it for a second.
+// This process may open it again for other bytes: all share the descriptor and the lock. Ranges that overlap: -EBUSY.
 struct MappedFile {
   OpenedFile file;
   std::string path;
+  bool shared = false;              // open for writing
+  uint64_t offset = 0, length = 0;  // .. for these bytes
 };
-core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out);
+core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset = 0,
+                         uint64_t length = UINT64_MAX);
 void close_mapped(MappedFile* file);
 // Bytes in the file now.
 core::Status current_size(const MappedFile& file, uint64_t* size);

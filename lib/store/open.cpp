@@ -57,16 +57,6 @@ void say_buffered(const std::string& path, long file_system, int error) {
       path.c_str(), file_system, strerror(error), error);
 }
 
-// A process that has ended may hold what it had open still: the kernel takes io_uring down in its own time (seen:
-// 68 ms). So what is in use is tried again for a second.
-constexpr int kBusyTries = 500;
-
-void pause_while_busy() {
-  core::step("store.busy");
-  const timespec pause{0, 2000000};
-  nanosleep(&pause, nullptr);
-}
-
 // 0, or the errno with which the first page refused to move.
 int try_first_page(int fd, bool scratch) {
   const Page page = aligned_page();
@@ -131,16 +121,30 @@ core::Status make_blocking(const std::string& path, int fd) {
   return core::system_error(errno, "cannot change the flags of %s", path.c_str());
 }
 
-core::Status lock_exclusively(const std::string& path, int fd) {
-  for (int tries = 0;;) {
-    if (core::broken("file_lock") || flock(fd, LOCK_EX | LOCK_NB) == 0) return {};
-    if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) return core::system_error(errno, "cannot lock %s", path.c_str());
-    if (tries++ == kBusyTries) break;
-    pause_while_busy();
-  }
+core::Status lock_once(const std::string& path, int fd) {
+  if (core::broken("file_lock")) return {};
+  int rc;
+  do {
+    rc = flock(fd, LOCK_EX | LOCK_NB);
+  } while (rc != 0 && errno == EINTR);
+  if (rc == 0) return {};
+  if (errno != EWOULDBLOCK) return core::system_error(errno, "cannot lock %s", path.c_str());
   return core::error(EBUSY, "%s is in use: another process, or a store, holds its lock. Give each its own file.",
                      path.c_str());
+}
+
+core::Status lock_exclusively(const std::string& path, int fd) {
+  for (int tries = 0;; ++tries) {
+    core::Status status = lock_once(path, fd);
+    if (status.code() != -EBUSY || tries == kBusyTries) return status;
+    pause_while_busy();
+  }
+}
+
+void pause_while_busy() {
+  core::step("store.busy");
+  const timespec pause{0, 2000000};
+  nanosleep(&pause, nullptr);
 }
 
 int open_claimed(const std::string& path, int flags) {

@@ -23,7 +23,14 @@ core::Status check_block_device_unused(const std::string& path, int fd);
 // Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
 core::Status make_blocking(const std::string& path, int fd);
 
-// flock; -EBUSY names the path when somebody holds it for a second.
+// A process that has ended may hold what it had open still: the kernel takes io_uring down in its own time (seen:
+// 68 ms). So what is in use is tried again, with a pause before each try: for a second in all.
+inline constexpr int kBusyTries = 500;
+void pause_while_busy();
+
+// flock; -EBUSY names the path.
+core::Status lock_once(const std::string& path, int fd);
+// The same; -EBUSY only when that lasts for a second.
 core::Status lock_exclusively(const std::string& path, int fd);
 
 // open(2) that claims a block device (O_EXCL), or opens anything else; EBUSY only when that lasts for a second.

@@ -19,6 +19,8 @@ namespace vmem::store {
 
 namespace {
 
+std::mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
+
 constexpr unsigned kPatientStalls = 8;  // retried at once
 constexpr unsigned kMaxStalls = 200;    // then given up, after about 200 ms
 constexpr uint64_t kSmallestSector = 512;
@@ -46,8 +48,7 @@ uint64_t room_of(int fd) {
 // second descriptor without O_DIRECT would have to be kept for each file, so the flag is taken off for the moment; what
 // else is under way through this descriptor may then go through the page cache, which is right, too.
 ssize_t write_part_of_page(int fd, const void* bytes, size_t size, uint64_t offset) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(flags_mutex);
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return -errno;
   ssize_t n;
@@ -71,6 +72,12 @@ void pause_one_ms() {
 }
 
 }  // namespace
+
+int descriptor_flags(int fd) {
+  const std::lock_guard lock(flags_mutex);
+  const int flags = fcntl(fd, F_GETFL);
+  return flags < 0 ? -errno : flags;
+}
 
 Transfer::Transfer() : pieces_(std::make_unique_for_overwrite<iovec[]>(kMaxPieces)) {}
 

@@ -40,6 +40,9 @@ struct Attempt {
   size_t bytes;
 };
 
+// The flags of a descriptor that transfers may be using; negative errno.
+int descriptor_flags(int fd);
+
 // Not thread-safe: owned by the thread that drives it. Allocates only in the constructor.
 class Transfer {
  public:

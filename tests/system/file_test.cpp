@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -151,6 +152,65 @@ TEST_F(FilesMore, SharedIsExclusive) {
   EXPECT_EQ(map(file.path(), 4096, 0, VMEM_MAP_READ), 0) << "readers need no lock";
   region.free();
   EXPECT_EQ(map(file.path(), 4096, 0, VMEM_MAP_SHARED), 0);
+}
+
+TEST_F(FilesMore, SharedRegionsOfOneFileKeepToTheirOwnBytes) {
+  for (const char* block : {"2MiB", "64KiB"}) {
+    ASSERT_EQ(vmem_set("block_size", block), 0);
+    constexpr size_t kPart = 4 * kMiB + 12288;  // ends inside a block, where the next begins
+    TempFile file(3 * kPart + 77, 14);
+    auto want = TempFile::content(3 * kPart + 77, 14);
+    std::vector<vmem::region> parts;
+    for (size_t n = 0; n < 3; ++n) {
+      parts.emplace_back(n < 2 ? kPart : kPart + 77, file.path(), n * kPart, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+    }
+    EXPECT_EQ(map(file.path(), 8192, kPart - 4096, VMEM_MAP_SHARED), -EBUSY);
+    const std::string numbers = "bytes " + std::to_string(kPart - 4096) + " to " + std::to_string(kPart + 4096);
+    EXPECT_TRUE(words(numbers.c_str())) << vmem_last_error();
+    // All blocks are in memory before the first changes: each holds some bytes of the neighbour as they were.
+    for (size_t n = 0; n < 3; ++n) {
+      ASSERT_EQ(memcmp(parts[n].data(), want.data() + n * kPart, parts[n].size()), 0);
+    }
+    for (int round = 0; round < 3; ++round) {
+      for (size_t i = static_cast<size_t>(round); i < want.size(); i += 1009) {
+        const size_t n = std::min<size_t>(i / kPart, 2);
+        parts[n].view<unsigned char>()[i - n * kPart] = want[i] = static_cast<unsigned char>(i + 3);
+      }
+      // In an order that would bring old bytes back at both edges.
+      parts[1].sync();
+      parts[0].sync();
+      parts[2].evict();
+      parts[1].evict();
+    }
+    for (auto& part : parts) part.sync();
+    EXPECT_TRUE(file.read() == want) << block;
+    parts.clear();
+    EXPECT_TRUE(file.read() == want) << block;
+  }
+}
+
+TEST_F(FilesMore, WithoutDescriptorsAMapIsRefusedAndTheRestGoesOn) {
+  TempFile file(8 * kMiB + 5, 15), other(4096, 16);
+  const auto want = TempFile::content(8 * kMiB + 5, 15);
+  vmem::region region(8 * kMiB + 5, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  rlimit none = limit;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const int refused = map(other.path(), 4096, 0, VMEM_MAP_READ);
+  const std::string why = vmem_last_error();
+  auto bytes = region.view<unsigned char>();
+  const bool right = memcmp(bytes.data(), want.data(), want.size()) == 0;
+  bytes[8 * kMiB + 4] = 1;  // in the part of a page with which the file ends
+  const int synced = vmem_sync(region.data(), region.size());
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(refused, -EMFILE) << why;
+  EXPECT_NE(why.find(other.path()), std::string::npos) << why;
+  EXPECT_TRUE(right);
+  EXPECT_EQ(synced, 0) << vmem_last_error();
+  EXPECT_EQ(file.read().back(), 1);
+  EXPECT_EQ(map(other.path(), 4096, 0, VMEM_MAP_READ), 0) << vmem_last_error();
 }
 
 TEST_F(FilesMore, AFileThatBecomesShorterGivesSigbusAndSaysWhy) {

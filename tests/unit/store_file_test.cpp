@@ -82,6 +82,38 @@ TEST_F(MappedFileTest, AWriterIsAloneUntilItCloses) {
   EXPECT_TRUE(open_and_close(path, true).ok());
 }
 
+TEST_F(MappedFileTest, DisjointRangesOfOneFileShareADescriptorAndTheLock) {
+  const std::string path = make("data", 8 * kPage);
+  const std::string second_name = dir_.path() + "/link";
+  ASSERT_EQ(link(path.c_str(), second_name.c_str()), 0);
+  MappedFile first, second, third;
+  ASSERT_TRUE(open_mapped(path, true, true, &first, 2 * kPage, 2 * kPage).ok());
+  ASSERT_TRUE(open_mapped(second_name, true, true, &second, 4 * kPage, 100).ok());
+  EXPECT_EQ(first.file.fd, second.file.fd);
+  EXPECT_EQ(second.file.direct, first.file.direct);
+  EXPECT_EQ(second.file.size, 8 * kPage);
+  const struct {
+    uint64_t offset, length;
+  } taken[] = {{0, 8 * kPage}, {0, 2 * kPage + 1}, {3 * kPage, 1}, {2 * kPage, 2 * kPage}, {3 * kPage, 2 * kPage}};
+  for (const auto& range : taken) {
+    const core::Status refused = open_mapped(path, true, true, &third, range.offset, range.length);
+    EXPECT_EQ(refused.code(), -EBUSY) << range.offset;
+    EXPECT_NE(refused.text().find("bytes 8192 to 16384"), std::string_view::npos) << refused.text();
+    EXPECT_NE(refused.text().find(core::strprintf("bytes %lu to", range.offset)), std::string_view::npos);
+  }
+  ASSERT_TRUE(open_mapped(path, true, true, &third, 0, 2 * kPage).ok()) << "up to where another begins";
+  close_mapped(&first);
+  ASSERT_TRUE(open_mapped(path, true, true, &first, 3 * kPage, kPage).ok()) << "what was closed is free";
+  // The lock is held for all until the last goes.
+  const int other = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  close_mapped(&first);
+  close_mapped(&third);
+  EXPECT_NE(flock(other, LOCK_EX | LOCK_NB), 0);
+  close_mapped(&second);
+  EXPECT_EQ(flock(other, LOCK_EX | LOCK_NB), 0);
+  close(other);
+}
+
 int busy_fd = -1;
 
 TEST_F(MappedFileTest, ALockThatItsOwnerIsAboutToLoseIsWaitedFor) {
