@@ -1,11 +1,13 @@
 #include "core/status.h"
 
+#include <array>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 namespace vmem::core {
 
@@ -31,25 +33,51 @@ std::string vstrprintf(const char* format, va_list args) {
 
 }  // namespace
 
-Status::Status(int err, std::string text)
-    : rep_(std::make_shared<const Rep>(Rep{-std::abs(err == 0 ? EINVAL : err), std::move(text)})) {}
+// Never throws: where memory is short the code is right and the words are others.
+Status::Status(int err, std::string text) {
+  const int code = -std::abs(err == 0 ? EINVAL : err);
+  try {
+    rep_ = std::make_shared<const Rep>(Rep{code, std::move(text)});
+  } catch (const std::bad_alloc&) {
+    static constexpr size_t kCodes = 256;
+    alignas(Rep) static constinit std::array<std::byte, kCodes * sizeof(Rep)> storage{};
+    // Words so short that a string holds them itself; no destructor.
+    static const Rep* const without_memory = [] {
+      for (size_t i = 0; i < kCodes; ++i) new (&storage[i * sizeof(Rep)]) Rep{-static_cast<int>(i), "out of memory"};
+      return std::launder(reinterpret_cast<const Rep*>(storage.data()));
+    }();
+    // Owns nothing, so it takes no memory.
+    rep_ = std::shared_ptr<const Rep>(std::shared_ptr<void>(),
+                                      &without_memory[static_cast<size_t>(-code) < kCodes ? -code : EIO]);
+  }
+}
 
 Status error(int err, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  Status out(err, vstrprintf(format, args));
+  std::string text;
+  try {
+    text = vstrprintf(format, args);
+  } catch (const std::bad_alloc&) {
+    text = "out of memory";  // short enough to need none
+  }
   va_end(args);
-  return out;
+  return Status(err, std::move(text));
 }
 
 Status system_error(int err, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  std::string text = vstrprintf(format, args);
+  std::string text;
+  try {
+    text = vstrprintf(format, args);
+    char words[128];
+    const int e = std::abs(err);
+    text += strprintf(": %s (errno %d)", strerror_r(e, words, sizeof words), e);
+  } catch (const std::bad_alloc&) {
+    text = "out of memory";
+  }
   va_end(args);
-  char words[128];
-  const int e = std::abs(err);
-  text += strprintf(": %s (errno %d)", strerror_r(e, words, sizeof words), e);
   return Status(err, std::move(text));
 }
 

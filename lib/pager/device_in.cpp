@@ -89,7 +89,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     default:
       return Start::wait;
   }
-  if (g.used + size > g.budget) return Start::no_room;
+  if (g.used + size > g.budget || !reserve_move()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
@@ -190,7 +190,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     return Start::done;
   }
   prepare_read(m, urgency, on_device_read);
-  after.submit.push_back(&m->io);
+  after.submit.push_back(m);
   return Start::done;
 }
 

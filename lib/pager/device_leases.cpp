@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "core/break.h"
+#include "core/on_exit.h"
 #include "core/step.h"
 #include "device/park.h"
 #include "pager/clock.h"
@@ -160,32 +161,35 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     }
   }
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
-  const auto leave = [&](const Status& s) {
+  const core::OnExit let_regions_go([&] {
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
-    return s;
-  };
-  if (Status s = wait_for_endings(lock, spans, d); !s.ok()) return leave(s);
-  if (Status s = wait_for_room(lock, spans, d); !s.ok()) return leave(s);
-  for (size_t i = 0; i < spans.size(); ++i) {
-    Region& r = *spans[i].region;
-    uint64_t hits = 0;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
-      hits += r.table[b].state == State::on_device && r.table[b].device == d;
-      add_device_lease(r, b, ranges[i].access, d, stream);
-    }
-    core::add(counters_.lease_blocks, spans[i].last - spans[i].first + 1);
-    core::add(counters_.lease_hits, hits);
-  }
-  const auto undo = [&](const Status& s) {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      Region& r = *spans[i].region;
-      for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) drop_device_lease(r, b, ranges[i].access, stream);
+  });
+  if (Status s = wait_for_endings(lock, spans, d); !s.ok()) return s;
+  if (Status s = wait_for_room(lock, spans, d); !s.ok()) return s;
+  // However this ends but well, also for want of memory: nothing is leased.
+  size_t done = 0;
+  BlockIndex next = 0;
+  core::OnExit undo([&] {
+    if (!lock.owns_lock()) lock.lock();
+    for (size_t i = 0; i <= done && i < spans.size(); ++i) {
+      const BlockIndex end = i < done ? spans[i].last + 1 : next;
+      for (BlockIndex b = spans[i].first; b < end; ++b)
+        drop_device_lease(*spans[i].region, b, ranges[i].access, stream);
     }
     std::erase_if(wishes_, [&](const Wish& w) { return w.owner == &spans; });
     gpu_work_.notify_all();
-    return leave(s);
-  };
+  });
+  for (done = 0; done < spans.size(); ++done) {
+    Region& r = *spans[done].region;
+    uint64_t hits = 0;
+    for (next = spans[done].first; next <= spans[done].last; ++next) {
+      hits += r.table[next].state == State::on_device && r.table[next].device == d;
+      add_device_lease(r, next, ranges[done].access, d, stream);
+    }
+    core::add(counters_.lease_blocks, spans[done].last - spans[done].first + 1);
+    core::add(counters_.lease_hits, hits);
+  }
   // Everything that is missing is asked for before anything is waited for.
   After after;
   bool missing = false;
@@ -214,7 +218,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   }
   std::vector<device::Ticket> tickets;
   for (size_t i = 0; i < spans.size(); ++i) {
-    if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, &spans, &tickets); !s.ok()) return undo(s);
+    if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, &spans, &tickets); !s.ok()) return s;
   }
   lock.unlock();
   Status ordered;
@@ -222,8 +226,9 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     if (ordered.ok() && !core::broken("stream_order")) ordered = devices_->order_after(ticket, stream, d);
   }
   lock.lock();
-  if (!ordered.ok()) return undo(ordered);
-  return leave({});
+  if (!ordered.ok()) return ordered;
+  undo.dismiss();
+  return {};
 }
 
 // Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
@@ -298,20 +303,23 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
   return {};
 }
 
-// Locked; the budget has been checked.
+// Locked; the budget has been checked. Throws without a change.
 void Pager::add_device_lease(Region& r, BlockIndex b, unsigned access, int d, void* stream) {
   auto it = r.leases.find(b);
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  ++r.granted;
   if (it == r.leases.end()) {
+    std::vector<Lease> first{{d, stream}};
+    first.back().grant(access);
+    r.leases.emplace(b, std::move(first));
+    ++r.granted;
     g.leased += r.block_size;
-    r.leases[b].push_back({d, stream});
-    r.leases[b].back().grant(access);
     const Block& block = r.table[b];
     const bool known = core::in_memory(block.state) || core::on_a_device(block.state);
     if (known && residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
     return;
   }
+  it->second.reserve(it->second.size() + 1);
+  ++r.granted;
   const bool all_ending =
       std::all_of(it->second.begin(), it->second.end(), [](const Lease& l) { return l.count == 0; });
   if (all_ending) g.ending -= r.block_size;
@@ -328,8 +336,10 @@ void Pager::add_device_lease(Region& r, BlockIndex b, unsigned access, int d, vo
 // Locked. The lease ends now: nothing was put on the stream under it.
 void Pager::drop_device_lease(Region& r, BlockIndex b, unsigned access, void* stream) {
   auto it = r.leases.find(b);
+  if (it == r.leases.end()) return;  // released by somebody who had not acquired it
   auto lease = std::find_if(it->second.begin(), it->second.end(),
                             [&](const Lease& l) { return l.stream == stream && l.count != 0; });
+  if (lease == it->second.end()) return;
   Gpu& g = gpus_[static_cast<size_t>(lease->location)];
   ++lease->pending;
   lease->take_back(access);
@@ -344,6 +354,7 @@ Status Pager::release_on_device(std::span<const SpanOf> spans, int d, void* stre
   Ending ending;
   ending.stream = stream;
   ending.spans.assign(spans.begin(), spans.end());
+  if (endings_.capacity() == endings_.size()) endings_.reserve(2 * endings_.size() + 16);  // nothing fails below
   // A device that is lost ends everything at once.
   if (!devices_->record(stream, d, &ending.ticket).ok()) saw_loss(d);
   for (const SpanOf& s : spans) {

@@ -35,6 +35,7 @@ bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
+  if (!reserve_move()) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const ResidentId kept = how == Leave::drop ? core::kNoResident : residents_[block.aux].copy;

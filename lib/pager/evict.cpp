@@ -164,6 +164,10 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
                      : r.transfer == Transfer::install ? resident.frame
                                                        : frames_.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
+  if (!reserve_move()) {
+    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
+    return nullptr;
+  }
   r.table.change(b, block.state, State::taking);
   Move* m = new_move(r, b);
   m->image = image;
@@ -442,7 +446,7 @@ void Pager::to_store(Move* m, After& after) {
             m->stored);
     if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
   }
-  after.submit.push_back(&m->io);
+  after.submit.push_back(m);
 }
 
 void Pager::on_written(store::Io& io) {

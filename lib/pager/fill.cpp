@@ -186,6 +186,7 @@ void Pager::drop_behind(Region& r, BlockIndex b) {
 
 // The same into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
+  if (!reserve_move()) return false;
   Block& block = r.table[b];
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
@@ -207,12 +208,13 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   m->was_untouched = from == State::untouched;
   m->way = core::Way::ssd_to_host;
   prepare_read(m, Urgency::prefetch, on_read);
-  after.submit.push_back(&m->io);
+  after.submit.push_back(m);
   return true;
 }
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
+  if (!reserve_move()) return false;
   Block& block = r.table[b];
   const size_t size = r.block_size;
   const uint64_t keep = urgency == Urgency::fault     ? 0
@@ -265,7 +267,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
     return true;
   }
   prepare_read(m, urgency, on_read);
-  after.submit.push_back(&m->io);
+  after.submit.push_back(m);
   return true;
 }
 
@@ -448,6 +450,7 @@ void Pager::begin_install(Region& r, BlockIndex b, After& after) {
 
 // False, and nothing changed, when there is no memory.
 bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* waited) {
+  if (!reserve_move()) return false;
   Block& block = r.table[b];
   const bool staged = residents_[block.aux].pool == kStagingPool;
   // The bytes will be in two places for a moment.
@@ -555,14 +558,22 @@ void Pager::run(After& after) {
   while (!after.empty()) {
     After now;
     std::swap(now, after);
-    std::erase_if(now.submit, [&](store::Io* io) { return !populate(static_cast<Move*>(io->user), after); });
-    if (!now.submit.empty()) engine_->submit(now.submit);  // the disk first: it is the slowest
-    for (Move* m : now.zero) {
+    std::array<store::Io*, 64> batch;
+    size_t size = 0;
+    while (!now.submit.empty()) {  // the disk first: it is the slowest
+      Move* m = now.submit.pop();
+      if (populate(m, after)) batch[size++] = &m->io;
+      if (size != batch.size() && !now.submit.empty()) continue;
+      engine_->submit({batch.data(), size});
+      size = 0;
+    }
+    while (!now.zero.empty()) {
+      Move* m = now.zero.pop();
       if (!populate(m, after)) continue;
       if (!m->fresh) memset(m->image, 0, m->region->block_size);
       finish_read(m, after);
     }
-    for (Move* m : now.install) install(m, after);
+    while (!now.install.empty()) install(now.install.pop(), after);
   }
 }
 
@@ -574,7 +585,6 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, 
     if (urgency != Urgency::fault) return;
     std::erase_if(starved_, [&](const Starved& s) { return s.region == &r && s.block == b; });
   }
-  block.flags |= core::kStarved;
   const uint64_t now = now_ns();
   const uint64_t lived = look(now);
   const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived};
@@ -585,6 +595,7 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, 
   } else {
     starved_.push_back(entry);
   }
+  block.flags |= core::kStarved;
   need_evict_.notify_all();
 }
 
@@ -638,13 +649,12 @@ void Pager::pump_speculative(After& after) {
     if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::untouched && !r.from_file())) {
-      const size_t submitted = after.submit.size();
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
         if (!start_staging(r, s.next, after)) return;
       } else if (!start_fill(r, s.next, s.urgency, after)) {
         return;
       }
-      Move* m = static_cast<Move*>(after.submit[submitted]->user);
+      Move* m = after.submit.tail;
       m->speculative = true;
       speculative_bytes_ += r.block_size;
       core::add(counters_.prefetched_blocks);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/break.h"
+#include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
@@ -17,7 +18,7 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-std::string Pager::lease_holders() const {
+std::string Pager::lease_holders() const try {
   std::string text;
   int named = 0;
   for (const auto& [base, r] : regions_) {
@@ -28,8 +29,19 @@ std::string Pager::lease_holders() const {
                             core::human_bytes(r->leases.size() * r->block_size).c_str());
   }
   return text.empty() ? "none" : text;
+} catch (const std::bad_alloc&) {
+  return "";
 }
 
+namespace {
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+}  // namespace
+
+// Throws without a change.
 Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   auto it = r.leases.find(b);
   if (it == r.leases.end()) {
@@ -41,9 +53,10 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
                    core::human_bytes(frames_.budget()).c_str(), core::human_bytes(kept).c_str(),
                    core::human_bytes(leased_bytes_).c_str(), lease_holders().c_str());
     }
+    std::vector<Lease> first{{VMEM_HOST, nullptr}};
+    first.back().grant(access);
+    r.leases.emplace(b, std::move(first));
     leased_bytes_ += r.block_size;
-    r.leases[b].push_back({VMEM_HOST, nullptr});
-    r.leases[b].back().grant(access);
     ++r.granted;
     const Block& block = r.table[b];
     if (core::in_memory(block.state) && residents_[block.aux].admitted && !core::broken("lease_hold"))
@@ -63,6 +76,7 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
 // for).
 void Pager::remove_lease(Region& r, BlockIndex b, std::optional<unsigned> refused) {
   auto it = r.leases.find(b);
+  if (it == r.leases.end() || it->second.front().location != VMEM_HOST) return;  // released by who had not acquired it
   Lease& lease = it->second.front();
   if (refused) {
     lease.take_back(*refused);
@@ -95,24 +109,24 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     notify();
     if (!waited.ok()) return waited;
   }
-  size_t done = 0;
+  // However this ends but well, also for want of memory: nothing is leased.
+  size_t done = 0, in_flight = 0;
   BlockIndex next = 0;
-  Status failure;
-  const auto undo = [&] {
+  const core::OnExit let_regions_go([&] {
+    for (size_t i = 0; i < in_flight; ++i) --spans[i].region->in_flight;
+    notify();
+  });
+  core::OnExit undo([&] {
+    if (!lock.owns_lock()) lock.lock();
     for (size_t i = 0; i <= done && i < spans.size(); ++i) {
       const BlockIndex end = i < done ? spans[i].last + 1 : next;
       for (BlockIndex b = spans[i].first; b < end; ++b) remove_lease(*spans[i].region, b, ranges[i].access);
     }
-    notify();
-  };
+  });
   for (done = 0; done < spans.size(); ++done) {
     const SpanOf& s = spans[done];
     for (next = s.first; next <= s.last; ++next) {
-      failure = add_lease(*s.region, next, ranges[done].access);
-      if (!failure.ok()) {
-        undo();
-        return failure;
-      }
+      if (Status failure = add_lease(*s.region, next, ranges[done].access); !failure.ok()) return failure;
     }
   }
   for (const SpanOf& s : spans) {
@@ -121,6 +135,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     core::add(counters_.lease_blocks, s.last - s.first + 1);
     core::add(counters_.lease_hits, hits);
     ++s.region->in_flight;
+    ++in_flight;
   }
   // Start all reads that memory allows before waiting for the first.
   After after;
@@ -130,7 +145,11 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     for (BlockIndex b = spans[i].first; b <= spans[i].last && room; ++b) {
       const Block& block = r.table[b];
       if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0) {
-        room = start_fill(r, b, Urgency::acquire, after);
+        try {
+          room = start_fill(r, b, Urgency::acquire, after);
+        } catch (const std::bad_alloc&) {
+          room = false;  // what has begun must go on
+        }
       }
     }
   }
@@ -140,15 +159,13 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     run(after);
     lock.lock();
   }
-  for (size_t i = 0; i < spans.size() && failure.ok(); ++i) {
-    for (BlockIndex b = spans[i].first; b <= spans[i].last && failure.ok(); ++b) {
-      failure = bring(lock, *spans[i].region, b, ranges[i].access);
+  for (size_t i = 0; i < spans.size(); ++i) {
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      if (Status failure = bring(lock, *spans[i].region, b, ranges[i].access); !failure.ok()) return failure;
     }
   }
-  if (!failure.ok()) undo();
-  for (const SpanOf& s : spans) --s.region->in_flight;
-  notify();
-  return failure;
+  undo.dismiss();
+  return {};
 }
 
 // Waits until leased block b is in place; the lease keeps it there.
@@ -180,7 +197,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         }
         if (tried || (block.flags & core::kLost) != 0) {
           if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
-          const Status why = r.reasons[b];
+          const auto at = r.reasons.find(b);
+          const Status why = at != r.reasons.end() ? at->second : no_memory();
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));
         }
         tried = true;  // an old failure: the disk may have recovered
@@ -199,6 +217,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         break;
       case State::on_device: {
         std::vector<Move*> batch;
+        batch.reserve(1);
         Job job{1, {}};
         if (Move* m = begin_leave(r, b, Leave::host)) batch.push_back(m);
         if (batch.empty()) {  // no staging frame: one comes free when a held block has been written
@@ -264,10 +283,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
   for (const SpanOf& s : spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const int location = s.region->leases.find(b)->second.front().location;
-      if (location < 0) {
-        remove_lease(*s.region, b, {});
-        continue;
-      }
+      if (location < 0) continue;
       std::vector<SpanOf>& list = on_device[location];
       if (b != s.first && !list.empty() && list.back().region == s.region && list.back().last + 1 == b) {
         list.back().last = b;
@@ -277,6 +293,12 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
     }
   }
   for (const auto& [device, list] : on_device) release_on_device(list, device, stream).ignore();
+  for (const SpanOf& s : spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const auto it = s.region->leases.find(b);
+      if (it != s.region->leases.end() && it->second.front().location < 0) remove_lease(*s.region, b, {});
+    }
+  }
   notify();
   need_evict_.notify_all();
   return {};

@@ -38,6 +38,7 @@ enum class Leave : uint8_t {
 // One block's way in or out. Owned by whoever owns the block's transition.
 struct Move {
   store::Io io;
+  Move* next = nullptr;  // in a MoveList
   Pager* pager = nullptr;
   Region* region = nullptr;
   core::BlockIndex block = 0;
@@ -95,10 +96,25 @@ struct Resident {  // indexed by ResidentId
   device::Ticket ticket;
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };
-struct After {  // work for when the lock is gone
-  std::vector<store::Io*> submit;
-  std::vector<Move*> zero;     // frames to clear, then as if read
-  std::vector<Move*> install;  // state installing
+struct MoveList {  // first in, first out; a move is in one at most. Needs no memory
+  Move* head = nullptr;
+  Move* tail = nullptr;
+  bool empty() const { return head == nullptr; }
+  void push_back(Move* m) {
+    m->next = nullptr;
+    (head == nullptr ? head : tail->next) = m;
+    tail = m;
+  }
+  Move* pop() {
+    Move* m = head;
+    head = m->next;
+    return m;
+  }
+};
+struct After {       // work for when the lock is gone
+  MoveList submit;   // their `io`
+  MoveList zero;     // frames to clear, then as if read
+  MoveList install;  // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
 struct Starved {

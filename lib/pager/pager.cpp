@@ -111,7 +111,7 @@ Status Pager::check_location(int location, bool allow_ssd) const {
                allow_ssd ? " or VMEM_SSD" : "");
 }
 
-std::string Pager::where(const Region& r, BlockIndex b) const {
+std::string Pager::where(const Region& r, BlockIndex b) const try {
   std::string text =
       core::strprintf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
                       static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
@@ -124,6 +124,8 @@ std::string Pager::where(const Region& r, BlockIndex b) const {
                             static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
   }
   return text;
+} catch (const std::bad_alloc&) {
+  return "";
 }
 
 std::string Pager::place(const Region& r, BlockIndex b) {
@@ -131,15 +133,34 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
+// References to residents are void after this. Throws without a change.
+void Pager::grow_residents() {
+  const size_t old = residents_.size();
+  const size_t grown = std::max<size_t>(64, old * 2);
+  free_residents_.reserve(grown);  // giving one back needs no memory
+  residents_.reserve(grown);
+  resize_policies(grown);
+  residents_.resize(grown);
+  for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
+}
+
+// References to residents are void after this.
+bool Pager::reserve_move() {
+  try {
+    if (free_residents_.empty()) grow_residents();
+    if (!free_moves_.empty()) return true;
+    if (free_moves_.capacity() <= moves_.size()) free_moves_.reserve(2 * moves_.size() + 16);  // as above
+    moves_.push_back(std::make_unique<Move>());
+    free_moves_.push_back(moves_.back().get());
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 // References to residents are void after this.
 ResidentId Pager::take_resident() {
-  if (free_residents_.empty()) {
-    const size_t old = residents_.size();
-    const size_t grown = std::max<size_t>(64, old * 2);
-    residents_.resize(grown);
-    for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
-    resize_policies();
-  }
+  if (free_residents_.empty()) grow_residents();
   const ResidentId id = free_residents_.back();
   free_residents_.pop_back();
   residents_[id] = Resident{};
@@ -162,12 +183,12 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
   return id;
 }
 
-void Pager::resize_policies() {
+void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
     const uint64_t bytes = i == kHostPool      ? frames_.budget()
                            : i == kStagingPool ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
                                                : std::max<uint64_t>(gpus_[i - kDevicePools].budget, Staging::kFrame);
-    policies_[i]->resize(residents_.size(), bytes / core::kPage);
+    policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
   }
 }
 
@@ -207,6 +228,7 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
 
 Move* Pager::new_move(Region& r, BlockIndex b) {
   if (free_moves_.empty()) {
+    free_moves_.reserve(moves_.size() + 1);
     moves_.push_back(std::make_unique<Move>());
     free_moves_.push_back(moves_.back().get());
   }

@@ -102,11 +102,13 @@ class Pager {
   core::ResidentId take_resident();
   void give_resident(core::ResidentId id);
   uint64_t age_of(uint32_t stamp) const;  // bytes/4096 evicted since
-  void resize_policies();
+  void grow_residents();
+  void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   uint64_t& leaving_of(const Move* m) { return m->staged ? staging_leaving_ : leaving_bytes_; }
   void free_resident(core::BlockIndex b, Region& r);
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
+  bool reserve_move();  // memory for one move and one resident: what begins with it cannot fail for want of it
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
   void count_tables();
