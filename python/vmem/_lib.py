@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import operator
 import os
 import re
 import sys
-from typing import Any, List, Optional, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 SONAME = "libvmem-tier.so.1"
 
@@ -166,16 +167,51 @@ def path_bytes(path: Union[str, bytes, "os.PathLike[Any]"]) -> bytes:
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: beyond it C would take another number for it
+
+
+def parse_offset(offset: Any) -> int:
+    """Bytes from the start of a file: a whole number."""
+    number = operator.index(offset)
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"offset {short(number)} is {'negative' if number < 0 else f'above {LARGEST}'}")
+    return number
+
+
+def short(value: Any) -> str:
+    """repr() for messages: what a file says may be long."""
+    if isinstance(value, int) and abs(value) >> 128:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def product(sizes: Sequence[int], itemsize: int, most: int) -> Optional[int]:
+    """Bytes of so many elements; None when they are above `most`, and no larger number is made on the way."""
+    if any(n > most for n in sizes):
+        return None
+    if 0 in sizes:
+        return 0
+    nbytes = itemsize
+    for n in sizes:
+        nbytes *= n
+        if nbytes > most:
+            return None
+    return nbytes
+
+
 def parse_size(size: Union[int, str]) -> int:
     """Bytes: a whole number, or text such as "512MiB", "8G" or "1.5GiB" (powers of 1024, as libvmem's settings)."""
     if isinstance(size, int) and not isinstance(size, bool):
         number: Optional[int] = size
     else:
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", str(size), re.IGNORECASE)
+        found = re.fullmatch(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([kmgt]?)(?:i?b)?\s*", str(size), re.IGNORECASE)
         whole = found is not None and ("." not in found[1] or found[2] != "")  # no parts of a byte
         number = int(float(found[1]) * _UNITS[found[2].lower()]) if found is not None and whole else None
     if number is None or number <= 0:
-        raise ValueError(f"{size!r} is not a size; give bytes, or text such as 512MiB or 8G")
+        raise ValueError(f"{short(size)} is not a size; give bytes, or text such as 512MiB or 8G")
+    if number > LARGEST:
+        raise ValueError(f"size {short(size)} is above {LARGEST} bytes")
     return number
 
 

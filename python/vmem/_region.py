@@ -21,8 +21,11 @@ from ._lib import (
     check,
     human_bytes,
     lib,
+    parse_offset,
     parse_size,
     path_bytes,
+    product,
+    short,
 )
 from ._range import Range
 
@@ -104,14 +107,14 @@ class Region(Range):
         if shape is None:
             shape = max(0, self.nbytes - offset) // kind.itemsize
         sizes = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
-        nbytes = kind.itemsize
-        for n in sizes:
-            if n < 0:
-                raise ValueError(f"shape {sizes} has a negative size")
-            nbytes *= n
-        if offset < 0 or offset + nbytes > self.nbytes:
+        offset = parse_offset(offset)
+        if any(n < 0 for n in sizes):
+            raise ValueError(f"shape {short(sizes)} has a negative size")
+        nbytes = product(sizes, kind.itemsize, self.nbytes)
+        if nbytes is None or offset + nbytes > self.nbytes:
             raise ValueError(
-                f"an array of {sizes} {kind.name} at byte {offset} needs {nbytes} bytes; {self.name} has {self.nbytes}"
+                f"an array of {short(sizes)} {kind.name} at byte {offset} needs {nbytes or 'more'} bytes; {self.name} "
+                f"has {self.nbytes}"
             )
         return Array(self._handle.export(), self._handle.ptr + offset, kind, sizes, nbytes)
 
@@ -165,8 +168,7 @@ def map(  # noqa: A001  (the name of the call in C)
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
-    if offset < 0:
-        raise ValueError(f"offset {offset} is negative")
+    offset = parse_offset(offset)
     where = path_bytes(path)
     if size is None:
         with open(where, "rb", buffering=0) as file:
@@ -180,6 +182,15 @@ def map(  # noqa: A001  (the name of the call in C)
     check(lib.vmem_map(ctypes.byref(ptr), nbytes, where, offset, flags))
     again = (os.path.abspath(where), nbytes, offset, host_only, name) if mode == "read" else None
     return _made(ptr, nbytes, name or os.path.basename(os.fsdecode(where)), mode != "read", host_only, again)
+
+
+def map_open(file: Any, path: str, size: int, *, host_only: bool = False) -> Region:
+    """map() for reading of a file that is open; `path` is its name."""
+    ptr = ctypes.c_void_p()
+    flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
+    check(lib.vmem_map(ctypes.byref(ptr), size, b"/proc/self/fd/%d" % file.fileno(), 0, flags))
+    name = os.path.basename(path)
+    return _made(ptr, size, name, False, host_only, (os.path.abspath(path_bytes(path)), size, 0, host_only, None))
 
 
 def _map_again(path: bytes, size: int, offset: int, host_only: bool, name: Optional[str]) -> Region:

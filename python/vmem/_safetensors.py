@@ -8,15 +8,17 @@ https://github.com/huggingface/safetensors (Format) is what is followed; the sub
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ._dtypes import BY_SAFETENSORS, DType
-from ._lib import Error, FormatError
+from ._lib import LARGEST, Error, FormatError, product, short
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
+MAX_DIMENSIONS = 64  # what numpy and torch can have
 
 
 class Entry(NamedTuple):
@@ -28,6 +30,7 @@ class Entry(NamedTuple):
 
 class Header(NamedTuple):
     path: str
+    file: io.FileIO  # open: what is mapped is the file that was checked, whatever has its name by then
     size: int  # of the file, bytes
     metadata: Dict[str, str]
     tensors: Dict[str, Entry]  # in the order of the file's bytes
@@ -46,9 +49,15 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return found
 
 
+def _number(digits: str) -> int:
+    if len(digits) > 20:  # no size in bytes has more, and to read millions of digits takes minutes
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
 def _json(path: str, text: bytes, what: str) -> Dict[str, Any]:
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_once)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_once, parse_int=_number)
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{path}: {what} is not JSON: {e}") from None
     if not isinstance(value, dict):
@@ -58,25 +67,27 @@ def _json(path: str, text: bytes, what: str) -> Dict[str, Any]:
 
 def _entry(path: str, name: str, value: Any, start: int, data: int) -> Entry:
     def bad(words: str) -> FormatError:
-        return FormatError(f"{path}: tensor {name!r}: {words}")
+        return FormatError(f"{path}: tensor {short(name)}: {words}")
 
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise bad("its header has no dtype, shape and data_offsets")
     dtype = BY_SAFETENSORS.get(value["dtype"]) if isinstance(value["dtype"], str) else None
     if dtype is None:
-        raise bad(f"dtype {value['dtype']!r} is not supported; there are: {', '.join(sorted(BY_SAFETENSORS))}")
+        raise bad(f"dtype {short(value['dtype'])} is not supported; there are: {', '.join(sorted(BY_SAFETENSORS))}")
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or not all(_whole(n) for n in shape):
-        raise bad(f"shape {shape!r} is not a list of whole numbers")
+        raise bad(f"shape {short(shape)} is not a list of whole numbers")
+    if len(shape) > MAX_DIMENSIONS:
+        raise bad(f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_whole(n) for n in offsets):
-        raise bad(f"data_offsets {offsets!r} are not two whole numbers")
+        raise bad(f"data_offsets {short(offsets)} are not two whole numbers")
     begin, end = offsets
-    nbytes = dtype.itemsize
-    for n in shape:
-        nbytes *= n
-    if end - begin != nbytes:
+    nbytes = product(shape, dtype.itemsize, LARGEST)
+    if nbytes is None or end - begin != nbytes:
+        needs = f"more than {LARGEST}" if nbytes is None else str(nbytes)
         raise bad(
-            f"{dtype.safetensors} {shape} needs {nbytes} bytes, its data_offsets {begin} to {end} hold {end - begin}"
+            f"{dtype.safetensors} {short(shape)} needs {needs} bytes, its data_offsets {begin} to {end} hold "
+            f"{end - begin}"
         )
     if end > data:
         raise bad(f"its bytes end at {start + end}, but the file has {start + data}: it is truncated")
@@ -85,24 +96,32 @@ def _entry(path: str, name: str, value: Any, start: int, data: int) -> Entry:
 
 def read_header(path: str) -> Header:
     """Reads and checks a file's header. FormatError; OSError when the file cannot be read."""
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        first = file.read(8)
-        if len(first) < 8:
-            raise FormatError(f"{path}: has {size} bytes; a safetensors file has at least 8 and a header")
-        (length,) = struct.unpack("<Q", first)
-        if length > MAX_HEADER:
-            raise FormatError(f"{path}: the header's length is {length}, above {MAX_HEADER}: no safetensors file")
-        if length > size - 8:
-            raise FormatError(
-                f"{path}: the header needs {length} bytes, the file has {size - 8} after its length: it is truncated"
-            )
-        text = b""
-        while len(text) < length:
-            more = file.read(length - len(text))
-            if not more:
-                raise FormatError(f"{path}: became shorter while it was read")
-            text += more
+    file = io.FileIO(path)
+    try:
+        return _read_header(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _read_header(path: str, file: io.FileIO) -> Header:
+    size = os.fstat(file.fileno()).st_size
+    first = file.read(8)
+    if len(first) < 8:
+        raise FormatError(f"{path}: has {size} bytes; a safetensors file has at least 8 and a header")
+    (length,) = struct.unpack("<Q", first)
+    if length > MAX_HEADER:
+        raise FormatError(f"{path}: the header's length is {length}, above {MAX_HEADER}: no safetensors file")
+    if length > size - 8:
+        raise FormatError(
+            f"{path}: the header needs {length} bytes, the file has {size - 8} after its length: it is truncated"
+        )
+    text = b""
+    while len(text) < length:
+        more = file.read(length - len(text))
+        if not more:
+            raise FormatError(f"{path}: became shorter while it was read")
+        text += more
     if not text.startswith(b"{"):
         raise FormatError(f"{path}: the header does not begin with '{{': no safetensors file")
     header = _json(path, text, "the header")
@@ -127,7 +146,7 @@ def read_header(path: str) -> Header:
         last, at = name, entry.end
     if at != size:
         raise FormatError(f"{path}: {size - at} bytes follow the last tensor, which ends at byte {at}")
-    return Header(path, size, metadata, ordered)
+    return Header(path, file, size, metadata, ordered)
 
 
 def read_index(path: str) -> Dict[str, List[str]]:
@@ -140,8 +159,8 @@ def read_index(path: str) -> Dict[str, List[str]]:
     folder = os.path.dirname(path)
     wanted: Dict[str, List[str]] = {}
     for name, file in weights.items():
-        if not isinstance(file, str) or not file or os.path.isabs(file) or ".." in file.split("/"):
-            raise FormatError(f"{path}: tensor {name!r} is in {file!r}: no file name inside the index's folder")
+        if not isinstance(file, str) or not file or os.path.isabs(file) or ".." in file.split("/") or "\0" in file:
+            raise FormatError(f"{path}: tensor {short(name)} is in {short(file)}: no file name inside the index's folder")
         where = os.path.join(folder, file)
         if where not in wanted and not os.path.isfile(where):
             raise Error(errno.ENOENT, f"{path}: tensor {name!r} is in {file}: no such file beside the index")
@@ -160,18 +179,29 @@ def headers(path: Any) -> List[Tuple[Header, Optional[List[str]]]]:
         if os.path.isdir(path):
             path = _in_folder(path)
         wanted = dict(read_index(path)) if path.endswith(".json") else {path: None}
-    found = []
+    found: List[Tuple[Header, Optional[List[str]]]] = []
+    try:
+        _read_all(path, wanted, found)
+    except BaseException:
+        for header, _ in found:
+            header.file.close()
+        raise
+    return found
+
+
+def _read_all(
+    path: Any, wanted: Dict[str, Optional[List[str]]], found: List[Tuple[Header, Optional[List[str]]]]
+) -> None:
     owner: Dict[str, str] = {}
     for file, names in wanted.items():
         header = read_header(file)
+        found.append((header, names))
         for name in header.tensors if names is None else names:
             if name not in header.tensors:
                 raise FormatError(f"{path}: says that tensor {name!r} is in {file}, which does not hold it")
             if name in owner:
                 raise FormatError(f"tensor {name!r} is in {owner[name]} and in {file}")
             owner[name] = file
-        found.append((header, names))
-    return found
 
 
 def _in_folder(folder: str) -> str:

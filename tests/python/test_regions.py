@@ -196,3 +196,22 @@ def test_a_block_that_cannot_be_read_is_an_error_of_the_lease(host, make_file):
         with pytest.raises(vmem.Error) as e:
             region.acquire()
         assert e.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("size", [2**64 + 4096, 2**64, 2**63, 10**400, "9" * 400 + "GiB", f"{2**63}", "9999999999T"])
+def test_a_size_that_c_cannot_have_is_refused(size, make_file):
+    with pytest.raises(ValueError):
+        vmem.alloc(size)
+    with pytest.raises(ValueError):
+        vmem.map(make_file(bytes(8192)), size)
+
+
+@pytest.mark.parametrize("offset", [2**64, 2**64 + 4096, 2**63, -1, -4096])
+def test_an_offset_that_c_cannot_have_is_refused(offset, make_file):
+    with pytest.raises(ValueError):
+        vmem.map(make_file(bytes(8192)), 4096, offset)
+    with vmem.alloc(8192) as region:
+        with pytest.raises(ValueError):
+            region.array("uint8", 16, offset)
+        with pytest.raises(ValueError):
+            region.array("float64", [2**62, 2**62])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from .. import _safetensors
 from .._dtypes import dtype_of
 from .._lib import Error
-from .._region import map as map_region
+from .._region import map_open
 from ._tensors import CPU, flat, shaped, torch_dtype
 
 
@@ -30,17 +31,24 @@ def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     """
     tensors: Dict[str, torch.Tensor] = {}
     for header, names in _safetensors.headers(path):
-        wanted = header.tensors if names is None else {n: header.tensors[n] for n in names}
-        dtypes = {n: _dtype(header.path, n, e) for n, e in wanted.items()}
-        if any(e.end > e.begin for e in wanted.values()):
-            region = map_region(header.path, header.size, host_only=host_only)
-        for name, entry in wanted.items():
-            if entry.end == entry.begin:
-                tensors[name] = torch.empty(entry.shape, dtype=dtypes[name])
-                continue
-            bytes_ = flat(region._handle, region.ptr + entry.begin, entry.end - entry.begin, CPU)
-            tensors[name] = shaped(bytes_, dtypes[name], entry.shape)
+        with header.file:
+            _map_one(header, names, host_only, tensors)
     return tensors
+
+
+def _map_one(
+    header: _safetensors.Header, names: Optional[List[str]], host_only: bool, tensors: Dict[str, torch.Tensor]
+) -> None:
+    wanted = header.tensors if names is None else {n: header.tensors[n] for n in names}
+    dtypes = {n: _dtype(header.path, n, e) for n, e in wanted.items()}
+    if any(e.end > e.begin for e in wanted.values()):
+        region = map_open(header.file, header.path, header.size, host_only=host_only)
+    for name, entry in wanted.items():
+        if entry.end == entry.begin:
+            tensors[name] = torch.empty(entry.shape, dtype=dtypes[name])
+            continue
+        bytes_ = flat(region._handle, region.ptr + entry.begin, entry.end - entry.begin, CPU)
+        tensors[name] = shaped(bytes_, dtypes[name], entry.shape)
 
 
 def _dtype(path: str, name: str, entry: _safetensors.Entry) -> "torch.dtype":
@@ -76,9 +84,9 @@ def save(
     entries = ((n, dtype_of(t.dtype), tuple(t.shape)) for n, t in chosen)
     head = _safetensors.make_header(entries, metadata or {}, max(align, 4096))
     # Beside it and renamed: an interrupted write leaves what was there.
-    part = f"{path}.part.{os.getpid()}"
+    part = f"{path}.{secrets.token_hex(8)}.part"
     try:
-        with open(part, "wb") as file:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
             file.write(head)
             for _, t in chosen:
                 if t.numel():
