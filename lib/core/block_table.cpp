@@ -2,10 +2,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 namespace vmem::core {
 
@@ -60,6 +62,7 @@ void fatal(const char* format, ...) {
 }
 
 BlockTable::~BlockTable() {
+  free(used_);
   if (mapped_ != 0) {
     munmap(table_, mapped_);
   } else {
@@ -80,11 +83,17 @@ Status BlockTable::create(uint64_t blocks) {
       return system_error(errno, "no address space for a block table of %s", human_bytes(bytes).c_str());
     }
     madvise(at, bytes, MADV_DONTFORK);
+    madvise(at, bytes, MADV_NOHUGEPAGE);  // what is charged is what is there
     table_ = static_cast<Block*>(at);
     mapped_ = bytes;
   }
   blocks_ = blocks;
-  touched_.assign((blocks + kChunk - 1) / kChunk, false);
+  const uint64_t chunks = (blocks + kChunk - 1) / kChunk;
+  used_ = static_cast<uint8_t*>(calloc(chunks, 1));
+  if (used_ == nullptr) return error(ENOMEM, "no memory for %s of counts", human_bytes(chunks).c_str());
+  committed_.assign(chunks, false);
+  footprint_ += chunks / 8;
+  empty_.fill(kNone);
   return {};
 }
 
@@ -97,14 +106,34 @@ void BlockTable::change(BlockIndex i, State from, State to) {
   block.state = to;
   if (from != State::untouched) --counts_[static_cast<size_t>(from)];
   if (to != State::untouched) ++counts_[static_cast<size_t>(to)];
-  if (!touched_[i / kChunk]) {
-    touched_[i / kChunk] = true;
-    if (mapped_ != 0) footprint_ += kChunk * sizeof(Block);
+  const uint64_t chunk = i / kChunk;
+  if (from == State::untouched && to != State::untouched) {
+    ++used_[chunk];
+    if (mapped_ == 0 || committed_[chunk]) return;
+    committed_[chunk] = true;
+    footprint_ += kPage + 1;  // and its count
+  } else if (to == State::untouched && --used_[chunk] == 0 && mapped_ != 0) {
+    if (empty_[(next_empty_ + empty_.size() - 1) % empty_.size()] == chunk) return;
+    const uint64_t oldest = std::exchange(empty_[next_empty_], chunk);
+    next_empty_ = (next_empty_ + 1) % empty_.size();
+    if (oldest != kNone && oldest != chunk) give_back(oldest);
   }
 }
 
+// The memory of a chunk, unless one of its blocks has to say more than that it was never written, or is zeros again.
+void BlockTable::give_back(uint64_t chunk) {
+  if (used_[chunk] != 0 || !committed_[chunk]) return;
+  Block* const first = table_ + chunk * kChunk;
+  for (uint64_t k = 0; k < std::min(kChunk, blocks_ - chunk * kChunk); ++k) {
+    if ((first[k].flags & static_cast<uint16_t>(~kDigest)) != 0) return;
+  }
+  if (madvise(first, kPage, MADV_DONTNEED) != 0) return;
+  committed_[chunk] = false;
+  footprint_ -= kPage + 1;
+}
+
 BlockIndex BlockTable::next_touched(BlockIndex from) const {
-  while (from < blocks_ && !touched_[from / kChunk]) from = (from / kChunk + 1) * kChunk;
+  while (from < blocks_ && used_[from / kChunk] == 0) from = (from / kChunk + 1) * kChunk;
   return from < blocks_ ? from : blocks_;
 }
 

@@ -2,6 +2,7 @@
 // call is made under its lock. A table for 16 TiB costs address space only: entries are born as zero pages.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -90,22 +91,28 @@ class BlockTable {
   const Block& operator[](BlockIndex i) const { return table_[i]; }
   // The one way a state changes. Illegal: fatal().
   void change(BlockIndex i, State from, State to);
-  // First block at or after `from` that may be other than untouched, or size(); skips whole chunks never changed.
+  // First block at or after `from` that may be other than untouched, or size(); skips pages in which all are.
   BlockIndex next_touched(BlockIndex from) const;
   // Blocks in each state, counted as they change (untouched: not counted).
   uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
-  // Bytes of memory the table may occupy by now.
+  // Bytes of memory the table may occupy by now. A page whose blocks are untouched again is given back before long,
+  // with the stamps of their evictions.
   size_t footprint() const { return footprint_; }
   // Recounts everything and compares: tests call it. Empty when consistent.
   std::string check() const;
 
  private:
-  static constexpr uint64_t kChunk = 2048;  // blocks; 64 KiB of table
+  static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks: a page of the table
+  void give_back(uint64_t chunk);
   Block* table_ = nullptr;
   uint64_t blocks_ = 0;
   size_t mapped_ = 0;  // bytes, 0 when from calloc
   size_t footprint_ = 0;
-  std::vector<bool> touched_;  // one a chunk
+  uint8_t* used_ = nullptr;      // of each chunk: blocks other than untouched
+  std::vector<bool> committed_;  // of each chunk: has memory
+  static constexpr uint64_t kNone = UINT64_MAX;
+  std::array<uint64_t, 16> empty_;  // chunks that became empty last: kept, for they may soon be wanted again
+  size_t next_empty_ = 0;
   uint64_t counts_[static_cast<size_t>(State::count_)] = {};
 };
 

@@ -161,7 +161,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     gpu_work_.notify_one();
     return Start::done;
   }
-  const size_t tables = r.table.footprint();
   const uint32_t stamp = block.aux;
   const ResidentId id = new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
   residents_[id].stamp = stamp;
@@ -169,10 +168,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
-  if (r.table.footprint() != tables) {
-    table_bytes_ += r.table.footprint() - tables;
-    count_tables();
-  }
+  charge_table(r);
   Move* m = new_move(r, b);
   m->device = d;
   m->way = core::Way::to_device;

@@ -368,6 +368,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   free_resident(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
+  charge_table(r);
   const BlockIndex b = m->block;
   free_move(m);
   settle(r, b, after);

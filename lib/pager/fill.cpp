@@ -241,16 +241,12 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   }
   if (must_evict()) need_evict_.notify_one();
 
-  const size_t tables = r.table.footprint();
   const uint32_t stamp = block.aux;
   const State from = block.state;
   const ResidentId id = new_resident(r, b, image);
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
-  if (r.table.footprint() != tables) {
-    table_bytes_ += r.table.footprint() - tables;
-    count_tables();
-  }
+  charge_table(r);
   Move* m = new_move(r, b);
   m->image = image;
   m->coded = scratch;

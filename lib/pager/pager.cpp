@@ -266,6 +266,14 @@ void Pager::count_tables() {
   frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
 }
 
+// Its table grows and shrinks as blocks change.
+void Pager::charge_table(Region& r) {
+  if (r.table.footprint() == r.table_charged) return;
+  table_bytes_ += r.table.footprint() - r.table_charged;
+  r.table_charged = r.table.footprint();
+  count_tables();
+}
+
 Status Pager::set_name(const void* ptr, const char* name) {
   if (name == nullptr) return error(EINVAL, "name is null; give a string");
   Lock lock(mutex_);

@@ -112,6 +112,7 @@ class Pager {
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
   void count_tables();
+  void charge_table(Region& r);
   void notify() { changed_.notify_all(); }
   uint64_t reserve() const { return reserve_bytes_; }
   std::string where(const Region& r, core::BlockIndex b) const;  // locked

@@ -76,6 +76,7 @@ struct Region {
   uint64_t file_offset = 0;
 
   core::BlockTable table;
+  size_t table_charged = 0;  // of its footprint
   policy::ReadAhead readahead;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;

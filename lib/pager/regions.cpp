@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <utility>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -191,8 +192,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
     room_wanted_ = 0;
   }
   ++regions_by_size_[size_class(r.block_size)];
-  table_bytes_ += r.table.footprint();
-  count_tables();
+  charge_table(r);
   count_blocks();
   const uint64_t kept = frames_.least_overhead() + leased_bytes_ + reserve_bytes_;
   if (kept <= frames_.budget()) return {};
@@ -211,7 +211,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
 void Pager::credit_region(Region& r) {
   if (r.bounces) frames_.unwant_bounce(r.block_size);
   --regions_by_size_[size_class(r.block_size)];
-  table_bytes_ -= r.table.footprint();
+  table_bytes_ -= std::exchange(r.table_charged, 0);
   count_tables();
   count_blocks();
 }
