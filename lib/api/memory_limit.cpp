@@ -5,6 +5,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "core/status.h"
+
 namespace vmem::api {
 
 namespace {
@@ -56,6 +58,15 @@ uint64_t usable_memory(const std::string& root) {
     }
   }
   return usable == kUnknown ? uint64_t{1} << 30 : std::max<uint64_t>(usable, uint64_t{16} << 20);
+}
+
+std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root) {
+  const uint64_t usable = usable_memory(root);
+  if (budget <= usable + std::min(held, UINT64_MAX - usable)) return "";
+  return core::strprintf(
+      "host_budget %s is above the memory that this process may use, %s (the smaller of MemAvailable and the limits of "
+      "its cgroups): the system may swap, or end the process; lower host_budget",
+      core::human_bytes(budget).c_str(), core::human_bytes(usable + held).c_str());
 }
 
 }  // namespace vmem::api

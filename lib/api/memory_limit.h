@@ -10,4 +10,7 @@ namespace vmem::api {
 // root: "" for the machine; tests give a folder with proc/ and sys/ in it.
 uint64_t usable_memory(const std::string& root);
 
+// A line for who sets a budget above that, of which `held` is taken already; empty where it fits.
+std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root);
+
 }  // namespace vmem::api

@@ -134,6 +134,9 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   pager::Config config;
   config.host_budget =
       options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;
+  if (const std::string line = warn_of_budget(config.host_budget, 0, ""); !line.empty()) {
+    core::log(core::Level::warning, "%s", line.c_str());
+  }
   config.staging_share = static_cast<unsigned>(options.number(Option::staging_share));
   config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
   config.evict_threads = threads_or(options, Option::evict_threads);
@@ -352,8 +355,13 @@ Status Runtime::apply(Option option) {
   Use pager;
   if (Status s = use_if_running(&pager); !s.ok() || !pager) return s;
   switch (option) {
-    case Option::host_budget:
+    case Option::host_budget: {
+      struct vmem_stats stats = {};
+      pager->stats(&stats);
+      const std::string line = warn_of_budget(options_.number(option), stats.host_bytes, "");
+      if (!line.empty()) core::log(core::Level::warning, "%s", line.c_str());
       return pager->set_host_budget(options_.number(option));
+    }
     case Option::device_budget:
       return pager->set_device_budget(options_.number(option));
     case Option::staging_share:

@@ -101,6 +101,16 @@ TEST_F(ApiMemoryLimit, NeverAnswersNothing) {
   EXPECT_EQ(usable_memory(root), 1024 * kMiB);
 }
 
+TEST_F(ApiMemoryLimit, ABudgetAboveTheLimitIsWarnedOfWithBothNumbers) {
+  put("/proc/self/cgroup", "0::/job\n");
+  put("/sys/fs/cgroup/job/memory.max", "268435456\n");
+  EXPECT_EQ(vmem::api::warn_of_budget(256 * kMiB, 0, root), "");
+  const std::string line = vmem::api::warn_of_budget(512 * kMiB, 0, root);
+  EXPECT_NE(line.find("512 MiB"), std::string::npos) << line;
+  EXPECT_NE(line.find("256 MiB"), std::string::npos) << line;
+  EXPECT_EQ(vmem::api::warn_of_budget(512 * kMiB, 256 * kMiB, root), "") << "half of it is held already";
+}
+
 TEST_F(ApiMemoryLimit, ThisMachineHasAnAnswer) {
   EXPECT_GE(usable_memory(""), 16 * kMiB);
 }
