@@ -5,6 +5,11 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/log.h"
 
 namespace vmem::core {
 
@@ -267,6 +272,46 @@ Status Options::get(std::string_view name, std::string* value) const {
   return {};
 }
 
+namespace {
+
+// How many letters have to be changed, added, left out or exchanged with a neighbour.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
+      d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1] ? 1 : 0)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+}  // namespace
+
+std::string meant_by(std::string_view variable) {
+  // Those of tests and tools are no settings, and near to none but "log".
+  if (variable.substr(0, 5) != "VMEM_" || variable == "VMEM_LONG") return "";
+  std::string nearest;
+  size_t least = variable.size() >= 10 ? 3 : 2;  // one letter of a short name, two of others
+  for (const OptionInfo& info : kTable) {
+    const std::string name = environment_name(info.name);
+    if (name == variable) return "";
+    // A part of the name, too: VMEM_BUDGET.
+    const std::string_view part = variable.substr(5);
+    const size_t far = part.size() >= 4 && name.find(part) != std::string::npos ? 1 : distance(name, variable);
+    if (far < least) {
+      least = far;
+      nearest = name;
+    }
+  }
+  return nearest;
+}
+
 Status Options::load_environment() {
   for (const OptionInfo& info : kTable) {
     const std::string variable = environment_name(info.name);
@@ -276,6 +321,14 @@ Status Options::load_environment() {
     if (Status s = set(info.id, value); !s.ok()) {
       return error(EINVAL, "environment variable %s=\"%s\" is not accepted; give %s", variable.c_str(), value,
                    accepted_form(info).c_str());
+    }
+  }
+  if (text(Option::log) == "error") return {};
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view variable = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
+    if (const std::string meant = meant_by(variable); !meant.empty()) {
+      log(Level::warning, "environment variable %.*s is no setting and does nothing; is %s meant?",
+          static_cast<int>(variable.size()), variable.data(), meant.c_str());
     }
   }
   return {};
@@ -306,8 +359,10 @@ std::string options_markdown() {
       "# Settings\n\n<!-- Generated from the table in lib/core/options.cpp by `make docs`; do not edit. -->\n\n"
       "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`, but not in a "
       "program "
-      "that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE). Sizes take K, M, G "
-      "or T, with or without iB. \"Live\" settings may change while regions exist; the others only before the first "
+      "that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE). A variable that is "
+      "nearly one "
+      "of these is named in a warning. Sizes take K, M, G or T, with or without iB. \"Live\" settings may change while "
+      "regions exist; the others only before the first "
       "region.\n\n| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
   for (const OptionInfo& info : kTable) {
     std::string form = accepted_form(info);

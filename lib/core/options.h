@@ -59,6 +59,9 @@ const OptionInfo* find_option(std::string_view name);
 // "8GiB", "512M", "4096" -> bytes. K, M, G, T with or without iB or B; case does not matter; "max" is not a size.
 Status parse_bytes(std::string_view text, uint64_t* out);
 
+// The variable that a mistyped one stands for, such as VMEM_HOST_BUDGET for VMEM_HOST_BUGDET; "" where none is near.
+std::string meant_by(std::string_view variable);
+
 // A set of values. Thread-safe. Unset options answer with `is_set() == false` and the numeric default.
 class Options {
  public:
@@ -68,6 +71,7 @@ class Options {
   Status set(Option id, std::string_view value);
   Status get(std::string_view name, std::string* value) const;
   // Reads VMEM_<NAME> for every option; the first bad one is returned, naming variable, value and accepted form.
+  // Variables that are nearly one of these are named in a warning.
   Status load_environment();
 
   bool is_set(Option id) const;

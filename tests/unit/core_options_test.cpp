@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "core/log.h"
 #include "core/options.h"
 
 namespace {
@@ -196,6 +198,41 @@ TEST(CoreOptions, ABadVariableIsRefusedWithVariableValueAndForm) {
     EXPECT_TRUE(has(s, std::string("\"") + b.value + "\"")) << s.text();
     EXPECT_TRUE(has(s, b.form)) << s.text();
   }
+}
+
+TEST(CoreOptions, AMistypedVariableIsNamedInAWarningWithWhatIsMeant) {
+  using vmem::core::meant_by;
+  EXPECT_EQ(meant_by("VMEM_HOST_BUGDET"), "VMEM_HOST_BUDGET");
+  EXPECT_EQ(meant_by("VMEM_HOSTBUDGET"), "VMEM_HOST_BUDGET");
+  EXPECT_EQ(meant_by("VMEM_SSDPATHS"), "VMEM_SSD_PATH");
+  EXPECT_EQ(meant_by("VMEM_CHECKSUMS"), "VMEM_CHECKSUM");
+  EXPECT_EQ(meant_by("VMEM_BLOCKSIZE"), "VMEM_BLOCK_SIZE");
+  EXPECT_EQ(meant_by("VMEM_TRAPS"), "VMEM_TRAP");
+  EXPECT_NE(meant_by("VMEM_BUDGET"), "");
+  for (const OptionInfo& info : option_table()) {
+    std::string variable = "VMEM_";
+    for (const char* c = info.name; *c != '\0'; ++c) variable += static_cast<char>(toupper(*c));
+    EXPECT_EQ(meant_by(variable), "") << variable;
+  }
+  for (const char* other : {"VMEM_LIBRARY", "VMEM_CACHE", "VMEM_QUICK", "VMEM_LONG", "VMEM_PYTHON", "VMEM_DEBUG_KERNEL",
+                            "VMEM_STRESS_SECONDS", "VMEM_TEST_BLOCK_DEVICE", "VMEM_VM_FULL", "VMEM_", "PATH", ""})
+    EXPECT_EQ(meant_by(other), "") << other;
+
+  std::vector<std::string> lines;
+  const auto take = [](int, const char* line, void* to) {
+    static_cast<std::vector<std::string>*>(to)->push_back(line);
+  };
+  Variable wrong("VMEM_HOST_BUGDET", "1G");
+  vmem::core::set_log_sink(take, &lines);
+  EXPECT_TRUE(Options().load_environment().ok());
+  {
+    Variable quiet("VMEM_LOG", "error");
+    EXPECT_TRUE(Options().load_environment().ok());
+  }
+  vmem::core::set_log_sink(nullptr, nullptr);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0],
+            "environment variable VMEM_HOST_BUGDET is no setting and does nothing; is VMEM_HOST_BUDGET meant?");
 }
 
 TEST(CoreOptions, ThePageHasEachOptionWithItsVariableAndForm) {
