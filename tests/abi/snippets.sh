@@ -3,6 +3,7 @@
 # was installed by "make install".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+top=$PWD
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-snippets.XXXXXX"); trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 skipped=0
 unset "${!VMEM_@}"
@@ -30,6 +31,7 @@ step() {
 # A folder to work in, as the reader has it after "make install".
 env -u MAKEFLAGS make BUILD="$build" PREFIX="$work/prefix" NO_SETUP=1 install >"$work/log" 2>&1 || { cat "$work/log"; echo "make install failed"; exit 1; }
 export PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig CMAKE_PREFIX_PATH=$work/prefix LD_LIBRARY_PATH=$work/prefix/lib
+prefix_lib=$work/prefix/lib
 hello_is_right() { grep -qE '^sum 562949936644096, [1-9][0-9]* MiB written to and [1-9][0-9]* MiB read' "$1"; }
 app() { mkdir -p "$1" && cp "$(block README.md/2.cpp)" "$1/hello.cpp" && printf '#include <vmem/vmem.h>\nint main(void) { return vmem_last_error() == 0; }\n' >"$1/app.c" && cd "$1" || return; }
 
@@ -44,11 +46,57 @@ by_cmake() { app "$work/cmake" && { cmake_project "$(block README.md/4.cmake)" h
 packages_by_pkg_config() { app "$work/pkg2" && bash -e "$(block docs/packages.md/2.text)" && ./app && ./hello >said && hello_is_right said; }
 packages_by_cmake() { app "$work/cmake2" && { cmake_project "$(block docs/packages.md/3.cmake)" app C app.c || return; } && made/app; }
 
+# Wheel, virtual environment, and what the pages say of Python: the block on memory runs, with smaller numbers; of those that need
+# models, as of all, every name of the package has to exist.
+find_python() { for each in python3 /usr/bin/python3; do "$each" -c "import $1" 2>/dev/null && { echo "$each"; return; }; done; return 1; }
+wheel() {
+  local python made
+  python=$(find_python venv,numpy || find_python venv) || { echo "no Python with venv"; return 77; }
+  cd "$work" && "$python" -m venv --system-site-packages venv || { echo "this Python makes no virtual environments (python3-venv)"; return 77; }
+  mkdir wheel && strip --strip-debug -o wheel/libvmem-tier.so.1 "$prefix_lib/libvmem-tier.so.1" && made=$("$python" "$top/scripts/wheel.py" wheel wheel/libvmem-tier.so.1) &&
+    venv/bin/python -m pip install --quiet --no-index --disable-pip-version-check "$made"
+}
+in_venv() { [ -x "$work/venv/bin/python" ] || { echo "no virtual environment"; return 77; }; env -u LD_LIBRARY_PATH VMEM_DEVICE=none "$work/venv/bin/python" "$@"; }
+memory_snippet() {
+  in_venv -c 'import numpy' 2>/dev/null || { echo "NumPy is not installed"; return 77; }
+  mkdir -p "$work/py" && cd "$work/py" && head -c 1000000 /dev/urandom >in.bin || return
+  # What the page leaves to the reader: the stream, and the array that the kernel writes.
+  { echo 'import vmem; stream, out, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), lambda device: None'
+    sed -e 's/location=0,/location=vmem.HOST,/' "$(block docs/python.md/2.python)"; echo 'import os; assert os.path.getsize("out.bin") == region.nbytes'
+  } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
+  in_venv snippet.py
+}
+names() {
+  cat >"$work/names.py" <<'P'
+import ast, glob, sys
+top = sys.argv[1]
+def defined(path):
+    found = set()
+    for node in ast.walk(ast.parse(open(path).read())):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)): found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store): found.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)): found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+    return found
+known = {"vmem": defined(top + "/python/vmem/__init__.py") | {"torch"}, "vt": defined(top + "/python/vmem/torch/__init__.py")}
+blocks = 0
+for path in sys.argv[2:]:
+    blocks += 1
+    for node in ast.walk(ast.parse(open(path).read(), path)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in known:
+            assert node.attr in known[node.value.id], f"{path}: {node.value.id}.{node.attr} does not exist"
+assert blocks >= 4, blocks
+P
+  python3 "$work/names.py" "$top" "$work"/blocks/*/*.python "$work"/blocks/docs/*/*.python
+}
+
 step "README.md shows examples/hello.cpp" same_text
 step "README.md: hello.cpp by pkg-config, and what it prints" by_pkg_config
 step "README.md: hello.cpp by CMake" by_cmake
 step "docs/packages.md: programs by pkg-config" packages_by_pkg_config
 step "docs/packages.md: a program by CMake" packages_by_cmake
+step "a wheel, installed by pip in a virtual environment" wheel
+step "docs/python.md: memory, as it stands but smaller" memory_snippet
+step "README.md, docs/python.md: every name that they use exists" names
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
