@@ -11,6 +11,8 @@
 #include "vmem.h"
 
 #define VMEM_ANSWER_TIME	(2 * HZ)
+#define VMEM_ASKED_OLD		(10 * HZ)	/* what was asked so long ago is forgotten */
+#define VMEM_ASK_CONTEXTS	128	/* looked at in one go, under the list's lock */
 
 /* Something new is there. ctx->lock. */
 void vmem_notify(struct vmem_ctx *ctx)
@@ -147,6 +149,9 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
  */
 static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_control *sc)
 {
+	/* Page cache that churns is no shortage: what is available can be had without us. */
+	if (si_mem_available() >= (long)(totalram_pages() / 100 * vmem_get(vmem_pressure_percent)))
+		return SHRINK_EMPTY;
 	return vmem_get(vmem_frame_bytes) >> PAGE_SHIFT ?: SHRINK_EMPTY;
 }
 
@@ -155,13 +160,19 @@ static void vmem_ask(struct vmem_ctx *ctx, u64 bytes)
 	bool late;
 
 	spin_lock(&ctx->lock);
-	bytes = min(bytes, ctx->frame_bytes - min(ctx->frame_bytes, ctx->asked_bytes));
 	if (!ctx->asked_bytes) {
 		ctx->asked_since = jiffies;
 		ctx->asked_reported = false;
 	}
 	late = !ctx->asked_reported && time_after(jiffies, ctx->asked_since + VMEM_ANSWER_TIME);
 	ctx->asked_reported |= late;
+	/* Who took so long will not do it: ask for what is wanted now. */
+	if (time_after(jiffies, ctx->asked_since + VMEM_ASKED_OLD)) {
+		ctx->asked_bytes = 0;
+		ctx->pressure_bytes = 0;
+		ctx->asked_since = jiffies;
+	}
+	bytes = min(bytes, ctx->frame_bytes - min(ctx->frame_bytes, ctx->asked_bytes));
 	if (bytes) {
 		ctx->asked_bytes += bytes;
 		ctx->pressure_bytes += bytes;
@@ -180,15 +191,21 @@ static unsigned long vmem_shrink_scan(struct shrinker *shrinker, struct shrink_c
 {
 	u64 all = vmem_get(vmem_frame_bytes);
 	u64 want = (u64)sc->nr_to_scan << PAGE_SHIFT;
+	unsigned int n = min_t(u64, vmem_get(vmem_contexts), VMEM_ASK_CONTEXTS);
 	struct vmem_ctx *ctx;
 
 	if (!all)
 		return SHRINK_STOP;
 	spin_lock(&vmem_ctx_list_lock);
-	list_for_each_entry(ctx, &vmem_ctx_list, link) {
-		u64 own = READ_ONCE(ctx->frame_bytes);
+	/* The next call goes on where this one ends. */
+	while (n-- && !list_empty(&vmem_ctx_list)) {
+		u64 own;
 
-		vmem_ask(ctx, PAGE_ALIGN(mul_u64_u64_div_u64(want, own, all)));
+		list_rotate_left(&vmem_ctx_list);
+		ctx = list_last_entry(&vmem_ctx_list, struct vmem_ctx, link);
+		own = READ_ONCE(ctx->frame_bytes);
+		if (own)
+			vmem_ask(ctx, PAGE_ALIGN(mul_u64_u64_div_u64(want, own, all)));
 	}
 	spin_unlock(&vmem_ctx_list_lock);
 	return SHRINK_STOP;

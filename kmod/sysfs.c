@@ -77,6 +77,7 @@ struct vmem_file vmem_files[vmem_values_end] = {
 	KNOB(trap_enabled, 0, 1, 1),
 	KNOB(user_limit_bytes, 0, BIT_ULL(50), 0),
 	KNOB(user_limit_records, 0, BIT_ULL(40), 0),
+	KNOB(pressure_percent, 0, 101, 10),
 	COUNTER(contexts), COUNTER(regions), COUNTER(frame_bytes), COUNTER(installed_bytes),
 	COUNTER(pinned_bytes), COUNTER(scattered_frames), COUNTER(faults_read),
 	COUNTER(faults_write), COUNTER(faults_protected), COUNTER(faults_remote),

@@ -187,6 +187,7 @@ enum vmem_value {
 	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
 	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,
 	vmem_frame_order, vmem_trap_enabled, vmem_user_limit_bytes, vmem_user_limit_records,
+	vmem_pressure_percent,
 	vmem_contexts, vmem_regions, vmem_frame_bytes, vmem_installed_bytes, vmem_pinned_bytes,
 	vmem_scattered_frames, vmem_faults_read, vmem_faults_write, vmem_faults_protected,
 	vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts, vmem_sigbus,

@@ -163,7 +163,18 @@ TEST_F(KmodKnobs, FramesComeFromTheNodeAskedFor) {
   printf("[   note   ] %d memory nodes\n", nodes);
 }
 
+TEST_F(KmodKnobs, ShrinkersThatRunWhileMemoryIsAvailableAskNobody) {
+  Context c;
+  uint64_t pool = 0;
+  ASSERT_EQ(c.create(VMEM_KIND_POOL, 8 * kHuge, kHuge, &pool), 0);
+  ASSERT_EQ(c.populate(pool, 8), 0);
+  const uint64_t before = knob("pressure_requests");
+  std::ofstream("/proc/sys/vm/drop_caches") << 2 << std::flush;
+  EXPECT_EQ(knob("pressure_requests"), before);
+}
+
 TEST_F(KmodKnobs, MemoryPressureAsksForFramesAndAnAnswerIsCounted) {
+  KnobGuard always("pressure_percent", 101);
   Context c;
   uint64_t pool = 0;
   ASSERT_EQ(c.create(VMEM_KIND_POOL, 64 * kHuge, kHuge, &pool), 0);
