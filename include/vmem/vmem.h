@@ -188,8 +188,11 @@ int vmem_advise(const void *ptr, size_t size, int advice, int location);
  * nothing is leased then. Leases count: acquire twice, release twice.
  */
 int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, void *stream);
-/* -EINVAL when the range holds a block that this stream has not leased; nothing is released then. A lease at VMEM_HOST is
- * of no stream: any `stream` releases it. */
+/*
+ * The lease ends when the stream gets here. -EINVAL: the range holds a block that this stream has not leased; nothing is
+ * released then. -EBUSY: the stream is capturing a graph; the lease stays. Waits, as a launch does, while the stream's
+ * launch queue is full; no other thread waits with it. A lease at VMEM_HOST is of no stream: any `stream` releases it.
+ */
 int vmem_release(const void *ptr, size_t size, void *stream);
 /* Many ranges, of one or several regions, all or nothing. */
 int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int location, void *stream);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/big_lock.h"
 #include "core/log.h"
 #include "device/cuda_devices.h"
 #include "device/park.h"
@@ -200,6 +201,7 @@ Status CudaDevices::result(Gpu& g, cudaError_t e, const char* what) {
 }
 
 Status CudaDevices::health(int device) {
+  core::must_be_outside("Devices::health");
   Gpu& g = gpu(device);
   if (g.lost.load()) return lost_status(g);
   if (!g.opened.load(std::memory_order_acquire)) return open_gpu(g);

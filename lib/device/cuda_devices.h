@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/big_lock.h"
 #include "device/cuda_api.h"
 #include "device/managed.h"
 
@@ -46,6 +47,7 @@ struct Gpu {
 struct CudaEvent : Event {
   CudaEvent(Gpu& g, cudaEvent_t e) : gpu(g), event(e) {}
   ~CudaEvent() override {
+    core::must_be_outside("the end of a ticket");
     if (gpu.lost.load()) return;  // died with its context
     std::lock_guard lock(gpu.mutex);
     gpu.idle_events.push_back(event);

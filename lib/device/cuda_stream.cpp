@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "core/big_lock.h"
 #include "device/cuda_devices.h"
 
 namespace vmem::device {
@@ -77,6 +78,7 @@ Status CudaDevices::not_capturing(Gpu& g, cudaStream_t stream) {
 }
 
 Status CudaDevices::check_stream(void* stream, int device) {
+  core::must_be_outside("Devices::check_stream");
   if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
   auto* const handle = static_cast<cudaStream_t>(stream);
@@ -111,6 +113,7 @@ Status CudaDevices::check_stream(void* stream, int device) {
 }
 
 Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_of_stream) {
+  core::must_be_outside("Devices::order_after");
   if (Status s = usable(device_of_stream); !s.ok()) return s;
   Gpu& g = gpu(device_of_stream);
   auto* const handle = static_cast<cudaStream_t>(stream);
@@ -126,6 +129,7 @@ Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_o
 }
 
 Status CudaDevices::record(void* stream, int device, Ticket* out) {
+  core::must_be_outside("Devices::record");
   if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
   auto* const handle = static_cast<cudaStream_t>(stream);
@@ -144,6 +148,7 @@ Status CudaDevices::record(void* stream, int device, Ticket* out) {
 }
 
 Status CudaDevices::poll(const Ticket& ticket, bool* done) {
+  core::must_be_outside("Devices::poll");
   *done = true;
   if (ticket == nullptr) return {};
   auto* event = static_cast<CudaEvent*>(ticket.get());
@@ -162,6 +167,7 @@ Status CudaDevices::poll(const Ticket& ticket, bool* done) {
 }
 
 Status CudaDevices::wait(const Ticket& ticket) {
+  core::must_be_outside("Devices::wait");
   bool done = false;
   if (Status s = poll(ticket, &done); !s.ok() || done) return s;
   auto* event = static_cast<CudaEvent*>(ticket.get());

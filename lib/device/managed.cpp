@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/big_lock.h"
 #include "core/block_table.h"
 #include "core/log.h"
 #include "core/map_over.h"
@@ -70,6 +71,7 @@ ReservationPtr ManagedDevices::find(uintptr_t address) const {
 }
 
 Status ManagedDevices::memory(int device, Memory* out) {
+  core::must_be_outside("Devices::memory");
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = body_memory(device, out); !s.ok()) return s;
   out->used = used_[device].load(std::memory_order_relaxed);
@@ -77,6 +79,7 @@ Status ManagedDevices::memory(int device, Memory* out) {
 }
 
 Status ManagedDevices::reserve(size_t size, int device, void** base) {
+  core::must_be_outside("Devices::reserve");
   if (size == 0 || size % kUnit != 0 || size > size_t{1} << 46)
     return error(EINVAL, "a managed range of %#zx bytes: the size must be a multiple of 2 MiB, at most 64 TiB", size);
   if (Status s = usable(device); !s.ok()) return s;
@@ -100,6 +103,7 @@ Status ManagedDevices::reserve(size_t size, int device, void** base) {
 }
 
 Status ManagedDevices::release(void* base) {
+  core::must_be_outside("Devices::release");
   ReservationPtr r;
   {
     std::unique_lock lock(registry_mutex_);
@@ -201,6 +205,7 @@ void ManagedDevices::unmake(const Span& span) {
 }
 
 Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* torn) {
+  core::must_be_outside("Devices::prepare");
   *torn = false;
   Spans spans;
   if (Status s = usable(device); !s.ok()) return s;
@@ -243,6 +248,7 @@ Status ManagedDevices::check_copies(const char* what, int device, std::span<cons
 }
 
 Status ManagedDevices::copy_in(int device, std::span<const Copy> copies, Ticket* done) {
+  core::must_be_outside("Devices::copy_in");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = check_copies("copying to a device", device, copies, bit(UnitState::shut), &keep); !s.ok()) return s;
@@ -251,6 +257,7 @@ Status ManagedDevices::copy_in(int device, std::span<const Copy> copies, Ticket*
 }
 
 Status ManagedDevices::copy_out(int device, std::span<const Copy> copies, Ticket* done) {
+  core::must_be_outside("Devices::copy_out");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s =
@@ -262,6 +269,7 @@ Status ManagedDevices::copy_out(int device, std::span<const Copy> copies, Ticket
 }
 
 Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
+  core::must_be_outside("Devices::open");
   if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
   Spans spans;
   if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok()) return s;
@@ -277,6 +285,7 @@ Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
 }
 
 Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed) {
+  core::must_be_outside("Devices::hold");
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
   if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok()) return s;
@@ -313,6 +322,7 @@ Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed)
 }
 
 Status ManagedDevices::punch(std::span<const Range> ranges) {
+  core::must_be_outside("Devices::punch");
   Spans spans;
   if (Status s = resolve("destroying a block (hold it first)", ranges, kMade & ~bit(UnitState::open), &spans); !s.ok())
     return s;
@@ -325,6 +335,7 @@ Status ManagedDevices::punch(std::span<const Range> ranges) {
 }
 
 Status ManagedDevices::settle(std::span<const Range> ranges) {
+  core::must_be_outside("Devices::settle");
   Spans spans;
   if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok()) return s;
   for (const Span& span : spans.list) {
@@ -335,6 +346,7 @@ Status ManagedDevices::settle(std::span<const Range> ranges) {
 }
 
 Status ManagedDevices::migrate(std::span<const Range> ranges, int to) {
+  core::must_be_outside("Devices::migrate");
   Spans spans;
   if (Status s = usable(to); !s.ok()) return s;
   if (Status s = resolve("moving a block to another device", ranges, kMade, &spans); !s.ok()) return s;
@@ -353,6 +365,7 @@ Status ManagedDevices::migrate(std::span<const Range> ranges, int to) {
 }
 
 Status ManagedDevices::advise(Range range, Advice advice, int location, bool set) {
+  core::must_be_outside("Devices::advise");
   if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
     return error(ENODEV, "advice for device %d: this process has %d", location, count());
   Spans spans;
@@ -413,6 +426,7 @@ Status ManagedDevices::apply_advice(const Span& span) {
 }
 
 Status ManagedDevices::host_resident_bytes(Range range, uint64_t* bytes) {
+  core::must_be_outside("Devices::host_resident_bytes");
   *bytes = 0;
   Spans spans;
   if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok()) return s;
@@ -427,6 +441,7 @@ Status ManagedDevices::host_resident_bytes(Range range, uint64_t* bytes) {
 }
 
 Status ManagedDevices::pin(void* frames, size_t size) {
+  core::must_be_outside("Devices::pin");
   const auto base = reinterpret_cast<uintptr_t>(frames);
   if (base == 0 || size == 0 || base % core::kPage != 0 || size % core::kPage != 0)
     return error(EINVAL, "pinning %#zx bytes at %p: both must be multiples of 4 KiB", size, frames);
@@ -447,6 +462,7 @@ Status ManagedDevices::pin(void* frames, size_t size) {
 }
 
 Status ManagedDevices::unpin(void* frames) {
+  core::must_be_outside("Devices::unpin");
   {
     std::lock_guard lock(pin_mutex_);
     if (pins_.erase(reinterpret_cast<uintptr_t>(frames)) == 0)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/big_lock.h"
 #include "core/block_table.h"
 #include "core/map_over.h"
 #include "core/step.h"
@@ -28,13 +29,14 @@ constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else t
 
 struct SimDevices::SimEvent : Event {
   explicit SimEvent(int d) : device(d) {}
+  ~SimEvent() override { core::must_be_outside("the end of a ticket"); }
   const int device;
   bool reached = false;  // protected by mutex_
 };
 
 // One thread that runs its queue in order, started at the first use.
 struct SimDevices::Stream {
-  explicit Stream(int d) : device(d) {}
+  explicit Stream(int d, size_t most = SIZE_MAX) : device(d), limit(most) {}
   ~Stream() { finish(); }
   // Runs what is queued, then ends.
   void finish() {
@@ -52,6 +54,7 @@ struct SimDevices::Stream {
       if (queue.empty()) return;
       std::function<void()> work = std::move(queue.front());
       queue.pop_front();
+      if (limit != SIZE_MAX) changed.notify_all();
       lock.unlock();
       work();
       work = nullptr;
@@ -59,6 +62,7 @@ struct SimDevices::Stream {
     }
   }
   const int device;
+  const size_t limit;
   std::atomic<bool> capturing{false};
   std::mutex mutex;
   std::condition_variable changed;
@@ -88,6 +92,7 @@ Status SimDevices::start() {
     memfd_ = -1;
     return s;
   }
+  core::be_strict_about_big_locks(true);
   current.store(this);
   return {};
 }
@@ -112,6 +117,7 @@ SimDevices* current_sim() {
 // --- health and refusals --------------------------------------------------------------------------------------------
 
 Status SimDevices::health(int device) {
+  core::must_be_outside("Devices::health");
   std::lock_guard lock(mutex_);
   const Device& d = *devices_[static_cast<size_t>(device)];
   if (d.lost) return error(EIO, "device %d is lost: %s", device, d.reason.c_str());
@@ -364,7 +370,12 @@ SimDevices::Stream* SimDevices::stream_of(void* stream, int device_if_null) {
 
 void SimDevices::enqueue(Stream* stream, std::function<void()> work) {
   {
-    std::lock_guard lock(stream->mutex);
+    std::unique_lock lock(stream->mutex);
+    if (stream->queue.size() >= stream->limit) {
+      ++waiting_;
+      stream->changed.wait(lock, [&] { return stream->queue.size() < stream->limit; });
+      --waiting_;
+    }
     if (!stream->thread.joinable() && !core::start_thread(
                                            "vmem-sim", [stream] { stream->run(); }, &stream->thread)
                                            .ok()) {
@@ -380,7 +391,7 @@ void SimDevices::set_current_device(int device) {
 }
 
 void* SimDevices::create_stream(int device) {
-  auto* stream = new Stream(device);
+  auto* stream = new Stream(device, options_.queue_limit != 0 ? options_.queue_limit : SIZE_MAX);
   std::lock_guard lock(mutex_);
   live_streams_.insert(stream);
   return stream;
@@ -392,6 +403,10 @@ void SimDevices::destroy_stream(void* stream) {
     live_streams_.erase(stream);
   }
   delete static_cast<Stream*>(stream);
+}
+
+size_t SimDevices::waiting() {
+  return waiting_.load();
 }
 
 void SimDevices::capture(void* stream, bool on) {
@@ -411,6 +426,7 @@ Status SimDevices::checked_stream(void* stream, int device, Stream** out) {
 }
 
 Status SimDevices::check_stream(void* stream, int device) {
+  core::must_be_outside("Devices::check_stream");
   Stream* s = nullptr;
   if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
   if (stream == nullptr && current_device != device)
@@ -420,6 +436,7 @@ Status SimDevices::check_stream(void* stream, int device) {
 }
 
 Status SimDevices::order_after(const Ticket& ticket, void* stream, int device_of_stream) {
+  core::must_be_outside("Devices::order_after");
   Stream* s = nullptr;
   if (Status c = checked_stream(stream, device_of_stream, &s); !c.ok()) return c;
   if (ticket == nullptr) return {};
@@ -433,6 +450,7 @@ Status SimDevices::order_after(const Ticket& ticket, void* stream, int device_of
 }
 
 Status SimDevices::record(void* stream, int device, Ticket* out) {
+  core::must_be_outside("Devices::record");
   Stream* s = nullptr;
   if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
   auto event = std::make_shared<SimEvent>(device);
@@ -448,6 +466,7 @@ Status SimDevices::record(void* stream, int device, Ticket* out) {
 }
 
 Status SimDevices::poll(const Ticket& ticket, bool* done) {
+  core::must_be_outside("Devices::poll");
   *done = true;
   if (ticket == nullptr) return {};
   const auto* event = static_cast<const SimEvent*>(ticket.get());
@@ -458,6 +477,7 @@ Status SimDevices::poll(const Ticket& ticket, bool* done) {
 }
 
 Status SimDevices::wait(const Ticket& ticket) {
+  core::must_be_outside("Devices::wait");
   if (ticket == nullptr) return {};
   const auto* event = static_cast<const SimEvent*>(ticket.get());
   {

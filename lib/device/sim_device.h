@@ -24,6 +24,9 @@ struct SimOptions {
   int devices = 1;
   uint64_t memory_bytes = uint64_t{1} << 30;  // each; a prepare beyond it: -ENOMEM, and a violation
   Link link = Link::nvlink;                   // between any two
+  // Work that a stream of the application's holds and has not begun: whoever puts more on it waits, as in CUDA's driver
+  // (about 1,000 there). 0: no limit.
+  size_t queue_limit = 0;
 };
 
 enum class SimOp : uint8_t { reserve, map, populate, copy_in, copy_out, punch, unmapped, migrate, advise, pin };
@@ -69,6 +72,7 @@ class SimDevices final : public ManagedDevices {
   core::Status launch(void* stream, SimFunction kernel);
   core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
   void capture(void* stream, bool on);     // as if a graph were being captured
+  size_t waiting();                        // threads that wait because a queue is full
   // As cudaDeviceReset, or a fault nobody saw coming.
   void lose(int device, const std::string& reason);
   void set_hook(SimHook hook);
@@ -101,7 +105,7 @@ class SimDevices final : public ManagedDevices {
   };
   Stream* stream_of(void* stream, int device_if_null);
   core::Status checked_stream(void* stream, int device, Stream** out);
-  void enqueue(Stream* stream, std::function<void()> work);
+  void enqueue(Stream* stream, std::function<void()> work);  // waits while its queue is full
   core::Status run_hook(SimOp op, int device, uintptr_t address, size_t size);
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
@@ -115,6 +119,7 @@ class SimDevices final : public ManagedDevices {
   std::set<void*> live_streams_;         // protected by mutex_
   std::vector<std::string> violations_;  // protected by mutex_
   uint64_t file_end_ = 0;                // protected by mutex_
+  std::atomic<size_t> waiting_{0};
   std::mutex hook_mutex_;
   std::shared_ptr<SimHook> hook_;  // protected by hook_mutex_
 };

@@ -349,8 +349,9 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
   if (torn) restore_trap(ranges);
   core::step("device.entered");
   After after;
+  const Status health = s.ok() ? Status() : devices_->health(d);
   Lock lock(mutex_);
-  if (!s.ok()) saw_loss(d);  // the books still say how it was
+  if (!s.ok()) saw_loss(d, health);  // the books still say how it was
   for (Move* m : batch) {
     Region& r = *m->region;
     Block& block = r.table[m->block];
@@ -420,6 +421,16 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   if (!r.lost) settle(r, b, after);
 }
 
+// Locked; a block that was claimed, and is on a device still, or on another one.
+void Pager::stays(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  r.table.change(b, State::leaving, State::on_device);
+  // Who met the trap before the block was made over it has been reported late.
+  if ((block.flags & core::kWanted) == 0) return;
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  trap_->wake(r.address(b), r.block_size).ignore();
+}
+
 // Unlocked; state leaving, booked on both devices. In order of address.
 void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
   core::step("device.migrating");
@@ -454,7 +465,7 @@ void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
       from.out_bytes += r.block_size;
       g.in_bytes += r.block_size;
     }
-    r.table.change(m->block, State::leaving, State::on_device);
+    stays(r, m->block);
     admit(r, m->block, stamp_now());
     free_move(m);
   }

@@ -1,7 +1,11 @@
 // Leases at devices, and what ends them: a release ends its lease when the stream gets there.
+#include <pthread.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 
 #include "core/break.h"
 #include "core/on_exit.h"
@@ -19,23 +23,88 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-// Locked. Ends the releases whose streams have got there.
-void Pager::reap() {
-  for (size_t i = 0; i < endings_.size();) {
-    bool done = false;
-    // A lost device never tells; what its kernels did is lost with it, and the lease too.
-    if (Status s = devices_->poll(endings_[i].ticket, &done); !s.ok()) {
-      for (size_t d = 0; d < gpus_.size(); ++d) saw_loss(static_cast<int>(d));
-    } else if (!done && !core::broken("release_event")) {
-      ++i;
-      continue;
+namespace {
+
+bool all_end(const std::vector<Lease>& leases) {
+  return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
+}
+
+bool ending_anywhere(const std::list<Ending>& endings, const Region& r) {
+  return std::any_of(endings.begin(), endings.end(), [&](const Ending& e) {
+    return std::any_of(e.spans.begin(), e.spans.end(), [&](const SpanOf& s) { return s.region == &r; });
+  });
+}
+
+// Another release becomes the oldest of the lane.
+void forget_ending(std::list<Ending>& endings, std::list<Ending>::iterator e, std::list<Ending>* to) {
+  const auto next = std::find_if(std::next(e), endings.end(), [&](const Ending& x) { return x.same_lane(*e); });
+  if (next != endings.end() && e->oldest) next->oldest = true;
+  to->splice(to->end(), endings, e);
+}
+
+// The leases of a release that is not to be.
+void give_leases_back(const Ending& ending, std::vector<Gpu>& gpus) {
+  for (const SpanOf& s : ending.spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      std::vector<Lease>& leases = s.region->leases.find(b)->second;
+      if (all_end(leases)) gpus[static_cast<size_t>(ending.device)].ending -= s.region->block_size;
+      const auto lease = std::find_if(leases.begin(), leases.end(),
+                                      [&](const Lease& l) { return l.stream == ending.stream && l.pending != 0; });
+      --lease->pending;
+      ++lease->count;
     }
-    const Ending ending = std::move(endings_[i]);
-    endings_.erase(endings_.begin() + static_cast<std::ptrdiff_t>(i));
-    for (const SpanOf& s : ending.spans) {
-      for (BlockIndex b = s.first; b <= s.last; ++b) end_lease(*s.region, b, ending.stream);
+  }
+}
+
+}  // namespace
+
+// Locked on entry and on return, and not meanwhile: a driver may take its time to answer. Ends the releases whose
+// streams have got there. Any number of threads may be here at once, and one that does not come back keeps nobody: each
+// looks at the oldest release of every lane, and what it learned counts if that release has not ended meanwhile.
+void Pager::reap(Lock& lock) {
+  struct Look {
+    uint64_t id = 0;
+    int device = 0;
+    device::Ticket ticket;
+    bool over = false;
+    Status health;
+  };
+  std::array<Look, 16> looks;
+  std::list<Ending> over;  // a ticket ends without the lock too
+  for (uint64_t after = 0;;) {
+    size_t count = 0;
+    for (auto e = endings_.begin(); e != endings_.end() && count < looks.size(); ++e) {
+      if (e->id <= after || !e->oldest || !e->recorded) continue;
+      looks[count++] = {e->id, e->device, e->ticket, false, {}};
     }
-    notify();
+    if (count == 0 && over.empty()) return;
+    lock.unlock();
+    over.clear();
+    core::step("reap.looking");
+    for (size_t i = 0; i < count; ++i) {
+      Look& look = looks[i];
+      // A lost device never tells; what its kernels did is lost with it, and the lease too.
+      if (!devices_->poll(look.ticket, &look.over).ok()) {
+        look.over = true;
+        look.health = devices_->health(look.device);
+      }
+      if (core::broken("release_event")) look.over = true;
+      look.ticket.reset();
+    }
+    lock.lock();
+    if (count == 0) continue;
+    after = looks[count - 1].id;
+    for (const Look& look : std::span(looks.data(), count)) {
+      const auto e = std::find_if(endings_.begin(), endings_.end(), [&](const Ending& x) { return x.id == look.id; });
+      if (!look.over || e == endings_.end()) continue;
+      if (!look.health.ok()) saw_loss(look.device, look.health);
+      for (const SpanOf& s : e->spans) {
+        for (BlockIndex b = s.first; b <= s.last; ++b) end_lease(*s.region, b, e->stream);
+      }
+      forget_ending(endings_, e, &over);
+      after = 0;  // the next of its lane may be over too
+    }
+    if (!over.empty()) notify();
   }
 }
 
@@ -55,12 +124,6 @@ void Pager::end_lease(Region& r, BlockIndex b, void* stream) {
   const Block& block = r.table[b];
   const bool known = core::in_memory(block.state) || core::on_a_device(block.state);
   if (known && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
-}
-
-bool Pager::ending_anywhere(const Region& r) const {
-  return std::any_of(endings_.begin(), endings_.end(), [&](const Ending& e) {
-    return std::any_of(e.spans.begin(), e.spans.end(), [&](const SpanOf& s) { return s.region == &r; });
-  });
 }
 
 namespace {
@@ -83,7 +146,7 @@ class Patience {
 Status Pager::wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int location) {
   Patience patience;
   for (;;) {
-    reap();
+    reap(lock);
     bool wait = false;
     for (const SpanOf& s : spans) {
       if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
@@ -106,12 +169,13 @@ Status Pager::wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int lo
   }
 }
 
-// Waits until the device's budget holds these blocks beside the leases of others, as far as that waiting can end.
+// Waits until the device's budget holds these blocks (disjoint spans) beside the leases of others, as far as that
+// waiting can end.
 Status Pager::wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   Patience patience;
   for (;;) {
-    reap();
+    reap(lock);
     uint64_t need = 0;
     for (const SpanOf& s : spans) {
       if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
@@ -137,18 +201,25 @@ Status Pager::wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d) {
 void Pager::wait_for_region_endings(Lock& lock, Region& r) {
   if (!r.gpu) return;
   Patience patience;
-  for (reap(); ending_anywhere(r) && !r.dying; reap()) patience.wait(lock, changed_);
+  for (reap(lock); ending_anywhere(endings_, r) && !r.dying; reap(lock)) patience.wait(lock, changed_);
 }
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream) {
   if (Status s = use_device(d); !s.ok()) return s;
   if (Status s = devices_->check_stream(stream, d); !s.ok()) {
+    const Status health = devices_->health(d);
     Lock lock(mutex_);
-    saw_loss(d);
+    saw_loss(d, health);
     return s;
   }
+  // Before the lock, so that tickets end after it, and nothing has to grow under it.
+  std::vector<SpanOf> spans(ranges.size()), apart;
+  std::vector<device::Ticket> tickets;
+  size_t most = ranges.size();
+  for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
+  apart.reserve(ranges.size());
+  tickets.reserve(std::min(most, size_t{1} << 20));
   Lock lock(mutex_);
-  std::vector<SpanOf> spans(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     const Region& r = *spans[i].region;
@@ -160,13 +231,28 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
   }
+  // A block that is named twice is needed once.
+  apart = spans;
+  std::sort(apart.begin(), apart.end(), [](const SpanOf& a, const SpanOf& b) {
+    return a.region != b.region ? std::less<>()(a.region, b.region) : a.first < b.first;
+  });
+  size_t kept = 0;
+  for (size_t i = 1; i < apart.size(); ++i) {
+    if (apart[i].region != apart[kept].region || apart[i].first > apart[kept].last) {
+      apart[++kept] = apart[i];
+    } else {
+      apart[kept].last = std::max(apart[kept].last, apart[i].last);
+    }
+  }
+  apart.resize(kept + 1);
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
   const core::OnExit let_regions_go([&] {
+    std::erase_if(wishes_, [&](const Wish& w) { return w.owner == &spans; });
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
   });
   if (Status s = wait_for_endings(lock, spans, d); !s.ok()) return s;
-  if (Status s = wait_for_room(lock, spans, d); !s.ok()) return s;
+  if (Status s = wait_for_room(lock, apart, d); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   BlockIndex next = 0;
@@ -177,7 +263,6 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
       for (BlockIndex b = spans[i].first; b < end; ++b)
         drop_device_lease(*spans[i].region, b, ranges[i].access, stream);
     }
-    std::erase_if(wishes_, [&](const Wish& w) { return w.owner == &spans; });
     gpu_work_.notify_all();
   });
   for (done = 0; done < spans.size(); ++done) {
@@ -216,7 +301,6 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     run(after);
     lock.lock();
   }
-  std::vector<device::Ticket> tickets;
   for (size_t i = 0; i < spans.size(); ++i) {
     if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, &spans, &tickets); !s.ok()) return s;
   }
@@ -268,7 +352,6 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       r.reasons.erase(why);  // an older try that was still under way
       tried = b;
     }
-    if (Status s = devices_->health(d); !s.ok()) return s;
     const uint64_t now = now_ns();
     if (waiting_since == 0) waiting_since = now;
     if (now - waiting_since > config_.fault_timeout_ms * uint64_t{1000000} && !core::in_transition(block.state)) {
@@ -297,7 +380,9 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       pump_devices(after);
       lock.unlock();
       run(after);
+      Status health = devices_->health(d);
       lock.lock();
+      if (!health.ok()) return health;
     }
   }
   return {};
@@ -349,30 +434,133 @@ void Pager::drop_device_lease(Region& r, BlockIndex b, unsigned access, void* st
   end_lease(r, b, stream);
 }
 
-// Locked; every block has a live device lease of the stream. The leases end when the stream gets here.
-Status Pager::release_on_device(std::span<const SpanOf> spans, int d, void* stream) {
-  Ending ending;
-  ending.stream = stream;
-  ending.spans.assign(spans.begin(), spans.end());
-  if (endings_.capacity() == endings_.size()) endings_.reserve(2 * endings_.size() + 16);  // nothing fails below
-  // A device that is lost ends everything at once.
-  if (!devices_->record(stream, d, &ending.ticket).ok()) saw_loss(d);
-  for (const SpanOf& s : spans) {
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      auto& leases = s.region->leases.find(b)->second;
-      auto lease = std::find_if(leases.begin(), leases.end(),
-                                [&](const Lease& l) { return l.stream == stream && l.count != 0; });
-      --lease->count;
-      ++lease->pending;
-      if (std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; })) {
-        gpus_[static_cast<size_t>(d)].ending += s.region->block_size;
+namespace {
+
+// The live lease that a release with this stream ends. At the host there is one, whatever the stream.
+Lease* live_lease(Region& r, BlockIndex b, void* stream) {
+  const auto it = r.leases.find(b);
+  if (it == r.leases.end()) return nullptr;
+  const auto lease = std::find_if(it->second.begin(), it->second.end(), [&](const Lease& l) {
+    return l.count != 0 && (l.location < 0 || l.stream == stream);
+  });
+  return lease == it->second.end() ? nullptr : &*lease;
+}
+
+}  // namespace
+
+// Locked. Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its
+// spans are noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never
+// told to anybody): there is no room in `endings`, which the caller makes without the lock.
+Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings) {
+  Status failure;
+  const auto take = [&](Region& r, BlockIndex b, bool goes_on) -> Status {
+    Lease* lease = live_lease(r, b, stream);
+    if (lease == nullptr) {
+      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", where(r, b).c_str(),
+                   stream);
+    }
+    if (lease->location >= 0) {
+      const auto e = std::find_if(endings->begin(), endings->end(),
+                                  [&](const Ending& x) { return x.device == lease->location || x.spans.empty(); });
+      if (e == endings->end()) return Status(ENOBUFS, "");
+      if (goes_on && !e->spans.empty() && e->spans.back().region == &r && e->spans.back().last + 1 == b) {
+        e->spans.back().last = b;
+      } else {
+        if (e->spans.size() == e->spans.capacity()) return Status(ENOBUFS, "");
+        e->spans.push_back({&r, b, b});
       }
+      e->device = lease->location;
+      e->stream = stream;
+      ++lease->pending;
+    }
+    --lease->count;
+    if (lease->location >= 0 && all_end(r.leases.find(b)->second))
+      gpus_[static_cast<size_t>(lease->location)].ending += r.block_size;
+    return {};
+  };
+  size_t i = 0;
+  BlockIndex b = 0;
+  for (; i < spans.size(); ++i) {
+    for (b = spans[i].first; b <= spans[i].last; ++b) {
+      failure = take(*spans[i].region, b, b != spans[i].first);
+      if (failure.ok()) continue;
+      for (Ending& e : *endings) {
+        give_leases_back(e, gpus_);
+        e.spans.clear();
+      }
+      for (size_t k = 0; k <= i; ++k) {
+        const BlockIndex end = k == i ? b : spans[k].last + 1;
+        for (BlockIndex c = spans[k].first; c < end; ++c) {
+          std::vector<Lease>& leases = spans[k].region->leases.find(c)->second;
+          if (leases.front().location < 0) ++leases.front().count;
+        }
+      }
+      return failure;
     }
   }
-  endings_.push_back(std::move(ending));
-  reap();
-  if (!wishes_.empty() || !departures_.empty()) gpu_work_.notify_one();
+  for (const SpanOf& s : spans) {
+    for (b = s.first; b <= s.last; ++b) forget_host_lease(*s.region, b);
+  }
   return {};
+}
+
+// A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
+// the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
+Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
+  std::vector<SpanOf> spans(ranges.size());
+  std::list<Ending> made;
+  std::vector<Ending*> mine;
+  size_t devices = 1, room = ranges.size();  // nothing grows under the lock
+  Status result(ENOBUFS, "");
+  while (result.code() == -ENOBUFS) {
+    while (made.size() < devices) made.emplace_back();
+    for (Ending& e : made) e.spans.reserve(room);
+    mine.reserve(devices);
+    ++devices, room *= 2;  // for the next try
+    Lock lock(mutex_);
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    }
+    result = take_leases(spans, stream, &made);
+    if (!result.ok()) continue;
+    for (auto e = made.begin(); e != made.end();) {
+      const auto next = std::next(e);
+      if (!e->spans.empty()) {
+        e->id = ++last_ending_;
+        e->thread = pthread_self();
+        e->oldest = std::none_of(endings_.begin(), endings_.end(), [&](const Ending& x) { return x.same_lane(*e); });
+        mine.push_back(&*e);
+        endings_.splice(endings_.end(), made, e);
+      }
+      e = next;
+    }
+    notify();
+    need_evict_.notify_all();
+  }
+  if (mine.empty() || !result.ok()) return result;
+  core::step("release.recording");
+  for (Ending* e : mine) {
+    device::Ticket ticket;
+    Status recorded = devices_->record(stream, e->device, &ticket);
+    const Status health = recorded.ok() ? Status() : devices_->health(e->device);
+    Lock lock(mutex_);
+    if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {
+      give_leases_back(*e, gpus_);
+      const auto at = std::find_if(endings_.begin(), endings_.end(), [&](const Ending& x) { return &x == e; });
+      forget_ending(endings_, at, &made);
+      result = recorded;
+      notify();
+      continue;
+    }
+    // A device that is lost ends everything at once, and so does a stream that is no more.
+    if (!health.ok()) saw_loss(e->device, health);
+    e->ticket = std::move(ticket);
+    e->recorded = true;
+  }
+  Lock lock(mutex_);
+  reap(lock);
+  gpu_work_.notify_one();
+  return result;
 }
 
 // On the park thread: a CPU touch that the block's access forbids and no move explains.
@@ -388,7 +576,23 @@ bool Pager::on_touch(uintptr_t address, bool store) {
       if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
       const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
       will_change(*r, b);
-      return devices_->open({&range, 1}, device::Access::read_write).ok();
+      // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
+      r->table.change(b, State::on_device, State::leaving);
+      if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+      ++r->in_flight;
+      lock.unlock();
+      core::step("touch.opening");
+      const bool opened = devices_->open({&range, 1}, device::Access::read_write).ok();
+      lock.lock();
+      if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
+      stays(*r, b);
+      --r->in_flight;
+      notify();
+      After after;
+      pump_devices(after);
+      lock.unlock();
+      run(after);
+      return opened;
     }
     // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
     // opened, only we can.

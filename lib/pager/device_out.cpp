@@ -26,12 +26,6 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-bool Pager::lent_for_writing(const Region& r, BlockIndex b) {
-  const auto it = r.leases.find(b);
-  return it != r.leases.end() &&
-         std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; });
-}
-
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
@@ -149,8 +143,9 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
       usleep(1000);                                         // tried again by whoever wants room
     }
     core::step("device.left");
+    const Status health = copied.ok() ? Status() : devices_->health(d);
     Lock lock(mutex_);
-    if (!copied.ok()) saw_loss(d);
+    if (!copied.ok()) saw_loss(d, health);
     if (copied.ok()) {
       gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * Staging::kFrame;
       core::add(counters_.device_to_host_bytes, copies.size() * Staging::kFrame);
@@ -268,6 +263,9 @@ void Pager::finish_device_write(Move* m, After& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   core::step("device.written");
+  // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
+  const Status opened = devices_->open({&range, 1}, device::Access::read);
+  core::step("device.opened");
   core::Extent old;
   Lock lock(mutex_);
   Block& block = r.table[m->block];
@@ -298,9 +296,8 @@ void Pager::finish_device_write(Move* m, After& after) {
   } else if (m->image != nullptr) {
     staging_.put(m->image);
   }
-  // Under the lock: a store that asks for access from here on finds the block on its device.
-  if (Status s = devices_->open({&range, 1}, device::Access::read); !s.ok() && m->status.ok()) m->status = s;
-  r.table.change(m->block, State::leaving, State::on_device);
+  if (!opened.ok() && m->status.ok()) m->status = opened;
+  stays(r, m->block);
   const core::ResidentId id = block.aux;
   if (residents_[id].admitted) policy(id).unhold(id);
   free_move(m);
@@ -309,11 +306,13 @@ void Pager::finish_device_write(Move* m, After& after) {
   if (old) space_->release(old);
 }
 
-// Locked. Makes room on device d for those who wait; false: nobody does, or nothing can go.
+// Locked. Makes room on device d for those who wait, and while its budget is below what it has; false: there is room,
+// or nothing can go.
 bool Pager::evict_from_device(Lock& lock, int d) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (g.wanted == 0 || g.used - g.leaving + g.wanted <= g.budget) return false;
-  reap();
+  if (g.used - g.leaving + g.wanted <= g.budget) return false;
+  reap(lock);
+  if (g.used - g.leaving + g.wanted <= g.budget) return false;
   std::array<policy::Victim, kDeviceBatch> victims;
   const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kDeviceBatch * Staging::kFrame);
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
@@ -341,7 +340,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
 
 // Locked. A few blocks of the oldest hint that asks blocks away from a device.
 bool Pager::serve_departure(Lock& lock) {
-  if (!departures_.empty()) reap();
+  if (!departures_.empty()) reap(lock);
   while (!departures_.empty()) {
     Departure& it = departures_.front();
     Region& r = *it.region;

@@ -80,7 +80,7 @@ void Pager::stop_devices() {
 Status Pager::use_device(int d) {
   if (Status s = devices_->health(d); !s.ok()) {
     Lock lock(mutex_);
-    saw_loss(d);
+    saw_loss(d, s);
     return s;
   }
   {
@@ -124,10 +124,12 @@ Status Pager::set_device_budget(uint64_t bytes) {
   }
   After after;
   Lock lock(mutex_);
+  reap(lock);
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (gpus_[d].leased > bytes) {
+    // Leases that end are waited for by those who evict, not here.
+    if (const uint64_t live = gpus_[d].leased - gpus_[d].ending; live > bytes) {
       return error(EBUSY, "device_budget cannot become %s: live leases hold %s of device %zu",
-                   core::human_bytes(bytes).c_str(), core::human_bytes(gpus_[d].leased).c_str(), d);
+                   core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
     }
   }
   config_.device_budget = bytes;
@@ -150,7 +152,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   }
   if (Status s = use_device(d); !s.ok()) return s;
   Lock lock(mutex_);
-  reap();
+  reap(lock);
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   out->budget = g.budget;
   out->used_bytes = g.used;
@@ -160,16 +162,34 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   out->evictions = g.evictions;
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
-  // Counted now: the driver tells nobody when it takes host pages.
-  std::vector<device::Range> made;
-  for (auto& [base, r] : regions_) {
-    if (!r->gpu || r->dying) continue;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
-      if (r->table[b].state != State::on_device || r->table[b].device != d) continue;
-      uint64_t bytes = 0;
-      devices_->host_resident_bytes({reinterpret_cast<uintptr_t>(r->address(b)), r->block_size}, &bytes).ignore();
-      out->driver_host_bytes += bytes;
+  // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
+  std::array<uintptr_t, kLook> blocks;
+  uintptr_t at = 0;
+  for (auto it = regions_.begin(); it != regions_.end();) {
+    Region& r = *it->second;
+    size_t count = 0, passed = 0;
+    BlockIndex b = at > it->first ? (at - it->first) / r.block_size : 0;
+    for (b = r.gpu && !r.dying ? r.table.next_touched(b) : r.blocks; b < r.blocks; b = r.table.next_touched(b + 1)) {
+      if (count == blocks.size() || ++passed > kPass) break;
+      if (r.table[b].state == State::on_device && r.table[b].device == d)
+        blocks[count++] = reinterpret_cast<uintptr_t>(r.address(b));
     }
+    at = b < r.blocks ? reinterpret_cast<uintptr_t>(r.address(b)) : it->first + r.span;
+    if (count != 0 || b < r.blocks) {
+      const size_t size = r.block_size;
+      ++r.in_flight;
+      lock.unlock();
+      for (const uintptr_t block : std::span(blocks.data(), count)) {
+        uint64_t bytes = 0;
+        devices_->host_resident_bytes({block, size}, &bytes).ignore();
+        out->driver_host_bytes += bytes;
+      }
+      lock.lock();
+      --r.in_flight;
+      notify();
+    }
+    it = regions_.lower_bound(at);
+    if (it != regions_.begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
   }
   return {};
 }
@@ -256,12 +276,19 @@ void Pager::grow_staging(Lock& lock) {
 // ---- workers
 
 void Pager::device_loop() {
+  unsigned pause = 200;  // us
   Lock lock(mutex_);
   while (!stop_devices_) {
-    if (device_step(lock)) continue;
+    if (device_step(lock)) {
+      pause = 200;
+      continue;
+    }
     // A stream that passes a release tells nobody.
     if (!endings_.empty() && !wishes_.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
+    } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
+      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
+      pause = std::min(2 * pause, 50000u);
     } else if (std::none_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used != 0; })) {
       gpu_work_.wait(lock);
     } else {
@@ -307,7 +334,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   }
   core::step("device.looked");
   lock.lock();
-  reap();
+  reap(lock);
   std::vector<Move*> batch;
   for (const auto& [r, b] : with) {
     if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)

@@ -22,9 +22,9 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
   }
   {
     Lock lock(mutex_);
+    if (!endings_.empty()) reap(lock);
     SpanOf span;
     if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
-    if (!endings_.empty()) reap();
     if (location >= 0) {
       if (!span.region->gpu) {
         return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
@@ -176,7 +176,7 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
     lock.lock();
     if (claimed) {
       if (residents_[r.table[b].aux].admitted) policy(r.table[b].aux).unhold(r.table[b].aux);
-      r.table.change(b, State::leaving, State::on_device);
+      stays(r, b);
       notify();
     }
   }

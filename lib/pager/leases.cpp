@@ -72,18 +72,18 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   return {};
 }
 
-// Locked. Ends one acquire of a host lease: by a release, or as if it had never been (`refused`: what it had asked
-// for).
-void Pager::remove_lease(Region& r, BlockIndex b, std::optional<unsigned> refused) {
-  auto it = r.leases.find(b);
+// Locked. An acquire of a host lease is as if it had never been; `refused`: what it had asked for.
+void Pager::remove_lease(Region& r, BlockIndex b, unsigned refused) {
+  const auto it = r.leases.find(b);
   if (it == r.leases.end() || it->second.front().location != VMEM_HOST) return;  // released by who had not acquired it
-  Lease& lease = it->second.front();
-  if (refused) {
-    lease.take_back(*refused);
-  } else {
-    --lease.count;
-  }
-  if (lease.count != 0) return;
+  it->second.front().take_back(refused);
+  forget_host_lease(r, b);
+}
+
+// A lease at the host that nobody has any more.
+void Pager::forget_host_lease(Region& r, BlockIndex b) {
+  const auto it = r.leases.find(b);
+  if (it == r.leases.end() || it->second.front().location >= 0 || it->second.front().count != 0) return;
   r.leases.erase(it);
   leased_bytes_ -= r.block_size;
   progress_.made();
@@ -94,6 +94,7 @@ void Pager::remove_lease(Region& r, BlockIndex b, std::optional<unsigned> refuse
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream) {
   if (Status s = check_location(location, false); !s.ok()) return s;
   if (location >= 0) return acquire_on_device(ranges, location, stream);
+  stream = nullptr;  // the CPU and DMA have none
   Lock lock(mutex_);
   std::vector<SpanOf> spans(ranges.size());
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -258,50 +259,6 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
       changed_.wait(lock);
     }
   }
-}
-
-Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
-  Lock lock(mutex_);
-  std::vector<SpanOf> spans(ranges.size());
-  std::map<std::pair<Region*, BlockIndex>, uint32_t> wanted;
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
-    Region& r = *spans[i].region;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
-      const auto it = r.leases.find(b);
-      const uint32_t need = ranges.size() == 1 ? 1 : ++wanted[{&r, b}];
-      const bool has = it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(), [&](const Lease& l) {
-                         return (l.location == VMEM_HOST || l.stream == stream) && l.count >= need;
-                       });
-      if (!has) {
-        return error(EINVAL, "%s has no lease of stream %p, or of the host, to release; nothing was released",
-                     where(r, b).c_str(), stream);
-      }
-    }
-  }
-  std::map<int, std::vector<SpanOf>> on_device;
-  for (const SpanOf& s : spans) {
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      const int location = s.region->leases.find(b)->second.front().location;
-      if (location < 0) continue;
-      std::vector<SpanOf>& list = on_device[location];
-      if (b != s.first && !list.empty() && list.back().region == s.region && list.back().last + 1 == b) {
-        list.back().last = b;
-      } else {
-        list.push_back({s.region, b, b});
-      }
-    }
-  }
-  for (const auto& [device, list] : on_device) release_on_device(list, device, stream).ignore();
-  for (const SpanOf& s : spans) {
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      const auto it = s.region->leases.find(b);
-      if (it != s.region->leases.end() && it->second.front().location < 0) remove_lease(*s.region, b, {});
-    }
-  }
-  notify();
-  need_evict_.notify_all();
-  return {};
 }
 
 }  // namespace vmem::pager

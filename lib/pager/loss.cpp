@@ -225,13 +225,11 @@ void Pager::lose_taken(Move* m) {
   free_move(m);
 }
 
-// Locked. Some call failed: if it is because device d is lost, that is said, once. The books say how things stood when
-// libvmem noticed; between the illegal touch and now blocks may have moved.
-void Pager::saw_loss(int d) {
+// Locked. Some call failed, and the device was asked then: if it is lost, that is said, once. The books say how things
+// stood when libvmem noticed; between the illegal touch and now blocks may have moved.
+void Pager::saw_loss(int d, const Status& s) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (g.lost || g.budget == 0) return;
-  const Status s = devices_->health(d);
-  if (s.ok()) return;
+  if (s.ok() || g.lost || g.budget == 0) return;
   g.lost = true;
   if (!core::debug()) return;
   core::log(Level::error, "debug: %.*s; %zu regions, %s on the device, %s leased there",
@@ -269,8 +267,10 @@ void Pager::look_for_loss() {
     }
     device::Ticket ticket;
     const Status s = devices_->record(nullptr, static_cast<int>(d), &ticket);
+    if (s.ok()) continue;
+    const Status health = devices_->health(static_cast<int>(d));
     Lock lock(mutex_);
-    if (!s.ok()) saw_loss(static_cast<int>(d));
+    saw_loss(static_cast<int>(d), health);
   }
 }
 

@@ -11,13 +11,13 @@
 #include <array>
 #include <condition_variable>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
+#include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -92,7 +92,7 @@ class Pager {
   trap::Trap& trap() { return *trap_; }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = core::BigLock;
 
   // pager.cpp
   core::Status check_range(const void* ptr, size_t size, SpanOf* out);
@@ -181,7 +181,8 @@ class Pager {
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.count(b) != 0; }
   core::Status add_lease(Region& r, core::BlockIndex b, unsigned access);
-  void remove_lease(Region& r, core::BlockIndex b, std::optional<unsigned> refused);
+  void remove_lease(Region& r, core::BlockIndex b, unsigned refused);
+  void forget_host_lease(Region& r, core::BlockIndex b);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
   std::string lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
@@ -219,7 +220,6 @@ class Pager {
   void enter_batch(std::vector<Move*>& batch, int d);
   void migrate_batch(std::vector<Move*>& batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  static bool lent_for_writing(const Region& r, core::BlockIndex b);
   bool must_evict_staging() const;
   size_t staging_reserve() const;
   void grow_staging(Lock& lock);
@@ -250,16 +250,16 @@ class Pager {
                                std::vector<device::Ticket>* tickets);
   core::Status wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int location);
   core::Status wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d);
-  void reap();
+  void reap(Lock& lock);
+  void stays(Region& r, core::BlockIndex b);
   void end_lease(Region& r, core::BlockIndex b, void* stream);
   void add_device_lease(Region& r, core::BlockIndex b, unsigned access, int d, void* stream);
   void drop_device_lease(Region& r, core::BlockIndex b, unsigned access, void* stream);
-  core::Status release_on_device(std::span<const SpanOf> spans, int d, void* stream);
+  core::Status take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r);
-  bool ending_anywhere(const Region& r) const;
   bool on_touch(uintptr_t address, bool store);
   // loss.cpp
-  void saw_loss(int d);
+  void saw_loss(int d, const core::Status& health);
   void mark_unknown(Region& r, core::BlockIndex b);
   void clear_unknown(core::Block& block);
   void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
@@ -278,7 +278,7 @@ class Pager {
   Config config_;
   core::Counters counters_;
 
-  std::mutex mutex_;
+  core::BigMutex mutex_;
   std::condition_variable changed_;                       // some block reached a stable state, or memory came free
   std::condition_variable need_evict_;                    // the evictors have work
   std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
@@ -301,7 +301,7 @@ class Pager {
   uint64_t unknown_blocks_ = 0;  // .. with kUnknown
   uint64_t evicted_pages_ = 0;   // clock of the eviction stamps
   Progress progress_;
-  uint64_t table_bytes_ = 0, next_region_id_ = 1;
+  uint64_t table_bytes_ = 0, next_region_id_ = 1, last_ending_ = 0;
   core::Status write_error_;      // first background write-back failure nobody has been told of
   uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure
   unsigned failures_in_row_ = 0;
@@ -326,9 +326,8 @@ class Pager {
   uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
   std::deque<Wish> wishes_;                                   // acquires first
   std::deque<Departure> departures_;
-  std::vector<Ending> endings_;
+  std::list<Ending> endings_;  // by id
   std::condition_variable gpu_work_;
-
   static constexpr size_t kMaxSpeculative = 1024;
 };
 

@@ -105,4 +105,11 @@ struct Region {
   bool from_file() const { return backing != Backing::anonymous; }
 };
 
+// Some stream may write to it, or its writes have not been reached.
+inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
+  const auto it = r.leases.find(b);
+  return it != r.leases.end() &&
+         std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; });
+}
+
 }  // namespace vmem::pager

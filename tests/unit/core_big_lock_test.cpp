@@ -1,0 +1,58 @@
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <thread>
+
+#include "core/big_lock.h"
+#include "device/sim_device.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BigMutex;
+using vmem::core::must_be_outside;
+
+TEST(BigLock, MarksTheThreadThatHoldsIt) {
+  BigMutex mutex;
+  must_be_outside("this test");
+  {
+    BigLock lock(mutex);
+    EXPECT_EQ(vmem::core::big_locks_held, 1);
+    std::thread([] { must_be_outside("another thread"); }).join();
+    lock.unlock();
+    must_be_outside("this test");
+    lock.lock();
+    EXPECT_EQ(vmem::core::big_locks_held, 1);
+    std::condition_variable changed;
+    changed.wait_for(lock, std::chrono::milliseconds(1));
+    EXPECT_EQ(vmem::core::big_locks_held, 1);
+  }
+  EXPECT_EQ(vmem::core::big_locks_held, 0);
+  {
+    BigLock lock(mutex);
+    lock.unlock();
+  }
+  EXPECT_EQ(vmem::core::big_locks_held, 0);
+}
+
+TEST(BigLockDeathTest, ADeviceThatIsCalledUnderItEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  std::unique_ptr<vmem::device::SimDevices> sim;
+  ASSERT_TRUE(vmem::device::make_sim_devices({}, &sim).ok());
+  BigMutex mutex;
+  vmem::device::Ticket ticket;
+  bool done = false;
+  const auto held = [&](auto call) {
+    BigLock lock(mutex);
+    call();
+  };
+  EXPECT_DEATH(held([&] { sim->record(nullptr, 0, &ticket).ignore(); }), "Devices::record is called under the pager");
+  EXPECT_DEATH(held([&] { sim->poll(ticket, &done).ignore(); }), "Devices::poll is called under the pager");
+  EXPECT_DEATH(held([&] { sim->health(0).ignore(); }), "Devices::health is called under the pager");
+  EXPECT_DEATH(held([&] { sim->open({}, vmem::device::Access::read).ignore(); }), "Devices::open is called under");
+  ASSERT_TRUE(sim->record(nullptr, 0, &ticket).ok());
+  while (ticket.use_count() != 1) std::this_thread::yield();  // the stream has let go of it
+  EXPECT_DEATH(held([&] { ticket.reset(); }), "the end of a ticket is called under the pager");
+}
+
+}  // namespace
