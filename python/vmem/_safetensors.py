@@ -159,7 +159,8 @@ def read_index(path: str) -> Dict[str, List[str]]:
     folder = os.path.dirname(path)
     wanted: Dict[str, List[str]] = {}
     for name, file in weights.items():
-        if not isinstance(file, str) or not file or os.path.isabs(file) or ".." in file.split("/") or "\0" in file:
+        named = isinstance(file, str) and file != "" and "\0" not in file
+        if not named or os.path.isabs(file) or ".." in file.split("/"):
             raise FormatError(f"{path}: tensor {short(name)} is in {short(file)}: no file name inside the index's folder")
         where = os.path.join(folder, file)
         if where not in wanted and not os.path.isfile(where):
