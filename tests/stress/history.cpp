@@ -252,7 +252,7 @@ int run(uint64_t seed) {
       *out = std::move(made);
       return s;
     };
-    if (settings.budget == "24MiB") settings.budget = "40MiB";  // staging frames take half
+    if (settings.budget == "24MiB") settings.budget = "64MiB";  // staging frames take half
   }
   for (const auto& [name, value] :
        std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
