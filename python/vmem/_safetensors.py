@@ -161,7 +161,9 @@ def read_index(path: str) -> Dict[str, List[str]]:
     for name, file in weights.items():
         named = isinstance(file, str) and file != "" and "\0" not in file
         if not named or os.path.isabs(file) or ".." in file.split("/"):
-            raise FormatError(f"{path}: tensor {short(name)} is in {short(file)}: no file name inside the index's folder")
+            raise FormatError(
+                f"{path}: tensor {short(name)} is in {short(file)}: no file name inside the index's folder"
+            )
         where = os.path.join(folder, file)
         if where not in wanted and not os.path.isfile(where):
             raise Error(errno.ENOENT, f"{path}: tensor {name!r} is in {file}: no such file beside the index")
