@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "trap/mapping.h"
+#include "trap/os.h"
 
 namespace vmem::trap {
 
@@ -518,8 +519,9 @@ Status KmodTrap::knobs(Knobs* out) {
 }
 
 Status Trap::release_frames(void* address, size_t size) {
-  if (madvise(address, size, MADV_DONTNEED) == 0) return {};
-  return system_error(errno, "release_frames: %zu bytes at 0x%zx", size, at(address));
+  const int error = os::drop(at(address), size);
+  if (error == 0) return {};
+  return system_error(error, "release_frames: %zu bytes at 0x%zx", size, at(address));
 }
 
 Status Trap::release_arena(void* address, size_t size) {

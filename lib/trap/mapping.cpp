@@ -1,5 +1,7 @@
 #include "trap/mapping.h"
 
+#include <cerrno>
+#include <cstdlib>
 #include <iterator>
 
 #include "core/map_over.h"
@@ -13,6 +15,12 @@ namespace {
 constexpr int kSpaceFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 core::Status no_space(int error, size_t size) {
+  if (std::abs(error) == EAGAIN) {
+    return core::system_error(error,
+                              "cannot map %s of address space under mlockall(MCL_FUTURE) (raise `ulimit -l`, or call "
+                              "mlockall with MCL_CURRENT alone)",
+                              core::human_bytes(size).c_str());
+  }
   return core::system_error(error,
                             "cannot map %s of address space (ENOMEM: raise `ulimit -v`, vm.max_map_count, or leave "
                             "vm.overcommit_memory at 0 or 1)",
@@ -59,6 +67,8 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
     if (const int error = os::enroll(fd, start, size, mode); error != 0)
       return core::system_error(error, "cannot register %zu bytes at 0x%zx with userfaultfd", size, start);
   }
+  // Under mlockall(MCL_FUTURE) this is locked, and would be populated to its last page.
+  if (munlock(reinterpret_cast<void*>(start), size) != 0) return no_space(errno, size);
   if (mprotect(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE) != 0) return no_space(errno, size);
   return {};
 }

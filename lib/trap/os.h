@@ -95,7 +95,13 @@ inline int progress(long rc, int64_t counted, size_t* done) {
 
 inline int move(int fd, uintptr_t dst, uintptr_t src, size_t size, uint64_t mode, size_t* done) {
   MoveArgs args{dst, src, size, mode | kMoveDontWake, 0};
-  const long rc = ioctl(fd, kIoctlMove, &args);
+  long rc = ioctl(fd, kIoctlMove, &args);
+  // The kernel moves nothing between memory that mlockall() has locked and memory that is not.
+  if (rc < 0 && errno == EINVAL && args.moved <= 0 && munlock(reinterpret_cast<void*>(dst), size) == 0 &&
+      munlock(reinterpret_cast<void*>(src), size) == 0) {
+    args = {dst, src, size, mode | kMoveDontWake, 0};
+    rc = ioctl(fd, kIoctlMove, &args);
+  }
   return progress(rc, args.moved, done);
 }
 
@@ -168,6 +174,17 @@ inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categori
 
 inline int advise(uintptr_t start, size_t size, int advice) {
   return result(madvise(reinterpret_cast<void*>(start), size, advice));
+}
+
+inline constexpr int kDropLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
+
+// Drops pages, also those that mlockall() has locked, for which MADV_DONTNEED is -EINVAL. Before 5.18 they are
+// unlocked.
+inline int drop(uintptr_t start, size_t size) {
+  const int error = advise(start, size, MADV_DONTNEED);
+  if (error != -EINVAL || advise(start, size, kDropLocked) == 0) return error == -EINVAL ? 0 : error;
+  if (munlock(reinterpret_cast<void*>(start), size) != 0) return error;
+  return advise(start, size, MADV_DONTNEED);
 }
 
 // One piece of advice for several ranges of this process; returns bytes advised or a negative errno. The kernel accepts

@@ -258,7 +258,7 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   Status back;
   if (transfer == Transfer::copy && protect == Protect::yes) {
     // Nobody could store: the frame has the same bytes.
-    const int error = os::advise(start, done, MADV_DONTNEED);
+    const int error = os::drop(start, done);
     if (error != 0) back = core::system_error(error, "drop");
   } else if (transfer == Transfer::copy) {
     void* scratch = nullptr;
@@ -275,7 +275,7 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   // It cannot go back; perhaps it can go on. The rest is copied, since it may be moving pages that is refused.
   if (back.code() != -ENOTRECOVERABLE &&
       copy_pages(fd_, start + done, frame + done, size - done, protect == Protect::yes).error == 0) {
-    if (transfer == Transfer::move) os::advise(frame, size, MADV_DONTNEED);
+    if (transfer == Transfer::move) os::drop(frame, size);
     os::wake(fd_, start, size);
     return {};
   }
@@ -292,7 +292,7 @@ Status UserfaultTrap::clear_tables(uintptr_t start, size_t size) {
   if (any > 0)
     return core::system_error(EEXIST, "fill: %zu bytes at 0x%zx are not absent: a page is there already", size, start);
   // Where looking or dropping fails, the tables stay, and the fill is slow instead of wrong.
-  if (any == 0) os::advise(start, size, MADV_DONTNEED);
+  if (any == 0) os::drop(start, size);
   return {};
 }
 
@@ -322,7 +322,7 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
   core::step("trap.fill.filled");
   os::wake(fd_, start, size);
   // The frame is empty now; without tables of small pages it can become one huge page next time.
-  if (clears) os::advise(at(frame), size, MADV_DONTNEED);
+  if (clears) os::drop(at(frame), size);
   return {};
 }
 
@@ -348,7 +348,11 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
     if (error == 0) return {};
     return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
   }
-  const Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
+  Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
+  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty.
+  if (out.error == -EEXIST && out.done == 0 && os::drop(frame, size) == 0) {
+    out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
+  }
   if (out.error == 0) return {};
   core::step("trap.take.undo");
   if (out.done != 0) {
@@ -356,7 +360,7 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
     const size_t left = out.done - back.done;
     // Copying them back needs memory and nothing else that moving needs.
     if (back.error != 0 && copy_pages(fd_, start + back.done, frame + back.done, left, false).error == 0) {
-      os::advise(frame + back.done, left, MADV_DONTNEED);
+      os::drop(frame + back.done, left);
     } else if (back.error != 0) {
       return core::error(
           ENOTRECOVERABLE,
@@ -405,7 +409,7 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
   if (caps_.batch_drop) drop_batch(ranges, &dropped);
   for (; dropped < ranges.size(); ++dropped) {
     const Range& r = ranges[dropped];
-    if (const int error = os::advise(r.address, r.size, MADV_DONTNEED); error != 0)
+    if (const int error = os::drop(r.address, r.size); error != 0)
       return core::system_error(error, "drop: %zu bytes at 0x%zx, after %zu of %zu ranges", r.size, r.address, dropped,
                                 ranges.size());
   }
@@ -436,7 +440,7 @@ Status UserfaultTrap::fail(void* address, size_t size) {
     const Outcome out = poison_pages(fd_, at(address), size);
     if (out.error != 0) {
       // Only marks went in, nobody was woken: dropping them loses nothing.
-      if (out.done != 0) os::advise(at(address), out.done, MADV_DONTNEED);
+      if (out.done != 0) os::drop(at(address), out.done);
       return core::system_error(out.error, "fail: %zu bytes at %p%s", size, address,
                                 out.error == -EEXIST ? " (the range is not absent)" : "");
     }
@@ -450,7 +454,7 @@ Status UserfaultTrap::fail(void* address, size_t size) {
 Status UserfaultTrap::unfail(void* address, size_t size) {
   if (Status s = check_range("unfail", at(address), size); !s.ok()) return s;
   if (caps_.poison) {
-    if (const int error = os::advise(at(address), size, MADV_DONTNEED); error != 0)
+    if (const int error = os::drop(at(address), size); error != 0)
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
     return {};
   }
