@@ -13,7 +13,7 @@ write_protect  | short | history --seconds 4 --transfer copy, model --seconds 6 
 release_event  | short | model --seconds 8 --device sim
 unknown_mark   | long  | unit PagerMarks.*
 write_report   | long  | unit PagerSteps.ABackgroundFailureIsReportedByTheNextSyncOnce
-revive         | long  | unit PagerSteps.AReadErrorFailsTheTouchAndLeasesNothing
+revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
 budget         | long  | unit PagerFrames.FramesAreDistinctAndEndWithTheBudget
 lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
