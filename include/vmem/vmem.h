@@ -100,6 +100,8 @@ struct vmem_stats {
 	uint64_t prefetch_wasted;   /* .. of prefetched_blocks, evicted without use */
 	uint64_t host_budget;       /* in force, bytes */
 	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
+	uint64_t lost_blocks;       /* blocks whose only copy was lost, ever: vmem_sync */
+	uint64_t unknown_blocks;    /* blocks now whose last write failed: what the SSD has may be torn */
 };
 
 struct vmem_device_stats {

@@ -41,6 +41,8 @@ void fill(pager::Pager& pager, publish::Stats* to) {
   to->copied_bytes = stats.copied_bytes;
   to->io_errors = stats.io_errors;
   to->checksum_errors = stats.checksum_errors;
+  to->lost_blocks = stats.lost_blocks;
+  to->unknown_blocks = stats.unknown_blocks;
   to->lease_blocks = read(pager.counters().lease_blocks);
   to->lease_hits = read(pager.counters().lease_hits);
 }

@@ -327,6 +327,7 @@ void Pager::stats(struct vmem_stats* out) {
   out->soft_faults = read(counters_.soft_faults);
   out->prefetch_wasted = read(counters_.prefetch_wasted);
   out->copied_bytes = read(counters_.copied_bytes);
+  out->lost_blocks = read(counters_.lost_blocks);
   out->ssd_bytes = space_->used();
   Lock lock(mutex_);
   out->host_bytes = frames_.used();
@@ -334,6 +335,7 @@ void Pager::stats(struct vmem_stats* out) {
   out->device_bytes = 0;
   for (const Gpu& g : gpus_) out->device_bytes += g.used;
   out->regions = regions_.size();
+  out->unknown_blocks = unknown_blocks_;
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {

@@ -37,7 +37,8 @@ struct Stats {
   uint64_t host_to_device_bytes, device_to_host_bytes, copied_bytes;
   uint64_t io_errors, checksum_errors;
   uint64_t lease_blocks, lease_hits;
-  uint64_t reserved[10];  // 0
+  uint64_t lost_blocks, unknown_blocks;  // the second: now
+  uint64_t reserved[8];                  // 0
 };
 
 struct Header {

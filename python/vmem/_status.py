@@ -68,6 +68,8 @@ class Stats:
     prefetch_wasted: int
     host_budget: int
     copied_bytes: int
+    lost_blocks: int
+    unknown_blocks: int
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class PagerMarks : public PagerSteps {
   // The block is lost: its touch gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
   void expect_lost(std::byte* r, size_t block, bool again = true) {
     EXPECT_TRUE(bus(r)) << "neither zeros nor half of it";
-    EXPECT_EQ(pager->counters().lost_blocks, 1u);
+    EXPECT_EQ(stats().lost_blocks, 1u);
     for (int i = 0; i < 2; ++i) {
       const Status s = pager->sync(r, block);
       EXPECT_EQ(s.code(), -EIO);
@@ -45,6 +45,11 @@ class PagerMarks : public PagerSteps {
     evict(r, block);
     EXPECT_EQ(get(r), 5u);
     EXPECT_EQ(get(r + block), 9u) << "its neighbour is as it was";
+  }
+  struct vmem_stats stats() {
+    struct vmem_stats out = {};
+    pager->stats(&out);
+    return out;
   }
   uint64_t in_file(size_t offset) {
     uint64_t value = 0;
@@ -64,9 +69,11 @@ TEST_F(PagerMarks, AFileTornByAFailedWriteIsWrittenAgainThoughTheOldBytesAreBack
       engine->tear(ENOSPC);
       EXPECT_EQ(pager->sync(r, 2 * block).code(), -ENOSPC);
       EXPECT_EQ(in_file(0), 7u) << "half of the new bytes got there";
+      EXPECT_EQ(stats().unknown_blocks, 1u);
       put(r, 0);  // the program takes its change back
       const Status s = leaves ? pager->evict(r, 2 * block, VMEM_SSD) : pager->sync(r, 2 * block);
       EXPECT_TRUE(s.ok()) << s.text();
+      EXPECT_EQ(stats().unknown_blocks, 0u);
       EXPECT_EQ(in_file(0), 0u);
       EXPECT_EQ(get(r), 0u);
       TearDown();

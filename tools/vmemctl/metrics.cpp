@@ -88,6 +88,8 @@ const Metric kMetrics[] = {
     {"vmem_io_errors_total", "counter", "Reads and writes that failed.", &publish::Stats::io_errors},
     {"vmem_checksum_errors_total", "counter", "Blocks that came back other than they were written.",
      &publish::Stats::checksum_errors},
+    {"vmem_lost_blocks_total", "counter", "Blocks whose only copy was lost.", &publish::Stats::lost_blocks},
+    {"vmem_unknown_blocks", "gauge", "Blocks whose last write failed.", &publish::Stats::unknown_blocks},
 };
 
 void add_devices(const std::vector<Process>& processes, std::string* out) {

@@ -260,6 +260,8 @@ const std::vector<Field> kFields = {
     {"copied_bytes", &publish::Stats::copied_bytes},
     {"io_errors", &publish::Stats::io_errors},
     {"checksum_errors", &publish::Stats::checksum_errors},
+    {"lost_blocks", &publish::Stats::lost_blocks},
+    {"unknown_blocks", &publish::Stats::unknown_blocks},
     {"lease_blocks", &publish::Stats::lease_blocks},
     {"lease_hits", &publish::Stats::lease_hits},
 };

@@ -55,9 +55,10 @@ std::vector<std::string> view(const Process& process, const Rates& r, size_t col
   out.push_back("  ahead     " + std::to_string(s.prefetched_blocks) + " blocks, " +
                 percent(s.prefetch_hits, s.prefetched_blocks) + " used; leases found " +
                 percent(s.lease_hits, s.lease_blocks) + " of their blocks in place");
-  if (s.io_errors != 0 || s.checksum_errors != 0) {
+  if (s.io_errors != 0 || s.checksum_errors != 0 || s.lost_blocks != 0) {
     out.push_back("  ERRORS    " + std::to_string(s.io_errors) + " of I/O, " + std::to_string(s.checksum_errors) +
-                  " of checksums");
+                  " of checksums; blocks lost " + std::to_string(s.lost_blocks) + ", not written yet " +
+                  std::to_string(s.unknown_blocks));
   }
   for (const publish::Device& d : process.now.devices) {
     out.push_back("  device " + std::to_string(d.ordinal) + "  " + printable(d.name) + ": " +
