@@ -133,18 +133,16 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
-// References to residents are void after this. Throws without a change.
+// References to residents stay good. Throws without a change.
 void Pager::grow_residents() {
   const size_t old = residents_.size();
   const size_t grown = std::max<size_t>(64, old * 2);
   free_residents_.reserve(grown);  // giving one back needs no memory
-  residents_.reserve(grown);
   resize_policies(grown);
   residents_.resize(grown);
   for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
 }
 
-// References to residents are void after this.
 bool Pager::reserve_move() {
   try {
     if (free_residents_.empty()) grow_residents();
@@ -158,7 +156,6 @@ bool Pager::reserve_move() {
   }
 }
 
-// References to residents are void after this.
 ResidentId Pager::take_resident() {
   if (free_residents_.empty()) grow_residents();
   const ResidentId id = free_residents_.back();

@@ -285,7 +285,7 @@ class Pager {
   // By Resident::pool: blocks in host memory, blocks held in staging frames, blocks on each device.
   std::vector<std::unique_ptr<policy::Evictor>> policies_;
   FramePool frames_;
-  std::vector<Resident> residents_;
+  std::deque<Resident> residents_;  // references stay good while it grows
   std::vector<core::ResidentId> free_residents_;
   std::vector<std::unique_ptr<Move>> moves_;
   std::vector<Move*> free_moves_;
