@@ -32,10 +32,11 @@ const std::map<State, std::set<State>>& expected() {
       // read: wanted, not wanted yet, unreadable; given up; handed to a device
       {filling, {installing, held, failed, stored, untouched, entering}},
       {held, {installing, taking, entering}},
-      {installing, {resident, held}},
+      // in place; refused, and held still; refused half way, so lost
+      {installing, {resident, held, failed}},
       {resident, {taking, entering}},
-      // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device
-      {taking, {held, installing, resident, writing, stored, untouched, entering}},
+      // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device; taken half way, so lost
+      {taking, {held, installing, resident, writing, stored, untouched, entering, failed}},
       {writing, {held, installing, resident, stored, untouched}},
       {failed, {untouched, stored}},
       {entering, {on_device, stored, untouched, held, failed}},
