@@ -81,9 +81,9 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
   return {};
 }
 
-vmem::pager::Pager::NewRegion new_region(size_t size, unsigned flags) {
+vmem::pager::NewRegion new_region(size_t size, unsigned flags) {
   vmem::core::Options& options = Runtime::get().options();
-  vmem::pager::Pager::NewRegion what;
+  vmem::pager::NewRegion what;
   what.size = size;
   what.block_size = options.number(vmem::core::Option::block_size);
   const std::string codec = options.text(vmem::core::Option::compression);

@@ -36,7 +36,7 @@ constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a
 void Pager::pump_devices(After& after) {
   std::array<bool, device::kMaxDevices> full{};
   for (Gpu& g : gpus_) g.wanted = 0;
-  for (auto it = wishes_.begin(); it != wishes_.end();) {
+  for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
     const size_t d = static_cast<size_t>(it->device);
     if (full[d]) {
       ++it;
@@ -49,7 +49,7 @@ void Pager::pump_devices(After& after) {
         // Of a hint only this block waits until it is where it goes; the rest has no need to.
         Wish one = *it;
         one.last = one.next;
-        it = std::next(wishes_.insert(it, one));
+        it = std::next(queues_.wishes.insert(it, one));
         result = Start::done;
       }
       if (result != Start::done) break;
@@ -60,7 +60,7 @@ void Pager::pump_devices(After& after) {
       gpus_[d].wanted = std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes);
       gpu_work_.notify_all();
     }
-    it = it->next > it->last ? wishes_.erase(it) : std::next(it);
+    it = it->next > it->last ? queues_.wishes.erase(it) : std::next(it);
   }
 }
 
@@ -380,7 +380,7 @@ void Pager::enter_batch(std::vector<Move*>& batch, int d) {
       resize_policies();
     }
   }
-  if (!departures_.empty()) gpu_work_.notify_one();
+  if (!queues_.departures.empty()) gpu_work_.notify_one();
   pump(after);
   lock.unlock();
   run(after);

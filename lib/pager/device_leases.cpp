@@ -73,7 +73,7 @@ void Pager::reap(Lock& lock) {
   std::list<Ending> over;  // a ticket ends without the lock too
   for (uint64_t after = 0;;) {
     size_t count = 0;
-    for (auto e = endings_.begin(); e != endings_.end() && count < looks.size(); ++e) {
+    for (auto e = queues_.endings.begin(); e != queues_.endings.end() && count < looks.size(); ++e) {
       if (e->id <= after || !e->oldest || !e->recorded) continue;
       looks[count++] = {e->id, e->device, e->ticket, false, {}};
     }
@@ -95,13 +95,14 @@ void Pager::reap(Lock& lock) {
     if (count == 0) continue;
     after = looks[count - 1].id;
     for (const Look& look : std::span(looks.data(), count)) {
-      const auto e = std::find_if(endings_.begin(), endings_.end(), [&](const Ending& x) { return x.id == look.id; });
-      if (!look.over || e == endings_.end()) continue;
+      const auto e = std::find_if(queues_.endings.begin(), queues_.endings.end(),
+                                  [&](const Ending& x) { return x.id == look.id; });
+      if (!look.over || e == queues_.endings.end()) continue;
       if (!look.health.ok()) saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) {
         for (BlockIndex b = s.first; b <= s.last; ++b) end_lease(*s.region, b, e->stream);
       }
-      forget_ending(endings_, e, &over);
+      forget_ending(queues_.endings, e, &over);
       after = 0;  // the next of its lane may be over too
     }
     if (!over.empty()) notify();
@@ -201,7 +202,7 @@ Status Pager::wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d) {
 void Pager::wait_for_region_endings(Lock& lock, Region& r) {
   if (!r.gpu) return;
   Patience patience;
-  for (reap(lock); ending_anywhere(endings_, r) && !r.dying; reap(lock)) patience.wait(lock, changed_);
+  for (reap(lock); ending_anywhere(queues_.endings, r) && !r.dying; reap(lock)) patience.wait(lock, changed_);
 }
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream) {
@@ -247,7 +248,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   apart.resize(kept + 1);
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
   const core::OnExit let_regions_go([&] {
-    std::erase_if(wishes_, [&](const Wish& w) { return w.owner == &spans; });
+    std::erase_if(queues_.wishes, [&](const Wish& w) { return w.owner == &spans; });
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
   });
@@ -290,8 +291,9 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
         if (r.table[i].state != State::failed) r.reasons.erase(i);
       }
     }
-    const auto at = std::find_if(wishes_.begin(), wishes_.end(), [](const Wish& w) { return w.owner == nullptr; });
-    wishes_.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, &spans});
+    const auto at =
+        std::find_if(queues_.wishes.begin(), queues_.wishes.end(), [](const Wish& w) { return w.owner == nullptr; });
+    queues_.wishes.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, &spans});
     missing = true;
   }
   if (missing) {
@@ -355,19 +357,19 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     const uint64_t now = now_ns();
     if (waiting_since == 0) waiting_since = now;
     if (now - waiting_since > config_.fault_timeout_ms * uint64_t{1000000} && !core::in_transition(block.state)) {
-      if (!write_error_.ok()) return take_write_error();
+      if (!write_back_.error.ok()) return take_write_error();
       if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), std::string(g.failure.text()));
       return error(ENOMEM,
                    "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms",
                    d, core::human_bytes(g.budget).c_str(), core::human_bytes(g.used).c_str(), staging_.free(),
                    staging_.total(), config_.fault_timeout_ms);
     }
-    const bool wished = std::any_of(wishes_.begin(), wishes_.end(), [&](const Wish& w) {
+    const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
     });
     if (!wished && block.state != State::entering && !(block.state == State::leaving && block.device == d)) {
       // It went another way meanwhile: a move in failed, or somebody had it.
-      wishes_.push_front(Wish{&r, b, b, d, Urgency::acquire, owner});
+      queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner});
       After after;
       pump_devices(after);
       lock.unlock();
@@ -526,11 +528,12 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
     for (auto e = made.begin(); e != made.end();) {
       const auto next = std::next(e);
       if (!e->spans.empty()) {
-        e->id = ++last_ending_;
+        e->id = ++queues_.last_ending;
         e->thread = pthread_self();
-        e->oldest = std::none_of(endings_.begin(), endings_.end(), [&](const Ending& x) { return x.same_lane(*e); });
+        e->oldest = std::none_of(queues_.endings.begin(), queues_.endings.end(),
+                                 [&](const Ending& x) { return x.same_lane(*e); });
         mine.push_back(&*e);
-        endings_.splice(endings_.end(), made, e);
+        queues_.endings.splice(queues_.endings.end(), made, e);
       }
       e = next;
     }
@@ -546,8 +549,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
     Lock lock(mutex_);
     if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {
       give_leases_back(*e, gpus_);
-      const auto at = std::find_if(endings_.begin(), endings_.end(), [&](const Ending& x) { return &x == e; });
-      forget_ending(endings_, at, &made);
+      const auto at =
+          std::find_if(queues_.endings.begin(), queues_.endings.end(), [&](const Ending& x) { return &x == e; });
+      forget_ending(queues_.endings, at, &made);
       result = recorded;
       notify();
       continue;

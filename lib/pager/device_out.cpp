@@ -340,9 +340,9 @@ bool Pager::evict_from_device(Lock& lock, int d) {
 
 // Locked. A few blocks of the oldest hint that asks blocks away from a device.
 bool Pager::serve_departure(Lock& lock) {
-  if (!departures_.empty()) reap(lock);
-  while (!departures_.empty()) {
-    Departure& it = departures_.front();
+  if (!queues_.departures.empty()) reap(lock);
+  while (!queues_.departures.empty()) {
+    Departure& it = queues_.departures.front();
     Region& r = *it.region;
     std::vector<Move*> batch;
     std::optional<SpanOf> on;
@@ -358,14 +358,15 @@ bool Pager::serve_departure(Lock& lock) {
     if (batch.empty() && b <= it.last && b < r.blocks) return false;  // tried again when something has moved
     if (b > it.last || b >= r.blocks) {
       if (it.to_ssd) on = SpanOf{&r, it.first, it.last};
-      departures_.pop_front();
+      queues_.departures.pop_front();
     }
     ++r.in_flight;
     lock.unlock();
     if (!batch.empty()) leave_batch(batch);
     lock.lock();
-    if (on && !r.dying && evict_requests_.size() < kMaxSpeculative) {  // what is in staging frames now goes on
-      evict_requests_.push_back(*on);
+    if (on && !r.dying &&
+        queues_.evict_requests.size() < Queues::kMaxSpeculative) {  // what is in staging frames now goes on
+      queues_.evict_requests.push_back(*on);
       need_evict_.notify_one();
     }
     --r.in_flight;

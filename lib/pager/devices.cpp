@@ -237,7 +237,7 @@ void Pager::set_staging_share(unsigned percent) {
 bool Pager::must_evict_staging() const {
   if (staging_.total() == 0 || (staging_may_grow() && !(staging_wanted_ && staging_refused_))) return false;
   const size_t low = std::max<size_t>(2 * staging_reserve(), staging_.total() / 8);
-  return staging_.free() * Staging::kFrame + staging_leaving_ < low * Staging::kFrame;
+  return staging_.free() * Staging::kFrame + sums_.staging_leaving < low * Staging::kFrame;
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
@@ -247,7 +247,7 @@ void Pager::grow_staging(Lock& lock) {
   const size_t frames = std::min<size_t>(kSlabFrames, room / Staging::kFrame);
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;
-  if (!frames_.take_fixed(frames * Staging::kFrame, reserve_bytes_)) {
+  if (!frames_.take_fixed(frames * Staging::kFrame, sums_.reserve_bytes)) {
     // Until then the pool gives up what it has.
     staging_wanted_ = staging_refused_ = true;
     grow_again_ns_ = now_ns() + kGrowAgain;
@@ -284,7 +284,7 @@ void Pager::device_loop() {
       continue;
     }
     // A stream that passes a release tells nobody.
-    if (!endings_.empty() && !wishes_.empty()) {
+    if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
     } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free

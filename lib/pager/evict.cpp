@@ -34,10 +34,10 @@ constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kM
 // Free memory, or on its way to being free, is short of the low watermark.
 bool Pager::must_evict() const {
   const uint64_t budget = frames_.budget();
-  const unsigned percent = refilling_ ? knobs_.watermark_high : knobs_.watermark_low;
+  const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
   const uint64_t low =
-      std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * largest_block_)), budget / 100 * percent);
-  return frames_.in_use() + std::max(low, room_wanted_) > budget + leaving_bytes_;
+      std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * sums_.largest_block)), budget / 100 * percent);
+  return frames_.in_use() + std::max(low, sums_.room_wanted) > budget + sums_.leaving_bytes;
 }
 
 void Pager::evict_loop() {
@@ -54,23 +54,23 @@ void Pager::evict_loop() {
       lock.lock();
       continue;
     }
-    if (!evict_requests_.empty()) {
+    if (!queues_.evict_requests.empty()) {
       serve_evict_request(lock);
       continue;
     }
     lift_cap(now);
     // Who starves while nothing moves needs what a held block has: a buffer.
-    const bool stuck = !starved_.empty() && moves_.size() == free_moves_.size();
+    const bool stuck = !queues_.starved.empty() && moves_.size() == free_moves_.size();
     const bool host_short = must_evict() || stuck;
-    refilling_ = host_short && !stuck;
+    machine_.refilling = host_short && !stuck;
     const bool staging_short = !gpus_.empty() && must_evict_staging();
-    if (!host_short && !staging_short && starved_.empty()) {
+    if (!host_short && !staging_short && queues_.starved.empty()) {
       need_evict_.wait(lock);
       continue;
     }
-    if (now < retry_writes_ns_) {
-      const uint64_t most = starved_.empty() ? UINT64_MAX : Progress::kSlice / 2;
-      need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(retry_writes_ns_ - now, most)));
+    if (now < write_back_.retry_ns) {
+      const uint64_t most = queues_.starved.empty() ? UINT64_MAX : Progress::kSlice / 2;
+      need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(write_back_.retry_ns - now, most)));
       continue;
     }
     if (!host_short && !staging_short) {  // starved for a buffer, or for what is leaving already
@@ -83,7 +83,7 @@ void Pager::evict_loop() {
       continue;
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
-    const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * largest_block_) / core::kPage);
+    const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * sums_.largest_block) / core::kPage);
     const size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
     batch.clear();
     bool copies = false;
@@ -125,7 +125,7 @@ void Pager::evict_loop() {
 
 // vmem_prefetch to the SSD: a few blocks of the oldest request. What is leased or moving already is passed over.
 void Pager::serve_evict_request(Lock& lock) {
-  SpanOf& span = evict_requests_.front();
+  SpanOf& span = queues_.evict_requests.front();
   Region& r = *span.region;
   std::vector<Move*> batch;
   BlockIndex b = r.table.next_touched(span.first);
@@ -142,14 +142,14 @@ void Pager::serve_evict_request(Lock& lock) {
     }
   }
   span.first = b;
-  if (b > span.last || b >= r.blocks) evict_requests_.pop_front();
+  if (b > span.last || b >= r.blocks) queues_.evict_requests.pop_front();
   lock.unlock();
   evict_batch(batch);
   lock.lock();
 }
 
 uint32_t Pager::stamp_now() const {
-  return static_cast<uint32_t>(std::max<uint64_t>(1, evicted_pages_ / 16));
+  return static_cast<uint32_t>(std::max<uint64_t>(1, sums_.evicted_pages / 16));
 }
 
 // Claims a resident or held block for the way out. nullptr: no address space for its image.
@@ -263,7 +263,7 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
         if (m->stored != 0) {
           note_write_failure(m);
         } else {
-          retry_writes_ns_ = now_ns() + 5000000;  // pinned: not at once again, were all of memory like this
+          write_back_.retry_ns = now_ns() + 5000000;  // pinned: not at once again, were all of memory like this
         }
         put_back(m, after);
       } else if (m->clean) {
@@ -467,11 +467,11 @@ void Pager::note_write_failure(Move* m) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
                                    where(*m->region, m->block).c_str());
   }
-  if (failures_in_row_++ == 0) {
+  if (write_back_.failures_in_row++ == 0) {
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
   }
-  retry_writes_ns_ = now_ns() + (uint64_t{10000000} << std::min(failures_in_row_, 6u));
-  if (m->job == nullptr && write_error_.ok() && !core::broken("write_report")) write_error_ = m->status;
+  write_back_.retry_ns = now_ns() + (uint64_t{10000000} << std::min(write_back_.failures_in_row, 6u));
+  if (m->job == nullptr && write_back_.error.ok() && !core::broken("write_report")) write_back_.error = m->status;
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
@@ -526,7 +526,7 @@ void Pager::finish_write(Move* m, After& after) {
     pump(after);
     return;
   }
-  failures_in_row_ = 0;
+  write_back_.failures_in_row = 0;
   progress_.made();
   core::add(counters_.write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
@@ -579,12 +579,12 @@ void Pager::drop_cut_off(Move* m) {
 
 // Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again.
 void Pager::revive_dropped() {
-  for (const auto& [r, b] : dropped_) {
+  for (const auto& [r, b] : queues_.dropped) {
     Block& block = r->table[b];
     if (block.state != State::failed || (block.flags & core::kDropped) == 0) continue;
     revive(*r, b);
   }
-  dropped_.clear();
+  queues_.dropped.clear();
 }
 
 void Pager::revive(Region& r, BlockIndex b) {

@@ -1,4 +1,5 @@
-// The way in: fault -> frame -> bytes -> in place; read-ahead and prefetch go the same way with less urgency.
+// The way in: frame -> bytes -> in place, for a fault (faults.cpp), an acquire, or with less urgency for read-ahead and
+// prefetch.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -26,165 +27,7 @@ constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead |
 
 }  // namespace
 
-// One round of faults; true when there may be more. One thread at a time.
-bool Pager::serve_faults(int timeout_ms) {
-  std::array<trap::Fault, 64> faults;
-  size_t count = 0;
-  if (Status s = trap_->wait(faults, timeout_ms, &count); !s.ok()) {
-    VMEM_LOG_ONCE(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
-                  static_cast<int>(s.text().size()), s.text().data());
-    return false;
-  }
-  if (count == 0) return timeout_ms < 0;
-  core::step("fault.read");
-  const uint64_t now = now_ns();
-  After after;
-  {
-    Lock lock(mutex_);
-    for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
-    pump_speculative(after);
-  }
-  run(after);
-  return timeout_ms < 0 || count == faults.size();
-}
-
-void Pager::fault_loop() {
-  while (!stop_faults_.load(std::memory_order_relaxed) && serve_faults(-1)) {
-  }
-}
-
-// On an I/O thread: the reads that faults cause are issued without waking another thread.
-void Pager::faults_ready(void* self) {
-  while (static_cast<Pager*>(self)->serve_faults(0)) {
-  }
-}
-
-void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
-  Region* r = find(fault.address);
-  if (r == nullptr) {
-    // Its region was freed between the touch and this report: let the thread meet what is there now.
-    trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-    return;
-  }
-  if (r->dying) return;  // detach() answers it
-  const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
-  Block& block = r->table[b];
-  const uint16_t wish =
-      static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
-  switch (block.state) {
-    case State::untouched:
-    case State::stored: {
-      if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
-      core::add(counters_.faults);
-      block.flags |= wish;
-      if (!start_fill(*r, b, Urgency::fault, after)) starve(*r, b, Urgency::fault);
-      if (const auto w = r->readahead.on_fault(b, false)) speculate(*r, *w, Urgency::readahead);
-      break;
-    }
-    case State::filling:
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
-      block.flags |= wish;
-      used(*r, b);
-      break;
-    case State::held:
-      core::add(counters_.faults);
-      core::add(counters_.soft_faults);
-      block.flags |= wish;
-      used(*r, b);
-      if (residents_[block.aux].admitted) policy(block.aux).touched(block.aux);
-      begin_install(*r, b, after);
-      counters_.fault_took(now_ns() - now);
-      break;
-    case State::installing:
-      block.flags |= wish;
-      break;
-    case State::taking:
-    case State::writing:
-      if (const Resident& resident = residents_[block.aux];
-          resident.in_place && !resident.dropping && fault.kind != trap::FaultKind::write_protect) {
-        // The block's pages are in place, so the program dropped this one itself (madvise), and it may be one of our
-        // own threads that met the hole while hashing: it must not wait for itself. A page that is there makes this
-        // fail.
-        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-      }
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
-      block.flags |= wish;
-      break;
-    case State::resident:
-      if (fault.kind == trap::FaultKind::write_protect) {
-        core::add(counters_.write_protect_faults);
-        block.flags &= static_cast<uint16_t>(~core::kProtected);
-        // Under the lock: an evictor that protects this block next must come after.
-        trap_->unprotect(r->address(b), r->block_size).ignore();
-        break;
-      }
-      core::add(counters_.spurious_faults);
-      if (fault.address == last_spurious_) {
-        // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any
-        // memory it then reads zeros; a page that is there after all makes this fail and changes nothing.
-        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-      }
-      last_spurious_ = fault.address;
-      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-      break;
-    case State::failed:
-      if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
-      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-      break;
-    case State::leaving:
-      // The trap stands there already, the books do not say so yet: settle() grants it.
-      core::add(counters_.faults);
-      block.flags |= wish;
-      break;
-    case State::entering:
-      // Woken when the block has been made: it goes on then, and parks at the device's door. Sooner it would come back
-      // at once, again and again, and one of its tries would fall between the mapping of the block and its shutting.
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
-      block.flags |= wish;
-      break;
-    case State::on_device:
-      // The toucher met the trap before the block was made over it, and has been woken since or is here.
-      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-      break;
-    case State::count_:
-      break;
-  }
-}
-
-// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
-void Pager::used(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  if ((block.flags & core::kReadAhead) == 0) return;
-  const bool marker = (block.flags & core::kMarker) != 0;
-  const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
-  const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
-  constexpr uint16_t kClear = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
-  block.flags &= kClear;
-  core::add(counters_.prefetch_hits);
-  for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
-    Block& before = r.table[static_cast<BlockIndex>(i)];
-    if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
-    before.flags &= kClear;
-    core::add(counters_.prefetch_hits);
-    if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
-  }
-  if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
-  if (marker && r.access == policy::Access::sequential) drop_behind(r, b);
-}
-
-// A declared scan of more than memory holds will not come back soon: what it has passed makes room at once, so that the
-// same few frames, warm and huge, serve the whole scan, and write-back keeps step with the stores.
-void Pager::drop_behind(Region& r, BlockIndex b) {
-  if (r.span < frames_.budget() / 2) return;
-  const BlockIndex keep = std::max<BlockIndex>(2, (uint64_t{16} << 20) / r.block_size);
-  if (b < r.behind) r.behind = 0;  // the scan began again
-  if (b < r.behind + 2 * keep || evict_requests_.size() >= kMaxSpeculative) return;
-  evict_requests_.push_back({&r, r.behind, b - keep});
-  r.behind = b - keep + 1;
-  need_evict_.notify_one();
-}
-
-// The same into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+// As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   if (!reserve_move()) return false;
   Block& block = r.table[b];
@@ -218,8 +61,8 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   Block& block = r.table[b];
   const size_t size = r.block_size;
   const uint64_t keep = urgency == Urgency::fault     ? 0
-                        : urgency == Urgency::acquire ? reserve_bytes_ / 2
-                                                      : reserve_bytes_;
+                        : urgency == Urgency::acquire ? sums_.reserve_bytes / 2
+                                                      : sums_.reserve_bytes;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
@@ -371,7 +214,7 @@ void Pager::finish_read(Move* m, After& after) {
   }
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
-  if (m->speculative) speculative_bytes_ -= r.block_size;
+  if (m->speculative) queues_.speculative_bytes -= r.block_size;
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
     if (!m->cut) {
       core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
@@ -579,17 +422,17 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, 
   if ((block.flags & core::kStarved) != 0) {
     // A fault moves ahead of acquires.
     if (urgency != Urgency::fault) return;
-    std::erase_if(starved_, [&](const Starved& s) { return s.region == &r && s.block == b; });
+    std::erase_if(queues_.starved, [&](const Starved& s) { return s.region == &r && s.block == b; });
   }
   const uint64_t now = now_ns();
   const uint64_t lived = look(now);
   const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived};
   if (urgency == Urgency::fault) {
-    const auto at =
-        std::find_if(starved_.begin(), starved_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
-    starved_.insert(at, entry);
+    const auto at = std::find_if(queues_.starved.begin(), queues_.starved.end(),
+                                 [](const Starved& s) { return s.urgency != Urgency::fault; });
+    queues_.starved.insert(at, entry);
   } else {
-    starved_.push_back(entry);
+    queues_.starved.push_back(entry);
   }
   block.flags |= core::kStarved;
   need_evict_.notify_all();
@@ -597,8 +440,8 @@ void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, 
 
 // Memory or a buffer came free: whoever waits for it, most urgent first.
 void Pager::pump(After& after) {
-  while (!starved_.empty()) {
-    const Starved s = starved_.front();
+  while (!queues_.starved.empty()) {
+    const Starved s = queues_.starved.front();
     Block& block = s.region->table[s.block];
     if (block.state == State::untouched || block.state == State::stored) {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
@@ -613,34 +456,35 @@ void Pager::pump(After& after) {
     } else {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
     }
-    starved_.pop_front();
+    queues_.starved.pop_front();
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
-  if (!dropped_.empty() && frames_.available() >= largest_block_) revive_dropped();
+  if (!queues_.dropped.empty() && frames_.available() >= sums_.largest_block) revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
 }
 
 void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
   if (w.count == 0) return;
-  if (speculative_.size() >= kMaxSpeculative) {
+  if (queues_.speculative.size() >= Queues::kMaxSpeculative) {
     r.readahead.on_dropped(w.count);
     return;
   }
-  speculative_.push_back({&r, w.first, w.stride, w.count, w.marker, urgency});
+  queues_.speculative.push_back({&r, w.first, w.stride, w.count, w.marker, urgency});
 }
 
 void Pager::pump_speculative(After& after) {
-  while (!speculative_.empty()) {
-    Speculative& s = speculative_.front();
+  while (!queues_.speculative.empty()) {
+    Speculative& s = queues_.speculative.front();
     Region& r = *s.region;
     if (s.count == 0 || s.next >= r.blocks) {
-      speculative_.pop_front();
+      queues_.speculative.pop_front();
       continue;
     }
     const uint64_t cap =
         std::max<uint64_t>(config_.io_depth * std::max<uint64_t>(r.block_size, 256 << 10), r.block_size);
-    if (speculative_bytes_ + r.block_size > std::max(cap, r.block_size) && speculative_bytes_ != 0) return;
+    if (queues_.speculative_bytes + r.block_size > std::max(cap, r.block_size) && queues_.speculative_bytes != 0)
+      return;
     Block& block = r.table[s.next];
     if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
@@ -652,7 +496,7 @@ void Pager::pump_speculative(After& after) {
       }
       Move* m = after.submit.tail;
       m->speculative = true;
-      speculative_bytes_ += r.block_size;
+      queues_.speculative_bytes += r.block_size;
       core::add(counters_.prefetched_blocks);
       block.flags |= core::kReadAhead;
       if (s.urgency == Urgency::prefetch) block.flags |= core::kPrefetched;
@@ -694,8 +538,8 @@ uint64_t Pager::look(uint64_t now) {
 // A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
 // given to smaller ones.
 bool Pager::overtakes(const Region& r) const {
-  if (starved_.empty() || starved_.front().urgency != Urgency::fault) return false;
-  const Starved& first = starved_.front();
+  if (queues_.starved.empty() || queues_.starved.front().urgency != Urgency::fault) return false;
+  const Starved& first = queues_.starved.front();
   return first.region->block_size > r.block_size &&
          progress_.waited(first.mark) > config_.fault_timeout_ms * uint64_t{1000000} / 4;
 }
@@ -707,11 +551,11 @@ bool Pager::check_starved(uint64_t now) {
   look(now);
   // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
   // a write that is to be tried again.
-  if (moves_.size() != free_moves_.size() || now < retry_writes_ns_) return false;
-  while (!starved_.empty()) {
-    const Starved s = starved_.front();
+  if (moves_.size() != free_moves_.size() || now < write_back_.retry_ns) return false;
+  while (!queues_.starved.empty()) {
+    const Starved s = queues_.starved.front();
     if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;
-    starved_.pop_front();
+    queues_.starved.pop_front();
     Region& r = *s.region;
     Block& block = r.table[s.block];
     if (block.state == State::held) {
@@ -719,7 +563,7 @@ bool Pager::check_starved(uint64_t now) {
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
                 core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
-      starved_.push_back({&r, s.block, Urgency::fault, now, look(now)});
+      queues_.starved.push_back({&r, s.block, Urgency::fault, now, look(now)});
       return false;
     }
     block.flags &= static_cast<uint16_t>(~core::kStarved);
@@ -727,12 +571,12 @@ bool Pager::check_starved(uint64_t now) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     const Status why = core::error(
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
-        core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_error_.ok() ? "" : ": ",
-        static_cast<int>(write_error_.text().size()), write_error_.text().data(), where(r, s.block).c_str());
+        core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
+        static_cast<int>(write_back_.error.text().size()), write_back_.error.text().data(), where(r, s.block).c_str());
     core::log(core::Level::error, "%.*s: a touch gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());
     block.flags |= core::kDropped;
-    dropped_.emplace_back(&r, s.block);
+    queues_.dropped.emplace_back(&r, s.block);
     r.table.change(s.block, block.state, State::failed);
     r.reasons[s.block] = why;
     fail_touches(r, s.block);

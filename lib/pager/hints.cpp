@@ -22,32 +22,32 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
   }
   {
     Lock lock(mutex_);
-    if (!endings_.empty()) reap(lock);
+    if (!queues_.endings.empty()) reap(lock);
     SpanOf span;
     if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0) {
       if (!span.region->gpu) {
         return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
       }
-      if (wishes_.size() >= kMaxSpeculative) return {};
+      if (queues_.wishes.size() >= Queues::kMaxSpeculative) return {};
       // More than the budget holds would only chase out what came first.
       const uint64_t most =
           std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
-      wishes_.push_back(
+      queues_.wishes.push_back(
           {span.region, span.first, std::min(span.last, span.first + most - 1), location, Urgency::prefetch, nullptr});
       pump_devices(after);
       lock.unlock();
       run(after);
       return {};
     }
-    forget_hints(wishes_, span);
-    if (span.region->gpu && departures_.size() < kMaxSpeculative) {
-      departures_.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD});
+    forget_hints(queues_.wishes, span);
+    if (span.region->gpu && queues_.departures.size() < Queues::kMaxSpeculative) {
+      queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD});
       gpu_work_.notify_one();
       if (location == VMEM_SSD) return {};
     }
     if (location == VMEM_SSD) {
-      if (evict_requests_.size() < kMaxSpeculative) evict_requests_.push_back(span);
+      if (queues_.evict_requests.size() < Queues::kMaxSpeculative) queues_.evict_requests.push_back(span);
       need_evict_.notify_one();
       return {};
     }
@@ -246,7 +246,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       residents_[block.aux].in_place = m->in_place;
       residents_[block.aux].dropping = true;
       m->image = m->in_place ? r.address(b) : residents_[block.aux].frame;
-      leaving_bytes_ += r.block_size;
+      sums_.leaving_bytes += r.block_size;
       lock.unlock();
       const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
       Status dropped = trap_->drop({&range, 1});

@@ -45,18 +45,18 @@ Status no_memory() {
 Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   auto it = r.leases.find(b);
   if (it == r.leases.end()) {
-    const uint64_t kept = reserve_bytes_ + frames_.least_overhead();
-    if (leased_bytes_ + r.block_size + kept > frames_.budget()) {
+    const uint64_t kept = sums_.reserve_bytes + frames_.least_overhead();
+    if (sums_.leased_bytes + r.block_size + kept > frames_.budget()) {
       return error(ENOMEM,
                    "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
                    "holders: %s",
                    core::human_bytes(frames_.budget()).c_str(), core::human_bytes(kept).c_str(),
-                   core::human_bytes(leased_bytes_).c_str(), lease_holders().c_str());
+                   core::human_bytes(sums_.leased_bytes).c_str(), lease_holders().c_str());
     }
     std::vector<Lease> first{{VMEM_HOST, nullptr}};
     first.back().grant(access);
     r.leases.emplace(b, std::move(first));
-    leased_bytes_ += r.block_size;
+    sums_.leased_bytes += r.block_size;
     ++r.granted;
     const Block& block = r.table[b];
     if (core::in_memory(block.state) && residents_[block.aux].admitted && !core::broken("lease_hold"))
@@ -85,7 +85,7 @@ void Pager::forget_host_lease(Region& r, BlockIndex b) {
   const auto it = r.leases.find(b);
   if (it == r.leases.end() || it->second.front().location >= 0 || it->second.front().count != 0) return;
   r.leases.erase(it);
-  leased_bytes_ -= r.block_size;
+  sums_.leased_bytes -= r.block_size;
   progress_.made();
   const Block& block = r.table[b];
   if (core::in_memory(block.state) && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
@@ -103,7 +103,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
   }
-  if (!endings_.empty()) {
+  if (!queues_.endings.empty()) {
     for (const SpanOf& s : spans) ++s.region->in_flight;
     Status waited = wait_for_endings(lock, spans, location);
     for (const SpanOf& s : spans) --s.region->in_flight;
@@ -244,13 +244,13 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
     if ((block.flags & core::kStarved) != 0) {
       const uint64_t now = now_ns(), lived = look(now);
       if (!starving) starving = lived;
-      if (moves_.size() == free_moves_.size() && now >= retry_writes_ns_ &&
+      if (moves_.size() == free_moves_.size() && now >= write_back_.retry_ns &&
           progress_.over(*starving, config_.fault_timeout_ms * uint64_t{1000000})) {
-        std::erase_if(starved_, [&](const Starved& s) {
+        std::erase_if(queues_.starved, [&](const Starved& s) {
           return s.region == &r && s.block == b && s.urgency == Urgency::acquire;
         });
         block.flags &= static_cast<uint16_t>(~core::kStarved);
-        if (!write_error_.ok()) return take_write_error();
+        if (!write_back_.error.ok()) return take_write_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }

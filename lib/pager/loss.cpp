@@ -88,7 +88,7 @@ std::string place_of(const Region& r, const core::Block& block) {
 // before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
 void Pager::mark_unknown(Region& r, BlockIndex b) {
   core::Block& block = r.table[b];
-  if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
+  if ((block.flags & core::kUnknown) == 0) ++sums_.unknown_blocks;
   block.flags |= core::kUnknown;
   if (r.gpu) block.flags |= core::kDirty;
   block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
@@ -97,7 +97,7 @@ void Pager::mark_unknown(Region& r, BlockIndex b) {
 // Locked. The block was written, or its contents are of no interest any more.
 void Pager::clear_unknown(core::Block& block) {
   if ((block.flags & core::kUnknown) == 0) return;
-  --unknown_blocks_;
+  --sums_.unknown_blocks;
   block.flags &= static_cast<uint16_t>(~core::kUnknown);
 }
 

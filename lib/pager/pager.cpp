@@ -30,8 +30,8 @@ Pager::Pager(Parts parts, Config config)
   gpus_ = std::vector<Gpu>(devices);
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
-  wanted_readahead_ = config_.readahead_bytes;
-  wanted_timeout_ms_ = config_.fault_timeout_ms;
+  machine_.wanted_readahead = config_.readahead_bytes;
+  machine_.wanted_timeout_ms = config_.fault_timeout_ms;
 }
 
 Status Pager::start() {
@@ -195,13 +195,13 @@ void Pager::free_resident(BlockIndex b, Region& r) {
   const ResidentId id = block.aux;
   drop_copy(id);
   give_resident(id);
-  evicted_pages_ += r.block_size / core::kPage;
+  sums_.evicted_pages += r.block_size / core::kPage;
   // Stamps count in units of 16 pages so that 32 bits last for 256 TiB of evictions; 0 means never.
-  block.aux = static_cast<uint32_t>(std::max<uint64_t>(1, evicted_pages_ / 16 & 0xffffffffu));
+  block.aux = static_cast<uint32_t>(std::max<uint64_t>(1, sums_.evicted_pages / 16 & 0xffffffffu));
 }
 
 uint64_t Pager::age_of(uint32_t stamp) const {
-  return (static_cast<uint32_t>(evicted_pages_ / 16) - stamp) * uint64_t{16};
+  return (static_cast<uint32_t>(sums_.evicted_pages / 16) - stamp) * uint64_t{16};
 }
 
 void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
@@ -259,14 +259,14 @@ void Pager::free_move(Move* m) {
 // Tables are paid for from the same budget, beyond what every process can spare.
 void Pager::count_tables() {
   constexpr uint64_t kFree = uint64_t{8} << 20;
-  const uint64_t bytes = table_bytes_ + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move);
+  const uint64_t bytes = sums_.table_bytes + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move);
   frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
 }
 
 // Its table grows and shrinks as blocks change.
 void Pager::charge_table(Region& r) {
   if (r.table.footprint() == r.table_charged) return;
-  table_bytes_ += r.table.footprint() - r.table_charged;
+  sums_.table_bytes += r.table.footprint() - r.table_charged;
   r.table_charged = r.table.footprint();
   count_tables();
 }
@@ -332,22 +332,23 @@ void Pager::stats(struct vmem_stats* out) {
   out->device_bytes = 0;
   for (const Gpu& g : gpus_) out->device_bytes += g.used;
   out->regions = regions_.size();
-  out->unknown_blocks = unknown_blocks_;
+  out->unknown_blocks = sums_.unknown_blocks;
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
   // Beside staging frames as much is for what the CPU touches. A region that was granted goes on being served.
-  const uint64_t fixed = frames_.least_overhead() + staging_.bytes(), reserve = reserve_for(largest_block_, bytes);
-  const uint64_t needed = fixed + std::max(leased_bytes_ + reserve, 4 * largest_block_);
+  const uint64_t fixed = frames_.least_overhead() + staging_.bytes(), reserve = reserve_for(sums_.largest_block, bytes);
+  const uint64_t needed = fixed + std::max(sums_.leased_bytes + reserve, 4 * sums_.largest_block);
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
                  "live leases, %s for faults (the largest blocks have %s)",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(leased_bytes_).c_str(), core::human_bytes(needed - fixed - leased_bytes_).c_str(),
-                 core::human_bytes(largest_block_).c_str());
+                 core::human_bytes(sums_.leased_bytes).c_str(),
+                 core::human_bytes(needed - fixed - sums_.leased_bytes).c_str(),
+                 core::human_bytes(sums_.largest_block).c_str());
   }
   frames_.set_budget(bytes);
   count_blocks();
@@ -367,7 +368,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
 void Pager::set_readahead(uint64_t bytes) {
   {
     Lock lock(mutex_);
-    wanted_readahead_ = bytes;
+    machine_.wanted_readahead = bytes;
   }
   on_knobs();
 }
@@ -379,7 +380,7 @@ void Pager::set_checksum(bool on) {
 void Pager::set_fault_timeout(unsigned ms) {
   {
     Lock lock(mutex_);
-    wanted_timeout_ms_ = ms;
+    machine_.wanted_timeout_ms = ms;
   }
   on_knobs();
 }
@@ -387,7 +388,7 @@ void Pager::set_fault_timeout(unsigned ms) {
 void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
   Lock lock(mutex_);
-  retry_writes_ns_ = 0;  // there may be room now: whoever waits for memory should not wait for the back-off
+  write_back_.retry_ns = 0;  // there may be room now: whoever waits for memory should not wait for the back-off
   need_evict_.notify_all();
 }
 
@@ -397,8 +398,8 @@ bool Pager::has_regions() {
 }
 
 Status Pager::take_write_error() {
-  Status s = write_error_;
-  write_error_ = {};
+  Status s = write_back_.error;
+  write_back_.error = {};
   return s;
 }
 
@@ -433,8 +434,8 @@ std::string Pager::check() {
     return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,
                            staging_.free(), staging_.total());
   }
-  if (leased != leased_bytes_) {
-    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(leased_bytes_),
+  if (leased != sums_.leased_bytes) {
+    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(sums_.leased_bytes),
                            static_cast<unsigned long long>(leased));
   }
   return check_devices();

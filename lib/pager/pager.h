@@ -8,10 +8,8 @@
 // wish in the block's flags, and settle() grants it when the owner is done.
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <deque>
-#include <list>
 #include <map>
 #include <memory>
 #include <thread>
@@ -26,6 +24,7 @@
 #include "pager/frames.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
+#include "pager/queues.h"
 #include "pager/region.h"
 #include "pager/staging.h"
 #include "store/io.h"
@@ -43,19 +42,9 @@ class Pager {
   Pager& operator=(const Pager&) = delete;
   core::Status start();
 
-  struct NewRegion {
-    size_t size = 0;
-    size_t block_size = 0;
-    Backing backing = Backing::anonymous;
-    store::Codec codec = store::Codec::raw;
-    std::string path;  // files
-    uint64_t offset = 0;
-    bool host_only = false;  // no device tier, also where there is one
-  };
   core::Status create(const NewRegion& what, void** ptr);
   core::Status destroy(void* ptr, bool force);
   core::Status set_name(const void* ptr, const char* name);
-
   core::Status prefetch(const void* ptr, size_t size, int location);
   core::Status advise(const void* ptr, size_t size, int advice, int location);
   core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream);
@@ -105,7 +94,7 @@ class Pager {
   void grow_residents();
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
-  uint64_t& leaving_of(const Move* m) { return m->staged ? staging_leaving_ : leaving_bytes_; }
+  uint64_t& leaving_of(const Move* m) { return m->staged ? sums_.staging_leaving : sums_.leaving_bytes; }
   void free_resident(core::BlockIndex b, Region& r);
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
   bool reserve_move();  // memory for one move and one resident: what begins with it cannot fail for want of it
@@ -114,11 +103,10 @@ class Pager {
   void count_tables();
   void charge_table(Region& r);
   void notify() { changed_.notify_all(); }
-  uint64_t reserve() const { return reserve_bytes_; }
   std::string where(const Region& r, core::BlockIndex b) const;  // locked
   std::string place(const Region& r, core::BlockIndex b);        // unlocked
 
-  // fill.cpp
+  // faults.cpp, fill.cpp
   void fault_loop();
   bool serve_faults(int timeout_ms);
   static void faults_ready(void* self);
@@ -289,46 +277,24 @@ class Pager {
   std::vector<core::ResidentId> free_residents_;
   std::vector<std::unique_ptr<Move>> moves_;
   std::vector<Move*> free_moves_;
-  std::deque<Starved> starved_;                     // at most one entry a block; faults before acquires
-  std::deque<Speculative> speculative_;             // bounded by kMaxSpeculative
-  std::deque<SpanOf> evict_requests_;               // vmem_prefetch to the SSD; bounded by kMaxSpeculative
-  uint64_t speculative_bytes_ = 0;                  // of them in flight
-  uint64_t reserve_bytes_ = 0, largest_block_ = 0;  // the first: kept free for faults
-  std::array<uint32_t, 14> regions_by_size_{};      // of blocks: 4 KiB, 8 KiB, ..
-  uint64_t room_wanted_ = 0;                        // by a region that is being made
-  uint64_t leaving_bytes_ = 0;                      // being evicted now: will come free
-  uint64_t leased_bytes_ = 0;
-  uint64_t unknown_blocks_ = 0;  // .. with kUnknown
-  uint64_t evicted_pages_ = 0;   // clock of the eviction stamps
+  Queues queues_;
+  Sums sums_;
   Progress progress_;
-  uint64_t table_bytes_ = 0, next_region_id_ = 1, last_ending_ = 0;
-  core::Status write_error_;      // first background write-back failure nobody has been told of
-  uint64_t retry_writes_ns_ = 0;  // no write-back before this, after a failure
-  unsigned failures_in_row_ = 0;
-  std::vector<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
+  WriteBackState write_back_;
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
   bool stop_ = false, stop_devices_ = false;
-  bool watching_ = false;      // the engine's thread serves faults; there is no fault_thread_
-  trap::Knobs knobs_;          // of the machine; zeros: there are none
-  uint64_t wanted_readahead_;  // what was set; config_ has what is in force
-  unsigned wanted_timeout_ms_;
-  uint64_t cap_until_ns_ = 0;
-  bool refilling_ = false;  // below the low watermark lately, and not yet above the high one
+  bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
+  Machine machine_;
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_, gpu_threads_;
   std::atomic<bool> stop_faults_{false};
   std::vector<Gpu> gpus_;
   Staging staging_;
-  uint64_t staging_leaving_ = 0;  // bytes of staging frames that will come free
   // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
   bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
   uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
-  std::deque<Wish> wishes_;                                   // acquires first
-  std::deque<Departure> departures_;
-  std::list<Ending> endings_;  // by id
   std::condition_variable gpu_work_;
-  static constexpr size_t kMaxSpeculative = 1024;
 };
 
 }  // namespace vmem::pager

@@ -37,7 +37,7 @@ bool Pager::populate(Move* m, After& after) {
   core::Block& block = r.table[m->block];
   const core::BlockIndex b = m->block;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  if (m->speculative) speculative_bytes_ -= r.block_size;
+  if (m->speculative) queues_.speculative_bytes -= r.block_size;
   frames_.put_fresh(m->image, r.block_size);
   free_resident(b, r);
   block.flags &= kForgetReadAhead;
@@ -53,7 +53,7 @@ bool Pager::populate(Move* m, After& after) {
 // Locked. No more than `bytes` of frames for `ns`; what is above it leaves.
 void Pager::hold_back(uint64_t bytes, uint64_t ns) {
   frames_.set_cap(bytes);
-  cap_until_ns_ = now_ns() + ns;
+  machine_.cap_until_ns = now_ns() + ns;
   frames_.trim();
   resize_policies();
   need_evict_.notify_all();
@@ -67,7 +67,7 @@ void Pager::hold_back_after_refusal(const Status& why) {
 }
 
 void Pager::lift_cap(uint64_t now) {
-  if (!frames_.capped() || now < cap_until_ns_) return;
+  if (!frames_.capped() || now < machine_.cap_until_ns) return;
   frames_.lift_cap();
   resize_policies();
 }
@@ -75,7 +75,7 @@ void Pager::lift_cap(uint64_t now) {
 void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
   // Below this faults could no longer be served.
-  const uint64_t least = frames_.least_overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
   const uint64_t used = frames_.used();
   hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure);
 }
@@ -84,14 +84,16 @@ void Pager::on_knobs() {
   trap::Knobs knobs;
   const bool there = trap_->knobs(&knobs).ok();
   Lock lock(mutex_);
-  knobs_ = knobs;
-  config_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
-  config_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
+  machine_.knobs = knobs;
+  config_.readahead_bytes =
+      there ? std::min(machine_.wanted_readahead, knobs.readahead_bytes) : machine_.wanted_readahead;
+  config_.fault_timeout_ms =
+      there ? std::min(machine_.wanted_timeout_ms, knobs.fault_timeout_ms) : machine_.wanted_timeout_ms;
   for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  const uint64_t least = frames_.least_overhead() + leased_bytes_ + reserve_bytes_ + 4 * largest_block_;
+  const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
   frames_.set_ceiling(std::max(limit, least));
   frames_.lift_cap();  // a refusal may have been of the old limit
   frames_.trim();

@@ -54,6 +54,17 @@ struct AdvisedRange {
   bool pinned;
 };
 
+// What a region is to be.
+struct NewRegion {
+  size_t size = 0;
+  size_t block_size = 0;
+  Backing backing = Backing::anonymous;
+  store::Codec codec = store::Codec::raw;
+  std::string path;  // files
+  uint64_t offset = 0;
+  bool host_only = false;  // no device tier, also where there is one
+};
+
 struct Region {
   Region(uint64_t blocks_, uint32_t max_window) : readahead(blocks_, max_window) {}
 

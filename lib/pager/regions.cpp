@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMaxRegion = size_t{1} << 46;
 
-Status open_file(const Pager::NewRegion& what, bool direct, Region* r, store::Engine& engine) {
+Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& engine) {
   if (what.offset % core::kPage != 0) {
     return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
                  core::kPage);
@@ -124,7 +124,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   r.base = static_cast<std::byte*>(base);
   Lock lock(mutex_);
   if (r.transfer == Transfer::copy) frames_.place(base, r.span);
-  r.id = next_region_id_++;
+  r.id = sums_.next_region_id++;
   regions_.emplace(reinterpret_cast<uintptr_t>(base), std::move(region));
   *ptr = base;
   return {};
@@ -156,11 +156,11 @@ uint64_t Pager::least_bounce(const Region& r) {
 
 // The largest block and the reserve follow the regions there are.
 void Pager::count_blocks() {
-  largest_block_ = 0;
-  for (size_t i = 0; i < regions_by_size_.size(); ++i) {
-    if (regions_by_size_[i] != 0) largest_block_ = core::kPage << i;
+  sums_.largest_block = 0;
+  for (size_t i = 0; i < sums_.regions_by_size.size(); ++i) {
+    if (sums_.regions_by_size[i] != 0) sums_.largest_block = core::kPage << i;
   }
-  reserve_bytes_ = reserve_for(largest_block_, frames_.budget());
+  sums_.reserve_bytes = reserve_for(sums_.largest_block, frames_.budget());
 }
 
 // Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
@@ -181,28 +181,28 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
       look(now_ns());
-      const bool never = frames_.least_overhead() + least + leased_bytes_ + reserve_bytes_ > frames_.budget();
+      const bool never = frames_.least_overhead() + least + sums_.leased_bytes + sums_.reserve_bytes > frames_.budget();
       if (never || progress_.over(mark, config_.fault_timeout_ms * uint64_t{1000000})) {
-        room_wanted_ = 0;
+        sums_.room_wanted = 0;
         return s;
       }
-      room_wanted_ = std::max(room_wanted_, least);
+      sums_.room_wanted = std::max(sums_.room_wanted, least);
       need_evict_.notify_all();
     }
-    room_wanted_ = 0;
+    sums_.room_wanted = 0;
   }
-  ++regions_by_size_[size_class(r.block_size)];
+  ++sums_.regions_by_size[size_class(r.block_size)];
   charge_table(r);
   count_blocks();
-  const uint64_t kept = frames_.least_overhead() + leased_bytes_ + reserve_bytes_;
+  const uint64_t kept = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes;
   if (kept <= frames_.budget()) return {};
   const Status s =
       error(ENOMEM,
             "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
             "for faults; raise host_budget, lower block_size or release leases",
             core::human_bytes(frames_.budget()).c_str(), core::human_bytes(r.block_size).c_str(),
-            core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(leased_bytes_).c_str(),
-            core::human_bytes(reserve_bytes_).c_str());
+            core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.leased_bytes).c_str(),
+            core::human_bytes(sums_.reserve_bytes).c_str());
   credit_region(r);
   return s;
 }
@@ -210,8 +210,8 @@ Status Pager::charge_region(Lock& lock, Region& r) {
 // Locked; nothing of the region uses memory any more. Gives back what charge_region() took.
 void Pager::credit_region(Region& r) {
   if (r.bounces) frames_.unwant_bounce(r.block_size);
-  --regions_by_size_[size_class(r.block_size)];
-  table_bytes_ -= std::exchange(r.table_charged, 0);
+  --sums_.regions_by_size[size_class(r.block_size)];
+  sums_.table_bytes -= std::exchange(r.table_charged, 0);
   count_tables();
   count_blocks();
 }
@@ -232,12 +232,12 @@ Status Pager::want_staging() {
 
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
-  std::erase_if(starved_, [&](const Starved& s) { return s.region == &r; });
-  std::erase_if(speculative_, [&](const Speculative& s) { return s.region == &r; });
-  std::erase_if(evict_requests_, [&](const SpanOf& s) { return s.region == &r; });
-  std::erase_if(dropped_, [&](const auto& d) { return d.first == &r; });
-  std::erase_if(wishes_, [&](const Wish& w) { return w.region == &r; });
-  std::erase_if(departures_, [&](const Departure& d) { return d.region == &r; });
+  std::erase_if(queues_.starved, [&](const Starved& s) { return s.region == &r; });
+  std::erase_if(queues_.speculative, [&](const Speculative& s) { return s.region == &r; });
+  std::erase_if(queues_.evict_requests, [&](const SpanOf& s) { return s.region == &r; });
+  std::erase_if(queues_.dropped, [&](const auto& d) { return d.first == &r; });
+  std::erase_if(queues_.wishes, [&](const Wish& w) { return w.region == &r; });
+  std::erase_if(queues_.departures, [&](const Departure& d) { return d.region == &r; });
 }
 
 // Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
@@ -333,7 +333,7 @@ Status Pager::destroy(void* ptr, bool force) {
   for (const auto& [b, leases] : r.leases) {
     const int location = leases.front().location;
     if (location < 0) {
-      leased_bytes_ -= r.block_size;
+      sums_.leased_bytes -= r.block_size;
       continue;
     }
     Gpu& g = gpus_[static_cast<size_t>(location)];
@@ -341,7 +341,7 @@ Status Pager::destroy(void* ptr, bool force) {
     if (std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; }))
       g.ending -= r.block_size;
   }
-  for (Ending& e : endings_) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
+  for (Ending& e : queues_.endings) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
   credit_region(r);
   std::unique_ptr<Region> gone = std::move(it->second);
   regions_.erase(it);

@@ -143,7 +143,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   if (location == VMEM_HOST && !r.gpu) return {};
-  forget_hints(wishes_, span);
+  forget_hints(queues_.wishes, span);
   ++r.in_flight;
   bool skipped = false;
   Status result;

@@ -12,6 +12,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
+using vmem::pager::NewRegion;
 using vmem::pager::Pager;
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -19,7 +20,7 @@ constexpr uint64_t kMiB = 1 << 20;
 class PagerBudget : public vmem::pager::test::PagerSteps {
  protected:
   Status create(size_t size, size_t block_size, void** at) {
-    Pager::NewRegion what;
+    NewRegion what;
     what.size = size;
     what.block_size = block_size;
     return pager->create(what, at);

@@ -14,6 +14,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
+using vmem::pager::NewRegion;
 using vmem::pager::Pager;
 using vmem::pager::Parts;
 using vmem::pager::test::FakeEngine;
@@ -52,7 +53,7 @@ class PagerPressure : public ::testing::Test {
   }
   std::byte* region(size_t blocks) {
     void* at = nullptr;
-    Pager::NewRegion what;
+    NewRegion what;
     what.size = blocks * kBlock;
     what.block_size = kBlock;
     const Status s = pager->create(what, &at);
@@ -127,7 +128,7 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   Pager pager(std::move(parts), std::move(config));
   ASSERT_TRUE(pager.start().ok());
   void* at = nullptr;
-  Pager::NewRegion what;
+  NewRegion what;
   what.size = 4 * kHugePage;
   what.block_size = kHugePage;
   const Status s = pager.create(what, &at);

@@ -40,7 +40,7 @@ class PagerSteps : public ::testing::Test {
   }
   std::byte* region(size_t blocks, size_t block_size = kSmall) {
     void* at = nullptr;
-    Pager::NewRegion what;
+    NewRegion what;
     what.size = blocks * block_size;
     what.block_size = block_size;
     const core::Status s = pager->create(what, &at);
@@ -55,7 +55,7 @@ class PagerSteps : public ::testing::Test {
     EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), 0);
     close(fd);
     void* at = nullptr;
-    Pager::NewRegion what;
+    NewRegion what;
     what.size = bytes;
     what.block_size = block_size;
     what.backing = Backing::file_shared;

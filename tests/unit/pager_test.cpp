@@ -15,6 +15,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
+using vmem::pager::NewRegion;
 using vmem::pager::Pager;
 using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
@@ -427,7 +428,7 @@ TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheB
   c.allow_move = false;
   start(c);
   void* at = nullptr;
-  Pager::NewRegion what;
+  NewRegion what;
   what.size = what.block_size = kHugePage;
   what.codec = vmem::store::Codec::lz4;
   ASSERT_TRUE(pager->create(what, &at).ok());

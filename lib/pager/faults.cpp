@@ -1,0 +1,178 @@
+// What a fault asks for: the trap's reports, what each means in the state that the block is in, and what a fault tells
+// read-ahead.
+#include <algorithm>
+#include <array>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+// One round of faults; true when there may be more. One thread at a time.
+bool Pager::serve_faults(int timeout_ms) {
+  std::array<trap::Fault, 64> faults;
+  size_t count = 0;
+  if (Status s = trap_->wait(faults, timeout_ms, &count); !s.ok()) {
+    VMEM_LOG_ONCE(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
+    return false;
+  }
+  if (count == 0) return timeout_ms < 0;
+  core::step("fault.read");
+  const uint64_t now = now_ns();
+  After after;
+  {
+    Lock lock(mutex_);
+    for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
+    pump_speculative(after);
+  }
+  run(after);
+  return timeout_ms < 0 || count == faults.size();
+}
+
+void Pager::fault_loop() {
+  while (!stop_faults_.load(std::memory_order_relaxed) && serve_faults(-1)) {
+  }
+}
+
+// On an I/O thread: the reads that faults cause are issued without waking another thread.
+void Pager::faults_ready(void* self) {
+  while (static_cast<Pager*>(self)->serve_faults(0)) {
+  }
+}
+
+void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
+  Region* r = find(fault.address);
+  if (r == nullptr) {
+    // Its region was freed between the touch and this report: let the thread meet what is there now.
+    trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    return;
+  }
+  if (r->dying) return;  // detach() answers it
+  const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
+  Block& block = r->table[b];
+  const uint16_t wish =
+      static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
+  switch (block.state) {
+    case State::untouched:
+    case State::stored: {
+      if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
+      core::add(counters_.faults);
+      block.flags |= wish;
+      if (!start_fill(*r, b, Urgency::fault, after)) starve(*r, b, Urgency::fault);
+      if (const auto w = r->readahead.on_fault(b, false)) speculate(*r, *w, Urgency::readahead);
+      break;
+    }
+    case State::filling:
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      used(*r, b);
+      break;
+    case State::held:
+      core::add(counters_.faults);
+      core::add(counters_.soft_faults);
+      block.flags |= wish;
+      used(*r, b);
+      if (residents_[block.aux].admitted) policy(block.aux).touched(block.aux);
+      begin_install(*r, b, after);
+      counters_.fault_took(now_ns() - now);
+      break;
+    case State::installing:
+      block.flags |= wish;
+      break;
+    case State::taking:
+    case State::writing:
+      if (const Resident& resident = residents_[block.aux];
+          resident.in_place && !resident.dropping && fault.kind != trap::FaultKind::write_protect) {
+        // The block's pages are in place, so the program dropped this one itself (madvise), and it may be one of our
+        // own threads that met the hole while hashing: it must not wait for itself. A page that is there makes this
+        // fail.
+        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      }
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      break;
+    case State::resident:
+      if (fault.kind == trap::FaultKind::write_protect) {
+        core::add(counters_.write_protect_faults);
+        block.flags &= static_cast<uint16_t>(~core::kProtected);
+        // Under the lock: an evictor that protects this block next must come after.
+        trap_->unprotect(r->address(b), r->block_size).ignore();
+        break;
+      }
+      core::add(counters_.spurious_faults);
+      if (fault.address == last_spurious_) {
+        // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any
+        // memory it then reads zeros; a page that is there after all makes this fail and changes nothing.
+        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      }
+      last_spurious_ = fault.address;
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
+    case State::failed:
+      if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
+    case State::leaving:
+      // The trap stands there already, the books do not say so yet: settle() grants it.
+      core::add(counters_.faults);
+      block.flags |= wish;
+      break;
+    case State::entering:
+      // Woken when the block has been made: it goes on then, and parks at the device's door. Sooner it would come back
+      // at once, again and again, and one of its tries would fall between the mapping of the block and its shutting.
+      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      block.flags |= wish;
+      break;
+    case State::on_device:
+      // The toucher met the trap before the block was made over it, and has been woken since or is here.
+      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      break;
+    case State::count_:
+      break;
+  }
+}
+
+// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
+void Pager::used(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kReadAhead) == 0) return;
+  const bool marker = (block.flags & core::kMarker) != 0;
+  const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
+  const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
+  constexpr uint16_t kClear = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+  block.flags &= kClear;
+  core::add(counters_.prefetch_hits);
+  for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
+    Block& before = r.table[static_cast<BlockIndex>(i)];
+    if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
+    before.flags &= kClear;
+    core::add(counters_.prefetch_hits);
+    if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
+  }
+  if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
+  if (marker && r.access == policy::Access::sequential) drop_behind(r, b);
+}
+
+// A declared scan of more than memory holds will not come back soon: what it has passed makes room at once, so that the
+// same few frames, warm and huge, serve the whole scan, and write-back keeps step with the stores.
+void Pager::drop_behind(Region& r, BlockIndex b) {
+  if (r.span < frames_.budget() / 2) return;
+  const BlockIndex keep = std::max<BlockIndex>(2, (uint64_t{16} << 20) / r.block_size);
+  if (b < r.behind) r.behind = 0;  // the scan began again
+  if (b < r.behind + 2 * keep || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
+  queues_.evict_requests.push_back({&r, r.behind, b - keep});
+  r.behind = b - keep + 1;
+  need_evict_.notify_one();
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,63 @@
+// Who waits for the pager, what it was asked to do when it can, and the sums of what it knows of. Plain data under the
+// pager's lock.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <utility>
+#include <vector>
+
+#include "core/status.h"
+#include "core/types.h"
+#include "pager/moves.h"
+#include "trap/trap.h"
+
+namespace vmem::pager {
+
+struct Queues {
+  static constexpr size_t kMaxSpeculative = 1024;
+
+  std::deque<Starved> starved;                                // at most one entry a block; faults before acquires
+  std::deque<Speculative> speculative;                        // at most kMaxSpeculative
+  uint64_t speculative_bytes = 0;                             // of them in flight
+  std::deque<SpanOf> evict_requests;                          // vmem_prefetch to the SSD; at most kMaxSpeculative
+  std::vector<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
+  std::deque<Wish> wishes;                                    // acquires first
+  std::deque<Departure> departures;
+  std::list<Ending> endings;  // by id
+  uint64_t last_ending = 0;
+};
+
+struct Sums {
+  uint64_t reserve_bytes = 0;  // kept free for faults
+  uint64_t largest_block = 0;
+  std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
+  uint64_t room_wanted = 0;                    // by a region that is being made
+  uint64_t leaving_bytes = 0;                  // being evicted now: will come free
+  uint64_t staging_leaving = 0;                // bytes of staging frames that will come free
+  uint64_t leased_bytes = 0;
+  uint64_t unknown_blocks = 0;  // with kUnknown
+  uint64_t evicted_pages = 0;   // clock of the eviction stamps
+  uint64_t table_bytes = 0;
+  uint64_t next_region_id = 1;
+};
+
+struct WriteBackState {
+  core::Status error;     // first background write-back failure nobody has been told of
+  uint64_t retry_ns = 0;  // no write-back before this, after a failure
+  unsigned failures_in_row = 0;
+};
+
+// What the machine allows, and what was set: config has what is in force.
+struct Machine {
+  trap::Knobs knobs;  // zeros: there are none
+  uint64_t wanted_readahead = 0;
+  unsigned wanted_timeout_ms = 0;
+  uint64_t cap_until_ns = 0;
+  bool refilling = false;  // below the low watermark lately, and not yet above the high one
+};
+
+}  // namespace vmem::pager
