@@ -297,13 +297,20 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
 }
 
 TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
-  start(config());  // a time-out of a minute
+  const Config c = config();  // a time-out of a minute
+  start(c);
   std::byte* r = region(16, kHugePage);
-  for (uint64_t i = 0; i < 8; ++i) put(r + i * kHugePage, i + 100);  // all of the budget
-  space->set_budget(0);
-  auto toucher = std::async(std::launch::async, [&] { return trap->store(r + 8 * kHugePage, 108); });
-  auto acquiring =
-      calling([&] { return pager->acquire(std::vector{range(r + 9 * kHugePage, 1)}, VMEM_HOST, nullptr); });
+  space->set_budget(0);  // before the first store: nothing leaves while the budget fills
+  uint64_t n = 0;
+  struct vmem_stats stats = {};
+  do {
+    put(r + n * kHugePage, n + 100);
+    ++n;
+    pager->stats(&stats);
+  } while (stats.host_bytes + kHugePage <= c.host_budget);
+  auto toucher = std::async(std::launch::async, [&] { return trap->store(r + n * kHugePage, n + 100); });
+  const auto leased_range = std::vector{range(r + (n + 1) * kHugePage, 1)};
+  auto acquiring = calling([&] { return pager->acquire(leased_range, VMEM_HOST, nullptr); });
   // Each write that is tried and fails is a round of the evictor, which looks first who has waited too long.
   const auto rounds = [&](uint64_t count) {
     const uint64_t until = pager->counters().io_errors + count;
@@ -320,13 +327,13 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   EXPECT_TRUE(toucher.get());
   const Status leased = acquiring.get();
   EXPECT_TRUE(leased.ok()) << leased.text();
-  EXPECT_TRUE(pager->release(std::vector{range(r + 9 * kHugePage, 1)}, nullptr).ok());
-  for (uint64_t i = 0; i < 9; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
+  EXPECT_TRUE(pager->release(leased_range, nullptr).ok());
+  for (uint64_t i = 0; i <= n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
 }
 
 TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
   Config c = config();
-  c.fault_timeout_ms = 100;
+  c.fault_timeout_ms = 1000;
   start(c);
   std::byte* large = region(16, kHugePage);
   std::byte* small = region(1);
@@ -340,8 +347,8 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
     pager->stats(&stats);
   } while (stats.host_bytes + kHugePage <= c.host_budget);
   auto toucher = std::async(std::launch::async, [&] { return trap->store(large + n * kHugePage, 101 + n); });
-  // The store has room for the small block alone: for many times the time-out nothing else is written.
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(600);
+  // The store has room for the small block alone: for three times the time-out nothing else is written.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3000);
   for (uint64_t i = 0; std::chrono::steady_clock::now() < end && trap->calls("fail") == 0; ++i) {
     put(small, i);
     pager->sync(small, kSmall).ignore();  // may tell of a write of another block that failed
