@@ -19,8 +19,6 @@ inline pid_t start_child(const std::string& test, Environment environment = {}) 
   const pid_t child = fork();
   if (child != 0) return child;
   for (const auto& [name, value] : environment) setenv(name, value.c_str(), 1);
-  unsetenv("GTEST_TOTAL_SHARDS");  // else the child runs nothing in all parts but one
-  unsetenv("GTEST_SHARD_INDEX");
   unsetenv("GTEST_OUTPUT");
   execl("/proc/self/exe", "child", ("--gtest_filter=" + test).c_str(), "--gtest_also_run_disabled_tests",
         "--gtest_brief=1", nullptr);
