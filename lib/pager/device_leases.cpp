@@ -143,57 +143,63 @@ class Patience {
 
 }  // namespace
 
-// Waits for leases at other locations whose releases have been called; live ones are -EBUSY.
-Status Pager::wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int location) {
+// Locked. Nothing but leases that are ending keeps the ranges at another location: *wait. -EBUSY: live leases do.
+Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* wait) {
+  for (const SpanOf& s : spans) {
+    if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
+    if (s.region->leases.empty()) continue;
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const auto it = s.region->leases.find(b);
+      if (it == s.region->leases.end()) continue;
+      for (const Lease& l : it->second) {
+        if (l.location == location) continue;
+        if (l.count != 0) {
+          return error(EBUSY, "%s is leased at location %d; release it there first", where(*s.region, b).c_str(),
+                       l.location);
+        }
+        *wait = true;
+      }
+    }
+  }
+  return {};
+}
+
+// Locked. Leases that are ending have the room that these need: *wait. -ENOMEM: live ones do.
+Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  uint64_t need = 0;
+  for (const SpanOf& s : spans) {
+    if (s.region->leases.empty()) {
+      need += (s.last - s.first + 1) * s.region->block_size;
+      continue;
+    }
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      if (!leased(*s.region, b)) need += s.region->block_size;
+    }
+  }
+  if (g.leased + need <= g.budget) return {};
+  if (g.leased - g.ending + need > g.budget) {
+    return error(ENOMEM, "the lease of %s does not fit device %d: device_budget %s, %s leased already; holders: %s",
+                 core::human_bytes(need).c_str(), d, core::human_bytes(g.budget).c_str(),
+                 core::human_bytes(g.leased - g.ending).c_str(), lease_holders().c_str());
+  }
+  *wait = true;
+  return {};
+}
+
+// Until nobody else's lease is in the way of one at `location`, and there is room for it (devices; `apart`: each block
+// once). Both are found under one hold of the lock, in which the caller takes the lease: what was found before it was
+// dropped is worth nothing.
+Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location) {
   Patience patience;
   for (;;) {
     reap(lock);
     bool wait = false;
-    for (const SpanOf& s : spans) {
-      if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
-      if (s.region->leases.empty()) continue;
-      for (BlockIndex b = s.first; b <= s.last; ++b) {
-        const auto it = s.region->leases.find(b);
-        if (it == s.region->leases.end()) continue;
-        for (const Lease& l : it->second) {
-          if (l.location == location) continue;
-          if (l.count != 0) {
-            return error(EBUSY, "%s is leased at location %d; release it there first", where(*s.region, b).c_str(),
-                         l.location);
-          }
-          wait = true;
-        }
-      }
+    if (Status s = check_endings(spans, location, &wait); !s.ok()) return s;
+    if (!wait && location >= 0) {
+      if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
     }
     if (!wait) return {};
-    patience.wait(lock, changed_);
-  }
-}
-
-// Waits until the device's budget holds these blocks (disjoint spans) beside the leases of others, as far as that
-// waiting can end.
-Status Pager::wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d) {
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  Patience patience;
-  for (;;) {
-    reap(lock);
-    uint64_t need = 0;
-    for (const SpanOf& s : spans) {
-      if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
-      if (s.region->leases.empty()) {
-        need += (s.last - s.first + 1) * s.region->block_size;
-        continue;
-      }
-      for (BlockIndex b = s.first; b <= s.last; ++b) {
-        if (!leased(*s.region, b)) need += s.region->block_size;
-      }
-    }
-    if (g.leased + need <= g.budget) return {};
-    if (g.leased - g.ending + need > g.budget) {
-      return error(ENOMEM, "the lease of %s does not fit device %d: device_budget %s, %s leased already; holders: %s",
-                   core::human_bytes(need).c_str(), d, core::human_bytes(g.budget).c_str(),
-                   core::human_bytes(g.leased - g.ending).c_str(), lease_holders().c_str());
-    }
     patience.wait(lock, changed_);
   }
 }
@@ -252,8 +258,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
   });
-  if (Status s = wait_for_endings(lock, spans, d); !s.ok()) return s;
-  if (Status s = wait_for_room(lock, apart, d); !s.ok()) return s;
+  if (Status s = wait_for_turn(lock, spans, apart, d); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   BlockIndex next = 0;

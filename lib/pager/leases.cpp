@@ -105,7 +105,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   }
   if (!queues_.endings.empty()) {
     for (const SpanOf& s : spans) ++s.region->in_flight;
-    Status waited = wait_for_endings(lock, spans, location);
+    Status waited = wait_for_turn(lock, spans, {}, location);
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
     if (!waited.ok()) return waited;

@@ -41,7 +41,6 @@ class Pager {
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
   core::Status start();
-
   core::Status create(const NewRegion& what, void** ptr);
   core::Status destroy(void* ptr, bool force);
   core::Status set_name(const void* ptr, const char* name);
@@ -236,8 +235,9 @@ class Pager {
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets);
-  core::Status wait_for_endings(Lock& lock, std::span<const SpanOf> spans, int location);
-  core::Status wait_for_room(Lock& lock, std::span<const SpanOf> spans, int d);
+  core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
+  core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
+  core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location);
   void reap(Lock& lock);
   void stays(Region& r, core::BlockIndex b);
   void end_lease(Region& r, core::BlockIndex b, void* stream);
