@@ -315,7 +315,7 @@ std::string target_of(const Settings& s, const struct stat& input) {
                                " has other names (hard links), which --in-place would leave unsorted; use -o");
     return std::filesystem::canonical(s.input);
   }
-  const std::string path = s.output.empty() ? s.input + ".sorted" : s.output;
+  std::string path = s.output.empty() ? s.input + ".sorted" : s.output;
   struct stat there;
   if (stat(path.c_str(), &there) != 0) {
     if (errno != ENOENT) throw system_failure(path);

@@ -190,7 +190,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there
           lock.unlock();
           uint64_t size = 0;
-          const Status s = store::current_size(r.file, &size);
+          Status s = store::current_size(r.file, &size);
           lock.lock();
           if (!s.ok()) return s;
           if (size > r.file_offset + b * r.block_size) return {};
