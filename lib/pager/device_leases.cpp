@@ -50,7 +50,10 @@ void give_leases_back(const Ending& ending, std::vector<Gpu>& gpus) {
       if (all_end(leases)) gpus[static_cast<size_t>(ending.device)].ending -= s.region->block_size;
       const auto lease = std::find_if(leases.begin(), leases.end(),
                                       [&](const Lease& l) { return l.stream == ending.stream && l.pending != 0; });
-      --lease->pending;
+      lease->access |= lease->ended;
+      lease->reads += (lease->ended & VMEM_READ) != 0;
+      lease->writes += (lease->ended & VMEM_WRITE) != 0;  // rather one too many
+      if (--lease->pending == 0) lease->ended = 0;
       ++lease->count;
     }
   }
@@ -114,7 +117,8 @@ void Pager::end_lease(Region& r, BlockIndex b, void* stream) {
   auto it = r.leases.find(b);
   auto lease = std::find_if(it->second.begin(), it->second.end(),
                             [&](const Lease& l) { return l.stream == stream && l.pending != 0; });
-  if (--lease->pending != 0 || lease->count != 0) return;
+  if (--lease->pending == 0) lease->ended = 0;
+  if (lease->pending != 0 || lease->count != 0) return;
   const int d = lease->location;
   it->second.erase(lease);
   if (!it->second.empty()) return;
@@ -292,7 +296,9 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     if (!r.reasons.empty()) {
       for (BlockIndex i = b; i <= s.last; ++i) {
         const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
-        if (r.table[i].state == State::failed && !lost) revive(r, i);  // an old failure: the disk may have recovered
+        // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
+        const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
+        if (r.table[i].state == State::failed && !lost && !only_copy) revive(r, i);  // the disk may have recovered
         if (r.table[i].state != State::failed) r.reasons.erase(i);
       }
     }
@@ -479,6 +485,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list
       e->device = lease->location;
       e->stream = stream;
       ++lease->pending;
+      lease->ended |= lease->access;
     }
     --lease->count;
     if (lease->location >= 0 && all_end(r.leases.find(b)->second))

@@ -32,6 +32,7 @@ struct Lease {
   unsigned access = 0;  // union of all its acquires: a release does not say which of them it ends
   uint32_t count = 0;
   uint32_t pending = 0;
+  unsigned ended = 0;              // access of the pending releases: the stream may still do that
   uint32_t reads = 0, writes = 0;  // acquires that made up `access`
 
   void grant(unsigned asked) {
@@ -119,8 +120,8 @@ struct Region {
 // Some stream may write to it, or its writes have not been reached.
 inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
   const auto it = r.leases.find(b);
-  return it != r.leases.end() &&
-         std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; });
+  return it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(),
+                                             [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
 }
 
 }  // namespace vmem::pager
