@@ -126,7 +126,7 @@ core::Status check_block_device_unmounted(const std::string& path, int fd) {
   return {};
 }
 
-core::Status check_block_device_unused(const std::string& path, int fd) {
+core::Status check_block_device_unused(const std::string& path, int fd, size_t own) {
   if (core::Status status = check_block_device_unmounted(path, fd); !status.ok()) return status;
   std::vector<char> head(kProbeBytes);
   size_t have = 0;
@@ -138,6 +138,7 @@ core::Status check_block_device_unused(const std::string& path, int fd) {
     have += static_cast<size_t>(n);
   }
   head.resize(have);
+  std::fill_n(head.begin(), std::min(own, head.size()), '\0');
   if (const char* what = find_signature(head); what != nullptr) {
     return core::error(EEXIST,
                        "block device %s carries %s: using it as SSD store would destroy that. If it is not needed, run "

@@ -18,7 +18,8 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
 core::Status check_block_device_unmounted(const std::string& path, int fd);
 // The same; -EEXIST when it carries a known file system, partition table, volume or swap signature, or when its first
 // MiB is not all zeros: overwriting it would destroy somebody's data.
-core::Status check_block_device_unused(const std::string& path, int fd);
+// own: bytes at the start that are the caller's own and not looked at.
+core::Status check_block_device_unused(const std::string& path, int fd, size_t own = 0);
 
 // Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
 core::Status make_blocking(const std::string& path, int fd);

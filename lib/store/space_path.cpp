@@ -148,8 +148,7 @@ core::Status empty_file(SpacePath* path, uint64_t size) {
 core::Status empty_device(SpacePath* path) {
   Head head{};
   if (core::Status status = read_head(*path, &head); !status.ok()) return status;
-  return is_ours(head) ? check_block_device_unmounted(path->name, path->file.fd)
-                       : check_block_device_unused(path->name, path->file.fd);
+  return check_block_device_unused(path->name, path->file.fd, is_ours(head) ? sizeof head : 0);
 }
 
 core::Status prepare_file(SpacePath& path, bool direct, bool directory) {
