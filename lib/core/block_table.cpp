@@ -78,9 +78,15 @@ Status BlockTable::create(uint64_t blocks) {
     if (table_ == nullptr) return error(ENOMEM, "no memory for a table of %zu bytes", bytes);
     footprint_ = bytes;
   } else {
-    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // Without access first: under mlockall(MCL_FUTURE) it would be filled to its last page.
+    void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) {
       return system_error(errno, "no address space for a block table of %s", human_bytes(bytes).c_str());
+    }
+    if (munlock(at, bytes) != 0 || mprotect(at, bytes, PROT_READ | PROT_WRITE) != 0) {
+      const int why = errno;
+      munmap(at, bytes);
+      return system_error(why, "no memory for a block table of %s", human_bytes(bytes).c_str());
     }
     madvise(at, bytes, MADV_DONTFORK);
     madvise(at, bytes, MADV_NOHUGEPAGE);  // what is charged is what is there

@@ -197,7 +197,9 @@ void Publisher::run() {
       next = now + kTickMs;
     }
     std::array<pollfd, 2> wait{{{wake_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}}};
-    if (poll(wait.data(), wait.size(), static_cast<int>(next - std::min(next, now))) <= 0) continue;
+    const int ready = poll(wait.data(), wait.size(), static_cast<int>(next - std::min(next, now)));
+    if (ready < 0 && errno == EINVAL) usleep(10000);  // RLIMIT_NOFILE is below two
+    if (ready <= 0) continue;
     if ((wait[1].revents & POLLIN) == 0 || stopping()) continue;
     Fd client(accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (client) answer(client);

@@ -221,7 +221,10 @@ Status KmodTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
   *count = 0;
   if (out.empty()) return error(EINVAL, "wait: room for at least one fault is needed");
   std::array<pollfd, 2> polled{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
-  if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) return system_error(errno, "wait: poll");
+  if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) {
+    if (errno != EINVAL) return system_error(errno, "wait: poll");
+    usleep(1000);  // RLIMIT_NOFILE is below two: faults are looked for every millisecond then
+  }
   if (polled[1].revents != 0) {
     uint64_t ignored = 0;
     if (read(event_, &ignored, sizeof ignored) == sizeof ignored) return {};

@@ -205,7 +205,9 @@ Status UserfaultTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) 
   if (error == 0) {
     std::array<pollfd, 2> wanted{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
     const int ready = poll(wanted.data(), wanted.size(), timeout_ms);
-    if (ready < 0 && errno != EINTR) return core::system_error(errno, "wait: poll");
+    // -EINVAL: RLIMIT_NOFILE is below two. Faults are looked for every millisecond then.
+    if (ready < 0 && errno == EINVAL) usleep(1000);
+    if (ready < 0 && errno != EINTR && errno != EINVAL) return core::system_error(errno, "wait: poll");
     if (ready <= 0) return {};
     if ((wanted[1].revents & POLLIN) != 0) {
       uint64_t times;
