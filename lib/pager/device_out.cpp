@@ -53,6 +53,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->kept = kept != core::kNoResident;
   m->staged = true;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.change(b, State::on_device, State::leaving);
   Resident& resident = residents_[block.aux];
   if (how == Leave::sync) {
@@ -266,6 +267,11 @@ void Pager::finish_device_write(Move* m, After& after) {
   // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
   const Status opened = devices_->open({&range, 1}, device::Access::read);
   core::step("device.opened");
+  const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  if (cut) {
+    core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
+              m->stored - m->io.transferred, place(r, m->block).c_str());
+  }
   core::Extent old;
   Lock lock(mutex_);
   Block& block = r.table[m->block];
@@ -277,16 +283,18 @@ void Pager::finish_device_write(Move* m, After& after) {
   }
   if (m->status.ok()) {
     if (!m->clean) {
-      core::add(counters_.write_bytes, m->stored);
+      core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
       if (r.backing != Backing::file_shared) {
         if (m->new_extent) old = block.extent;
         block.extent = m->extent;
       }
       block.digest = m->digest;
       block.flags |= core::kDigest;
+      if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
       clear_unknown(block);
     }
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    // Under a lease for writing the device may have stored more since.
+    if (!cut && !lent_for_writing(r, m->block)) block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
     note_write_failure(m);
     give_back_extent(m);

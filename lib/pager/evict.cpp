@@ -84,7 +84,8 @@ void Pager::evict_loop() {
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
     const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * sums_.largest_block) / core::kPage);
-    const size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
+    size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
+    if (count == 0 && host_short && staging_short) count = policies_[kStagingPool]->victims(pages, victims);
     batch.clear();
     bool copies = false;
     for (size_t i = 0; i < count; ++i) {
@@ -390,7 +391,8 @@ void Pager::put_back(Move* m, After& after) {
     // undoes it.
     if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
     r.table.change(m->block, from, State::resident);
-    if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0) {
+    if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0 &&
+        (block.flags & core::kDigest) != 0 && !lent_for_writing(r, m->block)) {
       block.flags |= core::kProtected;
     } else {
       block.flags &= static_cast<uint16_t>(~core::kProtected);
@@ -535,6 +537,7 @@ void Pager::finish_write(Move* m, After& after) {
   }
   block.digest = m->digest;
   block.flags |= core::kDigest;
+  if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {

@@ -449,8 +449,7 @@ void Pager::pump(After& after) {
         block.flags |= core::kStarved;
         return;
       }
-    } else if (block.state == State::held && (block.flags & core::kWanted) != 0 &&
-               residents_[block.aux].pool == kStagingPool) {
+    } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
       if (!start_install(*s.region, s.block, after, &s)) return;
       block.flags &= static_cast<uint16_t>(~core::kStarved);
     } else {

@@ -276,7 +276,10 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     }
     case State::on_device: {
       Job job{1, {}};
-      std::vector<Move*> batch{begin_leave(r, b, Leave::drop)};
+      std::vector<Move*> batch;
+      batch.reserve(1);
+      if (Move* m = begin_leave(r, b, Leave::drop)) batch.push_back(m);
+      if (batch.empty()) return error(ENOMEM, "no memory for bookkeeping");
       batch.front()->job = &job;
       lock.unlock();
       leave_batch(batch);
@@ -293,7 +296,9 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
       forget_store_copy(r, b);
       if ((block.flags & core::kShowsFile) != 0) {  // stays so: what the program changed there goes
-        const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+        // Beyond the region's end its accesses stay answered with SIGBUS.
+        const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)),
+                                core::round_up(r.file_bytes(b), core::kPage)};
         return trap_->drop({&range, 1});
       }
       revive(r, b);

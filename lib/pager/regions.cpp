@@ -196,13 +196,12 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   count_blocks();
   const uint64_t kept = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes;
   if (kept <= frames_.budget()) return {};
-  const Status s =
-      error(ENOMEM,
-            "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
-            "for faults; raise host_budget, lower block_size or release leases",
-            core::human_bytes(frames_.budget()).c_str(), core::human_bytes(r.block_size).c_str(),
-            core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.leased_bytes).c_str(),
-            core::human_bytes(sums_.reserve_bytes).c_str());
+  Status s = error(ENOMEM,
+                   "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
+                   "for faults; raise host_budget, lower block_size or release leases",
+                   core::human_bytes(frames_.budget()).c_str(), core::human_bytes(r.block_size).c_str(),
+                   core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.leased_bytes).c_str(),
+                   core::human_bytes(sums_.reserve_bytes).c_str());
   credit_region(r);
   return s;
 }
@@ -246,7 +245,7 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
   for (int round = 0;; ++round) {
     const uint64_t granted = r.granted;
     bool skipped = false;
-    const Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);
     const bool live = std::any_of(r.leases.begin(), r.leases.end(), [](const auto& block) {
@@ -285,8 +284,9 @@ Status Pager::destroy(void* ptr, bool force) {
   if (!force && !r.leases.empty()) return live();
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
-    const Status s = write_for_free(lock, r, force);
+    Status s = write_for_free(lock, r, force);
     --r.in_flight;
+    notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     if (!s.ok()) {
       if (!force) return s;
