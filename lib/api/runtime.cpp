@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "api/memory_limit.h"
 #include "api/published.h"
@@ -240,6 +241,7 @@ bool Runtime::Call::refused() const {
 
 // What exit() waits for when another thread does the work.
 struct Runtime::Finishing {
+  Finishing* before = nullptr;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -280,7 +282,9 @@ void Runtime::finish() {
   // is waited for as long as it gets on.
   static bool gave_up = false;
   if (gave_up) return;
-  auto* finishing = new Finishing;  // left behind: the other thread may come late
+  static Finishing* left_behind = nullptr;  // the other thread may come late
+  auto* finishing = new Finishing;
+  finishing->before = std::exchange(left_behind, finishing);
   std::thread writer;
   const Status started = core::start_thread(
       "vmem-exit",
