@@ -5,7 +5,7 @@ namespace {
 
 using namespace exit_suite;
 
-const char* step_to_end_at = nullptr;
+std::atomic<const char*> step_to_end_at{nullptr};
 
 // As a log sink or a signal handler that calls exit() in the middle of a call: with locks held.
 TEST(ExitChild, DISABLED_EndsInsideACall) {
@@ -13,8 +13,10 @@ TEST(ExitChild, DISABLED_EndsInsideACall) {
   start_storing();
   if (HasFatalFailure()) return;
   late_stores = false;
-  static pthread_t caller = pthread_self();
-  static const bool shutdown = how == "shutdown";
+  static std::atomic<pthread_t> caller;
+  caller = pthread_self();
+  static std::atomic<bool> shutdown;
+  shutdown = how == "shutdown";
   step_to_end_at = how == "acquire" ? "acquire.started" : "free.quiet";
   vmem::core::step_hook = [](const char* step) {
     if (strcmp(step, step_to_end_at) != 0 || pthread_self() != caller) return;

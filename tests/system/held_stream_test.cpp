@@ -111,7 +111,7 @@ class HeldStream : public SystemTest {
   std::atomic<bool> held_{false};
   std::vector<void*> streams_;
   std::vector<std::thread> threads_;
-  static inline const char* stop_at_ = "";
+  static inline std::atomic<const char*> stop_at_{""};
   static inline std::atomic<bool> at_step_{false};
 };
 
