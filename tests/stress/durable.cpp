@@ -1,7 +1,7 @@
 // What vmem_sync of a shared file promises, held against what a disk may forget: every write and flush that the library
 // hands to its engine is recorded, and replayed as after a loss of power. What was complete before a completed flush
-// began is there; of everything else any pages may be there or not. At every sync that answered 0, and at every flush
-// and many other instants after it, each word must be what it was when the sync was called, or newer.
+// began is there; of everything else any pages may be there or not. At every sync that answered 0, and at
+// about one in 64 ends of writes after it, each word must be what it was when the sync was called, or newer.
 //
 // As dm-log-writes does it, but above the file system: it shows the order of the library's own writes and flushes, not
 // whether the file system keeps its word.
