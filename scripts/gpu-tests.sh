@@ -2,9 +2,10 @@
 # Runs the GPU tests that `make gpu-tests` built; builds nothing. Every program runs under timeout(1), its output line by
 # line. Tests of suites named *Loss* end with a dead CUDA context: one process each. Ends with a table.
 #
-#   scripts/gpu-tests.sh [-d FOLDER] [-f FILTER] [-e] [-b] [-o FILE]
+#   scripts/gpu-tests.sh [-d FOLDER] [-f FILTER] [-e] [-b] [-s SECONDS] [-o FILE]
 #     -d FOLDER  where the programs are (build/gpu)     -f FILTER  a gtest filter for every test program
 #     -e         every test in a process of its own     -b         also run the programs named *_bench
+#     -s SECONDS also run each stress program for so long, side by side
 #     -o FILE    all output goes there; shown are failures, the lines of the benchmarks and the table
 # Environment: GPU_TEST_TIMEOUT seconds for a whole program (200), GPU_ONE_TIMEOUT for one test (40).
 # Nothing starts where a test could drive unified memory into oversubscription: each program asks for at most 8 GiB and
@@ -17,13 +18,15 @@ filter='*'
 without_loss() { case $filter in *-*) echo "$filter:*Loss*" ;; *) echo "$filter-*Loss*" ;; esac; }
 each=
 bench=
+soak=0
 output=
-while getopts d:f:ebo: option; do
+while getopts d:f:ebs:o: option; do
 	case $option in
 	d) folder=$OPTARG ;;
 	f) filter=$OPTARG ;;
 	e) each=1 ;;
 	b) bench=1 ;;
+	s) soak=$OPTARG ;;
 	o) output=$OPTARG ;;
 	*) exit 2 ;;
 	esac
@@ -97,6 +100,26 @@ if [ -n "$bench" ]; then
 		[ -x "$program" ] || continue
 		one "${program##*/}" "${GPU_TEST_TIMEOUT:-200}" "$program"
 		[ -n "$output" ] && [ "$result" = ok ] && cat "$logs/log"
+	done
+fi
+# soaked NAME: the row of a stress program that has run beside the others.
+soaked() {
+	# shellcheck disable=SC2016  # the inner shell expands them
+	one "$1" 20 sh -c 'cat "$0"; exit "$(cat "$0.code")"' "$logs/$1"
+	[ -n "$output" ] && [ "$result" = ok ] && cat "$logs/log"
+	return 0
+}
+if [ "$soak" -gt 0 ]; then
+	for name in history model; do
+		[ -x "$folder/stress/$name" ] || continue
+		{
+			timeout -k 3 $((soak + 100)) "$folder/stress/$name" --device cuda --seconds "$soak" >"$logs/$name" 2>&1 </dev/null
+			echo $? >"$logs/$name.code"
+		} &
+	done
+	wait
+	for name in history model; do
+		[ ! -e "$logs/$name.code" ] || soaked "$name"
 	done
 fi
 

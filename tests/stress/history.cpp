@@ -13,14 +13,14 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "api/runtime.h"
 #include "common.h"
-#include "device/sim_device.h"
+#include "device_work.h"
 
 namespace {
 
 using stress::differs;
 using stress::Random;
+using stress::RegisterOp;
 
 struct Settings {
   double seconds = 10;
@@ -127,7 +127,7 @@ struct Area {
 Settings settings;
 std::vector<Area> areas;
 std::vector<Place> places;
-int devices = 0;
+std::unique_ptr<stress::DeviceWork> gpus;  // null: none
 std::atomic<uint64_t> alive{0}, judged{0}, by_device{0};
 std::atomic<uint64_t> next_value{1};
 
@@ -137,39 +137,53 @@ uint64_t now() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// A read, a write, or a swap, which is a write at the instant of its read: recorded as both.
-void operate(uint64_t* word, uint32_t place, uint64_t draw, std::vector<Operation>& out) {
-  std::atomic_ref<uint64_t> r(*word);
-  Operation o{0, 0, 0, place, false};
-  switch (draw % 8) {
-    case 0:
-    case 1:
-    case 2:
-      o.write = true;
-      o.value = next_value.fetch_add(1);
-      o.begin = now();
-      r.store(o.value);
-      o.end = now();
-      break;
-    case 3: {
-      const uint64_t value = next_value.fetch_add(1);
-      o.begin = now();
-      o.value = r.exchange(value);
-      o.end = now();
-      out.push_back(o);
-      o.value = value, o.write = true;
-      break;
-    }
-    default:
-      o.begin = now();
-      o.value = r.load();
-      o.end = now();
-  }
-  out.push_back(o);
-}
-
 void allow(int rc, const char* what) {
   if (rc != 0 && rc != -EBUSY && rc != -ENOMEM) differs("%s: %d %s", what, rc, vmem_last_error());
+}
+
+RegisterOp drawn(uint64_t draw) {
+  RegisterOp o;
+  if (draw % 8 < 3) o.kind = RegisterOp::write;
+  if (draw % 8 == 3) o.kind = RegisterOp::swap;
+  if (o.kind != RegisterOp::read) o.value = next_value.fetch_add(1);
+  return o;
+}
+
+// A swap is a write at the instant of its read: recorded as both.
+void record(const RegisterOp& o, uint32_t place, std::vector<Operation>& out) {
+  if (o.kind != RegisterOp::write) out.push_back({o.begin, o.end, o.seen, place, false});
+  if (o.kind != RegisterOp::read) out.push_back({o.begin, o.end, o.value, place, true});
+}
+
+void operate(uint64_t* word, uint32_t place, uint64_t draw, std::vector<Operation>& out) {
+  std::atomic_ref<uint64_t> r(*word);
+  RegisterOp o = drawn(draw);
+  o.begin = now();
+  if (o.kind == RegisterOp::read) o.seen = r.load();
+  if (o.kind == RegisterOp::write) r.store(o.value);
+  if (o.kind == RegisterOp::swap) o.seen = r.exchange(o.value);
+  o.end = now();
+  record(o, place, out);
+}
+
+// One kernel under a lease, which kernels of other streams of the device may have beside it.
+void operate_at(int device, void* stream, uint32_t p, const std::vector<uint64_t>& draws, std::vector<Operation>& out) {
+  uint64_t* const word = places[p].word;
+  const int rc = vmem_acquire(word, 8, VMEM_READ | VMEM_WRITE, device, stream);
+  allow(rc, "acquire at a device");
+  if (rc != 0) return;
+  std::vector<RegisterOp> ops;
+  for (const uint64_t draw : draws) ops.push_back(drawn(draw));
+  const uint64_t begin = now();
+  gpus->begin_registers(stream, word, ops, now);
+  allow(vmem_release(word, 8, stream), "release at a device");
+  gpus->synchronize(stream);
+  const uint64_t end = now();
+  for (RegisterOp& o : ops) {
+    if (o.begin == 0) o.begin = begin, o.end = end;
+    record(o, p, out);
+  }
+  by_device += ops.size();
 }
 
 // Some operations on one place, or on those near it in the list.
@@ -190,26 +204,10 @@ void work(Random& random, void* const* streams, std::vector<Operation>& out) {
     allow(vmem_release(place.word, 8, nullptr), "release for the CPU");
     return;
   }
-  const int d = static_cast<int>(random.below(static_cast<uint64_t>(devices)));
-  const int rc = vmem_acquire(place.word, 8, VMEM_READ | VMEM_WRITE, d, streams[d]);
-  allow(rc, "acquire at a device");
-  if (rc != 0) return;
-  bool ended = false;
-  Random draws(random());
-  const auto launched =
-      vmem::device::current_sim()->launch(streams[d], [&, word = place.word](vmem::device::SimKernel& kernel) {
-        for (unsigned i = 0; i < count; ++i) {
-          auto* at = reinterpret_cast<uint64_t*>(kernel.at(word, 8, true));
-          if (at == nullptr) return;
-          operate(at, static_cast<uint32_t>(p), draws(), out);
-          if (draws.one_in(16)) usleep(200);
-        }
-        ended = true;
-      });
-  if (!launched.ok()) differs("launch: %.*s", static_cast<int>(launched.text().size()), launched.text().data());
-  allow(vmem_release(place.word, 8, streams[d]), "release at a device");
-  if (!vmem::device::current_sim()->synchronize(streams[d]).ok() || !ended) differs("a kernel was stopped");
-  by_device += count;
+  const int d = static_cast<int>(random.below(static_cast<uint64_t>(gpus->devices())));
+  std::vector<uint64_t> draws(count);
+  for (uint64_t& draw : draws) draw = random();
+  operate_at(d, streams[d], static_cast<uint32_t>(p), draws, out);
 }
 
 void move(Random& random) {
@@ -226,8 +224,10 @@ void move(Random& random) {
     case 2:
       return allow(vmem_prefetch(at, n, VMEM_SSD, nullptr), "prefetch to the SSD");
     case 3:
-      if (devices != 0 && a.gpu && at >= a.memory && at < a.memory + a.size)
-        return allow(vmem_prefetch(at, n, static_cast<int>(random.below(2)), nullptr), "prefetch to a device");
+      if (a.gpu && at >= a.memory && at < a.memory + a.size) {
+        const int d = static_cast<int>(random.below(static_cast<uint64_t>(gpus->devices())));
+        return allow(vmem_prefetch(at, n, d, nullptr), "prefetch to a device");
+      }
       return allow(vmem_evict(at, n, VMEM_HOST), "evict to the host");
     case 4:  // a sweep, so that eviction has work of its own
       if (!a.gpu)
@@ -242,18 +242,9 @@ int run(uint64_t seed) {
   stress::catch_sigbus();
   check_judge();
   vmem_log([](int, const char*, void*) {}, nullptr);
-  if (settings.device == "sim") {
-    devices = 2;
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
-      vmem::device::SimOptions options;
-      options.devices = devices;
-      std::unique_ptr<vmem::device::SimDevices> made;
-      vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
-      *out = std::move(made);
-      return s;
-    };
-    if (settings.budget == "24MiB") settings.budget = "64MiB";  // staging frames take half
-  }
+  gpus = stress::make_device_work(settings.device);
+  const int devices = gpus != nullptr ? gpus->devices() : 0;
+  if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "64MiB";  // staging frames take half
   for (const auto& [name, value] :
        std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
                                                                   {"host_budget", settings.budget},
@@ -297,7 +288,7 @@ int run(uint64_t seed) {
   std::thread watcher = stress::watch(alive, over, 90);
   std::vector<std::vector<void*>> streams(settings.threads);
   for (auto& list : streams)
-    for (int d = 0; d < devices; ++d) list.push_back(vmem::device::current_sim()->create_stream(d));
+    for (int d = 0; d < devices; ++d) list.push_back(gpus->create_stream(d));
 
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings.seconds);
   for (unsigned round = 0; std::chrono::steady_clock::now() < until; ++round) {
@@ -344,9 +335,9 @@ int run(uint64_t seed) {
   watcher.join();
   vmem::core::step_hook.store(nullptr);
   for (auto& list : streams)
-    for (void* s : list) vmem::device::current_sim()->destroy_stream(s);
-  if (devices != 0)
-    for (const std::string& v : vmem::device::current_sim()->violations()) differs("the device saw: %s", v.c_str());
+    for (void* s : list) gpus->destroy_stream(s);
+  if (gpus != nullptr)
+    for (const std::string& v : gpus->violations()) differs("the device saw: %s", v.c_str());
   struct vmem_stats s = {};
   s.size = sizeof s;
   vmem_stats(&s);
@@ -376,7 +367,7 @@ int main(int argc, char** argv) {
   app.add_option("--budget", settings.budget);
   app.add_option("--transfer", settings.transfer);
   app.add_option("--trap", settings.trap);
-  app.add_option("--device", settings.device, "none or sim");
+  app.add_option("--device", settings.device, "none, sim or cuda");
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
   CLI11_PARSE(app, argc, argv);

@@ -11,7 +11,7 @@
 #include <chrono>
 
 #include "api/runtime.h"
-#include "device/sim_device.h"
+#include "device_work.h"
 #include "store/faulty_engine.h"
 
 namespace {
@@ -22,8 +22,6 @@ using stress::Kind;
 using stress::Part;
 using stress::Random;
 using stress::Region;
-using vmem::device::SimDevices;
-using vmem::device::SimKernel;
 using vmem::device::SimOp;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
@@ -43,7 +41,7 @@ struct Worker {
   Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
   const unsigned number;
   Random random;
-  void* streams[2] = {};
+  std::vector<void*> streams;  // by device
   std::vector<std::pair<Region*, Held>> held;
   std::array<std::array<char, 160>, 24> log = {};
   size_t logged = 0;
@@ -62,6 +60,7 @@ thread_local const Worker* this_worker = nullptr;
 std::vector<std::unique_ptr<Region>> regions;
 std::vector<std::unique_ptr<Worker>> workers;
 FaultyEngine* disk = nullptr;
+std::unique_ptr<stress::DeviceWork> gpus;  // null: none
 int devices = 0;
 
 std::atomic<bool> stop{false}, stand_still{false};
@@ -269,28 +268,12 @@ void lease_device(Worker& w, Region& r) {
   const int rc = vmem_acquire(r.memory + p.at, p.count * 8, leased, d, stream);
   expect(rc, elsewhere ? -EBUSY : 0, no_memory | io, "acquire at a device");
   if (rc != 0) return;
-  struct Seen {
-    size_t word = SIZE_MAX;
-    uint64_t value = 0;
-    bool ended = false;
-  };
-  auto seen = std::make_shared<Seen>();
-  auto want = std::make_shared<std::vector<uint64_t>>();
-  for (size_t i = 0; i < p.count; i += 64) want->push_back(r.shadow[p.at + i]);
-  const uint32_t version = r.version++;
-  const unsigned pause_us = w.random.one_in(3) ? static_cast<unsigned>(w.random.below(3000)) : 0;
   uint64_t* const base = r.memory + p.at;
-  const auto launched = vmem::device::current_sim()->launch(stream, [=, count = p.count, first = p.at](SimKernel& k) {
-    if (pause_us != 0) usleep(pause_us);
-    for (size_t i = 0; i < count; i += 64) {
-      auto* word = reinterpret_cast<uint64_t*>(k.at(base + i, 8, store));
-      if (word == nullptr) return;
-      if (*word != (*want)[i / 64] && seen->word == SIZE_MAX) seen->word = first + i, seen->value = *word;
-      if (store) *word = uint64_t{version} << 32 | static_cast<uint32_t>(first + i);
-    }
-    seen->ended = true;
-  });
-  if (!launched.ok()) differs("launch: %.*s", static_cast<int>(launched.text().size()), launched.text().data());
+  stress::Sweep sweep;
+  sweep.base = base, sweep.count = p.count, sweep.first = p.at, sweep.store = store, sweep.version = r.version++;
+  for (size_t i = 0; i < p.count; i += 64) sweep.want.push_back(r.shadow[p.at + i]);
+  sweep.pause_us = w.random.one_in(3) ? static_cast<unsigned>(w.random.below(3000)) : 0;
+  gpus->begin_sweep(stream, sweep);
   const bool hold = w.random.one_in(3);
   if (!hold) expect(vmem_release(base, p.count * 8, stream), 0, nothing, "release at a device");
   if (!hold && w.random.one_in(2)) {  // what a caller may do while its kernel still runs
@@ -309,12 +292,11 @@ void lease_device(Worker& w, Region& r) {
         expect(vmem_prefetch(base, p.count * 8, (d + 1) % devices, nullptr), 0, nothing, "prefetch to a device");
     }
   }
-  if (const auto s = vmem::device::current_sim()->synchronize(stream); !s.ok())
-    differs("synchronize: %.*s", static_cast<int>(s.text().size()), s.text().data());
-  if (!seen->ended) differs("a kernel under a lease was stopped");
-  if (seen->word != SIZE_MAX) r.wrong("a kernel", seen->word, seen->value);
+  gpus->synchronize(stream);
+  if (!sweep.ended) differs("a kernel under a lease was stopped");
+  if (sweep.wrong_word != SIZE_MAX) r.wrong("a kernel", p.at + sweep.wrong_word, sweep.wrong_value);
   if (store)
-    for (size_t i = 0; i < p.count; i += 64) r.shadow[p.at + i] = r.value(p.at + i, version);
+    for (size_t i = 0; i < p.count; i += 64) r.shadow[p.at + i] = r.value(p.at + i, sweep.version);
   if (!hold) return;
   r.add(p, leased, d);
   w.held.push_back({&r, {p, leased, d, stream}});
@@ -524,7 +506,7 @@ void inject(Random& random) {
     flip.file = 0;
     disk->add_rule(flip);
   }
-  if (devices != 0 && random.one_in(2)) {
+  if (settings.device == "sim" && random.one_in(2)) {
     auto state = std::make_shared<std::atomic<uint64_t>>(random());
     vmem::device::current_sim()->set_hook([state](SimOp op, int, uintptr_t, size_t) -> vmem::core::Status {
       if (op != SimOp::map && op != SimOp::populate && op != SimOp::pin) return {};
@@ -558,7 +540,7 @@ void check_region(Region& r, bool reported) {
 
 void check_all() {
   disk->clear_rules();
-  if (devices != 0) vmem::device::current_sim()->set_hook(nullptr);
+  if (settings.device == "sim") vmem::device::current_sim()->set_hook(nullptr);
   for (const auto& w : workers)
     while (!w->held.empty()) release(*w, 0);
   uint64_t count = 0;
@@ -569,7 +551,7 @@ void check_all() {
     alive += 1;
   }
   if (devices != 0) {
-    for (const std::string& v : vmem::device::current_sim()->violations()) differs("the device saw: %s", v.c_str());
+    for (const std::string& v : gpus->violations()) differs("the device saw: %s", v.c_str());
   }
   // Read-ahead and the like end by themselves.
   std::string books;
@@ -615,17 +597,8 @@ int run(uint64_t seed) {
     disk = made.get();
     return made;
   };
-  if (settings.device == "sim") {
-    devices = 2;
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
-      vmem::device::SimOptions options;
-      options.devices = devices;
-      std::unique_ptr<SimDevices> made;
-      vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
-      *out = std::move(made);
-      return s;
-    };
-  }
+  gpus = stress::make_device_work(settings.device);
+  devices = gpus != nullptr ? gpus->devices() : 0;
   for (const auto& [name, value] :
        std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
                                                                   {"host_budget", settings.budget},
@@ -647,7 +620,7 @@ int run(uint64_t seed) {
   }
   for (unsigned i = 0; i < settings.threads; ++i) {
     workers.push_back(std::make_unique<Worker>(i, seed * 1000 + i));
-    for (int d = 0; d < devices; ++d) workers[i]->streams[d] = vmem::device::current_sim()->create_stream(d);
+    for (int d = 0; d < devices; ++d) workers[i]->streams.push_back(gpus->create_stream(d));
   }
   std::vector<std::thread> threads;
   std::atomic<unsigned> running{settings.threads};
@@ -677,7 +650,7 @@ int run(uint64_t seed) {
   check_all();
   vmem::core::step_hook.store(nullptr);
   for (const auto& w : workers)
-    for (int d = 0; d < devices; ++d) vmem::device::current_sim()->destroy_stream(w->streams[d]);
+    for (void* stream : w->streams) gpus->destroy_stream(stream);
   struct vmem_stats s = {};
   s.size = sizeof s;
   vmem_stats(&s);
@@ -708,7 +681,7 @@ int main(int argc, char** argv) {
   app.add_option("--transfer", settings.transfer);
   app.add_option("--trap", settings.trap);
   app.add_option("--engine", settings.engine);
-  app.add_option("--device", settings.device, "none or sim");
+  app.add_option("--device", settings.device, "none, sim or cuda");
   app.add_option("--blocks", settings.blocks);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);

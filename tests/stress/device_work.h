@@ -1,0 +1,128 @@
+// The devices of a stress test, and the kernels that run there under leases: simulated devices, or real ones where
+// tests/gpu/stress_work.cu is linked in (make gpu-tests).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "api/runtime.h"
+#include "common.h"
+#include "device/sim_device.h"
+
+namespace stress {
+
+// One operation on a register: a read, a write, or a swap. `begin` and `end` are 0 where a device cannot tell the time
+// of the CPU: it was between launch and synchronize.
+struct RegisterOp {
+  enum Kind : uint32_t { read, write, swap } kind = read;
+  uint64_t value = 0;  // written
+  uint64_t seen = 0;   // read
+  uint64_t begin = 0, end = 0;
+};
+
+// A kernel that looks at every 64th word of a part and, when it stores, changes them.
+struct Sweep {
+  uint64_t* base = nullptr;
+  size_t count = 0, first = 0;  // words; first: the number of base[0] in its region
+  std::vector<uint64_t> want;   // of words 0, 64, ..
+  bool store = false;
+  uint32_t version = 0;  // word i becomes version << 32 | (first + i)
+  unsigned pause_us = 0;
+  // What it found: the first that was wrong.
+  size_t wrong_word = SIZE_MAX;
+  uint64_t wrong_value = 0;
+  bool ended = false;
+};
+
+// Thread-safe, one thread a stream. What begin_ starts reads and writes its argument until synchronize() has returned,
+// and a stream has one such kernel at a time. Errors end the program.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+  virtual int devices() const = 0;
+  virtual void* create_stream(int device) = 0;
+  virtual void destroy_stream(void* stream) = 0;
+  virtual void begin_registers(void* stream, uint64_t* word, std::vector<RegisterOp>& ops, uint64_t (*now)()) = 0;
+  virtual void begin_sweep(void* stream, Sweep& sweep) = 0;
+  virtual void synchronize(void* stream) = 0;
+  virtual std::vector<std::string> violations() { return {}; }
+};
+
+class SimWork final : public DeviceWork {
+ public:
+  // Before vmem_init.
+  explicit SimWork(int devices) : devices_(devices) {
+    static int count;
+    count = devices;
+    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+      vmem::device::SimOptions options;
+      options.devices = count;
+      std::unique_ptr<vmem::device::SimDevices> made;
+      vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
+      *out = std::move(made);
+      return s;
+    };
+  }
+  int devices() const override { return devices_; }
+  void* create_stream(int device) override { return sim().create_stream(device); }
+  void destroy_stream(void* stream) override { sim().destroy_stream(stream); }
+  void begin_registers(void* stream, uint64_t* word, std::vector<RegisterOp>& ops, uint64_t (*now)()) override {
+    launch(stream, [word, &ops, now](vmem::device::SimKernel& kernel) {
+      for (RegisterOp& o : ops) {
+        auto* at = reinterpret_cast<uint64_t*>(kernel.at(word, 8, true));
+        if (at == nullptr) return;
+        std::atomic_ref<uint64_t> r(*at);
+        o.begin = now();
+        if (o.kind == RegisterOp::read) o.seen = r.load();
+        if (o.kind == RegisterOp::write) r.store(o.value);
+        if (o.kind == RegisterOp::swap) o.seen = r.exchange(o.value);
+        o.end = now();
+        if (o.value % 16 == 1) usleep(200);
+      }
+    });
+  }
+  void begin_sweep(void* stream, Sweep& s) override {
+    launch(stream, [&s](vmem::device::SimKernel& kernel) {
+      if (s.pause_us != 0) usleep(s.pause_us);
+      for (size_t i = 0; i < s.count; i += 64) {
+        auto* word = reinterpret_cast<uint64_t*>(kernel.at(s.base + i, 8, s.store));
+        if (word == nullptr) return;
+        if (*word != s.want[i / 64] && s.wrong_word == SIZE_MAX) s.wrong_word = i, s.wrong_value = *word;
+        if (s.store) *word = uint64_t{s.version} << 32 | static_cast<uint32_t>(s.first + i);
+      }
+      s.ended = true;
+    });
+  }
+  void synchronize(void* stream) override { must("synchronize", sim().synchronize(stream)); }
+  std::vector<std::string> violations() override { return sim().violations(); }
+
+ private:
+  static vmem::device::SimDevices& sim() { return *vmem::device::current_sim(); }
+  static void must(const char* what, const vmem::core::Status& s) {
+    if (!s.ok()) differs("%s: %.*s", what, static_cast<int>(s.text().size()), s.text().data());
+  }
+  void launch(void* stream, vmem::device::SimFunction kernel) {
+    must("launch", sim().launch(stream, std::move(kernel)));
+  }
+
+  const int devices_;
+};
+
+// Linked in by `make gpu-tests` alone. Before vmem_init; ends the program where there is no GPU.
+__attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work();
+
+// By the setting `device`: none, sim (two devices), cuda.
+inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device) {
+  if (device == "none") return nullptr;
+  if (device == "sim") return std::make_unique<SimWork>(2);
+  if (device != "cuda") differs("--device %s: none, sim or cuda", device.c_str());
+  if (make_cuda_work == nullptr) differs("--device cuda: this program was built without CUDA; make gpu-tests");
+  return make_cuda_work();
+}
+
+}  // namespace stress
