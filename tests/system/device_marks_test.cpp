@@ -2,63 +2,16 @@
 #include <atomic>
 #include <thread>
 
-#include "device/sim_device.h"
-#include "support.h"
+#include "sim_support.h"
 
 namespace {
 
-using systest::raises_sigbus;
-using systest::SystemTest;
+using systest::kBlock;
 using systest::TempFile;
 using vmem::core::Status;
-using vmem::device::SimDevices;
-using vmem::device::SimKernel;
 using vmem::device::SimOp;
 
-constexpr size_t kBlock = 2 << 20;
-
-class DeviceMarks : public SystemTest {
- protected:
-  void SetUp() override {
-    SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
-      vmem::device::SimOptions options;
-      options.memory_bytes = 128 << 20;
-      std::unique_ptr<SimDevices> made;
-      Status s = vmem::device::make_sim_devices(options, &made);
-      *out = std::move(made);
-      return s;
-    };
-    configure({{"device_budget", "32MiB"}, {"host_budget", "96MiB"}, {"readahead", "0"}});
-    if (!IsSkipped()) stream_ = sim().create_stream(0);
-  }
-  void TearDown() override {
-    if (stream_ != nullptr) sim().destroy_stream(stream_);
-    SystemTest::TearDown();
-  }
-  static SimDevices& sim() { return *vmem::device::current_sim(); }
-  // A kernel stores a word under a lease.
-  void store_on_device(uint64_t* at, uint64_t value) {
-    ASSERT_EQ(vmem_acquire(at, 8, VMEM_READ | VMEM_WRITE, 0, stream_), 0) << vmem_last_error();
-    const Status s = sim().launch(stream_, [=](SimKernel& k) {
-      if (auto* w = reinterpret_cast<uint64_t*>(k.at(at, 8, true)); w != nullptr) *w = value;
-    });
-    ASSERT_TRUE(s.ok()) << s.text();
-    ASSERT_EQ(vmem_release(at, 8, stream_), 0) << vmem_last_error();
-    ASSERT_TRUE(sim().synchronize(stream_).ok());
-    // Advice waits for blocks that move.
-    ASSERT_EQ(vmem_advise(at, 8, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
-  }
-  static bool bus(const uint64_t* at) {
-    return raises_sigbus([&] { (void)*static_cast<const volatile uint64_t*>(at); });
-  }
-  static bool until(auto condition) {
-    for (int i = 0; i < 4000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
-  }
-  static std::string said() { return vmem_last_error(); }
-  void* stream_ = nullptr;
-};
+class DeviceMarks : public systest::SimTest {};
 
 TEST_F(DeviceMarks, AChangeOfASharedFileLostInTheBackgroundIsToldBySync) {
   if (IsSkipped()) return;

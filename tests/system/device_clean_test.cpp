@@ -1,0 +1,100 @@
+// When a block on a device counts as clean: never while a stream may still store there, and not when what was written
+// did not all arrive. On simulated devices.
+#include <cstring>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using systest::TempFile;
+
+class DeviceClean : public systest::SimTest {
+ protected:
+  static uint64_t in_file(const TempFile& file, size_t offset) {
+    uint64_t value = 0;
+    const auto bytes = file.read();
+    if (offset + 8 <= bytes.size()) memcpy(&value, bytes.data() + offset, 8);
+    return value;
+  }
+};
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+
+// The stream has been told of the release and of the next acquire, and still has to store: a sync that is on its way
+// meanwhile must not take what it finds for all there is.
+TEST_F(DeviceClean, AReadLeaseBehindAReleasedWriteLeaseHidesNoStore) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(vmem_set("device_budget", "64MiB"), 0) << vmem_last_error();
+  constexpr size_t kBlocks = 18;  // more than move together
+  vmem::region r(kBlocks * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  uint64_t* const last = words + (kBlocks - 1) * kBlock / 8;
+  ASSERT_EQ(vmem_acquire(words, r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
+  for (size_t b = 0; b < kBlocks; ++b) launch_store(stream_, words + b * kBlock / 8, 1);
+  ASSERT_EQ(vmem_release(words, r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  stop_at("device.leaving");  // with the first blocks; nothing keeps the sync from the last any more
+  int synced = 1;
+  std::thread syncing([&] { synced = vmem_sync(words, kBlocks * kBlock); });
+  const bool stopped_there = stopped();
+  std::atomic<bool> store{false};
+  EXPECT_EQ(vmem_acquire(last, kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_store(stream_, last, 2, &store);
+  EXPECT_EQ(vmem_release(last, kBlock, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_acquire(last, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  go_on();
+  syncing.join();
+  store = true;
+  ASSERT_TRUE(stopped_there);
+  EXPECT_EQ(synced, -EBUSY) << "one block was not to be synced";
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(vmem_release(last, kBlock, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_evict(words, r.size(), VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(*last, 2u);
+  EXPECT_EQ(words[0], 1u);
+}
+
+// exit() writes what is under a live lease too, and the program may go on.
+TEST_F(DeviceClean, ABlockThatIsWrittenUnderAWriteLeaseIsWrittenAgain) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  auto* words = static_cast<uint64_t*>(r.data());
+  ASSERT_EQ(vmem_acquire(words, kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_store(stream_, words, 7);
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  vmem::api::Runtime::get().finish();
+  EXPECT_EQ(in_file(file, 0), 7u);
+  launch_store(stream_, words, 8);
+  ASSERT_EQ(vmem_release(words, kBlock, stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(vmem_sync(words, r.size()), 0) << vmem_last_error();
+  EXPECT_EQ(in_file(file, 0), 8u);
+}
+
+TEST_F(DeviceClean, WhatAFileThatWasCutDidNotTakeIsStillAChange) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  uint64_t* const second = static_cast<uint64_t*>(r.data()) + kBlock / 8;
+  ASSERT_EQ(vmem_acquire(second, kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_store(stream_, second, 7);
+  launch_store(stream_, second + 4096, 8);
+  ASSERT_EQ(vmem_release(second, kBlock, stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  ASSERT_EQ(truncate(file.path().c_str(), kBlock + 4096), 0);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
+  EXPECT_EQ(r.query().device_bytes, kBlock);
+  EXPECT_EQ(in_file(file, kBlock), 7u);
+  EXPECT_EQ(file.read().size(), kBlock + 4096) << "it is not made longer";
+  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+  // The block is on its device as it was, and the file has not got all of it.
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
+  EXPECT_EQ(in_file(file, kBlock + 4096 * 8), 8u);
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(second[0], 7u);
+  EXPECT_EQ(second[4096], 8u);
+}
+
+}  // namespace
