@@ -11,7 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <string_view>
 #include <utility>
+
+#include "publish/layout.h"
 
 namespace vmem::publish {
 
@@ -28,9 +31,44 @@ bool owned_folder(const std::string& path, uid_t owner) {
   return stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == owner;
 }
 
-void remove_with_socket(int folder, const std::string& name) {
-  unlinkat(folder, socket_name(name).c_str(), 0);
-  unlinkat(folder, name.c_str(), 0);
+constexpr std::string_view kNew = ".new-", kSocket = ".sock";
+
+// Names of the folder's first kMaxEntries entries.
+Status entries(int folder, std::vector<std::string>* names) {
+  names->clear();
+  // A descriptor of its own: reading moves the position.
+  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
+  if (dir == nullptr) {
+    const int err = errno;
+    if (again >= 0) close(again);
+    return system_error(err, "cannot read the folder of publications");
+  }
+  for (const dirent* entry; names->size() < kMaxEntries && (entry = readdir(dir)) != nullptr;)
+    names->emplace_back(entry->d_name);
+  closedir(dir);
+  return {};
+}
+
+// A file that a publisher made: its first bytes are a publication's, or it holds the zeros from before the first write.
+bool is_publication(int file) {
+  struct stat s {};
+  if (fstat(file, &s) != 0 || s.st_nlink != 1 || (s.st_mode & 077) != 0) return false;
+  char first[sizeof kMagic] = {}, none[sizeof kMagic] = {};
+  const ssize_t n = pread(file, first, sizeof first, 0);
+  if (n == sizeof first && memcmp(first, kMagic, sizeof first) == 0) return true;
+  return n >= 0 && (s.st_size == 0 || s.st_size == sizeof(Header)) && memcmp(first, none, sizeof first) == 0;
+}
+
+bool is_dead_publication(int folder, const std::string& name, uid_t owner) {
+  Fd file;
+  return open_file(folder, name, owner, &file).ok() && !is_alive(file.get()) && is_publication(file.get());
+}
+
+bool is_socket_of(int folder, const std::string& name, uid_t owner, bool old) {
+  struct stat s {};
+  return fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(s.st_mode) && s.st_uid == owner &&
+         (!old || s.st_mtime + kUnfinished < time(nullptr));
 }
 
 }  // namespace
@@ -91,24 +129,13 @@ bool is_name(const std::string& name) {
 }
 
 std::string socket_name(const std::string& name) {
-  return name + ".sock";
+  return name + std::string(kSocket);
 }
 
 Status list(int folder, std::vector<std::string>* names) {
-  names->clear();
-  // A descriptor of its own: reading moves the position.
-  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
-  if (dir == nullptr) {
-    const int err = errno;
-    if (again >= 0) close(again);
-    return system_error(err, "cannot read the folder of publications");
-  }
-  while (const dirent* entry = readdir(dir)) {
-    if (is_name(entry->d_name)) names->emplace_back(entry->d_name);
-  }
-  closedir(dir);
-  return {};
+  Status s = entries(folder, names);
+  std::erase_if(*names, [](const std::string& name) { return !is_name(name); });
+  return s;
 }
 
 Status open_file(int folder, const std::string& name, uid_t owner, Fd* out) {
@@ -136,34 +163,44 @@ bool is_alive(int file) {
   return fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
+Status open_socket(int folder, const std::string& name, uid_t owner, Fd* out) {
+  Fd fd(openat(folder, socket_name(name).c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!fd) return system_error(errno, "cannot open the socket of publication %s", name.c_str());
+  struct stat s {};
+  if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at the socket of publication %s", name.c_str());
+  if (!S_ISSOCK(s.st_mode) || s.st_uid != owner)
+    return error(EACCES, "%s is no socket of user %u", socket_name(name).c_str(), owner);
+  *out = std::move(fd);
+  return {};
+}
+
+std::string socket_path(const Fd& socket) {
+  return "/proc/self/fd/" + std::to_string(socket.get());
+}
+
 size_t sweep(int folder, uid_t owner) {
-  size_t removed = 0;
+  struct stat s {};
+  if (fstat(folder, &s) != 0 || s.st_uid != owner || (s.st_mode & 077) != 0) return 0;
   std::vector<std::string> names;
-  if (!list(folder, &names).ok()) return 0;
+  if (!entries(folder, &names).ok()) return 0;
+  size_t removed = 0;
   for (const std::string& name : names) {
-    Fd file;
-    if (!open_file(folder, name, owner, &file).ok() || is_alive(file.get())) continue;
-    remove_with_socket(folder, name);
-    ++removed;
-  }
-  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
-  if (dir == nullptr) return removed;
-  std::vector<std::string> rubbish;
-  while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    struct stat s {};
-    if (name.starts_with(".new-")) {
-      if (fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr))
-        rubbish.push_back(name);
-    } else if (name.ends_with(".sock")) {  // its file was removed by somebody else
-      if (faccessat(folder, name.substr(0, name.size() - 5).c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0 &&
-          fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr))
-        rubbish.push_back(name);
+    if (is_name(name)) {
+      if (!is_dead_publication(folder, name, owner)) continue;
+      if (is_socket_of(folder, socket_name(name), owner, false)) unlinkat(folder, socket_name(name).c_str(), 0);
+      unlinkat(folder, name.c_str(), 0);
+      ++removed;
+    } else if (name.starts_with(kNew) && is_name(name.substr(kNew.size()))) {
+      if (fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr) &&
+          is_dead_publication(folder, name, owner))
+        unlinkat(folder, name.c_str(), 0);
+    } else if (name.ends_with(kSocket)) {  // its file was removed by somebody else
+      const std::string file = name.substr(0, name.size() - kSocket.size());
+      if (is_name(file) && faccessat(folder, file.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0 &&
+          is_socket_of(folder, name, owner, true))
+        unlinkat(folder, name.c_str(), 0);
     }
   }
-  closedir(dir);
-  for (const std::string& name : rubbish) unlinkat(folder, name.c_str(), 0);
   return removed;
 }
 

@@ -39,7 +39,10 @@ core::Status open_folder(const std::string& path, uid_t owner, bool make, Fd* ou
 bool is_name(const std::string& name);
 std::string socket_name(const std::string& name);
 
-// Publications in the folder, any state; -errno when it cannot be read.
+// Entries of a folder that are looked at: who can write there must not be able to keep a reader busy for ever.
+inline constexpr size_t kMaxEntries = 4096;
+
+// Publications among the folder's first kMaxEntries entries, any state; -errno when it cannot be read.
 core::Status list(int folder, std::vector<std::string>* names);
 
 // Opens one for reading: a regular file of `owner`, no link. -ENOENT when it has gone.
@@ -49,7 +52,14 @@ core::Status open_file(int folder, const std::string& name, uid_t owner, Fd* out
 bool mark_alive(int file);
 bool is_alive(int file);
 
-// Removes what dead processes left in the folder. Returns how many publications that were.
+// Opens the socket beside a publication, as a place to connect to (socket_path): a socket of `owner`, no link. -ENOENT
+// when there is none, -EACCES when it is something else.
+core::Status open_socket(int folder, const std::string& name, uid_t owner, Fd* out);
+// The address of what open_socket opened: nobody can put something else in its place.
+std::string socket_path(const Fd& socket);
+
+// Removes what dead processes left in the folder, and nothing else: the folder is `owner`'s alone (0700), and what goes
+// has our name, our kind, our owner and, if it is a file, our first bytes. Returns how many publications that were.
 size_t sweep(int folder, uid_t owner);
 
 // Inode of this process's pid namespace; start of a process in clock ticks since boot. 0: unknown, or there is none.

@@ -62,7 +62,9 @@ class CtlExport : public Ctl {
     EXPECT_NE(line.find("listening on http://127.0.0.1:"), std::string::npos) << line;
     return port_of(line.substr(0, line.rfind('/')));
   }
-  std::string labels() const { return "pid=\"" + me() + "\",command=\"ctl_tests\""; }
+  std::string labels() const {
+    return "pid=\"" + me() + "\",user=\"" + std::to_string(geteuid()) + "\",command=\"ctl_tests\"";
+  }
   std::unique_ptr<Running> server_;
 };
 

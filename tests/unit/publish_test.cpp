@@ -1,7 +1,9 @@
 // What is published: packing, what a reader refuses, whose folders are used, which files are left behind by the dead.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,7 +35,29 @@ class PublishFolder : public ::testing::Test {
   Fd make(const std::string& name) const {
     return Fd(open((path_ + "/" + name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   }
-  bool exists(const std::string& name) const { return access((path_ + "/" + name).c_str(), F_OK) == 0; }
+  bool exists(const std::string& name) const {
+    struct stat s {};
+    return lstat((path_ + "/" + name).c_str(), &s) == 0;
+  }
+  // As a process that has died left it.
+  void write_one(const std::string& name) const {
+    Snapshot s;
+    std::vector<std::byte> bytes;
+    pack(s, &bytes);
+    const Fd fd = make(name);
+    ASSERT_EQ(write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+  }
+  void make_socket(const std::string& name) const {
+    const Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    put_text(address.sun_path, path_ + "/" + name);
+    ASSERT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0) << name;
+  }
+  void age(const std::string& name) const {
+    const timespec old[2] = {{1, 0}, {1, 0}};
+    ASSERT_EQ(utimensat(AT_FDCWD, (path_ + "/" + name).c_str(), old, AT_SYMLINK_NOFOLLOW), 0) << name;
+  }
   std::string path_;
 };
 
@@ -191,8 +215,8 @@ TEST_F(PublishFolder, WhatTheDeadLeftIsRemovedAndTheLivingStay) {
   ASSERT_TRUE(open_folder(path_, geteuid(), true, &folder).ok());
   Fd living = make(kName);
   ASSERT_TRUE(mark_alive(living.get()));
-  make("777-00000000000000aa");
-  make("777-00000000000000aa.sock");
+  write_one("777-00000000000000aa");
+  make_socket("777-00000000000000aa.sock");
   make("unrelated");
   EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
   EXPECT_TRUE(exists(kName));
@@ -202,6 +226,54 @@ TEST_F(PublishFolder, WhatTheDeadLeftIsRemovedAndTheLivingStay) {
   living.reset();  // it dies
   EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
   EXPECT_FALSE(exists(kName));
+}
+
+TEST_F(PublishFolder, WhatIsNotOursIsNeverRemoved) {
+  Fd folder;
+  ASSERT_TRUE(open_folder(path_, geteuid(), true, &folder).ok());
+  const std::string text = "777-00000000000000aa", linked = "777-00000000000000ab", link = "777-00000000000000ac",
+                    open_to_others = "777-00000000000000ad", ours = "777-00000000000000ae";
+  const Fd thesis = make(text);
+  ASSERT_EQ(write(thesis.get(), "a thesis", 8), 8);
+  write_one(linked);
+  ASSERT_EQ(::link((path_ + "/" + linked).c_str(), (path_ + "/other name").c_str()), 0);
+  ASSERT_EQ(symlink(text.c_str(), (path_ + "/" + link).c_str()), 0);
+  write_one(open_to_others);
+  ASSERT_EQ(chmod((path_ + "/" + open_to_others).c_str(), 0644), 0);
+  make(text + ".sock");  // a file that is called as a socket
+  make(".new-something");
+  make_socket("docker.sock");
+  make_socket("778-00000000000000ff.sock");
+  write_one(ours);
+  for (const char* name : {".new-something", "docker.sock", "778-00000000000000ff.sock"}) age(name);
+  ASSERT_EQ(chmod(path_.c_str(), 0755), 0);
+  EXPECT_EQ(sweep(folder.get(), geteuid()), 0u) << "a folder that others can enter is none of ours";
+  EXPECT_TRUE(exists(ours));
+  EXPECT_TRUE(exists("778-00000000000000ff.sock"));
+  ASSERT_EQ(chmod(path_.c_str(), 0700), 0);
+  EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
+  EXPECT_FALSE(exists(ours));
+  EXPECT_FALSE(exists("778-00000000000000ff.sock"));
+  for (const std::string& kept :
+       {text, linked, link, open_to_others, text + ".sock", std::string(".new-something"), std::string("docker.sock")})
+    EXPECT_TRUE(exists(kept)) << kept;
+}
+
+TEST_F(PublishFolder, ASocketIsOpenedOnlyIfItIsOneAndNoLink) {
+  Fd folder, fd;
+  ASSERT_TRUE(open_folder(path_, geteuid(), true, &folder).ok());
+  const std::string socket = std::string(kName) + ".sock";
+  EXPECT_EQ(open_socket(folder.get(), kName, geteuid(), &fd).code(), -ENOENT);
+  make_socket("other.sock");
+  ASSERT_EQ(symlink("other.sock", (path_ + "/" + socket).c_str()), 0);
+  EXPECT_EQ(open_socket(folder.get(), kName, geteuid(), &fd).code(), -EACCES);
+  ASSERT_EQ(unlink((path_ + "/" + socket).c_str()), 0);
+  make(socket);
+  EXPECT_EQ(open_socket(folder.get(), kName, geteuid(), &fd).code(), -EACCES);
+  ASSERT_EQ(unlink((path_ + "/" + socket).c_str()), 0);
+  make_socket(socket);
+  EXPECT_EQ(open_socket(folder.get(), kName, geteuid() + 1, &fd).code(), -EACCES);
+  EXPECT_TRUE(open_socket(folder.get(), kName, geteuid(), &fd).ok());
 }
 
 TEST_F(PublishFolder, TheMarkOfAWriterEndsWithExec) {

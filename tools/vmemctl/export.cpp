@@ -8,17 +8,12 @@
 namespace vmemctl {
 
 int serve_metrics(const Common& common, const ExportOptions& options) {
-  std::vector<std::string> problems;
-  const auto look = [&] {
-    problems.clear();
-    return find_processes(common, true, 0, &problems);
-  };
   if (options.once) {
-    const std::vector<Process> now = look();
+    const Found now = look(common, 0);
     if (common.json) {
       Json json;
       json.object().key("processes").array();
-      for (const Process& p : now) write_process(json, p, Rates());
+      for (const Process& p : now.processes) write_process(json, p, Rates());
       printf("%s\n", json.end().end().text().c_str());
     } else {
       fputs(metrics(now, options.sysfs).c_str(), stdout);
@@ -34,7 +29,8 @@ int serve_metrics(const Common& common, const ExportOptions& options) {
   }
   fflush(stdout);
   server.run([&](const std::string& path) -> Answer {
-    if (path == "/metrics") return {200, "text/plain; version=0.0.4; charset=utf-8", metrics(look(), options.sysfs)};
+    if (path == "/metrics")
+      return {200, "text/plain; version=0.0.4; charset=utf-8", metrics(look(common, 0), options.sysfs)};
     if (path == "/") return {200, "text/plain; charset=utf-8", "vmemctl: metrics are at /metrics\n"};
     return {404, "text/plain; charset=utf-8", "metrics are at /metrics\n"};
   });

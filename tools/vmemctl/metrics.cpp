@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 namespace vmemctl {
 
@@ -15,6 +16,7 @@ namespace publish = vmem::publish;
 namespace {
 
 constexpr size_t kFirstBucket = 10, kLastBucket = 34;  // 1 us to 17 s; shorter times are in the first
+constexpr size_t kMaxRegions = 4096;                   // of one user: nobody fills the database of all
 
 std::string label_text(std::string_view text) {
   std::string out;
@@ -61,7 +63,8 @@ class Family {
 };
 
 std::string process_labels(const Process& p) {
-  return "pid=\"" + std::to_string(p.now.header.pid) + "\",command=" + label_text(p.now.header.command);
+  return "pid=\"" + std::to_string(p.pid) + "\",user=\"" + std::to_string(p.owner) +
+         "\",command=" + label_text(p.now.header.command);
 }
 
 struct Metric {
@@ -126,8 +129,10 @@ void add_devices(const std::vector<Process>& processes, std::string* out) {
 
 void add_regions(const std::vector<Process>& processes, std::string* out) {
   Family held(out, "vmem_region_bytes", "gauge", "Bytes of a region in each tier.");
+  std::map<uid_t, size_t> of_user;
   for (const Process& p : processes) {
     for (const publish::Region& r : p.now.regions) {
+      if (++of_user[p.owner] > kMaxRegions) break;
       const std::string labels =
           process_labels(p) + ",region=\"" + std::to_string(r.id) + "\",name=" + label_text(r.name) + ",tier=";
       held.sample(labels + "\"zero\"", r.zero_bytes);
@@ -161,8 +166,16 @@ void add_module(const std::string& sysfs, std::string* out) {
 
 }  // namespace
 
-std::string metrics(const std::vector<Process>& processes, const std::string& sysfs) {
+std::string metrics(const Found& found, const std::string& sysfs) {
+  const std::vector<Process>& processes = found.processes;
   std::string out;
+  {
+    Family forged(&out, "vmem_forged_publications", "gauge",
+                  "Publications that are not what they say, by their owner.");
+    std::map<uid_t, uint64_t> users;
+    for (const Forged& f : found.forged) ++users[f.user];
+    for (const auto& [user, count] : users) forged.sample("user=\"" + std::to_string(user) + "\"", count);
+  }
   {
     Family up(&out, "vmem_process_up", "gauge", "1: the process answers; 0: these are the last values it wrote.");
     for (const Process& p : processes) up.sample(process_labels(p), p.answers ? 1 : 0);
@@ -170,9 +183,9 @@ std::string metrics(const std::vector<Process>& processes, const std::string& sy
   {
     Family info(&out, "vmem_process_info", "gauge", "What the process uses.");
     for (const Process& p : processes) {
-      info.sample(process_labels(p) + ",library=" + label_text(p.now.header.library) +
-                      ",trap=" + label_text(p.now.header.trap) + ",user=\"" + std::to_string(p.now.header.uid) + "\"",
-                  1);
+      info.sample(
+          process_labels(p) + ",library=" + label_text(p.now.header.library) + ",trap=" + label_text(p.now.header.trap),
+          1);
     }
   }
   for (const Metric& m : kMetrics) {

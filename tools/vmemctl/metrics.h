@@ -9,6 +9,6 @@
 namespace vmemctl {
 
 // sysfs: the module's folder; its counters are left out where it is not loaded.
-std::string metrics(const std::vector<Process>& processes, const std::string& sysfs);
+std::string metrics(const Found& found, const std::string& sysfs);
 
 }  // namespace vmemctl

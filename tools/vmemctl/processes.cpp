@@ -1,18 +1,22 @@
 #include "processes.h"
 
 #include <dirent.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <set>
+#include <thread>
 
+#include "core/thread.h"
 #include "publish/place.h"
 
 namespace vmemctl {
@@ -23,17 +27,16 @@ using vmem::core::Status;
 
 namespace {
 
-constexpr int kTries = 50;        // of reading a file that is being rewritten
-constexpr long kAnswerMs = 1000;  // how long a process has to answer
+using std::chrono::milliseconds;
+
+constexpr milliseconds kOwnTime{1000};    // for the answers of the caller's own processes
+constexpr milliseconds kOthersTime{400};  // for those of all others together
+constexpr milliseconds kGiveUp{2000};     // a folder that cannot be read at all: whose file system hangs
+constexpr size_t kThreads = 32;
 
 std::string text(const Status& s) {
   return std::string(s.text());
 }
-
-struct Folder {
-  std::string path;
-  uid_t owner;
-};
 
 // Folders named after a user, as `base`/PREFIXuid[/rest].
 void add_folders(const std::string& base, const std::string& prefix, const std::string& rest,
@@ -70,123 +73,151 @@ std::vector<Folder> all_folders(const Common& common) {
   return out;
 }
 
-Status read_file(int file, publish::Snapshot* out) {
-  std::vector<std::byte> bytes(publish::kMaxBytes);
-  Status s;
-  for (int i = 0; i < kTries; ++i) {
-    const ssize_t n = pread(file, bytes.data(), bytes.size(), 0);
-    if (n < 0) return vmem::core::system_error(errno, "cannot read it");
-    s = publish::unpack(std::span(bytes).first(static_cast<size_t>(n)), out);
-    if (s.code() != -EAGAIN) return s;
-    usleep(2000);
+// One look at every folder: shared with threads that may outlive it, where a file system hangs.
+struct Look {
+  explicit Look(pid_t wanted) : pid(wanted) {}
+
+  const pid_t pid;
+  const Clock::time_point start = Clock::now();
+  std::mutex mutex;  // protects the rest
+  std::condition_variable changed;
+  std::deque<Folder> todo;
+  std::map<std::string, uid_t> busy;  // folders that are being read
+  std::set<std::pair<dev_t, ino_t>> seen;
+  Found found;
+};
+
+void read_one(Look& look, const Folder& folder, Found* found) {
+  Fd fd;
+  if (Status s = publish::open_folder(folder.path, folder.owner, false, &fd); !s.ok()) {
+    if (s.code() != -ENOENT) found->problems.push_back(text(s));
+    return;
   }
-  return s;
-}
-
-// In our own pid namespace the kernel can be asked whether that process lives; elsewhere the mark on the file tells.
-bool lives(const publish::Header& h) {
-  const uint64_t ours = publish::pid_namespace();
-  if (ours == 0 || h.pid_namespace != ours) return true;
-  return publish::start_ticks(static_cast<pid_t>(h.pid)) == h.start_ticks;
-}
-
-publish::Reply exchange(int folder, const std::string& name, const publish::Request& request) {
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const timeval limit{kAnswerMs / 1000, kAnswerMs % 1000 * 1000};
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  publish::put_text(address.sun_path, publish::short_path(folder, publish::socket_name(name)));
-  publish::Reply reply{};
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
-      send(fd.get(), &request, sizeof request, MSG_NOSIGNAL) == sizeof request) {
-    const ssize_t n = recv(fd.get(), &reply, sizeof reply, 0);
-    if (n == sizeof reply) {
-      reply.text[sizeof reply.text - 1] = '\0';
-      return reply;
-    }
-    if (n > 0) throw Failure{kFailed, "the process answers something else than libvmem does"};
-    if (n == 0) errno = ECONNRESET;
+  struct stat st {};
+  if (fstat(fd.get(), &st) != 0) return;
+  {
+    std::lock_guard lock(look.mutex);
+    if (!look.seen.insert({st.st_dev, st.st_ino}).second) return;
   }
-  if (errno == EACCES || errno == EPERM)
-    throw Failure{kForbidden, "not permitted to ask the process: be its user, or root"};
-  if (errno == ENOENT || errno == ECONNREFUSED || errno == ECONNRESET || errno == EPIPE)
-    throw Failure{kAbsent, "the process has ended, or uses libvmem no more"};
-  throw Failure{kFailed, "the process does not answer within " + std::to_string(kAnswerMs) + " ms (is it stopped?)"};
+  publish::sweep(fd.get(), folder.owner);
+  const milliseconds time = folder.owner == geteuid() ? kOwnTime : kOthersTime;
+  read_folder(folder, fd.get(), look.pid, look.start + time, found);
 }
 
-publish::Reply exchange(int folder, const std::string& name, publish::Ask what, const std::string& key,
-                        const std::string& value) {
-  publish::Request request{};
-  memcpy(request.magic, publish::kRequestMagic, sizeof request.magic);
-  request.version = publish::kVersion;
-  request.ask = static_cast<uint32_t>(what);
-  if (key.size() >= sizeof request.name || value.size() >= sizeof request.value)
-    throw Failure{kUsage, "\"" + printable(key.substr(0, 64)) + "\" or its value is too long"};
-  publish::put_text(request.name, key);
-  publish::put_text(request.value, value);
-  return exchange(folder, name, request);
+void work(Look& look) {
+  std::unique_lock lock(look.mutex);
+  while (!look.todo.empty()) {
+    const Folder folder = look.todo.front();
+    look.todo.pop_front();
+    look.busy.emplace(folder.path, folder.owner);
+    lock.unlock();
+    Found found;
+    read_one(look, folder, &found);
+    lock.lock();
+    look.busy.erase(folder.path);
+    for (Process& p : found.processes) look.found.processes.push_back(std::move(p));
+    for (Forged& f : found.forged) look.found.forged.push_back(std::move(f));
+    for (std::string& p : found.problems) look.found.problems.push_back(std::move(p));
+    look.changed.notify_all();
+  }
 }
 
-double age(const publish::Header& h) {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  const double now = static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-  return std::max(0.0, now - static_cast<double>(h.taken_monotonic_ns) * 1e-9);
-}
-
-// False: it is gone.
-bool look(int folder, bool refresh, Process* p, std::vector<std::string>* problems) {
-  Fd file;
-  if (!publish::open_file(folder, p->name, p->owner, &file).ok()) return false;
-  if (refresh) {
-    try {
-      exchange(folder, p->name, publish::Ask::refresh, "", "");
-    } catch (const Failure&) {
-      p->answers = false;
+// A thread a folder, and none for those in which an earlier look still hangs.
+void read_all(const std::shared_ptr<Look>& look) {
+  static std::vector<std::weak_ptr<Look>> earlier;
+  for (const auto& before : earlier) {
+    const std::shared_ptr<Look> l = before.lock();
+    if (!l) continue;
+    std::lock_guard lock(l->mutex);
+    for (const auto& [path, owner] : l->busy) {
+      if (std::erase_if(look->todo, [p = path](const Folder& f) { return f.path == p; }) != 0)
+        look->found.problems.push_back(path + ": cannot be read: does its file system hang?");
     }
   }
-  if (Status s = read_file(file.get(), &p->now); !s.ok()) {
-    if (publish::is_alive(file.get())) problems->push_back(p->folder + "/" + p->name + ": " + text(s));
-    return false;
+  std::erase_if(earlier, [](const auto& l) { return l.expired(); });
+  const size_t wanted = std::min(kThreads, look->todo.size());  // a thread takes folders from there at once
+  size_t started = 0;
+  for (; started < wanted; ++started) {
+    std::thread thread;
+    if (!vmem::core::start_thread(
+             "vmemctl-look", [look] { work(*look); }, &thread)
+             .ok())
+      break;
+    thread.detach();
   }
-  p->age_seconds = age(p->now.header);
-  return lives(p->now.header);
+  if (started == 0) return work(*look);
+  std::unique_lock lock(look->mutex);
+  const auto done = [&] { return look->todo.empty() && look->busy.empty(); };
+  if (look->changed.wait_until(lock, look->start + kGiveUp, done)) return;
+  for (const auto& [path, owner] : look->busy)
+    look->found.problems.push_back(path + ": cannot be read: does its file system hang?");
+  if (!look->todo.empty())
+    look->found.problems.push_back(std::to_string(look->todo.size()) +
+                                   " folders of publications were not read in time");
+  look->todo.clear();
+  earlier.push_back(look);
 }
 
 }  // namespace
 
-std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pid, std::vector<std::string>* problems) {
-  std::vector<Process> out;
-  std::set<std::pair<dev_t, ino_t>> seen;
-  for (const Folder& folder : all_folders(common)) {
-    Fd fd;
-    if (Status s = publish::open_folder(folder.path, folder.owner, false, &fd); !s.ok()) {
-      if (s.code() != -ENOENT) problems->push_back(text(s));
-      continue;
-    }
-    struct stat st {};
-    if (fstat(fd.get(), &st) != 0 || !seen.insert({st.st_dev, st.st_ino}).second) continue;
-    publish::sweep(fd.get(), folder.owner);
-    std::vector<std::string> names;
-    if (Status s = publish::list(fd.get(), &names); !s.ok()) {
-      problems->push_back(folder.path + ": " + text(s));
-      continue;
-    }
-    for (const std::string& name : names) {
-      Process p;
-      p.folder = folder.path;
-      p.name = name;
-      p.owner = folder.owner;
-      if (pid != 0 && !name.starts_with(std::to_string(pid) + "-")) continue;
-      if (look(fd.get(), refresh, &p, problems)) out.push_back(std::move(p));
+Found look(const Common& common, pid_t pid) {
+  const auto look = std::make_shared<Look>(pid);
+  for (Folder& folder : all_folders(common)) look->todo.push_back(std::move(folder));
+  const bool mine =
+      std::all_of(look->todo.begin(), look->todo.end(), [](const Folder& f) { return f.owner == geteuid(); });
+  if (mine) {
+    work(*look);
+  } else {
+    read_all(look);
+  }
+  std::unique_lock lock(look->mutex);
+  Found found = std::move(look->found);
+  lock.unlock();
+  std::sort(found.processes.begin(), found.processes.end(), [](const Process& a, const Process& b) {
+    return a.pid != b.pid ? a.pid < b.pid : a.owner != b.owner ? a.owner < b.owner : a.name < b.name;
+  });
+  // A process has one publication; two would be one series with two values.
+  std::vector<Process> once;
+  for (Process& p : found.processes) {
+    if (!once.empty() && once.back().pid == p.pid && once.back().owner == p.owner) {
+      found.forged.push_back(
+          {p.folder + "/" + p.name, p.owner, "process " + std::to_string(p.pid) + " has another publication already"});
+    } else {
+      once.push_back(std::move(p));
     }
   }
-  std::sort(out.begin(), out.end(), [](const Process& a, const Process& b) {
-    return a.now.header.pid != b.now.header.pid ? a.now.header.pid < b.now.header.pid : a.name < b.name;
-  });
+  found.processes = std::move(once);
+  return found;
+}
+
+std::vector<std::string> words_of(const std::vector<Forged>& forged) {
+  constexpr size_t kReasons = 3;  // of one user
+  std::map<uid_t, std::map<std::string, std::vector<std::string>>> users;
+  for (const Forged& f : forged) users[f.user][f.why].push_back(f.file);
+  std::vector<std::string> out;
+  for (const auto& [user, reasons] : users) {
+    const std::string begin = "FORGED by user " + std::to_string(user) + ": ";
+    size_t shown = 0, more = 0;
+    for (const auto& [why, files] : reasons) {
+      if (++shown > kReasons) {
+        more += files.size();
+        continue;
+      }
+      std::string line = begin + files.front();
+      if (files.size() > 1) line += " and " + std::to_string(files.size() - 1) + " more";
+      out.push_back(line.append(": ").append(why));
+    }
+    if (more != 0) out.push_back(begin + std::to_string(more) + " more publications");
+  }
   return out;
+}
+
+std::vector<Process> find_processes(const Common& common, bool /*refresh*/, pid_t pid,
+                                    std::vector<std::string>* problems) {
+  Found found = look(common, pid);
+  for (std::string& p : found.problems) problems->push_back(std::move(p));
+  for (std::string& line : words_of(found.forged)) problems->push_back(std::move(line));
+  return std::move(found.processes);
 }
 
 Process find_process(const Common& common, pid_t pid) {
@@ -205,18 +236,16 @@ Process find_process(const Common& common, pid_t pid) {
 }
 
 std::string ask(const Process& process, publish::Ask what, const std::string& name, const std::string& value) {
-  Fd folder;
-  if (Status s = publish::open_folder(process.folder, process.owner, false, &folder); !s.ok())
-    throw Failure{kAbsent, text(s)};
-  const publish::Reply reply = exchange(folder.get(), process.name, what, name, value);
+  const publish::Reply reply = exchange(process, what, name, value);
   if (reply.code == -EPERM) throw Failure{kForbidden, printable(reply.text)};
   if (reply.code != 0) throw Failure{kFailed, printable(reply.text)};
   return printable(reply.text);
 }
 
 const Process* same_process(const std::vector<Process>& before, const Process& now) {
-  const auto it = std::find_if(before.begin(), before.end(),
-                               [&](const Process& p) { return p.name == now.name && p.folder == now.folder; });
+  const auto it = std::find_if(before.begin(), before.end(), [&](const Process& p) {
+    return p.name == now.name && p.folder == now.folder && p.pid == now.pid;
+  });
   return it != before.end() ? &*it : nullptr;
 }
 
@@ -280,7 +309,11 @@ void write_histogram(Json& json, const publish::Histogram& h) {
 
 void write_process(Json& json, const Process& process, const Rates& r) {
   const publish::Header& h = process.now.header;
-  json.object().field("pid", h.pid).field("user", h.uid).field("command", h.command).field("library", h.library);
+  json.object()
+      .field("pid", process.pid)
+      .field("user", process.owner)
+      .field("command", h.command)
+      .field("library", h.library);
   json.field("trap", h.trap).field("answers", process.answers).field("age_seconds", process.age_seconds);
   json.field("started_unix", static_cast<double>(h.started_ns) * 1e-9);
   json.key("stats").object();

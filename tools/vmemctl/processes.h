@@ -7,22 +7,21 @@
 #include <vector>
 
 #include "common.h"
+#include "publications.h"
 #include "publish/layout.h"
 
 namespace vmemctl {
 
-struct Process {
-  std::string folder, name;  // its publication
-  uid_t owner = 0;
-  vmem::publish::Snapshot now;
-  bool answers = true;  // false: it did not in time, `now` is the last it wrote
-  double age_seconds = 0;
-};
+// Those that the caller may see, by pid; root sees everybody's. What dead processes left is removed on the way. Each is
+// asked to write what is true now. Users are asked side by side: one whose processes are silent, or who has hundreds of
+// publications, delays this by less than half a second and hides nobody else's. pid: 0, or the only one that is wanted.
+Found look(const Common& common, pid_t pid);
 
-// Those that the caller may see, by pid; root sees everybody's. What dead processes left is removed on the way.
-// refresh: each is asked to write what is true now. pid: 0, or the only one that is wanted. Words about folders and
-// processes that could not be read are added to `problems`.
+// The same, with what is forged told among the problems.
 std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pid, std::vector<std::string>* problems);
+
+// One line for each user and reason.
+std::vector<std::string> words_of(const std::vector<Forged>& forged);
 
 // The one process; fails with kAbsent or kForbidden, and why.
 Process find_process(const Common& common, pid_t pid);

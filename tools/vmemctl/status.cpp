@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "commands.h"
+#include "processes.h"
 #include "view.h"
 
 namespace vmemctl {
@@ -11,22 +12,29 @@ namespace vmemctl {
 namespace {
 
 // One process that was asked for must be there; all of them may be none.
-std::vector<Process> look(const Common& common, int pid, std::vector<std::string>* problems) {
-  if (pid != 0) return {find_process(common, pid)};
-  return find_processes(common, true, 0, problems);
+Found see(const Common& common, int pid) {
+  if (pid == 0) return look(common, 0);
+  Found found;
+  found.processes.push_back(find_process(common, pid));
+  return found;
+}
+
+void write_forged(Json& json, const std::vector<Forged>& forged) {
+  json.key("forged").array();
+  for (const Forged& f : forged) json.object().field("file", f.file).field("user", f.user).field("why", f.why).end();
+  json.end();
 }
 
 }  // namespace
 
 int status(const Common& common, const StatusOptions& options) {
-  std::vector<std::string> problems;
   std::vector<Process> before;
   if (options.seconds > 0) {
-    before = look(common, options.pid, &problems);
+    before = see(common, options.pid).processes;
     if (!before.empty()) usleep(static_cast<useconds_t>(options.seconds * 1e6));
-    problems.clear();
   }
-  const std::vector<Process> now = look(common, options.pid, &problems);
+  const Found found = see(common, options.pid);
+  const std::vector<Process>& now = found.processes;
   Json json;
   json.object().key("processes").array();
   for (const Process& p : now) {
@@ -39,14 +47,17 @@ int status(const Common& common, const StatusOptions& options) {
     for (const std::string& line : view(p, r, 0, vmem::publish::kMaxRegions)) printf("%s\n", line.c_str());
     printf("\n");
   }
-  json.end().key("problems").array();
-  for (const std::string& problem : problems) json.value(problem);
+  json.end();
+  write_forged(json, found.forged);
+  json.key("problems").array();
+  for (const std::string& problem : found.problems) json.value(problem);
   json.end().end();
   if (common.json) {
     printf("%s\n", json.text().c_str());
     return kDone;
   }
-  for (const std::string& problem : problems) fprintf(stderr, "vmemctl: %s\n", printable(problem).c_str());
+  for (const std::string& line : words_of(found.forged)) printf("%s\n", printable(line).c_str());
+  for (const std::string& problem : found.problems) fprintf(stderr, "vmemctl: %s\n", printable(problem).c_str());
   if (now.empty()) printf("no process %s uses libvmem\n", geteuid() == 0 ? "on this machine" : "of this user");
   return kDone;
 }

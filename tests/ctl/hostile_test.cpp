@@ -1,0 +1,263 @@
+// Publications of users who mean harm: what vmemctl believes, shows, counts, asks and removes. Root looks at two
+// made-up users, one of whom is honest; the honest one looks at the other.
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "publish/publisher.h"
+#include "support.h"
+
+namespace {
+
+using namespace ctltest;
+using nlohmann::json;
+namespace publish = vmem::publish;
+
+// Nobody's, and other ones in every run of these tests that goes on at the same time.
+const uid_t kMallory = 61000 + 2 * static_cast<uid_t>(getpid() % 2000), kAlice = kMallory + 1;
+
+std::string home_of(uid_t user) {
+  return "/dev/shm/vmem-" + std::to_string(user);
+}
+
+std::string name_of(pid_t pid, unsigned n) {
+  char text[64];
+  snprintf(text, sizeof text, "%d-%016x", pid, n);
+  return text;
+}
+
+// A publication as another process would write it, alive for as long as this process is.
+void forge_file(int folder, const std::string& name, uint32_t pid, uid_t user, const std::string& command) {
+  publish::Snapshot s;
+  s.header.pid = pid;
+  s.header.uid = user;
+  s.header.pid_namespace = publish::pid_namespace();
+  s.header.start_ticks = publish::start_ticks(static_cast<pid_t>(pid));
+  publish::put_text(s.header.command, command);
+  s.header.stats.faults = 666;
+  s.regions.resize(2);  // of one number
+  s.devices.resize(2);
+  std::vector<std::byte> bytes;
+  publish::pack(s, &bytes);
+  const int fd = openat(folder, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (write(fd, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size()) || !publish::mark_alive(fd)) _exit(3);
+}
+
+int listen_as(const std::string& path) {
+  const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  publish::put_text(address.sun_path, path);
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || listen(fd, 64) != 0) _exit(4);
+  chmod(path.c_str(), 0600);
+  return fd;
+}
+
+void forge(int folder, const std::string& name, uint32_t pid, uid_t user, const std::string& command) {
+  forge_file(folder, name, pid, user, command);
+  listen_as(home_of(geteuid()) + "/" + name + ".sock");
+}
+
+// Run by the tests below as kMallory. VICTIM: a process of kAlice's; ROOT: one of root's.
+TEST(HostileChild, DISABLED_Mallory) {
+  const std::string home = home_of(geteuid());
+  ASSERT_EQ(mkdir(home.c_str(), 0700), 0);
+  const int folder = open(home.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const pid_t victim = atoi(getenv("VICTIM")), root = atoi(getenv("ROOT"));
+  const auto me = geteuid(), alice = me + 1;
+  const auto u = [](pid_t p) { return static_cast<uint32_t>(p); };
+  forge(folder, name_of(victim, 1), u(victim), alice, "as of alice");
+  forge(folder, name_of(victim, 2), u(victim), me, "alice's, mine");
+  forge(folder, name_of(root, 3), u(root), 0, "as of root");
+  forge(folder, name_of(getpid(), 4), u(victim), alice, "name and header");
+  forge(folder, name_of(getpid(), 5), u(getpid()), 0, "root, it says");
+  forge_file(folder, name_of(root, 6), u(root), 0, "a link");
+  const std::string others = getenv("ELSEWHERE");  // a socket of root's
+  ASSERT_EQ(symlink(others.c_str(), (home + "/" + name_of(root, 6) + ".sock").c_str()), 0);
+  forge_file(folder, name_of(root, 7), u(root), 0, "nobody there");
+  // 300 of its own, of which one may be shown.
+  for (unsigned i = 0; i < 300; ++i) {
+    forge(folder, name_of(getpid(), 0x1000 + i), u(getpid()), me, "\xe2\x80\xaemine");
+  }
+  printf("ready\n");
+  fflush(stdout);
+  for (;;) pause();
+}
+
+// Run as kAlice: what an honest process does, without the runtime.
+TEST(HostileChild, DISABLED_Alice) {
+  publish::Source source;
+  source.take = [](publish::Snapshot* s) { s->header.stats.faults = 42; };
+  source.set = [](const std::atomic<bool>&, const std::string&, const std::string&) { return vmem::core::Status(); };
+  source.get = [](const std::atomic<bool>&, const std::string&, std::string* value) {
+    *value = "of alice";
+    return vmem::core::Status();
+  };
+  std::unique_ptr<publish::Publisher> publisher;
+  const vmem::core::Status s = publish::Publisher::start(source, "", &publisher);
+  ASSERT_TRUE(s.ok()) << s.text();
+  printf("ready\n");
+  fflush(stdout);
+  for (;;) pause();
+}
+
+class Hostile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root, to become two other users";
+    clean();
+    unsetenv("XDG_RUNTIME_DIR");
+    ASSERT_EQ(chmod(place_.path().c_str(), 0755), 0);
+    std::filesystem::copy_file(tool(), place_ / "vmemctl");
+    std::filesystem::copy_file("/proc/self/exe", place_ / "tests");
+    alice_ = child("Alice", kAlice);
+    ASSERT_TRUE(alice_->says("ready"));
+    elsewhere_ = listen_as(place_ / "elsewhere");
+    setenv("VICTIM", std::to_string(alice_->pid()).c_str(), 1);
+    setenv("ROOT", std::to_string(getpid()).c_str(), 1);
+    setenv("ELSEWHERE", (place_ / "elsewhere").c_str(), 1);
+    mallory_ = child("Mallory", kMallory);
+    ASSERT_TRUE(mallory_->says("ready"));
+  }
+  void TearDown() override {
+    mallory_.reset();
+    alice_.reset();
+    close(elsewhere_);
+    if (geteuid() == 0) clean();
+  }
+  static void clean() {
+    std::error_code ignored;
+    for (const uid_t user : {kMallory, kAlice}) std::filesystem::remove_all(home_of(user), ignored);
+  }
+  std::unique_ptr<Running> child(const std::string& who, uid_t user) const {
+    return std::make_unique<Running>(
+        std::vector<std::string>{place_ / "tests", "--gtest_filter=HostileChild.DISABLED_" + who,
+                                 "--gtest_also_run_disabled_tests"},
+        user);
+  }
+  Ran ctl(std::vector<std::string> words, uid_t user = 0) const {
+    words.insert(words.begin(), place_ / "vmemctl");
+    return run(words, user);
+  }
+
+  TempFolder place_;
+  int elsewhere_ = -1;
+  std::unique_ptr<Running> alice_, mallory_;
+};
+
+TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
+  if (IsSkipped()) return;
+  const auto start = std::chrono::steady_clock::now();
+  const Ran ran = ctl({"status", "--json"});
+  // It took ten minutes: a second for each silent process, twice.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  const json all = ran.json();
+  std::map<uid_t, std::vector<json>> of;
+  for (const json& p : all["processes"]) of[p["user"].get<uid_t>()].push_back(p);
+  ASSERT_EQ(of[kAlice].size(), 1u);
+  EXPECT_EQ(of[kAlice][0]["pid"], alice_->pid());
+  EXPECT_EQ(of[kAlice][0]["stats"]["faults"], 42);
+  // One row of the one process that there is, and none under a name of another user.
+  ASSERT_EQ(of[kMallory].size(), 1u);
+  EXPECT_EQ(of[kMallory][0]["pid"], mallory_->pid());
+  EXPECT_EQ(of[kMallory][0]["regions"].size(), 1u);
+  for (const json& p : of[0]) EXPECT_NE(p["pid"], getpid());
+  std::map<std::string, std::string> why;
+  size_t again = 0;
+  for (const json& f : all["forged"]) {
+    EXPECT_EQ(f["user"], kMallory);
+    const std::string file = f["file"], reason = f["why"];
+    why[file.substr(file.rfind('/') + 1)] = reason;
+    again += reason.find("another publication") != std::string::npos;
+  }
+  const auto says = [&](pid_t pid, unsigned n, const char* words) {
+    EXPECT_NE(why[name_of(pid, n)].find(words), std::string::npos) << n << ": " << why[name_of(pid, n)];
+  };
+  const pid_t victim = alice_->pid();
+  says(victim, 1, "answers for it");
+  says(victim, 2, "answers for it");
+  says(getpid(), 3, "answers for it");
+  says(mallory_->pid(), 4, "its header after process");
+  says(mallory_->pid(), 5, "which is not user");
+  says(getpid(), 6, "its socket is none of user");
+  says(getpid(), 7, "nobody answers");
+  EXPECT_GT(again, 200u);
+  // Text names them too, a few lines for all, and no control character gets through.
+  const Ran text = ctl({"status", "--seconds", "0"});
+  EXPECT_NE(text.out.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << text.out;
+  EXPECT_EQ(text.out.find("as of root"), std::string::npos) << text.out;
+  size_t lines = 0;
+  std::istringstream in(text.out);
+  for (std::string line; std::getline(in, line);) lines += line.rfind("FORGED", 0) == 0;
+  EXPECT_LE(lines, 4u) << text.out;
+  // Nobody was asked through a link.
+  pollfd someone{elsewhere_, POLLIN, 0};
+  EXPECT_EQ(poll(&someone, 1, 0), 0) << "root's socket was reached through a link of another user";
+}
+
+TEST_F(Hostile, TuneAsksTheProcessAndNotWhoClaimsToBeIt) {
+  if (IsSkipped()) return;
+  const Ran real = ctl({"tune", "--pid", std::to_string(alice_->pid()), "readahead"});
+  EXPECT_EQ(real.status, 0) << real.err;
+  EXPECT_EQ(real.out, "readahead=of alice\n");
+  const Ran root = ctl({"tune", "--pid", std::to_string(getpid()), "readahead=1MiB"});
+  EXPECT_EQ(root.status, 3) << root.out;
+  EXPECT_NE(root.err.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << root.err;
+}
+
+TEST_F(Hostile, NoSampleOfTheMetricsIsThereTwiceOrUnderAnothersName) {
+  if (IsSkipped()) return;
+  const Ran ran = ctl({"export", "--once"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  std::istringstream in(ran.out);
+  std::map<std::string, int> samples;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    EXPECT_EQ(++samples[line.substr(0, line.rfind(' '))], 1) << line;
+    if (line.find("pid=\"" + std::to_string(alice_->pid()) + "\"") != std::string::npos) {
+      EXPECT_NE(line.find("user=\"" + std::to_string(kAlice) + "\""), std::string::npos) << line;
+    }
+  }
+  EXPECT_EQ(ran.out.find("as of "), std::string::npos);
+  EXPECT_NE(ran.out.find("vmem_forged_publications{user=\"" + std::to_string(kMallory) + "\"}"), std::string::npos);
+}
+
+TEST_F(Hostile, AnotherUserIsToldNoMoreThanRootIsAndSeesHerOwn) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(chmod(home_of(kMallory).c_str(), 0755), 0);
+  const Ran own = ctl({"status", "--json", "--seconds", "0"}, kAlice);
+  ASSERT_EQ(own.status, 0) << own.err;
+  ASSERT_EQ(own.json()["processes"].size(), 1u);
+  EXPECT_EQ(own.json()["processes"][0]["pid"], alice_->pid());
+  const Ran other = ctl({"--folder", home_of(kMallory), "status", "--json", "--seconds", "0"}, kAlice);
+  ASSERT_EQ(other.status, 0) << other.err;
+  EXPECT_TRUE(other.json()["processes"].empty()) << other.out;
+}
+
+TEST(HostileFolder, NothingIsRemovedThatIsNotOurs) {
+  TempFolder place;
+  const std::string path = place / "run";
+  ASSERT_EQ(mkdir(path.c_str(), 0755), 0);
+  const std::vector<std::string> sockets = {"docker.sock", "12-0123456789abcdef.sock"};
+  for (const std::string& name : sockets) close(listen_as(path + "/" + name));
+  const std::string text = "12-0123456789abcde0";
+  place.write("run/" + text, "a thesis");
+  const timespec old[2] = {{1, 0}, {1, 0}};
+  for (const std::string& name : {sockets[0], sockets[1], text})
+    ASSERT_EQ(utimensat(AT_FDCWD, (path + "/" + name).c_str(), old, 0), 0);
+  // Open to others as /run is: nothing. Closed: what has our names, and is a socket or begins as our files do.
+  for (const mode_t mode : {0755, 0700}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(run({tool(), "--folder", path, "status", "--seconds", "0"}).status, 0);
+    EXPECT_EQ(access((path + "/" + sockets[0]).c_str(), F_OK), 0) << "a socket of somebody else";
+    EXPECT_EQ(access((path + "/" + text).c_str(), F_OK), 0) << "a file of somebody else";
+    EXPECT_EQ(access((path + "/" + sockets[1]).c_str(), F_OK) == 0, mode == 0755) << "left by a process of ours";
+  }
+}
+
+}  // namespace

@@ -1,0 +1,321 @@
+#include "publications.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include "common.h"
+
+namespace vmemctl {
+
+namespace publish = vmem::publish;
+using publish::Fd;
+using vmem::core::Status;
+
+namespace {
+
+constexpr int kTries = 50;        // of reading a file that is being rewritten, while there is time
+constexpr int kAnswerMs = 1000;   // how long a process has to answer a request of its own
+constexpr size_t kInFlight = 32;  // requests to the processes of one folder
+
+// Milliseconds until then; 0 when it has passed.
+int left(Clock::time_point deadline) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<long>(static_cast<long>(ms), 0, 60000));
+}
+
+publish::Request request_for(publish::Ask what, const std::string& key, const std::string& value) {
+  publish::Request request{};
+  memcpy(request.magic, publish::kRequestMagic, sizeof request.magic);
+  request.version = publish::kVersion;
+  request.ask = static_cast<uint32_t>(what);
+  if (key.size() >= sizeof request.name || value.size() >= sizeof request.value)
+    throw Failure{kUsage, "\"" + printable(key.substr(0, 64)) + "\" or its value is too long"};
+  publish::put_text(request.name, key);
+  publish::put_text(request.value, value);
+  return request;
+}
+
+// Connects to the socket beside a publication without following a link. The kernel says who listens there.
+Status connect_to(int folder, const std::string& name, uid_t owner, Fd* out, ucred* peer) {
+  Fd place;
+  if (Status s = publish::open_socket(folder, name, owner, &place); !s.ok()) return s;
+  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  publish::put_text(address.sun_path, publish::socket_path(place));
+  socklen_t size = sizeof *peer;
+  if (!fd || connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, peer, &size) != 0)
+    return vmem::core::system_error(errno, "cannot connect to publication %s", name.c_str());
+  *out = std::move(fd);
+  return {};
+}
+
+// What /proc says about a process; no line of it can be written by the process itself.
+struct Identity {
+  bool known = false;
+  bool is[4] = {};  // real, effective, saved, file system user id: is it the user's?
+  pid_t innermost = 0;
+
+  bool any() const {
+    return std::any_of(std::begin(is), std::end(is), [](bool b) { return b; });
+  }
+};
+
+Identity identity(pid_t pid, uid_t owner) {
+  Identity out;
+  std::ifstream in("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string key;
+    words >> key;
+    if (key == "Uid:") {
+      out.known = true;
+      uid_t uid = 0;
+      for (bool& same : out.is) same = (words >> uid) && uid == owner;
+    } else if (key == "NSpid:") {
+      while (words >> out.innermost) {
+      }
+    }
+  }
+  return out;
+}
+
+struct Asked {
+  Process process;
+  Fd file, socket;
+  ucred peer{};
+  bool linked = false;  // `peer` listens at its socket
+};
+
+class Reader {
+ public:
+  Reader(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found)
+      : folder_(folder), fd_(fd), pid_(pid), deadline_(deadline), found_(*found) {}
+
+  void run() {
+    std::vector<std::string> names;
+    if (Status s = publish::list(fd_, &names); !s.ok()) {
+      found_.problems.push_back(folder_.path + ": " + std::string(s.text()));
+      return;
+    }
+    if (pid_ != 0)
+      std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(pid_) + "-"); });
+    std::sort(names.begin(), names.end());
+    if (names.size() > kMaxOfAFolder) {
+      found_.problems.push_back(std::to_string(names.size() - kMaxOfAFolder) + " publications in " + folder_.path +
+                                " are not read: more than " + std::to_string(kMaxOfAFolder));
+      names.resize(kMaxOfAFolder);
+    }
+    for (size_t next = 0; next < names.size() || !flight_.empty();) {
+      while (next < names.size() && flight_.size() < kInFlight) start(names[next++]);
+      collect();
+    }
+  }
+
+ private:
+  void forged(const std::string& name, const std::string& why) {
+    found_.forged.push_back({folder_.path + "/" + name, folder_.owner, why});
+  }
+
+  // Its process took it away meanwhile, or died.
+  bool gone(const Asked& a) const {
+    struct stat opened {
+    }, named{};
+    return !publish::is_alive(a.file.get()) || fstat(a.file.get(), &opened) != 0 ||
+           fstatat(fd_, a.process.name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 || opened.st_ino != named.st_ino;
+  }
+
+  void start(const std::string& name) {
+    Asked a;
+    a.process.folder = folder_.path;
+    a.process.name = name;
+    a.process.owner = folder_.owner;
+    if (Status s = publish::open_file(fd_, name, folder_.owner, &a.file); !s.ok()) {
+      if (s.code() == -EACCES || s.code() == -ELOOP) forged(name, "it is no file of user " + user());
+      return;
+    }
+    if (!publish::is_alive(a.file.get())) return;
+    const Status s = connect_to(fd_, name, folder_.owner, &a.socket, &a.peer);
+    a.linked = s.ok();
+    if (s.code() == -EACCES && geteuid() != folder_.owner && geteuid() != 0) {
+      found_.problems.push_back(folder_.path + "/" + name + ": not permitted to ask the process");
+      return;
+    }
+    if (s.code() == -EACCES || s.code() == -ELOOP) return forged(name, "its socket is none of user " + user());
+    if (s.code() == -ENOENT || s.code() == -ECONNREFUSED) {
+      if (!gone(a)) forged(name, "nobody answers for it");
+      return;
+    }
+    static const publish::Request refresh = request_for(publish::Ask::refresh, "", "");
+    if (a.linked && send(a.socket.get(), &refresh, sizeof refresh, MSG_NOSIGNAL) == sizeof refresh) {
+      flight_.push_back(std::move(a));
+    } else {
+      finish(a, false);  // its queue is full: it has not answered for long
+    }
+  }
+
+  // Waits for an answer; when there is no time left, gives up all who have not answered.
+  void collect() {
+    std::vector<pollfd> wait;
+    for (const Asked& a : flight_) wait.push_back({a.socket.get(), POLLIN, 0});
+    const int ms = left(deadline_);
+    if (!wait.empty() && poll(wait.data(), wait.size(), ms) < 0 && errno != EINTR) return give_up();
+    for (size_t i = flight_.size(); i-- > 0;) {
+      if (wait[i].revents == 0) continue;
+      publish::Reply reply{};
+      const ssize_t n = recv(flight_[i].socket.get(), &reply, sizeof reply, 0);
+      finish(flight_[i], n == sizeof reply);
+      flight_.erase(flight_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    if (ms == 0) give_up();
+  }
+
+  void give_up() {
+    for (Asked& a : flight_) finish(a, false);
+    flight_.clear();
+  }
+
+  Status read_file(int file, publish::Snapshot* out) const {
+    std::vector<std::byte> bytes(publish::kMaxBytes);
+    Status s;
+    for (int i = 0; i < kTries; ++i) {
+      const ssize_t n = pread(file, bytes.data(), bytes.size(), 0);
+      if (n < 0) return vmem::core::system_error(errno, "cannot read it");
+      s = publish::unpack(std::span(bytes).first(static_cast<size_t>(n)), out);
+      if (s.code() != -EAGAIN || (i > 0 && left(deadline_) == 0)) return s;
+      usleep(2000);
+    }
+    return s;
+  }
+
+  void finish(Asked& a, bool answers) {
+    Process& p = a.process;
+    p.answers = answers;
+    if (Status s = read_file(a.file.get(), &p.now); !s.ok()) {
+      if (!gone(a)) found_.problems.push_back(p.folder + "/" + p.name + ": " + std::string(s.text()));
+      return;
+    }
+    std::string why;
+    if (!is_genuine(a, &why)) {
+      if (!why.empty() && !gone(a)) forged(p.name, why);
+      return;
+    }
+    timespec t{};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    const double now = static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+    p.age_seconds = std::max(0.0, now - static_cast<double>(p.now.header.taken_monotonic_ns) * 1e-9);
+    remove_repeated(&p.now);
+    found_.processes.push_back(std::move(p));
+  }
+
+  // The file's name, its header, its owner, who listens at its socket and what /proc says agree. False with no words:
+  // the process is gone.
+  bool is_genuine(Asked& a, std::string* why) const {
+    const publish::Header& h = a.process.now.header;
+    const std::string digits = a.process.name.substr(0, a.process.name.find('-'));
+    const auto named = static_cast<pid_t>(digits.size() > 9 ? 0 : std::stol(digits));
+    if (named == 0 || h.pid != static_cast<uint32_t>(named)) {
+      *why = "its file is named after process " + digits + ", its header after process " + std::to_string(h.pid);
+      return false;
+    }
+    if (a.linked && a.peer.uid != folder_.owner) {
+      *why = "user " + std::to_string(a.peer.uid) + " answers for it";
+      return false;
+    }
+    const bool ours = h.pid_namespace == publish::pid_namespace();
+    pid_t pid = a.linked ? a.peer.pid : named;
+    if (pid == 0) {  // a process in a pid namespace that we cannot see: its user is all that there is to know
+      a.process.pid = named;
+      return true;
+    }
+    const Identity is = identity(pid, folder_.owner);
+    if (!is.known) return false;
+    if (pid != named && (ours || is.innermost != named)) {
+      *why = "it says process " + digits + ", process " + std::to_string(pid) + " answers for it";
+      return false;
+    }
+    if (!is.any() || (pid == named && ours && h.uid != folder_.owner)) {
+      *why = "it says process " + digits + " of user " + std::to_string(h.uid) + ", which is not user " + user() + "'s";
+      return false;
+    }
+    // Without a peer only the start of the process tells that the number is no other's by now.
+    if (!a.linked && (!ours || publish::start_ticks(pid) != h.start_ticks)) return false;
+    a.process.pid = pid;
+    return true;
+  }
+
+  // Two regions or devices of one number would be one series with two values.
+  static void remove_repeated(publish::Snapshot* s) {
+    const auto once = [](auto& all, auto number) {
+      using Item = typename std::remove_reference_t<decltype(all)>::value_type;
+      std::stable_sort(all.begin(), all.end(), [&](const Item& a, const Item& b) { return a.*number < b.*number; });
+      all.erase(
+          std::unique(all.begin(), all.end(), [&](const Item& a, const Item& b) { return a.*number == b.*number; }),
+          all.end());
+    };
+    once(s->devices, &publish::Device::ordinal);
+    once(s->regions, &publish::Region::id);
+  }
+
+  std::string user() const { return std::to_string(folder_.owner); }
+
+  const Folder& folder_;
+  const int fd_;
+  const pid_t pid_;
+  const Clock::time_point deadline_;
+  Found& found_;
+  std::vector<Asked> flight_;
+};
+
+}  // namespace
+
+void read_folder(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found) {
+  Reader(folder, fd, pid, deadline, found).run();
+}
+
+publish::Reply exchange(const Process& process, publish::Ask what, const std::string& key, const std::string& value) {
+  const publish::Request request = request_for(what, key, value);
+  Fd folder, fd;
+  if (Status s = publish::open_folder(process.folder, process.owner, false, &folder); !s.ok())
+    throw Failure{kAbsent, std::string(s.text())};
+  ucred peer{};
+  const Status s = connect_to(folder.get(), process.name, process.owner, &fd, &peer);
+  int err = -s.code();
+  if (s.ok()) {
+    // The pid is 0 where the process is in a namespace that we cannot see.
+    if (peer.uid != process.owner || (peer.pid != 0 && peer.pid != process.pid))
+      throw Failure{kForbidden, "another process answers for process " + std::to_string(process.pid) + ": not asked"};
+    publish::Reply reply{};
+    pollfd wait{fd.get(), POLLIN, 0};
+    if (send(fd.get(), &request, sizeof request, MSG_NOSIGNAL) == sizeof request) {
+      poll(&wait, 1, kAnswerMs);
+      const ssize_t n = recv(fd.get(), &reply, sizeof reply, 0);
+      if (n == sizeof reply) {
+        reply.text[sizeof reply.text - 1] = '\0';
+        return reply;
+      }
+      if (n > 0) throw Failure{kFailed, "the process answers something else than libvmem does"};
+      if (n == 0) errno = ECONNRESET;
+    }
+    err = errno;
+  }
+  if (err == EACCES || err == EPERM)
+    throw Failure{kForbidden, "not permitted to ask the process: be its user, or root"};
+  if (err == ENOENT || err == ECONNREFUSED || err == ECONNRESET || err == EPIPE)
+    throw Failure{kAbsent, "the process has ended, or uses libvmem no more"};
+  throw Failure{kFailed, "the process does not answer within " + std::to_string(kAnswerMs) + " ms (is it stopped?)"};
+}
+
+}  // namespace vmemctl

@@ -1,0 +1,55 @@
+// One folder of publications: whose each is, checked with the kernel before a word of it is believed, and what it says.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "publish/layout.h"
+#include "publish/place.h"
+
+namespace vmemctl {
+
+struct Process {
+  std::string folder, name;  // its publication
+  uid_t owner = 0;           // of folder, file, socket and process
+  pid_t pid = 0;             // as the kernel says, in our pid namespace
+  vmem::publish::Snapshot now;
+  bool answers = true;  // false: it did not in time, `now` is the last it wrote
+  double age_seconds = 0;
+};
+
+// A publication that is not what it says. Nothing in it is believed, shown or counted.
+struct Forged {
+  std::string file;
+  uid_t user = 0;  // who put it there
+  std::string why;
+};
+
+struct Found {
+  std::vector<Process> processes;
+  std::vector<Forged> forged;
+  std::vector<std::string> problems;  // folders and processes that could not be read
+};
+
+struct Folder {
+  std::string path;
+  uid_t owner;
+};
+
+using Clock = std::chrono::steady_clock;
+
+// Publications of a folder that are read: a user's others are counted in a problem.
+inline constexpr size_t kMaxOfAFolder = 256;
+
+// Asks every process of an open folder, several at a time, to write what is true now. Who has not answered at
+// `deadline` is shown as it last wrote; nobody is waited for after that. pid: 0, or the only one that is wanted.
+void read_folder(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found);
+
+// One request and its reply. Fails with kAbsent, kForbidden or kFailed; the process that answers is `process`.
+vmem::publish::Reply exchange(const Process& process, vmem::publish::Ask what, const std::string& key,
+                              const std::string& value);
+
+}  // namespace vmemctl
