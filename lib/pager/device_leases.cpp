@@ -333,7 +333,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
                               std::vector<device::Ticket>* tickets) {
   Region& r = *span.region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  uint64_t waiting_since = 0;
+  uint64_t mark = Progress::kNone;
   BlockIndex tried = UINT64_MAX;
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
@@ -353,7 +353,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       } else if (residents_[block.aux].admitted) {
         policy(block.aux).touched(block.aux);
       }
-      waiting_since = 0;
+      mark = Progress::kNone;
       ++b;
       continue;
     }
@@ -365,9 +365,8 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       r.reasons.erase(why);  // an older try that was still under way
       tried = b;
     }
-    const uint64_t now = now_ns();
-    if (waiting_since == 0) waiting_since = now;
-    if (now - waiting_since > config_.fault_timeout_ms * uint64_t{1000000} && !core::in_transition(block.state)) {
+    if (mark == Progress::kNone) mark = look(now_ns());
+    if (hopeless(mark)) {
       if (!write_back_.error.ok()) return take_write_error();
       if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), std::string(g.failure.text()));
       return error(ENOMEM,

@@ -384,6 +384,15 @@ bool Pager::serve_departure(Lock& lock) {
   return false;
 }
 
+// Locked. Why a block cannot leave its device: nothing went on for the whole time-out.
+Status Pager::no_staging_frame() {
+  Status why = take_write_error();
+  if (!why.ok()) return why;
+  return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
+               config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
+               core::human_bytes(staging_.bytes()).c_str());
+}
+
 // Brings the blocks of a range away from their devices (host, evict), or writes what is dirty there (sync). Returns
 // when it is done. Leased blocks (sync: those under WRITE) set *skipped, unless `all`.
 Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, bool all,
@@ -397,7 +406,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     lock.lock();
     batch.clear();
   };
-  uint64_t since = 0;
+  uint64_t mark = Progress::kNone;
   Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
     const State state = r.table[b].state;
@@ -417,21 +426,15 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     Move* m = begin_leave(r, b, on_lost ? Leave::evict : how);
     if (m == nullptr) {
       flush();
-      const uint64_t now = now_ns();
-      if (since == 0) since = now;
-      if (now - since > config_.fault_timeout_ms * uint64_t{1000000}) {
-        starved = take_write_error();
-        if (starved.ok()) {
-          starved = error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
-                          config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
-                          core::human_bytes(staging_.bytes()).c_str());
-        }
+      if (mark == Progress::kNone) mark = look(now_ns());
+      if (hopeless(mark)) {
+        starved = no_staging_frame();
         break;
       }
       changed_.wait_for(lock, std::chrono::milliseconds(20));
       continue;
     }
-    since = 0;
+    mark = Progress::kNone;
     m->job = &job;
     ++job.outstanding;
     batch.push_back(m);

@@ -472,7 +472,9 @@ void Pager::note_write_failure(Move* m) {
   if (write_back_.failures_in_row++ == 0) {
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
   }
-  write_back_.retry_ns = now_ns() + (uint64_t{10000000} << std::min(write_back_.failures_in_row, 6u));
+  write_back_.retry_ns =
+      now_ns() + std::min(WriteBackState::kShortestPause << std::min(write_back_.failures_in_row, 6u),
+                          WriteBackState::kLongestPause);
   if (m->job == nullptr && write_back_.error.ok() && !core::broken("write_report")) write_back_.error = m->status;
 }
 

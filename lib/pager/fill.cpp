@@ -534,6 +534,16 @@ uint64_t Pager::look(uint64_t now) {
   return progress_.look(now, moves_.size() != free_moves_.size());
 }
 
+// Locked. A call that waits since `mark` is to be given up: for the whole time-out nothing went on, and nothing can. It
+// has to ask more often than each Progress::kSlice. A write that failed is tried once more before that.
+bool Pager::hopeless(uint64_t mark) {
+  const uint64_t now = now_ns();
+  look(now);
+  if (moves_.size() != free_moves_.size()) return false;
+  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  return progress_.over(mark, now < write_back_.retry_ns ? limit + WriteBackState::kLongestPause : limit);
+}
+
 // A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
 // given to smaller ones.
 bool Pager::overtakes(const Region& r) const {

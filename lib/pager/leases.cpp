@@ -1,7 +1,6 @@
 // Leases: what vmem_acquire and vmem_release mean for host memory.
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 
 #include "core/break.h"
 #include "core/on_exit.h"
@@ -172,7 +171,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
 // Waits until leased block b is in place; the lease keeps it there.
 Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
   bool tried = false;
-  std::optional<uint64_t> starving;
+  uint64_t starving = Progress::kNone;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
@@ -222,9 +221,12 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         Job job{1, {}};
         if (Move* m = begin_leave(r, b, Leave::host)) batch.push_back(m);
         if (batch.empty()) {  // no staging frame: one comes free when a held block has been written
+          if (starving == Progress::kNone) starving = look(now_ns());
+          if (hopeless(starving)) return no_staging_frame();
           changed_.wait_for(lock, std::chrono::milliseconds(20));
           continue;
         }
+        starving = Progress::kNone;
         batch.front()->job = &job;
         lock.unlock();
         leave_batch(batch);
@@ -242,10 +244,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
       continue;
     }
     if ((block.flags & core::kStarved) != 0) {
-      const uint64_t now = now_ns(), lived = look(now);
-      if (!starving) starving = lived;
-      if (moves_.size() == free_moves_.size() && now >= write_back_.retry_ns &&
-          progress_.over(*starving, config_.fault_timeout_ms * uint64_t{1000000})) {
+      if (starving == Progress::kNone) starving = look(now_ns());
+      if (hopeless(starving)) {
         std::erase_if(queues_.starved, [&](const Starved& s) {
           return s.region == &r && s.block == b && s.urgency == Urgency::acquire;
         });

@@ -136,7 +136,7 @@ class Pager {
   void settle(Region& r, core::BlockIndex b, After& after);
   bool overtakes(const Region& r) const;
   uint64_t look(uint64_t now);
-  bool check_starved(uint64_t now);
+  bool hopeless(uint64_t mark), check_starved(uint64_t now);
 
   // pressure.cpp
   bool populate(Move* m, After& after);
@@ -211,7 +211,7 @@ class Pager {
   size_t staging_reserve() const;
   void grow_staging(Lock& lock);
   bool staging_may_grow() const;
-  core::Status want_staging();
+  core::Status want_staging(), no_staging_frame();
   // copies.cpp: what stays in host memory of blocks on a device
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
   void drop_copy(core::ResidentId on_device);
@@ -283,8 +283,8 @@ class Pager {
   WriteBackState write_back_;
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
-  bool stop_ = false, stop_devices_ = false;
-  bool watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
+  bool stop_ = false, stop_devices_ = false,
+       watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
   Machine machine_;
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_, gpu_threads_;

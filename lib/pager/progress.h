@@ -12,6 +12,7 @@ namespace vmem::pager {
 class Progress {
  public:
   static constexpr uint64_t kSlice = 100000000;  // ns; whoever waits looks more often
+  static constexpr uint64_t kNone = UINT64_MAX;  // no mark: nobody waits yet
 
   // in_flight: a move is under way, whose end may be the memory that is waited for. Returns the time so far, a wait's
   // mark.

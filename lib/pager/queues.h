@@ -46,6 +46,8 @@ struct Sums {
 };
 
 struct WriteBackState {
+  static constexpr uint64_t kShortestPause = 10000000, kLongestPause = kShortestPause << 6;  // ns
+
   core::Status error;     // first background write-back failure nobody has been told of
   uint64_t retry_ns = 0;  // no write-back before this, after a failure
   unsigned failures_in_row = 0;

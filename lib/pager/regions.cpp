@@ -180,9 +180,8 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-      look(now_ns());
       const bool never = frames_.least_overhead() + least + sums_.leased_bytes + sums_.reserve_bytes > frames_.budget();
-      if (never || progress_.over(mark, config_.fault_timeout_ms * uint64_t{1000000})) {
+      if (never || hopeless(mark)) {
         sums_.room_wanted = 0;
         return s;
       }

@@ -1,0 +1,128 @@
+// Waits for a device tier that has no room: given up when nothing went on for the whole time-out, and not by the clock.
+#include <cstring>
+
+#include "device/sim_device.h"
+#include "pager/clock.h"
+#include "pager_steps.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::device::SimKernel;
+using vmem::pager::Config;
+using vmem::pager::NewRegion;
+using vmem::pager::Pager;
+using vmem::pager::Parts;
+using vmem::pager::test::FakeEngine;
+using vmem::pager::test::FakeSpace;
+using vmem::pager::test::FakeTrap;
+using vmem::pager::test::PagerSteps;
+using vmem::store::Io;
+
+class PagerWaits : public PagerSteps {
+ protected:
+  static constexpr size_t kStaging = 16, kOnDevice = 24;  // blocks that fit
+
+  void start_with_device(unsigned timeout_ms) {
+    Parts parts;
+    parts.trap = std::make_unique<FakeTrap>(false, true, false);
+    parts.engine = std::make_unique<FakeEngine>();
+    parts.space = std::make_unique<FakeSpace>();
+    trap = static_cast<FakeTrap*>(parts.trap.get());
+    engine = static_cast<FakeEngine*>(parts.engine.get());
+    space = static_cast<FakeSpace*>(parts.space.get());
+    std::unique_ptr<vmem::device::SimDevices> made;
+    vmem::device::SimOptions options;
+    options.memory_bytes = 2 * kOnDevice * kHugePage;
+    ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
+    parts.devices = std::move(made);
+    Config c = config(64 << 20);  // half of it for staging frames
+    c.fault_timeout_ms = timeout_ms;
+    c.device_budget = kOnDevice * kHugePage;
+    pager = std::make_unique<Pager>(std::move(parts), std::move(c));
+    ASSERT_TRUE(pager->start().ok());
+    r = region(4 * kOnDevice, kHugePage);
+  }
+  Status acquire(size_t first, size_t count, int location, unsigned access = VMEM_READ) {
+    const vmem_range what = range(r + first * kHugePage, count * kHugePage, access);
+    return pager->acquire({&what, 1}, location, nullptr);
+  }
+  void release(size_t first, size_t count) {
+    const vmem_range what = range(r + first * kHugePage, count * kHugePage);
+    const Status s = pager->release({&what, 1}, nullptr);
+    EXPECT_TRUE(s.ok()) << s.text();
+  }
+  // Blocks that a kernel changes: their only copy is there.
+  void change_on_device(size_t first, size_t count) {
+    Status s = acquire(first, count, 0, VMEM_READ | VMEM_WRITE);
+    ASSERT_TRUE(s.ok()) << s.text();
+    s = vmem::device::current_sim()->launch(nullptr, [this, first, count](SimKernel& k) {
+      for (size_t b = first; b < first + count; ++b) {
+        if (std::byte* at = k.at(r + b * kHugePage, 1, true); at != nullptr) *at = std::byte{7};
+      }
+    });
+    ASSERT_TRUE(s.ok()) << s.text();
+    release(first, count);
+  }
+  Status to_host(size_t first, size_t count) {
+    return pager->evict(r + first * kHugePage, count * kHugePage, VMEM_HOST);
+  }
+  uint64_t on_device() {
+    vmem_residency out = {};
+    EXPECT_TRUE(pager->query(r, 4 * kOnDevice * kHugePage, &out).ok());
+    return out.device_bytes / kHugePage;
+  }
+
+  std::byte* r = nullptr;
+};
+
+// The machine stands still while a write that everybody waits for is under way.
+TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
+  start_with_device(60000);
+  change_on_device(0, kOnDevice);
+  engine->hold(Io::Op::write, true);
+  auto leaving = calling([&] { return to_host(0, kOnDevice); });
+  for (int i = 0; i < 20000 && on_device() > kOnDevice - kStaging; ++i) usleep(1000);
+  ASSERT_EQ(on_device(), kOnDevice - kStaging) << "all staging frames are taken";
+  engine->until_held(1);
+  ASSERT_TRUE(pager->set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
+  auto acquiring = calling([&] { return acquire(2 * kOnDevice, 1, 0); });
+  auto on_host = calling([&] { return acquire(kOnDevice - 1, 1, VMEM_HOST); });
+  usleep(100000);
+  for (int stop = 0; stop < 3; ++stop) {
+    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    usleep(100000);  // whoever looks at the clock alone gives up
+  }
+  EXPECT_NE(leaving.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  EXPECT_NE(on_host.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  for (auto* call : {&leaving, &acquiring, &on_host}) {
+    const Status s = call->get();
+    EXPECT_TRUE(s.ok()) << s.text();
+  }
+  release(2 * kOnDevice, 1);
+  release(kOnDevice - 1, 1);
+}
+
+// No frame can come free: every write fails.
+TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
+  start_with_device(200);
+  change_on_device(0, kOnDevice);
+  engine->fail(Io::Op::write, EIO);
+  EXPECT_FALSE(to_host(0, kOnDevice).ok());
+  EXPECT_EQ(on_device(), kOnDevice - kStaging) << "all staging frames are taken";
+  EXPECT_FALSE(acquire(kOnDevice - 1, 1, VMEM_HOST).ok());
+  ASSERT_TRUE(pager->set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
+  EXPECT_FALSE(acquire(2 * kOnDevice, 1, 0).ok());
+  engine->fail(Io::Op::write, 0);
+  Status s = to_host(0, kOnDevice);
+  EXPECT_TRUE(s.ok()) << s.text();
+  s = acquire(kOnDevice - 1, 1, VMEM_HOST);
+  EXPECT_TRUE(s.ok()) << s.text();
+  release(kOnDevice - 1, 1);
+}
+
+}  // namespace
