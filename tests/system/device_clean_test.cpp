@@ -19,6 +19,16 @@ class DeviceClean : public systest::SimTest {
   }
 };
 
+// The module cannot map a file where a block was.
+class DeviceCleanOnUserfault : public DeviceClean {
+ protected:
+  void SetUp() override { start(1, {{"trap", "uffd"}}); }
+  void TearDown() override {
+    DeviceClean::TearDown();
+    vmem_set("trap", "auto");
+  }
+};
+
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 
 // The stream has been told of the release and of the next acquire, and still has to store: a sync that is on its way
@@ -95,6 +105,46 @@ TEST_F(DeviceClean, WhatAFileThatWasCutDidNotTakeIsStillAChange) {
   EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << vmem_last_error();
   EXPECT_EQ(second[0], 7u);
   EXPECT_EQ(second[4096], 8u);
+}
+
+// Where the file ends before the block its own pages are mapped, and what was stored there is nowhere else.
+TEST_F(DeviceCleanOnUserfault, AnAcquireLeavesWhatOnlyTheMappingOfAShortFileHas) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_PRIVATE);
+  auto* words = static_cast<volatile uint64_t*>(r.data());
+  ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
+  words[3] = 5;
+  ASSERT_EQ(words[3], 5u);
+  EXPECT_EQ(vmem_acquire(r.data(), kBlock, VMEM_READ, 0, stream_), -EIO);
+  EXPECT_NE(said().find("shorter"), std::string::npos) << said();
+  EXPECT_EQ(words[3], 5u);
+  EXPECT_EQ(vmem_release(r.data(), kBlock, stream_), -EINVAL) << "nothing was leased";
+}
+
+// Host memory is full of what cannot leave, and staging frames are full of what only the SSD can take.
+TEST_F(DeviceClean, StagingFramesAreWrittenThoughHostMemoryHasNobodyToEvict) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 40;
+  // With blocks of this size more is to be kept free than is kept from leases.
+  ASSERT_EQ(vmem_set("block_size", "8MiB"), 0);
+  vmem::region large(4 * kBlock, VMEM_HOST_ONLY);
+  ASSERT_EQ(vmem_set("block_size", "2MiB"), 0);
+  vmem::region r(kBlocks * kBlock), host(64 * kBlock, VMEM_HOST_ONLY);
+  auto* const bytes = static_cast<char*>(host.data());
+  size_t leased = 0;
+  while (vmem_acquire(bytes + leased * kBlock, kBlock, VMEM_READ, VMEM_HOST, nullptr) == 0) ++leased;
+  ASSERT_GT(leased, 0u);
+  const uint64_t written = vmem::stats().write_bytes;
+  auto* words = static_cast<uint64_t*>(r.data());
+  for (size_t b = 0; b < kBlocks; ++b) {
+    store_on_device(words + b * kBlock / 8, b + 1);
+    ASSERT_EQ(vmem_evict(words + b * kBlock / 8, kBlock, VMEM_HOST), 0) << b << ": " << vmem_last_error();
+  }
+  EXPECT_GT(vmem::stats().write_bytes, written);
+  EXPECT_EQ(vmem_release(bytes, leased * kBlock, nullptr), 0) << vmem_last_error();
+  host.free();
+  for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
 }
 
 }  // namespace

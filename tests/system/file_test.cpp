@@ -229,6 +229,29 @@ TEST_F(FilesMore, AFileThatBecomesShorterGivesSigbusAndSaysWhy) {
   EXPECT_EQ(bytes[2 * kMiB], want[2 * kMiB]) << "the rest is served";
 }
 
+TEST_F(FilesMore, WhatAFileThatWasCutDidNotTakeIsStillAChangeUnderALease) {
+  for (const char* block : {"2MiB", "64KiB"}) {
+    ASSERT_EQ(vmem_set("block_size", block), 0);
+    TempFile file(4 * kMiB, 17);
+    vmem::region region(4 * kMiB, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+    auto* bytes = static_cast<volatile unsigned char*>(region.data());
+    const size_t at = 2 * kMiB + 8192;
+    bytes[2 * kMiB] = 'Y';
+    bytes[at] = 'Z';
+    ASSERT_EQ(vmem_acquire(region.data(), region.size(), VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+    ASSERT_EQ(truncate(file.path().c_str(), 2 * kMiB + 4096), 0);
+    region.sync();
+    EXPECT_EQ(file.read().size(), 2 * kMiB + 4096);
+    EXPECT_EQ(file.read().back(), TempFile::content(4 * kMiB, 17)[2 * kMiB + 4095]);
+    ASSERT_EQ(truncate(file.path().c_str(), 4 * kMiB), 0);
+    EXPECT_EQ(bytes[at], 'Z') << "the lease keeps it in memory";
+    region.sync();
+    EXPECT_EQ(file.read()[2 * kMiB], 'Y');
+    EXPECT_EQ(file.read()[at], 'Z') << "and it is no cleaner than it was";
+    EXPECT_EQ(vmem_release(region.data(), region.size(), nullptr), 0);
+  }
+}
+
 // A file that changes its length under a region, beside a mapping of the same file.
 class Truncation : public SystemTest, public ::testing::WithParamInterface<Case> {
  protected:
@@ -347,6 +370,23 @@ TEST_P(Truncation, ALeaseGetsWhatTheFileHas) {
   EXPECT_EQ(vmem_advise(bytes, kSize, VMEM_ADVISE_DONT_NEED, VMEM_HOST), 0) << vmem_last_error();
   EXPECT_EQ(memcmp(bytes, want.data(), kSize), 0);
 }
+// The last block is larger than what the region has of it.
+TEST_P(Truncation, BeyondTheEndOfARegionThatShowsItsFileAccessesGetSigbus) {
+  if (std::string(GetParam().block) == "4KiB") GTEST_SKIP() << "such blocks end where the region does";
+  TempFile file(5 * 4096, 18);
+  vmem::region region(5 * 4096, file.path(), 0, VMEM_MAP_PRIVATE | VMEM_HOST_ONLY);
+  auto* bytes = static_cast<volatile unsigned char*>(region.data());
+  ASSERT_EQ(truncate(file.path().c_str(), 4096 + 100), 0);
+  const unsigned char first = bytes[1];
+  EXPECT_EQ(first, TempFile::content(5 * 4096, 18)[1]);
+  EXPECT_TRUE(systest::raises_sigbus([&] { (void)bytes[6 * 4096]; }));
+  bytes[1] = static_cast<unsigned char>(first + 1);
+  EXPECT_EQ(vmem_advise(region.data(), region.size(), VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+  EXPECT_EQ(bytes[1], first) << "its own bytes are gone";
+  EXPECT_TRUE(systest::raises_sigbus([&] { (void)bytes[6 * 4096]; })) << "neither let in nor left waiting";
+  EXPECT_TRUE(systest::raises_sigbus([&] { (void)bytes[3 * 4096]; })) << "beyond the end of the file";
+}
+
 INSTANTIATE_TEST_SUITE_P(, Truncation, ::testing::ValuesIn(kCases), [](const auto& p) { return p.param.name; });
 
 TEST_F(FilesMore, ChangesOfASharedFileReachItAtExit) {
