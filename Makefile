@@ -71,6 +71,7 @@ EXAMPLES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard examples/*.cpp))
 STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))
 BENCH     := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 KMOD_TEST := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/kmod/*.cpp))
+VM_TEST   := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/vm/*.cpp))
 ABI       := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/abi/*.c)) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/abi/*.cpp))
 # tools/NAME.cpp is a tool; so is a folder tools/NAME with a main.cpp or NAME.cpp in it.
 TOOL_DIRS := $(sort $(foreach d,$(wildcard tools/*/),$(if $(wildcard $(d)main.cpp $(d)$(notdir $(d:/=)).cpp),$(d:/=))))
@@ -86,7 +87,7 @@ all: lib examples tools  ## the library, static and shared, examples, tools (tes
 lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so
 examples: $(EXAMPLES)
 tools: $(TOOLS)
-build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(ABI)  ## all test and benchmark programs
+build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
 
 .PHONY: sanitized-tests
 sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
@@ -137,7 +138,7 @@ $(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 # GoogleTest's main is taken only by those who have none.
-$(STRESS) $(KMOD_TEST): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+$(STRESS) $(KMOD_TEST) $(VM_TEST): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
@@ -176,7 +177,8 @@ $(BREAK_DIR)/libvmem.a: $(BREAK_OBJ) $(LIB_OBJ)
 $(BREAK_DIR)/unit_tests: $(UNIT_OBJ) $(BREAK_DIR)/libvmem.a
 $(BREAK_DIR)/system_tests: $(SYS_OBJ) $(BREAK_DIR)/libvmem.a
 $(patsubst tests/stress/%.cpp,$(BREAK_DIR)/%,$(wildcard tests/stress/*.cpp)): $(BREAK_DIR)/%: $(BUILD)/tests/stress/%.o $(BREAK_DIR)/libvmem.a
-$(addprefix $(BREAK_DIR)/,unit_tests system_tests $(patsubst tests/stress/%.cpp,%,$(wildcard tests/stress/*.cpp))):
+$(BREAK_DIR)/power_loss: $(BUILD)/tests/vm/power_loss.o $(BREAK_DIR)/libvmem.a
+$(addprefix $(BREAK_DIR)/,unit_tests system_tests power_loss $(patsubst tests/stress/%.cpp,%,$(wildcard tests/stress/*.cpp))):
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 endif
