@@ -19,6 +19,7 @@
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/rmat.h"
+#include "core/text.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -223,7 +224,7 @@ int main(int argc, char** argv) {
   try {
     return run(s);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-bfs: %s\n", e.what());
+    fprintf(stderr, "vmem-bfs: %s\n", vmem::core::printable(e.what()).c_str());
     return 1;
   }
 }

@@ -192,7 +192,9 @@ std::vector<uint64_t> questions(const Settings& s, const Database& database) {
       ++unknown;
     }
   }
-  if (unknown != 0) printf("vmem-cache: %zu keys of %s are not in %s\n", unknown, s.ask.c_str(), s.file.c_str());
+  if (unknown != 0)
+    printf("vmem-cache: %zu keys of %s are not in %s\n", unknown, vmem::core::printable(s.ask).c_str(),
+           vmem::core::printable(s.file).c_str());
   return keys;
 }
 
@@ -257,7 +259,7 @@ int main(int argc, char** argv) {
   try {
     return run(s);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-cache: %s\n", e.what());
+    fprintf(stderr, "vmem-cache: %s\n", vmem::core::printable(e.what()).c_str());
     return 1;
   }
 }

@@ -21,6 +21,7 @@
 #include "common/npy.h"
 #include "common/own_files.h"
 #include "common/progress.h"
+#include "core/text.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -238,7 +239,7 @@ int main(int argc, char** argv) {
   try {
     return run(s);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-gemm: %s\n", e.what());
+    fprintf(stderr, "vmem-gemm: %s\n", vmem::core::printable(e.what()).c_str());
     return 1;
   }
 }

@@ -28,6 +28,7 @@
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/raw_disk.h"
+#include "core/text.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -371,7 +372,8 @@ int run(Settings s) {
   ownfiles::OwnFile output_file(target);
   if (size == 0) {
     put_in_place(output_file, s, target, before);
-    printf("vmem-sort: %s is empty, and so is %s\n", source.c_str(), target.c_str());
+    printf("vmem-sort: %s is empty, and so is %s\n", vmem::core::printable(source).c_str(),
+           vmem::core::printable(target).c_str());
     return 0;
   }
   struct statvfs disk;
@@ -389,8 +391,8 @@ int run(Settings s) {
   vmem::set("block_size", std::to_string(block));
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
-  printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n", source.c_str(),
-         static_cast<double>(size) / 1e9,
+  printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n",
+         vmem::core::printable(source).c_str(), static_cast<double>(size) / 1e9,
          s.record == 0 ? "lines" : (std::to_string(s.record) + "-byte records").c_str(),
          static_cast<double>(budget) / 1e9, static_cast<double>(size) / static_cast<double>(budget), s.threads);
   fflush(stdout);
@@ -455,16 +457,17 @@ int run(Settings s) {
   printf("| verified | %llu mismatches in %llu %s |\n", static_cast<unsigned long long>(wrong),
          static_cast<unsigned long long>(items), s.record == 0 ? "lines" : "records");
   if (wrong != 0) {
-    fprintf(stderr, "vmem-sort: the result is wrong and was thrown away; %s is as it was\n", source.c_str());
+    fprintf(stderr, "vmem-sort: the result is wrong and was thrown away; %s is as it was\n",
+            vmem::core::printable(source).c_str());
     return 1;
   }
   if (!made || s.keep || !s.output.empty()) {
     put_in_place(output_file, s, target, before);
-    printf("\nsorted: %s\n", target.c_str());
+    printf("\nsorted: %s\n", vmem::core::printable(target).c_str());
   }
   if (made && s.keep) {
     input_file->put_in_place_of(s.input);
-    printf("unsorted: %s\n", s.input.c_str());
+    printf("unsorted: %s\n", vmem::core::printable(s.input).c_str());
   }
   return 0;
 }
@@ -490,7 +493,7 @@ int main(int argc, char** argv) {
   try {
     return run(s);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-sort: %s\n", e.what());
+    fprintf(stderr, "vmem-sort: %s\n", vmem::core::printable(e.what()).c_str());
     return 1;
   }
 }

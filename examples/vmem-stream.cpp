@@ -18,6 +18,7 @@
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
 #include "common/raw_disk.h"
+#include "core/text.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -344,7 +345,7 @@ int main(int argc, char** argv) {
   try {
     return run(s);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-stream: %s\n", e.what());
+    fprintf(stderr, "vmem-stream: %s\n", vmem::core::printable(e.what()).c_str());
     return 1;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "api/runtime.h"
 #include "core/log.h"
+#include "core/text.h"
 #include "vmem/vmem.h"
 
 #define VMEM_API extern "C" __attribute__((visibility("default")))
@@ -27,7 +28,7 @@ constinit thread_local char last_error[1024] = "";
 int report(int code, std::string_view words) noexcept {
   const size_t length = std::min(words.size(), sizeof last_error - 1);
   memcpy(last_error, words.data(), length);
-  last_error[length] = '\0';
+  last_error[vmem::core::make_printable(last_error, length)] = '\0';  // the cut may be in a character
   return code;
 }
 

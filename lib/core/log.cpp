@@ -8,6 +8,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "core/text.h"
+
 namespace vmem::core {
 
 namespace {
@@ -56,6 +58,7 @@ void log(Level level, const char* format, ...) {
   va_start(args, format);
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
+  line[make_printable(line, strlen(line))] = '\0';  // paths and names are in it, and sinks print it
   if (in_sink) return default_sink(static_cast<int>(level), line);
   std::lock_guard lock(sink_mutex);
   if (sink == nullptr) return default_sink(static_cast<int>(level), line);

@@ -1,5 +1,5 @@
-// One log for the whole library. Lines are complete sentences without a newline; the default sink writes warnings and
-// errors to stderr. Any thread may log. The sink must not touch a region.
+// One log for the whole library. Lines are complete sentences without a newline, safe to print (core/text.h); the
+// default sink writes warnings and errors to stderr. Any thread may log. The sink must not touch a region.
 #pragma once
 
 #include <atomic>

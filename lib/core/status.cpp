@@ -9,6 +9,8 @@
 #include <cstring>
 #include <new>
 
+#include "core/text.h"
+
 namespace vmem::core {
 
 namespace {
@@ -35,6 +37,7 @@ std::string vstrprintf(const char* format, va_list args) {
 
 // Never throws: where memory is short the code is right and the words are others.
 Status::Status(int err, std::string text) {
+  text.resize(make_printable(text.data(), text.size()));  // paths and names are in it
   const int code = -std::abs(err == 0 ? EINVAL : err);
   try {
     rep_ = std::make_shared<const Rep>(Rep{code, std::move(text)});

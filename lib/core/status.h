@@ -17,7 +17,7 @@ class [[nodiscard]] Status {
   bool ok() const { return rep_ == nullptr; }
   // 0 or a negative errno.
   int code() const { return rep_ ? rep_->code : 0; }
-  // Empty when ok. Says what was wrong, with the numbers, and what to do.
+  // Empty when ok. Says what was wrong, with the numbers, and what to do. Safe to print (core/text.h).
   std::string_view text() const { return rep_ ? std::string_view(rep_->text) : std::string_view(); }
   // Deliberately drops an error; use only where a comment says why nothing is lost.
   void ignore() const {}

@@ -191,6 +191,8 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   const Ran text = ctl({"status", "--seconds", "0"});
   EXPECT_NE(text.out.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << text.out;
   EXPECT_EQ(text.out.find("as of root"), std::string::npos) << text.out;
+  EXPECT_EQ(text.out.find("\xe2\x80\xae"), std::string::npos) << "turned the rest of the line around";
+  EXPECT_NE(text.out.find("?mine"), std::string::npos) << text.out;
   size_t lines = 0;
   std::istringstream in(text.out);
   for (std::string line; std::getline(in, line);) lines += line.rfind("FORGED", 0) == 0;

@@ -6,11 +6,13 @@
 #include <fstream>
 #include <iostream>
 
+#include "core/text.h"
 #include "replay/simulate.h"
 
 namespace {
 
 using namespace vmem;
+using core::printable;
 using replay::Trace;
 
 constexpr char kMagic[] = "VMEMTRC1";
@@ -136,15 +138,16 @@ int run(int argc, char** argv) {
       trace = replay::generate(pattern);
       why = "unknown pattern, or of length 0";
     } else if (!read_trace(file, &trace, &why)) {
-      fprintf(stderr, "vmem-replay: %s: %s\n", file.c_str(), why.c_str());
+      fprintf(stderr, "vmem-replay: %s: %s\n", printable(file).c_str(), printable(why).c_str());
       return 1;
     }
     if (trace.empty()) {
-      fprintf(stderr, "vmem-replay: %s: no touches: %s\n", name.c_str(), why.empty() ? "empty trace" : why.c_str());
+      fprintf(stderr, "vmem-replay: %s: no touches: %s\n", printable(name).c_str(),
+              why.empty() ? "empty trace" : printable(why).c_str());
       return 1;
     }
     if (!save.empty() && !write_trace(save, trace, binary)) {
-      fprintf(stderr, "vmem-replay: %s could not be written: %s\n", save.c_str(), strerror(errno));
+      fprintf(stderr, "vmem-replay: %s could not be written: %s\n", printable(save).c_str(), strerror(errno));
       return 1;
     }
     make_dense(&trace);
@@ -156,8 +159,8 @@ int run(int argc, char** argv) {
       setup.probes = !no_probes;
       setup.batch = batch;
       auto print = [&](const replay::Result& r, const replay::Result* ahead) {
-        printf("%-12.12s %6.3g %-10s %7.2f %9" PRIu64 " %9" PRIu64 " %7.2f", name.c_str(), fraction, r.policy.c_str(),
-               100 * r.hit_rate(), r.misses, r.probes, percent(r.soft_faults, r.touches));
+        printf("%-12.12s %6.3g %-10s %7.2f %9" PRIu64 " %9" PRIu64 " %7.2f", printable(name).c_str(), fraction,
+               r.policy.c_str(), 100 * r.hit_rate(), r.misses, r.probes, percent(r.soft_faults, r.touches));
         if (ahead != nullptr) {
           printf(" %8.2f %8.2f", percent(ahead->covered, ahead->covered + ahead->misses),
                  percent(ahead->read_ahead - ahead->covered, ahead->read_ahead));
@@ -188,7 +191,7 @@ int main(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-replay: %s\n", e.what());
+    fprintf(stderr, "vmem-replay: %s\n", printable(e.what()).c_str());
     return 1;
   }
 }

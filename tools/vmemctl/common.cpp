@@ -4,47 +4,9 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/text.h"
+
 namespace vmemctl {
-
-namespace {
-
-// Length of the well-formed UTF-8 sequence at `at`; 0 when there is none.
-size_t sequence(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const unsigned first = byte(at);
-  const size_t length = first < 0x80                    ? 1
-                        : first >= 0xc2 && first < 0xe0 ? 2
-                        : first >= 0xe0 && first < 0xf0 ? 3
-                        : first >= 0xf0 && first < 0xf5 ? 4
-                                                        : 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(at + i) & 0xc0) != 0x80) return 0;
-  }
-  const unsigned second = byte(at + 1);
-  // Overlong forms, surrogates, beyond U+10FFFF; and the C1 controls.
-  if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) || (first == 0xf0 && second < 0x90) ||
-      (first == 0xf4 && second > 0x8f) || (first == 0xc2 && second < 0xa0))
-    return 0;
-  return length;
-}
-
-}  // namespace
-
-std::string printable(std::string_view text) {
-  std::string out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t n = sequence(text, at);
-    const auto c = static_cast<unsigned char>(text[at]);
-    if (n == 0 || c < 0x20 || c == 0x7f) {
-      out += '?';
-      ++at;
-    } else {
-      out += text.substr(at, n);
-      at += n;
-    }
-  }
-  return out;
-}
 
 std::string bytes(double n) {
   static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -78,7 +40,7 @@ std::string column(const std::string& text, size_t width, bool right) {
   std::string out;
   size_t columns = 0;
   for (size_t at = 0; at < text.size() && columns < width; ++columns) {
-    const size_t n = std::max<size_t>(1, sequence(text, at));
+    const size_t n = std::max<size_t>(1, vmem::core::printable_sequence(text, at));
     out += text.substr(at, n);
     at += n;
   }

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/text.h"
+
 namespace vmemctl {
 
 // vmemctl(1) documents them.
@@ -28,9 +30,8 @@ struct Common {
   std::string folder;  // of publications; "" the usual ones
 };
 
-// Printable UTF-8: control characters and broken sequences become '?'. Names come from processes that nobody vouches
-// for.
-std::string printable(std::string_view text);
+// Names come from processes that nobody vouches for.
+using vmem::core::printable;
 // "1.5 GiB", "0"
 std::string bytes(double n);
 std::string bytes_per_second(double n);
