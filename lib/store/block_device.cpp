@@ -55,6 +55,23 @@ constexpr Signature kSignatures[] = {
 };
 constexpr size_t kProbeBytes = size_t{1} << 20;
 
+// Those that lie at the end; the start of such a device may be blank. Offsets from the end, which is rounded down
+// first.
+struct SignatureAtEnd {
+  const char* what;
+  uint64_t rounded_to, before_end;
+  size_t size;
+  const char* bytes;
+};
+constexpr SignatureAtEnd kSignaturesAtEnd[] = {
+    {"a software RAID member", 4096, 8192, 4, "\xfc\x4e\x2b\xa9"},    // metadata 1.0
+    {"a software RAID member", 65536, 65536, 4, "\xfc\x4e\x2b\xa9"},  // metadata 0.90
+    {"a member of a firmware's RAID", 512, 1024, 24, "Intel Raid ISM Cfg Sig. "},
+    {"a member of a firmware's RAID", 512, 512, 4, "\xde\x11\xde\x11"},  // SNIA DDF
+    {"a GPT partition table", 512, 512, 8, "EFI PART"},
+    {"a GPT partition table", 4096, 4096, 8, "EFI PART"},
+};
+
 uint32_t le32(const char* at) {
   uint32_t value;
   memcpy(&value, at, sizeof value);
@@ -93,6 +110,19 @@ const char* find_signature(const std::vector<char>& head) {
   if (head.size() >= 4096 && is_ext(head)) return "an ext2, ext3 or ext4 file system";
   if (head.size() >= 512 && is_mbr(head)) return "a partition table";
   if (is_zfs(head)) return "a ZFS pool member";
+  return nullptr;
+}
+
+// nullptr: none that is known.
+const char* find_signature_at_end(int fd) {
+  const off_t size = lseek(fd, 0, SEEK_END);
+  for (const auto& known : kSignaturesAtEnd) {
+    const uint64_t end = size < 0 ? 0 : core::round_down(static_cast<uint64_t>(size), known.rounded_to);
+    if (end < known.before_end) continue;
+    char bytes[32];
+    const ssize_t n = pread(fd, bytes, known.size, static_cast<off_t>(end - known.before_end));
+    if (n == static_cast<ssize_t>(known.size) && memcmp(bytes, known.bytes, known.size) == 0) return known.what;
+  }
   return nullptr;
 }
 
@@ -139,7 +169,9 @@ core::Status check_block_device_unused(const std::string& path, int fd, size_t o
   }
   head.resize(have);
   std::fill_n(head.begin(), std::min(own, head.size()), '\0');
-  if (const char* what = find_signature(head); what != nullptr) {
+  const char* what = find_signature(head);
+  if (what == nullptr) what = find_signature_at_end(fd);
+  if (what != nullptr) {
     return core::error(EEXIST,
                        "block device %s carries %s: using it as SSD store would destroy that. If it is not needed, run "
                        "wipefs --all %s and clear its start: dd if=/dev/zero of=%s bs=1M count=1",

@@ -94,6 +94,41 @@ TEST_F(SignatureTest, KnownContentsAreRefusedByNameWithAWayOut) {
   EXPECT_EQ(check(table, 446).text().find("partition"), std::string_view::npos);
 }
 
+TEST_F(SignatureTest, WhatLiesAtTheEndIsFoundThoughTheStartIsBlank) {
+  using std::string_view_literals::operator""sv;
+  const struct {
+    std::string_view bytes;
+    off_t before_end;
+    const char* word;
+  } cases[] = {
+      {"\xfc\x4e\x2b\xa9"sv, 8192, "software RAID"},
+      {"\xfc\x4e\x2b\xa9"sv, 65536, "software RAID"},
+      {"Intel Raid ISM Cfg Sig. 1.3.00"sv, 1024, "firmware"},
+      {"\xde\x11\xde\x11"sv, 512, "firmware"},
+      {"EFI PART"sv, 512, "partition"},
+      {"EFI PART"sv, 4096, "partition"},
+  };
+  for (const auto& known : cases) {
+    const core::Status status = check(known.bytes, static_cast<off_t>(kDeviceBytes) - known.before_end);
+    EXPECT_EQ(status.code(), -EEXIST) << known.word;
+    EXPECT_NE(status.text().find(known.word), std::string_view::npos) << status.text();
+    EXPECT_NE(status.text().find("wipefs"), std::string_view::npos) << status.text();
+  }
+  EXPECT_TRUE(check("EFI PART", static_cast<off_t>(kDeviceBytes) - 1000).ok()) << "what a store left is no signature";
+}
+
+TEST_F(SignatureTest, TheCallersOwnBytesHideNothingBehindThem) {
+  ASSERT_TRUE(check("libvmem's", 0).code() == -EEXIST);
+  EXPECT_TRUE(check_block_device_unused("/dev/thing", file_.fd(), 512).ok());
+  for (const off_t offset : {off_t{4096}, static_cast<off_t>(kDeviceBytes) - 8192}) {
+    ASSERT_TRUE(check("libvmem's", 0).code() == -EEXIST);
+    ASSERT_EQ(pwrite(file_.fd(), "\xfc\x4e\x2b\xa9", 4, offset), 4);
+    const core::Status status = check_block_device_unused("/dev/thing", file_.fd(), 512);
+    EXPECT_EQ(status.code(), -EEXIST) << offset;
+    EXPECT_NE(status.text().find("RAID"), std::string_view::npos) << status.text();
+  }
+}
+
 // A loop device over a sparse file. Needs root.
 class LoopDevice {
  public:
@@ -192,6 +227,22 @@ TEST_F(BlockDeviceTest, WhatAnEarlierStoreLeftIsTakenAgain) {
   ASSERT_EQ(pwrite(device_.fd(), "?", 1, 0), 1);  // no signature of ours any more
   EXPECT_EQ(make(), nullptr);
   EXPECT_EQ(status_.code(), -EEXIST);
+}
+
+// It was a store, and became a part of an array since, whose mark lies behind ours or at the end.
+TEST_F(BlockDeviceTest, ThatBecameAPartOfAnArrayIsRefusedAndUntouched) {
+  for (const off_t offset : {off_t{4096}, static_cast<off_t>(kDeviceBytes) - 8192}) {
+    ASSERT_NE(make(), nullptr) << status_.text();
+    ASSERT_EQ(pwrite(device_.fd(), "\xfc\x4e\x2b\xa9", 4, offset), 4);
+    EXPECT_EQ(make(), nullptr);
+    EXPECT_EQ(status_.code(), -EEXIST);
+    EXPECT_NE(status_.text().find("RAID"), std::string_view::npos) << status_.text();
+    char bytes[4];
+    ASSERT_EQ(pread(device_.fd(), bytes, 4, offset), 4);
+    EXPECT_EQ(memcmp(bytes, "\xfc\x4e\x2b\xa9", 4), 0);
+    ASSERT_EQ(pwrite(device_.fd(), "\0\0\0\0", 4, offset), 4);  // wipefs
+  }
+  EXPECT_NE(make(), nullptr) << status_.text();
 }
 
 TEST_F(BlockDeviceTest, ThatEverybodyMayOpenIsRefused) {
