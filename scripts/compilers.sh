@@ -81,7 +81,7 @@ for each in "${wanted[@]}"; do
     if ! tarball=$(clean_system "$release" "$include"); then
       skipped=$((skipped + 1)); printf 'skip %s\nskipped: no clean system could be made: %s\n' "$each" "$(tr '\n' ' ' <<<"$tarball")"; continue
     fi
-    zstd -dc "$tarball" | tar -x -C "$root" --exclude=./dev/* || { echo "FAIL $each: $tarball cannot be unpacked"; failed=$((failed + 1)); continue; }
+    tar -I zstd -xf "$tarball" -C "$root" --exclude=./dev/* || { echo "FAIL $each: $tarball cannot be unpacked"; failed=$((failed + 1)); continue; }
     mkdir -p "$root"/{src,dev,proc}
     echo "$include" >"$root/.made"
     echo "     a clean $release is there ($((SECONDS - began)) s)"; began=$SECONDS

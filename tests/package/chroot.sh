@@ -57,7 +57,7 @@ if [ ! -s "$tarball" ]; then
   said=$(make_clean_system) || skip "no clean system could be made: $(tr '\n' ' ' <<<"$said")"
   echo "a clean $id $codename was made ($((SECONDS - began)) s): $tarball"
 fi
-rm -rf --one-file-system "$root" && mkdir -p "$root" && zstd -dc "$tarball" | tar -x -C "$root" || { echo "$tarball cannot be unpacked"; exit 1; }
+rm -rf --one-file-system "$root" && mkdir -p "$root" && tar -I zstd -xf "$tarball" -C "$root" || { echo "$tarball cannot be unpacked"; exit 1; }
 trap 'umount -R "$root"/proc "$root"/sys "$root"/dev 2>/dev/null; rm -rf --one-file-system "$root"' EXIT
 mount --make-rprivate / && mount -t proc proc "$root/proc" && mount --bind /sys "$root/sys" && mount -t tmpfs -o mode=755 tmpfs "$root/dev" ||
   skip "proc, sys and dev cannot be mounted in a clean system here"
