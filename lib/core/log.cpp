@@ -6,7 +6,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 
 #include "core/text.h"
 
@@ -14,10 +13,11 @@ namespace vmem::core {
 
 namespace {
 
-std::mutex sink_mutex;  // protects sink and user, and is held while a line is delivered
+constexpr uint32_t kTaken = 1, kLeft = 2;
+std::atomic<uint32_t> sink_state{0};  // kTaken: protects sink and user, and is set while a line is delivered
 LogSink sink = nullptr;
 void* sink_user = nullptr;
-constinit thread_local bool in_sink = false;  // this thread delivers a line, and so holds sink_mutex
+constinit thread_local bool in_sink = false;  // this thread delivers a line, or is about to
 std::atomic<int> max_level{static_cast<int>(Level::warning)};
 std::atomic<bool> debugging{false};
 
@@ -30,13 +30,44 @@ void default_sink(int level, const char* line) {
   if (::write(STDERR_FILENO, buffer, length) < 0) return;  // nobody is left to tell
 }
 
+// False: whoever has it will not give it back.
+bool take_sink() {
+  in_sink = true;  // first: a signal handler may call exit() at any point
+  uint32_t seen = sink_state.load(std::memory_order_relaxed);
+  for (;;) {
+    if ((seen & kTaken) == 0) {
+      if (sink_state.compare_exchange_weak(seen, seen | kTaken, std::memory_order_acquire, std::memory_order_relaxed))
+        return true;
+    } else if ((seen & kLeft) != 0) {
+      in_sink = false;
+      return false;
+    } else {
+      sink_state.wait(seen, std::memory_order_relaxed);
+      seen = sink_state.load(std::memory_order_relaxed);
+    }
+  }
+}
+
+void give_sink() {
+  sink_state.fetch_and(~kTaken, std::memory_order_release);
+  sink_state.notify_one();
+  in_sink = false;
+}
+
 }  // namespace
 
 void set_log_sink(LogSink new_sink, void* user) {
-  std::unique_lock lock(sink_mutex, std::defer_lock);
-  if (!in_sink) lock.lock();  // else exit() was called in the sink, and a destructor takes it away
+  const bool inside = in_sink;  // exit() was called in the sink, and a destructor takes it away
+  const bool taken = !inside && take_sink();
   sink = new_sink;
   sink_user = user;
+  if (taken) give_sink();
+}
+
+void leave_sink() {
+  if (!in_sink) return;
+  sink_state.fetch_or(kLeft, std::memory_order_relaxed);
+  sink_state.notify_all();
 }
 
 void set_log_level(Level level) {
@@ -59,12 +90,13 @@ void log(Level level, const char* format, ...) {
   vsnprintf(line, sizeof line, format, args);
   va_end(args);
   line[make_printable(line, strlen(line))] = '\0';  // paths and names are in it, and sinks print it
-  if (in_sink) return default_sink(static_cast<int>(level), line);
-  std::lock_guard lock(sink_mutex);
-  if (sink == nullptr) return default_sink(static_cast<int>(level), line);
-  in_sink = true;
-  sink(static_cast<int>(level), line, sink_user);
-  in_sink = false;
+  if (in_sink || !take_sink()) return default_sink(static_cast<int>(level), line);
+  if (sink == nullptr) {
+    default_sink(static_cast<int>(level), line);
+  } else {
+    sink(static_cast<int>(level), line, sink_user);
+  }
+  give_sink();
 }
 
 }  // namespace vmem::core

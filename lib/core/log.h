@@ -12,6 +12,9 @@ using LogSink = void (*)(int level, const char* line, void* user);
 
 // nullptr restores the default sink. Returns after no thread is inside the old one.
 void set_log_sink(LogSink sink, void* user);
+// At exit: when this thread delivers a line, the sink called exit() and will not return. Lines of other threads go to
+// the default sink from here on, and nobody waits for this one.
+void leave_sink();
 // The most talkative level that is delivered (VMEM_LOG: error, warning, info, debug). Default: warning.
 void set_log_level(Level level);
 // Setting debug: says more after an error than every log should hold. Off at first.
