@@ -128,7 +128,9 @@ int vmem_init(void);
  * A program may end with regions and with threads that access them: return from main, exit() from any thread. What was
  * stored to shared files by then reaches them, also what destructors of static objects store, which may make any call.
  * After exit() from inside a call (a log sink, a signal handler in the middle of one) calls on that thread fail with
- * -EDEADLK, and changes may be lost, with a message, where the thread holds what is needed to write them. _exit,
+ * -EDEADLK, and changes may be lost, with a message, where the thread holds what is needed to write them. Exit ends
+ * also beside what never does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30
+ * seconds for a disk or a device that does not answer, says what was not written, and writes the rest. _exit,
  * quick_exit, exec and signals that end a process lose what was not synced.
  */
 void vmem_shutdown(void);

@@ -18,6 +18,8 @@
 #include "api/published.h"
 #include "core/log.h"
 #include "core/thread.h"
+#include "pager/clock.h"
+#include "pager/progress.h"
 #include "trap/trap.h"
 
 namespace vmem::api {
@@ -28,7 +30,8 @@ using core::Status;
 
 namespace {
 
-constexpr std::chrono::seconds kExitPatience{5};  // without a byte written
+// Without any progress; shorter where the thread that exits may itself have what is waited for.
+constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
 
 std::atomic<bool> forked{false};
 
@@ -239,7 +242,7 @@ bool Runtime::Call::refused() const {
   return exiting.load(std::memory_order_relaxed) && (calls > 1 || core::on_library_thread());
 }
 
-// What exit() waits for when another thread does the work.
+// What exit() waits for: another thread does the work.
 struct Runtime::Finishing {
   Finishing* before = nullptr;
   std::mutex mutex;
@@ -273,13 +276,11 @@ void Runtime::write_shared_files(Finishing* finishing) {
 void Runtime::finish() {
   if (forked.load()) return;
   exiting.store(true);
-  if (calls == 0 && !core::on_library_thread()) {
-    hide();
-    write_shared_files(nullptr);
-    return;
-  }
-  // From inside a call, or on a thread of ours: this thread may own what the write waits for. Another one writes, and
-  // is waited for as long as it gets on.
+  // From inside a call, or on a thread of ours: this thread may own what the write waits for.
+  const bool inside = calls != 0 || core::on_library_thread();
+  core::leave_sink();
+  // So another thread writes, and is waited for as long as it gets on: neither a stream of the program's that never
+  // ends nor a disk that never answers keeps the process.
   static bool gave_up = false;
   if (gave_up) return;
   static Finishing* left_behind = nullptr;  // the other thread may come late
@@ -296,21 +297,31 @@ void Runtime::finish() {
         finishing->changed.notify_all();
       },
       &writer);
+  if (!started.ok() && !inside) {
+    hide();
+    return write_shared_files(nullptr);
+  }
   if (started.ok()) writer.detach();
   std::unique_lock lock(finishing->mutex);
+  pager::Progress progress;
+  progress.look(pager::now_ns(), true);
   uint64_t seen = 0;
   while (started.ok() && !finishing->done) {
-    const bool woken = finishing->changed.wait_for(lock, kExitPatience, [&] { return finishing->done; });
-    const uint64_t written = finishing->counters != nullptr ? finishing->counters->write_bytes.load() : 0;
-    if (!woken && written == seen) break;
-    seen = written;
+    finishing->changed.wait_for(lock, std::chrono::milliseconds(50), [&] { return finishing->done; });
+    const core::Counters* counters = finishing->counters;
+    const uint64_t now = counters != nullptr ? counters->write_bytes.load() + counters->swept_blocks.load() : 0;
+    if (now != seen) progress.made();
+    seen = now;
+    progress.look(pager::now_ns(), false);
+    if (progress.over(0, inside ? kExitPatienceInside : kExitPatience)) break;
   }
   if (finishing->done) return;
   gave_up = true;
-  core::log(
-      core::Level::error,
-      "exit was called from inside libvmem (a log sink, or a signal handler in the middle of a call), which holds "
-      "what is needed to write shared files: changes that vmem_sync had not written are lost");
+  core::log(core::Level::error,
+            inside ? "exit was called from inside libvmem (a log sink, or a signal handler in the middle of a call), "
+                     "which holds what is needed to write shared files: changes that vmem_sync had not written are lost"
+                   : "at exit nothing went on for 30 s, with a write or a copy from a device under way: changes of "
+                     "shared files that were not written by then are lost");
 }
 
 std::string Runtime::published_at() {

@@ -18,6 +18,7 @@ struct Counters {
   std::atomic<uint64_t> io_errors{0}, checksum_errors{0}, lost_blocks{0};
   std::atomic<uint64_t> zero_fills{0}, copied_bytes{0}, moved_bytes{0};
   std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // leased by acquires; .. of them at their place already
+  std::atomic<uint64_t> swept_blocks{0};                 // looked at by sync, evict, free and exit
   Histogram fault_ns;                                    // the times of fault_ns_total
   Histogram move_ns[kWays];                              // a block's way, from being claimed to being there
 

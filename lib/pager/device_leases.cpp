@@ -209,10 +209,19 @@ Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span
 }
 
 // Waits until no release of the region's leases is under way; does not wait for live ones.
-void Pager::wait_for_region_endings(Lock& lock, Region& r) {
+void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
   if (!r.gpu) return;
   Patience patience;
-  for (reap(lock); ending_anywhere(queues_.endings, r) && !r.dying; reap(lock)) patience.wait(lock, changed_);
+  size_t before = 0;
+  for (reap(lock); ending_anywhere(queues_.endings, r) && !r.dying; reap(lock)) {
+    if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
+      patience.wait(lock, changed_);
+      continue;
+    }
+    if (queues_.endings.size() < before) sweep->progress.made();
+    before = queues_.endings.size();
+    if (!wait_on(lock, sweep)) return;
+  }
 }
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream) {

@@ -394,9 +394,8 @@ Status Pager::no_staging_frame() {
 }
 
 // Brings the blocks of a range away from their devices (host, evict), or writes what is dirty there (sync). Returns
-// when it is done. Leased blocks (sync: those under WRITE) set *skipped, unless `all`.
-Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, bool all,
-                          bool* skipped) {
+// when it is done. Leased blocks (sync: those under WRITE) are skipped, unless `all`.
+Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
   Job job;
   std::vector<Move*> batch;
   const auto flush = [&] {
@@ -412,14 +411,23 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     const State state = r.table[b].state;
     if (state == State::entering || state == State::leaving) {
       flush();
-      if (!wait_stable(lock, r, b)) break;
+      if (!wait_stable(lock, r, b, sweep)) break;
+      if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);
       continue;
     }
+    core::add(counters_.swept_blocks);
     const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
-    if (state != State::on_device || (busy && !all) || (how == Leave::sync && proven_clean(r.table[b]))) {
-      if (state == State::on_device && busy && !all) *skipped = true;
+    if (state != State::on_device || (busy && !sweep->all) || (how == Leave::sync && proven_clean(r.table[b]))) {
+      if (state == State::on_device && busy && !sweep->all) sweep->skipped = true;
       b = r.table.next_touched(b + 1);
       continue;
+    }
+    if (sweep->wait != Sweep::Wait::always && awaits_writes(r, b)) {
+      sweep->leave(b);
+      if (sweep->wait == Sweep::Wait::never) {
+        b = r.table.next_touched(b + 1);
+        continue;
+      }
     }
     // What cannot be copied from a device that is lost cannot stay there either: it gets its mark.
     const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);

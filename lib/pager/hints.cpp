@@ -185,8 +185,14 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
   return result;
 }
 
-bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b) {
-  while (!r.dying && core::in_transition(r.table[b].state)) changed_.wait(lock);
+bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
+  bool waited = false;
+  for (; !r.dying && core::in_transition(r.table[b].state); waited = true) {
+    if (wait_on(lock, sweep)) continue;
+    sweep->leave(b);
+    return true;
+  }
+  if (waited && sweep != nullptr) sweep->progress.made();
   return !r.dying;
 }
 
@@ -205,9 +211,10 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
   ++r.in_flight;
   wait_for_region_endings(lock, r);
   Status result;
-  bool skipped = false;
+  Sweep sweep;
+  bool& skipped = sweep.skipped;
   if (r.backing == Backing::file_shared) {
-    if (first < end) result = write_out(lock, r, first, end - 1, false, false, &skipped);
+    if (first < end) result = write_out(lock, r, first, end - 1, false, &sweep);
     BlockIndex b = r.table.next_touched(first);
     for (; b < end && result.ok() && r.table.count(State::failed) != 0; b = r.table.next_touched(b + 1)) {
       if (r.table[b].state == State::failed) result = drop_block(lock, r, b, &skipped);

@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "pager/progress.h"
 #include "pager/region.h"
 #include "store/codec.h"
 #include "store/io.h"
@@ -29,6 +30,23 @@ inline constexpr size_t kPeerBatch = 128;   // .. between devices: 113 GB/s by 3
 struct Job {
   uint64_t outstanding = 0;
   core::Status status;  // the first failure
+};
+// How a call goes through the blocks of a range, and what it found.
+struct Sweep {
+  // Of blocks that move, and of those under leases that wait for their streams: waits for them; leaves them; waits
+  // until nothing has gone on for the time-out, and then does what can be done.
+  enum class Wait : uint8_t { always, never, while_it_goes_on };
+
+  bool all = false;      // live leases do not matter
+  bool skipped = false;  // .. they do, and blocks were left for them
+  Wait wait = Wait::always;
+  Progress progress;  // of the waits, while it goes on
+  uint64_t left = 0;  // blocks that did not come to rest
+  core::BlockIndex first_left = 0;
+
+  void leave(core::BlockIndex b) {
+    if (left++ == 0) first_left = b;
+  }
 };
 // How a block leaves its device.
 enum class Leave : uint8_t {

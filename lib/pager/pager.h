@@ -177,9 +177,9 @@ class Pager {
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
   policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
   // Waits until block b is in no transition. False: the region is being freed.
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b);
-  core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, bool all,
-                         bool* skipped);
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);
+  bool wait_on(Lock& lock, Sweep* sweep);
+  core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status flush_file(Lock& lock, Region& r);
   void forget_region(Region& r);
@@ -229,8 +229,8 @@ class Pager {
   bool evict_from_device(Lock& lock, int d);
   bool serve_departure(Lock& lock);
   void finish_device_write(Move* m, After& after);
-  core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how, bool all,
-                           bool* skipped);
+  core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
+                           Sweep* sweep);
   // device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
@@ -244,7 +244,7 @@ class Pager {
   void add_device_lease(Region& r, core::BlockIndex b, unsigned access, int d, void* stream);
   void drop_device_lease(Region& r, core::BlockIndex b, unsigned access, void* stream);
   core::Status take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings);
-  void wait_for_region_endings(Lock& lock, Region& r);
+  void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   bool on_touch(uintptr_t address, bool store);
   // loss.cpp
   void saw_loss(int d, const core::Status& health);

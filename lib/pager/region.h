@@ -99,6 +99,7 @@ struct Region {
   uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
   core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
   bool dying = false;
+  bool unfinished = false;            // at exit: blocks were left that did not come to rest
   bool read_mostly = false;           // advised so: host pages beside a device's are what the program wants
   bool lost = false;                  // its device was reset: the addresses are nobody's any more
   std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
@@ -122,6 +123,14 @@ inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
   const auto it = r.leases.find(b);
   return it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(),
                                              [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
+}
+
+// A stream has not come to a release after which its writes are complete.
+inline bool awaits_writes(const Region& r, core::BlockIndex b) {
+  const auto it = r.leases.find(b);
+  return it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) {
+           return l.count == 0 && (l.ended & VMEM_WRITE) != 0;
+         });
 }
 
 }  // namespace vmem::pager

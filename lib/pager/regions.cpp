@@ -243,8 +243,9 @@ void Pager::forget_region(Region& r) {
 Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
   for (int round = 0;; ++round) {
     const uint64_t granted = r.granted;
-    bool skipped = false;
-    Status s = write_out(lock, r, 0, r.blocks - 1, true, force, &skipped);
+    Sweep sweep;
+    sweep.all = force;
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);
     const bool live = std::any_of(r.leases.begin(), r.leases.end(), [](const auto& block) {

@@ -4,6 +4,7 @@
 
 #include "core/break.h"
 #include "core/log.h"
+#include "pager/clock.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -14,12 +15,12 @@ using core::State;
 using core::Status;
 
 // Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
-// all: live leases do not matter. Blocks under a live WRITE lease (keep) or any lease (!keep) set *skipped.
-Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, bool all, bool* skipped) {
+// Blocks under a live WRITE lease (keep) or any lease (!keep) are skipped, unless `all`.
+Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
   Status from_device;
   if (r.gpu) {
-    wait_for_region_endings(lock, r);
-    from_device = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, all, skipped);
+    wait_for_region_endings(lock, r, sweep);
+    from_device = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, sweep);
   }
   Job job;
   job.status = from_device;  // and the rest is written all the same
@@ -36,17 +37,18 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
     if (core::in_transition(r.table[b].state)) {
       flush();  // never wait while holding transitions of our own
-      if (!wait_stable(lock, r, b)) break;
+      if (!wait_stable(lock, r, b, sweep)) break;
     }
+    core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::held) continue;
-    if (!all) {
+    if (!sweep->all) {
       const auto it = r.leases.find(b);
       const bool busy =
           it != r.leases.end() && (!keep || std::any_of(it->second.begin(), it->second.end(),
                                                         [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
       if (busy) {
-        *skipped = true;
+        sweep->skipped = true;
         continue;
       }
     }
@@ -114,8 +116,8 @@ Status Pager::sync(const void* ptr, size_t size) {
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   ++r.in_flight;
-  bool skipped = false;
-  Status result = write_out(lock, r, span.first, span.last, true, false, &skipped);
+  Sweep sweep;
+  Status result = write_out(lock, r, span.first, span.last, true, &sweep);
   if (r.backing == Backing::file_shared &&
       !core::broken("file_flush")) {  // durable, what was written, though a block failed
     const Status flushed = flush_file(lock, r);
@@ -127,7 +129,7 @@ Status Pager::sync(const void* ptr, size_t size) {
   Status earlier = take_write_error();
   if (!result.ok()) return result;
   if (!earlier.ok()) return earlier;
-  if (skipped) {
+  if (sweep.skipped) {
     return error(EBUSY,
                  "blocks of the range are under a live lease with VMEM_WRITE and were skipped; the rest is synced");
   }
@@ -145,13 +147,13 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   if (location == VMEM_HOST && !r.gpu) return {};
   forget_hints(queues_.wishes, span);
   ++r.in_flight;
-  bool skipped = false;
+  Sweep sweep;
   Status result;
   if (location == VMEM_HOST) {
     wait_for_region_endings(lock, r);
-    result = leave_range(lock, r, span.first, span.last, Leave::host, false, &skipped);
+    result = leave_range(lock, r, span.first, span.last, Leave::host, &sweep);
   } else {
-    result = write_out(lock, r, span.first, span.last, false, false, &skipped);
+    result = write_out(lock, r, span.first, span.last, false, &sweep);
   }
   if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
@@ -159,26 +161,60 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   return result;
 }
 
+// Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
+bool Pager::wait_on(Lock& lock, Sweep* sweep) {
+  if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
+    changed_.wait(lock);
+    return true;
+  }
+  sweep->progress.look(now_ns(), false);
+  const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
+  if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
+  core::add(counters_.swept_blocks);  // it ends by itself
+  changed_.wait_for(lock, std::chrono::milliseconds(5));
+  return true;
+}
+
+// What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.
 Status Pager::flush_shared() {
   Lock lock(mutex_);
   Status first;
-  // Regions may be freed while we write: each step looks up the next by address.
-  uintptr_t at = 0;
-  for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
-    at = it->first + 1;
-    Region& r = *it->second;
-    if (r.backing != Backing::file_shared || r.dying) continue;
-    ++r.in_flight;
-    bool skipped = false;
-    Status s = write_out(lock, r, 0, r.blocks - 1, true, true, &skipped);
-    if (s.ok()) s = tell_lost(r, 0, r.blocks - 1, false);
-    if (!s.ok()) {
-      core::log(core::Level::error, "changes of a shared file did not reach it: %.*s",
-                static_cast<int>(s.text().size()), s.text().data());
-      if (first.ok()) first = s;
+  const auto tell = [&](const Status& s) {
+    lock.unlock();
+    core::log(core::Level::error, "changes of a shared file did not reach it: %.*s", static_cast<int>(s.text().size()),
+              s.text().data());
+    lock.lock();
+    if (first.ok()) first = s;
+  };
+  Sweep sweep;
+  sweep.all = true;
+  for (const auto wait : {Sweep::Wait::never, Sweep::Wait::while_it_goes_on}) {
+    const bool again = wait != Sweep::Wait::never;
+    sweep.wait = wait;
+    sweep.progress = {};
+    sweep.progress.look(now_ns(), true);
+    // Regions may be freed while we write: each step looks up the next by address.
+    uintptr_t at = 0;
+    for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
+      at = it->first + 1;
+      Region& r = *it->second;
+      if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;
+      ++r.in_flight;
+      sweep.left = 0;
+      Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
+      r.unfinished = sweep.left != 0;
+      if (s.ok() && again && r.unfinished) {
+        s = error(ETIMEDOUT,
+                  "%llu blocks did not come to rest for %u ms: a stream has not come to their release, or they are on "
+                  "their way; what they may still become is lost. The first: %s",
+                  static_cast<unsigned long long>(sweep.left), config_.fault_timeout_ms,
+                  where(r, sweep.first_left).c_str());
+      }
+      if (s.ok() && !r.unfinished) s = tell_lost(r, 0, r.blocks - 1, false);
+      if (!s.ok()) tell(s);
+      --r.in_flight;
+      notify();
     }
-    --r.in_flight;
-    notify();
   }
   return first;
 }
