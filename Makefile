@@ -150,8 +150,9 @@ $(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(
 define tool_folder
 $(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(BUILD)/libvmem.a
 	$$(call say,LINK,$$@)
-	$$(Q)$$(LINK) $$^ $$(LIBS) -o $$@
+	$$(Q)$$(LINK) $$^ $$(LIBS) $$(LIBS_$(notdir $(1))) -o $$@
 endef
+LIBS_vmemctl = -lmicrohttpd
 $(foreach d,$(TOOL_DIRS),$(eval $(call tool_folder,$(d))))
 # These see the library as an application does: the shared one, by its development name.
 $(ABI): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.so

@@ -14,7 +14,7 @@ declare -A compilers=(
   [trixie]="g++-12 g++-13 g++-14 clang++-17 clang++-19"
   [sid]="g++-15 clang++-21"
 )
-libraries=make,pkg-config,libc6-dev,liburing-dev,libnuma-dev,liblz4-dev,libzstd-dev,libxxhash-dev,libcli11-dev,libgtest-dev,libbenchmark-dev,nlohmann-json3-dev
+libraries=make,pkg-config,libc6-dev,liburing-dev,libnuma-dev,liblz4-dev,libzstd-dev,libxxhash-dev,libcli11-dev,libmicrohttpd-dev,libgtest-dev,libbenchmark-dev,nlohmann-json3-dev
 passed=0 failed=0 skipped=0
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed = 0 ]; exit; }
 skip_all() { echo "skipped: $1"; skipped=1; finish; }

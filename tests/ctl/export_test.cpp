@@ -2,6 +2,7 @@
 // dashboard.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -55,9 +56,11 @@ int port_of(const std::string& text) {
 class CtlExport : public Ctl {
  protected:
   // Serves on a port that is free.
-  int start() {
-    server_ = std::make_unique<Running>(std::vector<std::string>{tool(), "--folder", folder(), "export", "--listen",
-                                                                 "127.0.0.1:0", "--sysfs", temp_ / "knobs"});
+  int start(const std::vector<std::string>& more = {}) {
+    std::vector<std::string> words{tool(),     "--folder",    folder(),  "export",
+                                   "--listen", "127.0.0.1:0", "--sysfs", temp_ / "knobs"};
+    words.insert(words.end(), more.begin(), more.end());
+    server_ = std::make_unique<Running>(words);
     const std::string line = server_->line();
     EXPECT_NE(line.find("listening on http://127.0.0.1:"), std::string::npos) << line;
     return port_of(line.substr(0, line.rfind('/')));
@@ -132,16 +135,104 @@ TEST_F(CtlExport, ServesHttpOnLoopbackUntilItIsStopped) {
   EXPECT_HAS(get(port, "/metrics"), "vmem_process_up{" + labels() + "} 1");
   EXPECT_HAS(get(port, "/metrics?x=1"), "vmem_process_up");
   EXPECT_HAS(get(port, "/"), "/metrics");
-  EXPECT_HAS(talk(port, "GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.0 404");
-  EXPECT_HAS(talk(port, "POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.0 405");
-  EXPECT_HAS(talk(port, "hello\r\n\r\n"), "HTTP/1.0 400");
-  EXPECT_HAS(talk(port, "GET /" + std::string(20000, 'x')), "HTTP/1.0 431");
+  EXPECT_HAS(talk(port, "GET /nothing HTTP/1.1\r\nHost: localhost:1\r\n\r\n"), "HTTP/1.1 404");
+  const std::string refused = talk(port, "POST /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n");
+  EXPECT_HAS(refused, "HTTP/1.1 405");
+  EXPECT_HAS(refused, "Allow: GET, HEAD");
+  EXPECT_HAS(talk(port, "GET /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 400") << "names no host";
   const std::string head = talk(port, "HEAD /metrics HTTP/1.0\r\n\r\n");
-  EXPECT_HAS(head, "HTTP/1.0 200");
+  EXPECT_HAS(head, " 200 OK");
   EXPECT_HAS(head, "text/plain; version=0.0.4");
   EXPECT_EQ(head.find("vmem_"), std::string::npos);
   server_->stop(SIGTERM);
   EXPECT_EQ(server_->finish().status, 0);
+}
+
+TEST_F(CtlExport, OnlyNamesThatAreOursAreAnswered) {
+  if (IsSkipped()) return;
+  const int port = start({"--allow-host", "metrics.example"});
+  const auto asked_as = [&](const std::string& host) {
+    return talk(port, "GET /metrics HTTP/1.1\r\nHost: " + host + "\r\n\r\n");
+  };
+  char own[256] = "";
+  ASSERT_EQ(gethostname(own, sizeof own - 1), 0);
+  for (const std::string& host :
+       {std::string("localhost"), "LocalHost:" + std::to_string(port), std::string("127.0.0.1"),
+        std::string("[::1]:9448"), std::string("metrics.example:9448"), std::string(own)})
+    EXPECT_HAS(asked_as(host), "HTTP/1.1 200") << host;
+  // A page of this server has been given our address for its own name.
+  for (const char* host : {"evil.example", "evil.example:9448", "localhost.evil.example", "127.0.0.1.evil.example",
+                           "[::1].evil.example", "127.1.evil"}) {
+    const std::string answer = asked_as(host);
+    EXPECT_HAS(answer, "HTTP/1.1 403") << host;
+    EXPECT_EQ(answer.find("vmem_"), std::string::npos) << host;
+  }
+}
+
+TEST_F(CtlExport, ARequestThatIsTooLongOrNoneIsEndedAndTheOthersAreServed) {
+  if (IsSkipped()) return;
+  const int port = start();
+  for (const std::string& request :
+       {"GET /" + std::string(40000, 'x'), "GET / HTTP/1.0\r\nX: " + std::string(40000, 'x'),
+        std::string("hello\r\n\r\n"), std::string(40000, '\0')})
+    EXPECT_EQ(talk(port, request).find(" 200 "), std::string::npos);
+  // One byte after the other, for ever: it has ten seconds in all.
+  const int slow = connect_to(port);
+  const std::string request = "GET /metrics HTTP/1.0\r\nX: ";
+  ASSERT_EQ(send(slow, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
+  bool ended = false;
+  for (int i = 0; i < 600 && !ended; ++i) {
+    ended = send(slow, "x", 1, MSG_NOSIGNAL) != 1;
+    usleep(100000);
+  }
+  EXPECT_TRUE(ended);
+  close(slow);
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");
+}
+
+TEST_F(CtlExport, HundredsOfSilentClientsKeepNobodyOut) {
+  if (IsSkipped()) return;
+  const int port = start();
+  std::vector<int> silent;
+  for (int i = 0; i < 300; ++i) silent.push_back(connect_to(port));
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");
+  for (const int fd : silent) close(fd);
+}
+
+// Processor time of a process in clock ticks.
+long ticks_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  std::istringstream fields(text.substr(text.rfind(')') + 2));
+  std::string word;
+  for (int i = 3; i < 14; ++i) fields >> word;
+  long user = 0, system = 0;
+  fields >> user >> system;
+  return user + system;
+}
+
+TEST_F(CtlExport, WithoutDescriptorsItWaitsAndDoesNotSpin) {
+  if (IsSkipped()) return;
+  server_ = std::make_unique<Running>(std::vector<std::string>{
+      "bash", "-c", "exec " + tool() + " --folder " + folder() + " export --listen 127.0.0.1:0"});
+  const std::string line = server_->line();
+  const int port = port_of(line.substr(0, line.rfind('/')));
+  ASSERT_NE(port, 0) << line;
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");  // it has opened what it needs
+  const pid_t pid = server_->pid();
+  rlimit enough{};
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, nullptr, &enough), 0);
+  const rlimit none{3, enough.rlim_max};
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &none, nullptr), 0);
+  std::vector<int> waiting;
+  for (int i = 0; i < 20; ++i) waiting.push_back(connect_to(port));
+  const long first = ticks_of(pid);
+  sleep(2);
+  // Two seconds are 200 ticks; asking fifty times a second for a descriptor takes next to none.
+  EXPECT_LT(ticks_of(pid) - first, 50);
+  ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &enough, nullptr), 0);
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");
+  for (const int fd : waiting) close(fd);
 }
 
 TEST_F(CtlExport, ClientsThatSayNothingOrGoAwayDoNotKeepTheOthers) {

@@ -47,7 +47,8 @@ int doctor(const Common& common, const DoctorOptions& options);
 
 struct ExportOptions {
   std::string listen = "127.0.0.1:9448";
-  bool once = false;  // to standard output
+  bool once = false;               // to standard output
+  std::vector<std::string> hosts;  // names under which it is asked
   std::string sysfs = "/sys/class/misc/vmem";
 };
 int serve_metrics(const Common& common, const ExportOptions& options);

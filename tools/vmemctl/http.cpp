@@ -1,17 +1,23 @@
 #include "http.h"
 
+#include <arpa/inet.h>
+#include <microhttpd.h>
 #include <netdb.h>
 #include <poll.h>
 #include <signal.h>
+#include <strings.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <vector>
+#include <list>
+#include <utility>
 
 namespace vmemctl {
 
@@ -19,9 +25,12 @@ using vmem::publish::Fd;
 
 namespace {
 
-constexpr size_t kMaxRequest = 8 << 10;  // bytes, headers included
+constexpr size_t kMemory = 16 << 10;  // of a connection, for its request's headers and the answer's
 constexpr size_t kMaxClients = 32;
-constexpr uint64_t kClientMs = 5000;  // from accept to the last byte
+constexpr uint64_t kClientMs = 10000;  // from accept to the last byte, whatever the client does
+constexpr unsigned kSilentS = 5;       // of which it may say nothing for so long
+constexpr uint64_t kTickMs = 200;      // between two looks at who has had his time
+constexpr uint64_t kNoRoomMs = 20;     // until a connection is accepted again when there is no room for it
 
 uint64_t now_ms() {
   timespec t{};
@@ -30,82 +39,153 @@ uint64_t now_ms() {
 }
 
 struct Client {
-  Fd fd;
+  int fd;
   uint64_t since;
-  std::string in, out;
-  bool answering = false;
+  bool ended = false;  // we have shut it down; the library closes it
 };
 
-const char* words(int status) {
-  switch (status) {
-    case 200:
-      return "OK";
-    case 400:
-      return "Bad Request";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Internal Server Error";
+// The name in a Host header, without its port.
+std::string name_in(const std::string& host) {
+  if (!host.empty() && host[0] == '[') {
+    const size_t end = host.find(']');
+    if (end == std::string::npos || (end + 1 < host.size() && host[end + 1] != ':')) return "";
+    return host.substr(1, end - 1);
   }
-}
-
-std::string respond(const Answer& a, bool head) {
-  std::string out = "HTTP/1.0 " + std::to_string(a.status) + " " + words(a.status) + "\r\nContent-Type: " + a.type +
-                    "\r\nContent-Length: " + std::to_string(a.body.size()) + "\r\nConnection: close\r\n";
-  if (a.status == 405) out += "Allow: GET, HEAD\r\n";
-  out += "\r\n";
-  return head ? out : out + a.body;
-}
-
-// The whole request is there.
-std::string answer_to(const std::string& request, const std::function<Answer(const std::string&)>& handle) {
-  const std::string line = request.substr(0, request.find_first_of("\r\n"));
-  const size_t first = line.find(' '), second = line.find(' ', first + 1);
-  if (first == std::string::npos || second == std::string::npos || line.compare(second + 1, 5, "HTTP/") != 0)
-    return respond({400, "text/plain", "this is no HTTP request\n"}, false);
-  const std::string method = line.substr(0, first);
-  if (method != "GET" && method != "HEAD") return respond({405, "text/plain", "only GET and HEAD\n"}, false);
-  std::string path = line.substr(first + 1, second - first - 1);
-  path = path.substr(0, path.find_first_of("?#"));
-  Answer answer;
-  try {
-    answer = handle(path);
-  } catch (const std::exception& e) {
-    answer = {500, "text/plain", std::string(e.what()) + "\n"};
-  } catch (const Failure& f) {
-    answer = {500, "text/plain", f.words + "\n"};
-  }
-  return respond(answer, method == "HEAD");
-}
-
-// False: done with this client.
-bool serve(Client& c, const std::function<Answer(const std::string&)>& handle) {
-  if (!c.answering) {
-    char buffer[2048];
-    const ssize_t n = recv(c.fd.get(), buffer, sizeof buffer, 0);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
-    if (n == 0) return false;
-    c.in.append(buffer, static_cast<size_t>(n));
-    const bool whole = c.in.find("\r\n\r\n") != std::string::npos || c.in.find("\n\n") != std::string::npos;
-    if (!whole && c.in.size() <= kMaxRequest) return true;
-    c.out = whole ? answer_to(c.in, handle) : respond({431, "text/plain", "the request is too long\n"}, false);
-    c.answering = true;
-  }
-  const ssize_t n = send(c.fd.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
-  if (n < 0) return errno == EAGAIN || errno == EINTR;
-  c.out.erase(0, static_cast<size_t>(n));
-  if (!c.out.empty()) return true;
-  shutdown(c.fd.get(), SHUT_WR);
-  return false;
+  std::string name = host.substr(0, host.find(':'));
+  while (!name.empty() && name.back() == '.') name.pop_back();
+  return name;
 }
 
 }  // namespace
 
-HttpServer::HttpServer(const std::string& address) {
+bool host_allowed(const std::string& host, const std::vector<std::string>& names) {
+  const std::string name = name_in(host);
+  unsigned char address[sizeof(in6_addr)];
+  if (inet_pton(AF_INET, name.c_str(), address) == 1 || inet_pton(AF_INET6, name.c_str(), address) == 1) return true;
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& n) { return strcasecmp(n.c_str(), name.c_str()) == 0; });
+}
+
+// libmicrohttpd parses and answers; who is let in, and for how long, is decided here. One thread does it all.
+class HttpServer::Daemon {
+ public:
+  Daemon(const std::function<Answer(const std::string&)>& handle, const std::vector<std::string>& names)
+      : handle_(handle), names_(names) {
+    // No listening socket of its own: it would spin where there is no descriptor for a new connection.
+    daemon_ = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &Daemon::answer, this,
+                               MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxClients),
+                               MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMemory, MHD_OPTION_CONNECTION_TIMEOUT, kSilentS,
+                               MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION, &Daemon::changed, this,
+                               MHD_OPTION_END);
+    if (daemon_ == nullptr) throw Failure{kFailed, "libmicrohttpd cannot be started"};
+  }
+  ~Daemon() { MHD_stop_daemon(daemon_); }
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  int events() const { return MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd; }
+  // Milliseconds until there is work whatever happens; -1: never.
+  int next() const {
+    MHD_UNSIGNED_LONG_LONG ms = kTickMs;
+    if (MHD_get_timeout(daemon_, &ms) != MHD_YES && clients_.empty()) return -1;
+    return static_cast<int>(std::min<uint64_t>(ms, kTickMs));
+  }
+
+  // Reads, answers and writes what can be done now.
+  void work() {
+    MHD_run(daemon_);
+    const uint64_t now = now_ms();
+    for (Client& c : clients_) {
+      if (now - c.since > kClientMs) end(c);
+    }
+  }
+
+  // False: there is no descriptor for another connection now.
+  bool accept_from(int listening) {
+    if (clients_.size() >= kMaxClients) {
+      end_oldest();
+      MHD_run(daemon_);  // closes it
+    }
+    if (clients_.size() >= kMaxClients) return false;
+    sockaddr_storage peer{};
+    socklen_t size = sizeof peer;
+    const int fd = accept4(listening, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+      MHD_add_connection(daemon_, fd, reinterpret_cast<sockaddr*>(&peer), size);  // closes it when it fails
+      return true;
+    }
+    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return true;
+    if (!said_) fprintf(stderr, "vmemctl: no room for another connection (%s)\n", strerrordesc_np(errno));
+    said_ = true;
+    end_oldest();
+    return false;
+  }
+
+ private:
+  static void end(Client& c) {
+    if (!c.ended) shutdown(c.fd, SHUT_RDWR);
+    c.ended = true;
+  }
+  // Who came first has had the most time: an honest client needs little.
+  void end_oldest() {
+    for (Client& c : clients_) {
+      if (!c.ended) return end(c);
+    }
+  }
+
+  static void changed(void* self, MHD_Connection* connection, void** place, MHD_ConnectionNotificationCode what) {
+    auto& clients = static_cast<Daemon*>(self)->clients_;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+      const int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+      *place = &clients.emplace_back(Client{fd, now_ms()});
+    } else {
+      clients.remove_if([&](const Client& c) { return &c == *place; });
+    }
+  }
+
+  Answer answer_to(MHD_Connection* connection, const char* url, const std::string& method) const {
+    const char* host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
+    if (host != nullptr && !host_allowed(host, names_)) {
+      return {403, "text/plain; charset=utf-8",
+              "this host name is not served: start vmemctl export with --allow-host NAME\n"};
+    }
+    if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD)
+      return {405, "text/plain; charset=utf-8", "only GET and HEAD\n"};
+    return handle_(url);
+  }
+
+  static MHD_Result answer(void* self, MHD_Connection* connection, const char* url, const char* method,
+                           const char* /*version*/, const char* /*upload*/, size_t* /*upload_size*/, void** /*place*/) {
+    Answer a;
+    try {
+      a = static_cast<Daemon*>(self)->answer_to(connection, url, method);
+    } catch (const Failure& f) {
+      a = {500, "text/plain; charset=utf-8", printable(f.words) + "\n"};
+    } catch (const std::exception&) {
+      return MHD_NO;  // no memory: the connection is closed
+    }
+    MHD_Response* response = MHD_create_response_from_buffer(a.body.size(), a.body.data(), MHD_RESPMEM_MUST_COPY);
+    if (response == nullptr) return MHD_NO;
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, a.type.c_str());
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (a.status == 405) MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    const MHD_Result result = MHD_queue_response(connection, static_cast<unsigned>(a.status), response);
+    MHD_destroy_response(response);
+    return result;
+  }
+
+  const std::function<Answer(const std::string&)>& handle_;
+  const std::vector<std::string>& names_;
+  MHD_Daemon* daemon_ = nullptr;
+  std::list<Client> clients_;  // oldest first
+  bool said_ = false;
+};
+
+HttpServer::HttpServer(const std::string& address, std::vector<std::string> names) : names_(std::move(names)) {
+  char own[256] = "";
+  gethostname(own, sizeof own - 1);
+  names_.insert(names_.end(), {"localhost", own});
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon == std::string::npos ? 0 : colon);
   const std::string port = colon == std::string::npos ? "" : address.substr(colon + 1);
@@ -146,24 +226,18 @@ void HttpServer::run(const std::function<Answer(const std::string& path)>& handl
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&ends, signal);
   sigprocmask(SIG_BLOCK, &ends, nullptr);
   const Fd stop(signalfd(-1, &ends, SFD_CLOEXEC));
-  std::vector<Client> clients;
-  std::vector<pollfd> wait;
+  Daemon daemon(handle, names_);
+  uint64_t closed_until = 0;  // no connection is accepted before that
   for (;;) {
-    wait.assign(
-        {{stop.get(), POLLIN, 0}, {listen_.get(), static_cast<short>(clients.size() < kMaxClients ? POLLIN : 0), 0}});
-    for (const Client& c : clients) wait.push_back({c.fd.get(), static_cast<short>(c.answering ? POLLOUT : POLLIN), 0});
-    if (poll(wait.data(), wait.size(), clients.empty() ? -1 : 500) < 0 && errno != EINTR) return;
+    const bool open = now_ms() >= closed_until;
+    std::array<pollfd, 3> wait{{{stop.get(), POLLIN, 0},
+                                {daemon.events(), POLLIN, 0},
+                                {listen_.get(), static_cast<short>(open ? POLLIN : 0), 0}}};
+    if (poll(wait.data(), wait.size(), open ? daemon.next() : static_cast<int>(kNoRoomMs)) < 0 && errno != EINTR)
+      return;
     if (wait[0].revents != 0) return;
-    const uint64_t now = now_ms();
-    for (size_t i = clients.size(); i-- > 0;) {
-      const bool ready = wait[i + 2].revents != 0;
-      if ((ready && !serve(clients[i], handle)) || now - clients[i].since > kClientMs)
-        clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    if ((wait[1].revents & POLLIN) != 0) {
-      Fd fd(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (fd) clients.push_back({std::move(fd), now, "", "", false});
-    }
+    if ((wait[2].revents & POLLIN) != 0 && !daemon.accept_from(listen_.get())) closed_until = now_ms() + kNoRoomMs;
+    daemon.work();
   }
 }
 

@@ -67,6 +67,8 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
 
   CLI::App* serve = app.add_subcommand("export", "Serve metrics to Prometheus");
   serve->add_option("--listen", o.serve.listen, "ADDRESS:PORT; anybody who reaches it may read");
+  serve->add_option("--allow-host", o.serve.hosts,
+                    "A name under which it is asked, beside localhost and this machine's");
   serve->add_flag("--once", o.serve.once, "Metrics to standard output, then end");
   serve->add_option("--sysfs", o.serve.sysfs, "Folder of the module's counters");
   serve->callback([&] { chosen = [&] { return vmemctl::serve_metrics(o.common, o.serve); }; });
