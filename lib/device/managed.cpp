@@ -293,6 +293,7 @@ Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed)
   if (Status s = park::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
+    if (Status s = body_before_hold(whole); !s.ok()) return s;
     // Units that are shut stay shut when loads may go on: nobody can have begun to read them.
     for (size_t i = 0; i < whole.count;) {
       if (loads && whole.unit(i).state.load() == UnitState::shut) {

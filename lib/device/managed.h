@@ -106,6 +106,7 @@ class ManagedDevices : public Devices {
   virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
   virtual core::Status body_pin(void* frames, size_t size) = 0;
   virtual core::Status body_unpin(void* frames) = 0;
+  virtual core::Status body_before_hold(const Span&) { return {}; }
   virtual core::Status body_before_punch(const Span&) { return {}; }
 
   // Bytes of made units, those being made included.

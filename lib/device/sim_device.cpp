@@ -134,6 +134,15 @@ void SimDevices::lose(int device, const std::string& reason) {
   changed_.notify_all();
 }
 
+void SimDevices::reset(const std::string& reason) {
+  reset_ = true;
+  for (int d = 0; d < count(); ++d) lose(d, reason);
+}
+
+Status SimDevices::body_present(const Reservation& r) {
+  return reset_ ? error(EIO, "the addresses of the range at %#zx are nobody's since a reset", r.base) : Status();
+}
+
 void SimDevices::violation(std::string what) {
   std::lock_guard lock(mutex_);
   violations_.push_back(std::move(what));
@@ -251,6 +260,10 @@ Status SimDevices::body_populate(const Span& span, int device) {
   return health(device);
 }
 
+Status SimDevices::body_before_hold(const Span& span) {
+  return run_hook(SimOp::hold, -1, span.address(), span.size());
+}
+
 Status SimDevices::body_before_punch(const Span& span) {
   if (Status s = run_hook(SimOp::punch, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
@@ -287,6 +300,9 @@ Status SimDevices::body_unpin(void*) {
 
 Status SimDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
   const bool in = direction == Direction::in;
+  if (Status s = run_hook(in ? SimOp::issue_in : SimOp::issue_out, device, copies.front().block, copies.front().size);
+      !s.ok())
+    return s;
   auto moving = [in](const Reservation& r, const Copy& copy, bool begin) {
     bool clash = false;
     for (size_t i = r.index(copy.block); i <= r.index(copy.block + copy.size - 1); ++i) {

@@ -29,7 +29,21 @@ struct SimOptions {
   size_t queue_limit = 0;
 };
 
-enum class SimOp : uint8_t { reserve, map, populate, copy_in, copy_out, punch, unmapped, migrate, advise, pin };
+enum class SimOp : uint8_t {
+  reserve,
+  map,
+  populate,
+  issue_in,  // the call that begins a copy: an error there is that call's, and loses nothing
+  issue_out,
+  copy_in,
+  copy_out,
+  hold,
+  punch,
+  unmapped,
+  migrate,
+  advise,
+  pin
+};
 
 // Runs before each operation, copies on their stream's thread: sleep for a slow device, return an error for one that
 // fails (a copy that fails loses the device, as with CUDA). Must not call Devices.
@@ -73,14 +87,17 @@ class SimDevices final : public ManagedDevices {
   core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
   void capture(void* stream, bool on);     // as if a graph were being captured
   size_t waiting();                        // threads that wait because a queue is full
-  // As cudaDeviceReset, or a fault nobody saw coming.
+  // A fault nobody saw coming.
   void lose(int device, const std::string& reason);
+  // As cudaDeviceReset: every device is lost, and no range has addresses of its own any more.
+  void reset(const std::string& reason);
   void set_hook(SimHook hook);
   std::vector<std::string> violations() const;
 
  protected:
   core::Status body_memory(int device, Memory* out) override;
   core::Status body_reserve(Reservation& r) override;
+  core::Status body_present(const Reservation& r) override;
   void body_release(Reservation& r) override;
   core::Status body_map(const Span& span) override;
   void body_unmapped(const Span& span) override;
@@ -90,6 +107,7 @@ class SimDevices final : public ManagedDevices {
   core::Status body_advise(Range range, Advice advice, int location, bool set) override;
   core::Status body_pin(void* frames, size_t size) override;
   core::Status body_unpin(void* frames) override;
+  core::Status body_before_hold(const Span& span) override;
   core::Status body_before_punch(const Span& span) override;
 
  private:
@@ -120,6 +138,7 @@ class SimDevices final : public ManagedDevices {
   std::vector<std::string> violations_;  // protected by mutex_
   uint64_t file_end_ = 0;                // protected by mutex_
   std::atomic<size_t> waiting_{0};
+  std::atomic<bool> reset_{false};
   std::mutex hook_mutex_;
   std::shared_ptr<SimHook> hook_;  // protected by hook_mutex_
 };

@@ -396,6 +396,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   g.used -= r.block_size;
   g.failure = why;
   ++g.failures;
+  m->status = why;
   Resident& resident = residents_[block.aux];
   const bool lent = resident.issued && lent_for_writing(r, b);
   resident.issued = false;

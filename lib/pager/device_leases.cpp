@@ -25,6 +25,8 @@ using core::Urgency;
 
 namespace {
 
+constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
+
 bool all_end(const std::vector<Lease>& leases) {
   return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
 }
@@ -342,7 +344,8 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
                               std::vector<device::Ticket>* tickets) {
   Region& r = *span.region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  uint64_t mark = Progress::kNone;
+  uint64_t mark = Progress::kNone, failures = g.failures;
+  std::chrono::milliseconds paused{0};
   BlockIndex tried = UINT64_MAX;
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
@@ -363,6 +366,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
         policy(block.aux).touched(block.aux);
       }
       mark = Progress::kNone;
+      paused = {};
       ++b;
       continue;
     }
@@ -387,7 +391,22 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
     });
     if (!wished && block.state != State::entering && !(block.state == State::leaving && block.device == d)) {
-      // It went another way meanwhile: a move in failed, or somebody had it.
+      if (g.failures != failures) {
+        // A move in failed: not again at once, and not for ever, whatever else goes on.
+        failures = g.failures;
+        paused += kPause;
+        if (paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
+          return Status(-g.failure.code(), std::string(g.failure.text()));
+        const auto until = std::chrono::steady_clock::now() + kPause;
+        while (changed_.wait_until(lock, until) != std::cv_status::timeout) {
+        }
+        lock.unlock();
+        Status health = devices_->health(d);
+        lock.lock();
+        if (!health.ok()) return health;
+        continue;
+      }
+      // It went another way meanwhile: somebody had it.
       queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner});
       After after;
       pump_devices(after);
