@@ -348,13 +348,13 @@ void put_in_place(ownfiles::OwnFile& file, const Settings& s, const std::string&
 int run(Settings s) {
   ownfiles::handle_signals();
   const bool made = s.input.empty();
+  std::optional<ownfiles::PrivateFolder> folder;
   std::optional<ownfiles::OwnFile> input_file;
   if (made) {
     if (s.in_place) throw std::runtime_error("--in-place needs a file");
-    const char* tmp = getenv("TMPDIR");
-    const std::string folder = tmp != nullptr ? tmp : "/var/tmp";
+    folder.emplace("vmem-sort");
     if (s.record == 0) s.record = 64;
-    s.input = folder + "/vmem-sort." + std::to_string(getpid()) + ".in";
+    s.input = folder->path() + "/in";
     s.make -= s.make % s.record;
     input_file.emplace(s.input);
     Progress progress("making", s.make);

@@ -11,12 +11,14 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
+#include "common/own_files.h"
 #include "common/raw_disk.h"
 #include "core/text.h"
 #include "vmem/vmem.hpp"
@@ -48,14 +50,6 @@ uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
-
-// Removes the file that was made, however the program ends.
-struct Removal {
-  std::string path;
-  ~Removal() {
-    if (!path.empty()) unlink(path.c_str());
-  }
-};
 
 // Weights of such a size that the numbers neither grow nor vanish on their way through the layers.
 void make_weights(const std::string& path, uint64_t bytes, size_t n) {
@@ -238,16 +232,22 @@ int run(Settings s) {
   if (s.budget == 0) s.budget = std::max(size / 4, needed);
   vmem::set("device_budget", std::to_string(s.budget));
   vmem::check(vmem_init());
-  Removal removal;
+  ownfiles::handle_signals();
+  std::optional<ownfiles::PrivateFolder> folder;
+  std::optional<ownfiles::OwnFile> weights;
   int rc = 1;
   {
     const auto product = gpuapp::make_product(*app, s.cublas);
     printf("vmem-stream: %s\nvmem-stream: 16-bit products by %s\n", app->words().c_str(), product->words().c_str());
-    const char* tmp = getenv("TMPDIR");
     if (made) {
-      s.file = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-stream." + std::to_string(getpid());
-      if (!s.keep) removal.path = s.file;
+      folder.emplace("vmem-stream");
+      weights.emplace(folder->path() + "/weights");
+      s.file = weights->path();
       make_weights(s.file, size, s.n);
+      if (s.keep) {
+        s.file = folder->path() + "/weights";
+        weights->put_in_place_of(s.file);
+      }
     }
     rawdisk::Plan plan;
     plan.span = plan.total = size / plan.block * plan.block;

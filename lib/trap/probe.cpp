@@ -36,9 +36,10 @@ core::Status not_permitted(int device, int full, int limited) {
   return core::error(
       EPERM,
       "userfaultfd is not permitted: /dev/userfaultfd: %s; system call: %s; limited to user-mode faults: %s. Any one "
-      "of "
-      "these enables it: access to /dev/userfaultfd (Linux 6.1: `chmod 666`, or give it to the container); `sysctl "
-      "vm.unprivileged_userfaultfd=1`; CAP_SYS_PTRACE; in a container, a seccomp profile that allows userfaultfd(2)",
+      "of these enables it, the narrowest first: in a container, a seccomp profile that allows userfaultfd(2); access "
+      "to /dev/userfaultfd (Linux 6.1) for one group, or given to the container; `sysctl "
+      "vm.unprivileged_userfaultfd=1`, which lets every user of the machine hold up system calls and so eases attacks "
+      "on the kernel; CAP_SYS_PTRACE, with which the program can read and change every process",
       words(device).c_str(), words(full).c_str(), words(limited).c_str());
 }
 

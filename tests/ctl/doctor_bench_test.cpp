@@ -103,6 +103,26 @@ TEST_F(CtlDoctor, EveryLineOfThisMachineHasAStateAndTheBadOnesAdvice) {
   }
 }
 
+TEST_F(CtlDoctor, SaysWhatARightOpensBeforeItRecommendsIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  TempFolder place;
+  ASSERT_EQ(chmod(place.path().c_str(), 0755), 0);
+  std::filesystem::copy_file(tool(), place / "vmemctl");
+  const Ran ran = run({place / "vmemctl", "doctor", "--json"}, 61999);
+  for (const json& line : ran.json()["checks"]) {
+    if (line["name"] != "userfaultfd") continue;
+    if (line["state"] == "ok") GTEST_SKIP() << "everybody has every right to userfaultfd here";
+    const std::string advice = line["advice"];
+    const size_t lease = advice.find("vmem_acquire"), sysctl = advice.find("vm.unprivileged_userfaultfd=1");
+    ASSERT_NE(sysctl, std::string::npos) << advice;
+    EXPECT_TRUE(lease < sysctl || line["state"] == "missing") << "the way that needs no right comes first: " << advice;
+    EXPECT_NE(advice.find("every user", sysctl), std::string::npos) << advice;
+    EXPECT_NE(advice.find("read and change every process", advice.find("CAP_SYS_PTRACE")), std::string::npos) << advice;
+    return;
+  }
+  FAIL() << ran.out << ran.err;
+}
+
 class CtlBench : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <system_error>
@@ -20,11 +21,15 @@ struct Slot {
   std::atomic<bool> there{false};
 };
 inline Slot slots[4];
+inline Slot folders[2];
 
 // Async-signal-safe. The signal then does what it does by default, with the program's exit status.
 inline void on_signal(int signal) {
   for (Slot& slot : slots) {
     if (slot.there.load()) unlink(slot.path);
+  }
+  for (Slot& slot : folders) {
+    if (slot.there.load()) rmdir(slot.path);
   }
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
@@ -45,6 +50,34 @@ inline void handle_signals() {
 inline void must_be_new(const std::string& path) {
   if (access(path.c_str(), F_OK) == 0) throw std::system_error(EEXIST, std::generic_category(), path);
 }
+
+// A new folder in $TMPDIR, or /var/tmp, that nobody else can enter, under a name that nobody can guess: in a folder of
+// all users a name that is known beforehand is a link that somebody has put there. Removed at the end if it is empty.
+class PrivateFolder {
+ public:
+  explicit PrivateFolder(const std::string& name) {
+    for (Slot& slot : folders) {
+      if (!slot.there.load()) slot_ = &slot;
+    }
+    const char* tmp = secure_getenv("TMPDIR");
+    path_ = std::string(tmp != nullptr && tmp[0] != '\0' ? tmp : "/var/tmp") + "/" + name + ".XXXXXX";
+    if (slot_ == nullptr || path_.size() + 1 > sizeof slot_->path)
+      throw std::system_error(ENAMETOOLONG, std::generic_category(), path_);
+    if (mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path_);
+    strcpy(slot_->path, path_.c_str());
+    slot_->there = true;
+  }
+  PrivateFolder(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  ~PrivateFolder() {
+    if (slot_->there.exchange(false)) rmdir(path_.c_str());
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  Slot* slot_ = nullptr;
+};
 
 // A new file beside `path`, named after it: removed at the end unless it was put in the place of another.
 class OwnFile {

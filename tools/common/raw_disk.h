@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -136,12 +137,18 @@ out:
   return result;
 }
 
-// Fills a file with bytes that do not compress, through O_DIRECT where possible. Returns "" or what failed.
+// Fills a file with bytes that do not compress, through O_DIRECT where possible: a new one, or the caller's own, by no
+// other name. Returns "" or what failed.
 inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed,
                         const std::function<void(uint64_t)>& wrote = {}) {
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
   if (fd < 0) return "open " + path + ": " + strerror(errno);
-  const int direct = open(path.c_str(), O_RDWR | O_DIRECT);
+  struct stat s {};
+  if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_uid != geteuid() || s.st_nlink != 1 || ftruncate(fd, 0) != 0) {
+    close(fd);
+    return path + " is there and not ours alone: it is left as it is";
+  }
+  const int direct = open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
   const int use = direct >= 0 ? direct : fd;
   const size_t step = 4 << 20;
   char* buffer = static_cast<char*>(aligned_alloc(2 << 20, step));

@@ -113,8 +113,13 @@ void Doctor::trap() {
     add("userfaultfd", State::ok, "everything");
   } else {
     add("userfaultfd", State::degraded, lacks,
-        caps.system_calls ? "use a newer kernel"
-                          : "sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd, or CAP_SYS_PTRACE");
+        caps.system_calls
+            ? "use a newer kernel"
+            : "lease what system calls are given (vmem_acquire, VMEM_HOST): that needs no right. Else "
+              "access to /dev/userfaultfd (Linux 6.1) or /dev/vmem for one group. Wider than needed: sysctl "
+              "vm.unprivileged_userfaultfd=1 lets every user hold up system calls, which eases attacks on "
+              "the kernel; CAP_SYS_PTRACE lets the program read and change every process "
+              "(docs/security.md)");
   }
 }
 
@@ -130,7 +135,9 @@ void Doctor::io_uring() {
   refused_ = true;
   const std::string disabled = first_line("/proc/sys/kernel/io_uring_disabled");
   add("io_uring", State::degraded, "threads do the I/O, slower at small blocks: " + std::string(s.text()),
-      !disabled.empty() && disabled != "0" ? "sysctl kernel.io_uring_disabled=0 (it is " + disabled + ")"
+      !disabled.empty() && disabled != "0" ? "sysctl kernel.io_uring_disabled=1 and kernel.io_uring_group=GID for one "
+                                             "group, or kernel.io_uring_disabled=0 for every user (it is " +
+                                                 disabled + ")"
                                            : "allow it in the container's seccomp profile (docs/support.md)");
 }
 
