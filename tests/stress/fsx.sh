@@ -37,7 +37,7 @@ if ! probe >"$folder/probe.log" 2>&1 && grep -qE 'vmem_map: -(1|38|95) ' "$folde
   echo "skipped: $(grep -m1 vmem_map "$folder/probe.log")"; exit 77
 fi
 
-cases=("4KiB copy 8MiB 1" "64KiB auto 16MiB 2" "2MiB auto 20MiB 3" "2MiB copy 24MiB 4")
+cases=("4KiB copy 8MiB 1" "64KiB auto 8MiB 2" "2MiB auto 20MiB 3" "2MiB copy 24MiB 4")
 each=$(awk -v s="$seconds" 'BEGIN {print s / 4 < 0.5 ? 0.5 : s / 4}')
 run "plain exercise, on the kernel's own mmap" 120 "$out/exercise" "$folder/plain" 1 1 $((1 << 20))
 for c in "${cases[@]}"; do
