@@ -10,124 +10,273 @@
 #
 # A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
-# such line counts as that many. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb.
-# A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
+# such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
+#
+# As many programs run at once as there are cores (and GiB of free memory); stress and negative, which need all of the machine,
+# each alone and last. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
+# TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One that meets its deadline, and said of nothing that it
+# was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
+# the totals name them. Status 124 of a program means that a deadline of its own was met.
 # Exit: 0 when nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
+. scripts/lib/pace.sh
 # A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
-unset MAKEFLAGS MFLAGS MAKELEVEL
+unset MAKEFLAGS MFLAGS MAKELEVEL GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 export BUILD=${BUILD:-build}
-timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5}
+home=${TESTS:-tests} timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5} beat=${TEST_HEARTBEAT:-20}
 logs=$BUILD/test-logs; mkdir -p "$logs"
-all_passed=0 all_failed=0 all_skipped=0 rows=()
 exec </dev/null
 ulimit -c 0
-running=
-trap '[ -z "$running" ] || kill "$running"; kill $(jobs -p) 2>/dev/null; echo "run-tests: stopped"; exit 1' TERM INT
 
-# run_one NAME DEADLINE PROGRAM ARGS..
-run_one() {
-  local name=$1 deadline=$2 log status p f s began=$SECONDS; shift 2
-  log=$logs/${name//[^A-Za-z0-9._-]/_}
-  rm -f "$log".{log,json}
+# What tests make goes to a folder of this run, and what they forget goes with it.
+scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-tests.XXXXXX") && state=$(mktemp -d "$logs/.run-XXXXXX") && mkfifo "$state/ended" || exit 1
+mkdir "$scratch/tmp" && chmod 755 "$scratch" && chmod 1777 "$scratch/tmp"
+export TMPDIR=$scratch/tmp
+exec 7<>"$state/ended"
+trap 'rm -rf "$scratch" "$state"' EXIT
+
+# ---- one program -----------------------------------------------------------------------------------------------------------
+# What the runner knows of job I is in $state/I.*: group (of its processes), log, began, out (its lines), counts (passed, failed,
+# skipped, seconds), again (its tests, where it met its deadline and may run once more).
+
+# run_program I NAME DEADLINE PROGRAM ARGS..: sets status, took, log, and what was left running.
+run_program() {
+  local i=$1 deadline=$3 group began=${EPOCHREALTIME%[.,]*}; log=$logs/${2//[^A-Za-z0-9._-]/_}; shift 3
+  rm -f "$log".{log,json,threads}
   local words=("$@")
-  if [ -x "$1" ] && grep -q gtest_output "$1"; then words+=("--gtest_output=json:$log.json" --gtest_color=no); fi
-  # In the background, so that a signal to this script reaches the program; the braces keep the shell's own line about a
-  # crash out of the summary.
-  { timeout -k 3 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1 & running=$!; wait $running; status=$?; running=; } 2>/dev/null
-  read -r p f s < <(count_result $status "$log.log" "$log.json")
-  suite_passed=$((suite_passed + p)) suite_failed=$((suite_failed + f)) suite_skipped=$((suite_skipped + s))
-  printf '%-4s %-44s %s  (%d s)\n' "$([ "$f" = 0 ] && echo ok || echo FAIL)" "$name" "$(totals_line "$p" "$f" "$s")" $((SECONDS - began))
-  [ "$s" = 0 ] || skip_reasons $status "$log.log" | sort -u | sed 's/^/       skipped: /'
-  # A script that ran several programs has said in its own lines how each went.
-  case $1 in *.sh) grep -aE '^(ok  |FAIL|     +(skipped|failed): )' "$log.log" | sed 's/^/     /' ;; esac
-  if [ "$f" != 0 ]; then
-    case $status in 124 | 137) echo "       not done after $deadline s" ;; esac
-    failed_tests "$log.log" | sed 's/^/       failed: /'
-    echo "       status $status; from $log.log:"; failed_output "$log.log" | sed 's/^/       | /'
+  if is_gtest "$1"; then words+=("--gtest_output=json:$log.json" --gtest_color=no); fi
+  # timeout(1) makes a group of processes of its own. The braces keep the shell's own line about a crash out of the summary.
+  { timeout -k 5 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1 7>&- & group=$!
+    printf '%s\n' "$group" "$deadline" "$log" "$began" >"$state/$i.running"
+    trap 'kill -TERM "$group" 2>/dev/null; exit 1' TERM
+    wait "$group"; status=$?; } 2>/dev/null
+  took=$((${EPOCHREALTIME%[.,]*} - began))
+  [ $status != 137 ] || [ $took -lt "$deadline" ] || status=124
+  rm -f "$state/$i.running"
+  left=''
+  if [ -n "$(members "$group")" ]; then sleep 2; left=$(members "$group"); fi
+  [ -z "$left" ] || { left=$(for pid in $left; do tr '\0' ' ' <"/proc/$pid/cmdline" | head -c 80; echo; done 2>/dev/null); kill -KILL -- "-$group" 2>/dev/null; }
+}
+is_gtest() { [ -x "$1" ] && grep -q gtest_output "$1"; }
+
+# run_job I AGAIN: job I, for the first time or (1) for the last.
+run_job() {
+  local i=$1 again=$2 name=${names[$1]} deadline=$((${deadlines[$1]} * patience)) tests='' never=0 status took log left p f s verdict
+  local -a words; eval "words=(${commands[$1]})"
+  [ -z "${parts[$1]}" ] || export GTEST_TOTAL_SHARDS=${parts[$1]#*/} GTEST_SHARD_INDEX=${parts[$1]%/*}
+  if [ "$again" = 1 ]; then
+    deadline=$((deadline * 2)) name="$name, again"
+    if [ -s "$state/$i.again" ]; then
+      unset GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
+      words+=("--gtest_filter=$(paste -sd: "$state/$i.again")")
+    fi
   fi
+  run_program "$i" "$name" "$deadline" "${words[@]}"
+  read -r p f s < <(count_result $status "$log.log" "$log.json")
+  # A program that died or met its deadline has tests that never ran: each has failed, unless it may run once more.
+  if is_gtest "${words[0]}" && [ ! -s "$log.json" ]; then
+    if [ "$again" = 1 ] && [ -s "$state/$i.again" ]; then cp "$state/$i.again" "$log.tests"; else selected_tests "${words[0]}" >"$log.tests"; fi
+    unfinished_tests "$log.log" "$log.tests" >"$log.unfinished"
+    never=$(grep -vc '^+' "$log.unfinished")
+    tests=$(tr -d + <"$log.unfinished")
+  fi
+  verdict=ok
+  # What is to run again has to be all that did not end, and all of it has to have run then.
+  if [ "$again" = 0 ] && [ $status = 124 ] && [ -n "$tests" ] && grep -aq '^\[ RUN ' "$log.log" && [ "$(wc -l <"$log.unfinished")" != "$f" ]; then status=125; fi
+  if [ "$again" = 1 ] && [ -s "$state/$i.again" ] && [ $((p + f + s)) -lt "$(wc -l <"$state/$i.again")" ]; then f=$((f + 1)); fi
+  if [ $status = 124 ] && [ "$again" = 0 ] && { [ "$took" -lt "$deadline" ] || ! bad_signs "$log.log"; }; then
+    echo "$tests" | sed '/^$/d' >"$state/$i.again"
+    verdict=slow f=0
+    is_gtest "${words[0]}" || p=0 s=0   # a script runs again from its start
+  else
+    [ $status != 124 ] || [ "$f" != 0 ] || f=1
+    [ -z "$left" ] || { verdict=FAIL f=$((f + 1)); }
+    [ "$f" = 0 ] || verdict=FAIL
+  fi
+  {
+    printf '%-4s %-44s %s  (%d s)\n' $verdict "$name" "$(totals_line "$p" "$f" "$s")" "$took"
+    [ "$s" = 0 ] || skip_reasons $status "$log.log" | sort -u | sed 's/^/       skipped: /'
+    # A script that ran several programs has said in its own lines how each went.
+    case ${words[0]} in *.sh) grep -aE '^(ok  |FAIL|     +(skipped|failed): )' "$log.log" | sed 's/^/     /' ;; esac
+    if [ $status = 124 ]; then
+      echo "       not done after $took s$([ $verdict != slow ] || echo "$([ -z "$tests" ] || echo ", $(wc -l <"$state/$i.again") tests"): once more, alone, at the end")"
+      [ -z "$tests" ] || sed -n 's/^+\(.*\)/       at its deadline: \1/p' "$log.unfinished"
+      sed 's/^/       | /' "$log.threads" 2>/dev/null
+    fi
+    if [ $verdict = FAIL ]; then
+      failed_tests "$log.log" | sed 's/^/       failed: /'
+      [ $never = 0 ] || { echo "       never ran, each counted as failed ($never):"; grep -v '^+' "$log.unfinished" | sed 's/^/         /'; }
+      [ -z "$left" ] || sed 's/^/       left running: /' <<<"$left"
+      echo "       status $status; from $log.log:"; failed_output "$log.log" | sed 's/^/       | /'
+    fi
+  } >"$state/$i.out"
+  echo "$p $f $s $took" >"$state/$i.counts"
+}
+
+# ---- the jobs --------------------------------------------------------------------------------------------------------------
+suites=() names=() deadlines=() parts=() alone=() commands=() suite_order=()
+declare -A passed=() failed=() skipped=() busy=()
+all_passed=0 all_failed=0 all_skipped=0 done_jobs=0
+count() { # SUITE PASSED FAILED SKIPPED SECONDS
+  passed[$1]=$((${passed[$1]} + $2)) failed[$1]=$((${failed[$1]} + $3)) skipped[$1]=$((${skipped[$1]} + $4)) busy[$1]=$((${busy[$1]} + $5))
+  all_passed=$((all_passed + $2)) all_failed=$((all_failed + $3)) all_skipped=$((all_skipped + $4))
+}
+# job SUITE NAME DEADLINE PART PROGRAM ARGS..
+job() {
+  suites+=("$1") names+=("$2") deadlines+=("$3") parts+=("$4")
+  case $1 in stress | negative) alone+=(1) ;; *) alone+=('') ;; esac
+  shift 4; commands+=("$(printf '%q ' "$@")")
 }
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
-scripts_of() { find "tests/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
+scripts_of() { find "$home/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
 
-# side_by_side DEADLINE SCRIPT..: as many at once as there are cores (a stock guest has one); said in their order.
-side_by_side() {
-  local deadline=$1 program counts; shift
-  # shellcheck disable=SC2030,SC2031  # each has counts of its own, which come back in a file
-  for program in "$@"; do
-    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
-    ( trap '[ -z "$running" ] || kill "$running"; exit 1' TERM
-      suite_passed=0 suite_failed=0 suite_skipped=0
-      run_one "${program#tests/}" "$deadline" "$program" >"$logs/${program##*/}.out"
-      echo $suite_passed $suite_failed $suite_skipped >"$logs/${program##*/}.counts" ) &
-  done
-  wait
-  for program in "$@"; do
-    cat "$logs/${program##*/}.out"
-    counts=$(cat "$logs/${program##*/}.counts" 2>/dev/null || echo 0 1 0)
-    read -r p f s <<<"$counts"
-    suite_passed=$((suite_passed + p)) suite_failed=$((suite_failed + f)) suite_skipped=$((suite_skipped + s))
-    rm -f "$logs/${program##*/}".{out,counts}
-  done
-}
+slots=$(nproc)
+free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
+[ "${free:-1}" -ge "$slots" ] || slots=$((free > 1 ? free : 1))
 
-# in_parts NAME DEADLINE PROGRAM: a GoogleTest binary in as many parts as there are cores, side by side.
-in_parts() {
-  local parts i p f s; parts=$(nproc)
-  # shellcheck disable=SC2030,SC2031  # as above
-  for ((i = 0; i < parts; i++)); do
-    ( trap '[ -z "$running" ] || kill "$running"; exit 1' TERM
-      export GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$i
-      suite_passed=0 suite_failed=0 suite_skipped=0
-      run_one "$1, part $((i + 1)) of $parts" "$2" "$3" >"$logs/$1.$i.out"
-      echo $suite_passed $suite_failed $suite_skipped >"$logs/$1.$i.counts" ) &
-  done
-  wait
-  for ((i = 0; i < parts; i++)); do
-    cat "$logs/$1.$i.out"
-    read -r p f s <<<"$(cat "$logs/$1.$i.counts" 2>/dev/null || echo 0 1 0)"
-    suite_passed=$((suite_passed + p)) suite_failed=$((suite_failed + f)) suite_skipped=$((suite_skipped + s))
-    rm -f "$logs/$1.$i".{out,counts}
-  done
-}
-
-run_suite() {
-  local suite=$1 suite_passed=0 suite_failed=0 suite_skipped=0 began=$SECONDS program line n scripts=()
-  echo "== $suite"
+plan() {
+  local suite=$1 program line i
   case $suite in
     unit | system | ctl)
-      if [ "$suite" != ctl ] && [ -x "$BUILD/tests/${suite}_tests" ]; then in_parts "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
-      elif [ -x "$BUILD/tests/${suite}_tests" ]; then run_one "$suite" "$timeout" "$BUILD/tests/${suite}_tests"
-      elif compgen -G "tests/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $BUILD/tests/${suite}_tests is not built"; suite_failed=1; fi ;;
-    abi) for program in $(programs "$BUILD/tests/abi"); do run_one "abi/${program##*/}" "$timeout" "$program"; done ;;
+      program=$BUILD/tests/${suite}_tests
+      if [ -x "$program" ]; then
+        # In parts, side by side.
+        if [ "$suite" = ctl ] || [ "$slots" = 1 ]; then job "$suite" "$suite" "$timeout" '' "$program"
+        else for ((i = 0; i < slots; i++)); do job "$suite" "$suite, part $((i + 1)) of $slots" "$timeout" "$i/$slots" "$program"; done; fi
+      elif compgen -G "$home/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $program is not built"; count "$suite" 0 1 0 0; fi ;;
+    abi) for program in $(programs "$BUILD/tests/abi"); do job abi "abi/${program##*/}" "$timeout" '' "$program"; done ;;
     stress)
       for program in $(programs "$BUILD/tests/stress"); do
-        run_one "stress/${program##*/}" $((seconds * 4 + 120)) "$program" --seconds "$seconds"
-        n=0
+        job stress "stress/${program##*/}" $((seconds * 4 + 120)) '' "$program" --seconds "$seconds"
         while read -r line; do
           case $line in '' | '#'*) continue ;; esac
-          n=$((n + 1))
           # shellcheck disable=SC2086  # a line holds several arguments
-          run_one "stress/${program##*/} $line" $((seconds * 4 + 120)) "$program" --seconds "$seconds" $line
-        done < <(cat "tests/stress/${program##*/}.variants" 2>/dev/null)
+          job stress "stress/${program##*/} $line" $((seconds * 4 + 120)) '' "$program" --seconds "$seconds" $line
+        done < <(cat "$home/stress/${program##*/}.variants" 2>/dev/null)
       done ;;
     vm | kmod | python | examples | deb | negative) ;;
-    *) echo "run-tests: no suite '$suite'" >&2; suite_failed=1 ;;
+    *) echo "run-tests: no suite '$suite'" >&2; count "$suite" 0 1 0 0 ;;
   esac
   case $suite in
-    system | abi | unit | ctl | python | examples) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" "$timeout" "$program"; done ;;
-    stress) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout + seconds * 8)) "$program"; done ;;
-    negative) for program in $(scripts_of "$suite"); do run_one "${program#tests/}" $((timeout * 4)) "$program"; done ;;
-    vm | kmod | deb) mapfile -t scripts < <(scripts_of "${suite/deb/package}"); side_by_side $((timeout * 4)) ${scripts[@]+"${scripts[@]}"} ;;
+    stress) line=$((timeout + seconds * 8)) ;;
+    vm | kmod | deb | negative) line=$((timeout * 4)) ;;
+    *) line=$timeout ;;
   esac
-  rows+=("$(printf '%-8s %7d passed %7d failed %7d skipped %6d s' "$suite" $suite_passed $suite_failed $suite_skipped $((SECONDS - began)))")
-  all_passed=$((all_passed + suite_passed)) all_failed=$((all_failed + suite_failed)) all_skipped=$((all_skipped + suite_skipped))
+  for program in $(scripts_of "${suite/deb/package}"); do job "$suite" "${program#"$home"/}" $line '' "$program"; done
 }
-for suite in "$@"; do run_suite "$suite"; done
-echo "=="
-printf '%s\n' "${rows[@]}"
+
+report() { # I: a job has ended
+  cat "$state/$1.out"
+  # shellcheck disable=SC2046  # four numbers
+  count "${suites[$1]}" $(cat "$state/$1.counts")
+}
+minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
+heartbeat() {
+  local i line test group deadline log began now=${EPOCHREALTIME%[.,]*}
+  line="     .. $(minutes $SECONDS), $done_jobs of ${#names[@]} programs done; running:"
+  for i in "${!running[@]}"; do
+    { read -r group; read -r deadline; read -r log; read -r began; } 2>/dev/null <"$state/$i.running" || continue
+    test=$(grep -a '^\[ RUN      \] ' "$log.log" 2>/dev/null | tail -1 | tr -d '\r' | cut -c14-)
+    line+=" ${names[i]} ($((now - began)) s${test:+, $(grep -ac '^\[ RUN      \] ' "$log.log") tests, now $test});"
+  done
+  echo "${line%;}"
+}
+# Shortly before a deadline is met: what waits where.
+look_at_threads() {
+  local i group deadline log began now=${EPOCHREALTIME%[.,]*}
+  for i in "${!running[@]}"; do
+    { read -r group; read -r deadline; read -r log; read -r began; } 2>/dev/null <"$state/$i.running" || continue
+    [ $((began + deadline - now)) -gt 4 ] || [ -e "$log.threads" ] || threads_of "$group" >"$log.threads"
+  done
+}
+
+declare -A running=()
+last_beat=0
+# run_all AGAIN JOB..: in this order, side by side unless they are to be alone.
+run_all() {
+  local again=$1 i pid only=''; shift
+  local queue=("$@")
+  while [ ${#queue[@]} != 0 ] || [ ${#running[@]} != 0 ]; do
+    while [ ${#queue[@]} != 0 ] && [ ${#running[@]} -lt "$slots" ] && [ -z "$only" ]; do
+      i=${queue[0]}
+      if [ "$again" = 1 ] || [ -n "${alone[i]}" ]; then [ ${#running[@]} = 0 ] || break; only=$i; fi
+      queue=("${queue[@]:1}")
+      rm -f "$state/$i".{counts,out}
+      ( trap - EXIT; run_job "$i" "$again"; echo "$i" >&7 ) & running[$i]=$!
+    done
+    i=''
+    if ! read -r -t 1 -u 7 i; then
+      # One that died without a word, or whose word was lost, would be waited for for ever.
+      [ -n "$i" ] || for pid in "${!running[@]}"; do kill -0 "${running[$pid]}" 2>/dev/null || { i=$pid; break; }; done
+    fi
+    if [ -n "$i" ] && [ -n "${running[$i]:-}" ]; then
+      wait "${running[$i]}" 2>/dev/null
+      [ -s "$state/$i.counts" ] || { echo "0 1 0 0" >"$state/$i.counts"; echo "FAIL ${names[i]}: the runner lost it" >"$state/$i.out"; }
+      unset "running[$i]"; only=''
+      [ -e "$state/$i.again" ] && [ "$again" = 0 ] || done_jobs=$((done_jobs + 1))
+      report "$i"
+    fi
+    [ ${#running[@]} = 0 ] || look_at_threads
+    if [ ${#running[@]} != 0 ] && [ $((SECONDS - last_beat)) -ge "$beat" ]; then heartbeat; last_beat=$SECONDS; fi
+  done
+}
+
+repeated=()
+totals() {
+  local suite i
+  echo "=="
+  for suite in "${suite_order[@]}"; do
+    printf '%-8s %7d passed %7d failed %7d skipped %6d s\n' "$suite" "${passed[$suite]}" "${failed[$suite]}" "${skipped[$suite]}" "${busy[$suite]}"
+  done
+  for i in ${repeated[@]+"${repeated[@]}"}; do
+    echo "again: ${names[i]} met its deadline and ran once more, alone: $([ -s "$state/$i.counts" ] && awk '{print $2 ? "failed" : $1 + 0 ? "passed" : "skipped"}' "$state/$i.counts" || echo "not done")"
+  done
+  totals_line $all_passed $all_failed $all_skipped
+}
+# shellcheck disable=SC2317  # called by the trap
+stopped() {
+  trap '' TERM INT
+  local i
+  heartbeat
+  for i in "${!running[@]}"; do kill "${running[$i]}" 2>/dev/null; done
+  echo "run-tests: stopped after $(minutes $SECONDS): $((${#names[@]} - done_jobs)) of ${#names[@]} programs were not done, each counted as failed"
+  all_failed=$((all_failed + ${#names[@]} - done_jobs))
+  totals
+  exit 1
+}
+
+for suite in "$@"; do
+  suite_order+=("$suite") passed[$suite]=0 failed[$suite]=0 skipped[$suite]=0 busy[$suite]=0
+  plan "$suite"
+done
+trap stopped TERM INT
+export TEST_PATIENCE=${TEST_PATIENCE:-$(measured_patience "$scratch")}
+patience=$TEST_PATIENCE
+echo "== ${#names[@]} programs of $*, $slots at a time; deadlines times $patience"
+first=() last=()
+for i in "${!names[@]}"; do if [ -n "${alone[i]}" ]; then last+=("$i"); else first+=("$i"); fi; done
+run_all 0 ${first[@]+"${first[@]}"} ${last[@]+"${last[@]}"}
+for i in "${!names[@]}"; do [ ! -e "$state/$i.again" ] || repeated+=("$i"); done
+if [ ${#repeated[@]} != 0 ]; then
+  slower=$(measured_patience "$scratch")
+  [ "$slower" -le "$patience" ] || { patience=$slower; export TEST_PATIENCE=$slower; }
+  echo "== ${#repeated[@]} programs once more, each alone; deadlines times $((patience * 2))"
+  run_all 1 "${repeated[@]}"
+fi
+
+# ---- what is left ----------------------------------------------------------------------------------------------------------
+# What escaped from its group of processes still has this run's folder in its environment.
+for pid in $(grep -laF "TMPDIR=$TMPDIR" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
+  [ "$pid" != $$ ] && [ "$pid" != "$BASHPID" ] && said=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | head -c 100) && [ -n "$said" ] || continue
+  echo "FAIL left running: process $pid $said"; all_failed=$((all_failed + 1)); kill -KILL "$pid" 2>/dev/null
+done
+size() { du -shx "$@" 2>/dev/null | awk '{print $1}'; }
+forgotten=$(find "$TMPDIR" -mindepth 1 -maxdepth 1 -printf '%f\n' | sed 's/[._-][A-Za-z0-9]\{6,8\}$//' | sort | uniq -c | awk '{print $1 " x " $2}' | paste -sd, | sed 's/,/, /g')
+[ -z "$forgotten" ] || echo "== tests forgot $(size "$TMPDIR") of files, which are removed: $forgotten"
+cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}
+echo "== left: $BUILD $(size "$BUILD") (make clean)$([ ! -d "$cache" ] || echo ", cache $cache $(size "$cache")"), nothing else"
 [ $((all_passed + all_failed)) != 0 ] || { echo "run-tests: nothing ran"; all_failed=1; }
-totals_line $all_passed $all_failed $all_skipped
+totals
 [ $all_failed = 0 ]

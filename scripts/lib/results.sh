@@ -6,7 +6,7 @@
 # JSON is GoogleTest's result file; where it is missing or empty the program was no GoogleTest program, or it died before
 # writing it: then the log decides. A program without GoogleTest lines counts as one test, or as the counts of its own
 # last line "N passed, N failed, N skipped". A status that no test accounts for (a leak found at exit, a crash, a
-# timeout) is one more failure, and so is a run in which no test ran. A disabled test counts as skipped, except in a
+# timeout) is one more failure, so is each test that never ran after a crash, and a run in which no test ran. A disabled test counts as skipped, except in a
 # suite named ..Child: those are the other half of a test that starts a process, and run inside it.
 count_result() {
   local status=$1 log=$2 json=$3 passed=0 failed=0 skipped=0 own
@@ -26,11 +26,12 @@ count_result() {
   elif grep -aq '^\[ RUN      \] ' "$log"; then
     read -r passed failed skipped < <(tr -d '\r' <"$log" | awk '
       / [A-Za-z]*Child\.DISABLED_/   { next }
-      /^\[ RUN      \] /            { if (open) f++; open = 1 }
+      /^\[==========\] Running [0-9]+ test/ { if (!n) n = $3 }
+      /^\[ RUN      \] /            { if (open) f++; open = 1; begun++ }
       /\[       OK \] .* ms\)$/     { if (open) p++; open = 0 }
       /\[  FAILED  \] .* ms\)$/     { if (open) f++; open = 0 }
       /\[  SKIPPED \] .* ms\)$/     { if (open) s++; open = 0 }
-      END { print p + 0, f + open, s + 0 }')
+      END { print p + 0, f + open + (n > begun ? n - begun : 0), s + 0 }')
     [ "$failed" = 0 ] && failed=1
   else
     own=$(tr -d '\r' <"$log" | grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' | tail -1 || true)
@@ -60,14 +61,17 @@ skip_reasons() {
           if (!any && status == 77) print last }'
 }
 
-# failed_tests LOG: the names GoogleTest gives to what failed, and the test that was running when the program died.
+# failed_tests LOG: the names GoogleTest gives to what failed, and the test that was running when the program died; and how many
+# never ran then.
 failed_tests() {
   tr -d '\r' <"$1" | awk '
     / [A-Za-z]*Child\.DISABLED_/ { next }
-    /^\[ RUN      \] / { if (open != "") print open " (did not finish)"; open = $4 }
+    /^\[==========\] Running [0-9]+ test/ { if (!n) n = $3 }
+    /^\[==========\] .* ran\./ && $2 == n { n = 0 }
+    /^\[ RUN      \] / { if (open != "") print open " (did not finish)"; open = $4; begun++ }
     /\[       OK \] .* ms\)$/ || /\[  SKIPPED \] .* ms\)$/ { open = "" }
     /\[  FAILED  \] .* ms\)$/ { if (open != "") print open; open = "" }
-    END { if (open != "") print open " (did not finish)" }'
+    END { if (open != "") print open " (did not finish)"; if (n > begun) print n - begun " tests that never ran" }'
 }
 
 # failed_output LOG: what the tests that failed printed, or the end of the log where no GoogleTest speaks.

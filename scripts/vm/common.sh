@@ -27,6 +27,23 @@ kernel_dir() {
       compgen -G "$d/boot/vmlinuz-*" >/dev/null && compgen -G "$d/lib/modules/*/modules.dep" >/dev/null && echo "$d" ;;
   esac
 }
+# Unpacks a debug kernel that is provided beside the repository, once, into the cache. Beside and renamed: an interrupted run must
+# not leave half a kernel.
+unpack_debug_kernel() {
+  local archive=$repo/../shared/kernel/debug-kernel-6.12.tar.zst fresh found
+  [ -z "${VMEM_DEBUG_KERNEL:-}" ] || [ "$VMEM_DEBUG_KERNEL" = "$cache/debug-6.12" ] || return 1
+  [ -f "$archive" ] && command -v zstd >/dev/null && mkdir -p "$cache" || return 1
+  exec 8>"$cache/.lock-debug"; flock 8
+  if ! kernel_dir debug >/dev/null; then
+    fresh=$(mktemp -d "$cache/.debug-XXXXXX") || return 1
+    if tar -I zstd -xf "$archive" -C "$fresh" && found=$(find "$fresh" -maxdepth 2 -name vmlinux-dbg -printf '%h\n' | head -1) && [ -n "$found" ]; then
+      rm -rf "$cache/debug-6.12"; mv "$found" "$cache/debug-6.12"
+    else note "the debug kernel beside the repository could not be unpacked"; fi
+    rm -rf "$fresh"
+  fi
+  exec 8>&-
+  kernel_dir debug >/dev/null
+}
 kernel_image() { if [ -f "$1/vmlinux-dbg" ]; then echo "$1/vmlinux-dbg"; else compgen -G "$1/boot/vmlinuz-*" | tail -1; fi; }
 # What to give `make -C kmod KDIR=`.
 kernel_headers() {

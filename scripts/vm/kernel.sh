@@ -6,7 +6,8 @@ set -euo pipefail
 . "$(dirname "$0")/common.sh"
 name=${1:?usage: kernel.sh 6.1|6.12|debug [--image|--headers]}
 case $name in
-  debug) dir=$(kernel_dir debug) || skip "debug kernel: no vmlinux-dbg in ${VMEM_DEBUG_KERNEL:-$cache/debug-6.12}; make debug-kernel builds it" ;;
+  debug) kernel_dir debug >/dev/null || unpack_debug_kernel || :
+         dir=$(kernel_dir debug) || skip "debug kernel: no vmlinux-dbg in ${VMEM_DEBUG_KERNEL:-$cache/debug-6.12}; make debug-kernel builds it" ;;
   *)     dir=$("$here/prepare-stock.sh" "$name") || { rc=$?; echo "$dir"; exit "$rc"; } ;;
 esac
 case ${2:-} in

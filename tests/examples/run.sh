@@ -14,7 +14,7 @@ expect() {
   while [ "$1" != -- ]; do texts+=("$1"); shift; done
   shift
   [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
-  timeout 120 "$build/examples/$1" "${@:2}" >"$work/out" 2>&1; is=$?
+  timeout $((120 * ${TEST_PATIENCE:-1})) "$build/examples/$1" "${@:2}" >"$work/out" 2>&1; is=$?
   [ $is = "$status" ] || bad="status $is, not $status"
   for text in "${texts[@]}"; do grep -qE "$text" "$work/out" || bad="$bad${bad:+; }no line '$text'"; done
   if [ -z "$bad" ]; then passed=$((passed + 1)); echo "ok   $*"; return; fi

@@ -16,7 +16,7 @@ step() {
   else failed=$((failed + 1)); echo "FAIL $name"; tail -20 <<<"$said" | sed 's/^/       | /'; fi
 }
 text() { seq 1 300000 | shuf --random-source=<(yes) >"$1"; }
-run() { timeout 100 "$sort" --budget 8MiB "$@" >said 2>&1; }
+run() { timeout $((100 * ${TEST_PATIENCE:-1})) "$sort" --budget 8MiB "$@" >said 2>&1; }
 # says TEXT STATUS: what run said and how it ended.
 says() { [ "$2" = "$3" ] && grep -qE "$1" said || { echo "status $3, not $2, or no '$1' in:"; cat said; return 1; }; }
 only() { rm -f said; [ "$(echo *)" = "$*" ] || { echo "in the folder: $(echo *), not: $*"; return 1; }; }

@@ -14,7 +14,7 @@ folder=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-fsx.XXXXXX"); trap 'rm -rf "$folder
 note() { printf '%-4s %s\n' "$1" "$2"; }
 # run NAME LIMIT PROGRAM..: with the shim, which must have taken a mapping; NAME "plain .." goes without.
 run() {
-  local name=$1 limit=$2 log=$folder/log; shift 2
+  local name=$1 limit=$(($2 * ${TEST_PATIENCE:-1})) log=$folder/log; shift 2
   if [[ $name == plain* ]]; then timeout -k 3 "$limit" "$@" >"$log" 2>&1
   else
     env LD_PRELOAD="$out/shim.so" VMEM_SHIM_FOLDER="$folder" VMEM_HOST_BUDGET="$budget" VMEM_BLOCK_SIZE="$block" \
