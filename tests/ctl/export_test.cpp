@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "common/patience.h"
 #include "support.h"
 
 namespace {
@@ -319,19 +320,19 @@ class CtlPrometheus : public CtlExport {
   }
   // Starts it with our config, scraping `target`; its port, or 0.
   int start_prometheus(int target) {
-    temp_.write("prometheus.yml",
-                "global:\n  scrape_interval: 200ms\n  scrape_timeout: 200ms\nscrape_configs:\n  - job_name: vmem\n"
-                "    static_configs:\n      - targets: [\"127.0.0.1:" +
-                    std::to_string(target) + "\"]\n");
+    // A scrape that meets its time-out counts as none; a rate is over 10 s.
+    const std::string often = std::to_string(std::min(200 * vmem::test::patience(), 2000u)) + "ms";
+    temp_.write("prometheus.yml", "global:\n  scrape_interval: " + often + "\n  scrape_timeout: " + often +
+                                      "\nscrape_configs:\n  - job_name: vmem\n"
+                                      "    static_configs:\n      - targets: [\"127.0.0.1:" +
+                                      std::to_string(target) + "\"]\n");
     const int port = free_port();
     prometheus_ = std::make_unique<Running>(std::vector<std::string>{
         "prometheus", "--config.file=" + (temp_ / "prometheus.yml"), "--storage.tsdb.path=" + (temp_ / "data"),
         "--web.listen-address=127.0.0.1:" + std::to_string(port), "--log.level=error"});
-    for (int i = 0; i < 300; ++i) {
-      if (get(port, "/-/ready").find("Ready") != std::string::npos) return port;
-      usleep(100000);
-    }
-    return 0;
+    const bool ready = vmem::test::eventually([&] { return get(port, "/-/ready").find("Ready") != std::string::npos; },
+                                              std::chrono::seconds(30), std::chrono::milliseconds(100));
+    return ready ? port : 0;
   }
   static int free_port() {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -375,11 +376,12 @@ TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
       ASSERT_EQ(expression.find('$'), std::string::npos) << expression;
       json answer;
       // Rates need two scrapes of what has happened already, ratios something that happened.
-      for (int i = 0; i < 150 && !answered(answer); ++i) {
-        answer = query(port, expression);
-        if (answer.is_object() && answer["status"] == "error") break;
-        if (!answered(answer)) usleep(100000);
-      }
+      vmem::test::eventually(
+          [&] {
+            answer = query(port, expression);
+            return answered(answer) || (answer.is_object() && answer["status"] == "error");
+          },
+          std::chrono::seconds(15), std::chrono::milliseconds(100));
       ASSERT_TRUE(answer.is_object()) << expression;
       EXPECT_EQ(answer["status"], "success") << expression << "\n" << answer.dump();
       EXPECT_TRUE(answered(answer)) << panel["title"] << ": " << expression << "\n" << answer.dump();
@@ -392,11 +394,12 @@ TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
   worker_.join();
   const std::string faults = std::to_string(vmem::stats().faults);
   json seen;
-  for (int i = 0; i < 150; ++i) {
-    seen = query(port, "vmem_faults_total{pid=\"" + me() + "\"}");
-    if (!seen["data"]["result"].empty() && seen["data"]["result"][0]["value"][1] == faults) break;
-    usleep(100000);
-  }
+  vmem::test::eventually(
+      [&] {
+        seen = query(port, "vmem_faults_total{pid=\"" + me() + "\"}");
+        return !seen["data"]["result"].empty() && seen["data"]["result"][0]["value"][1] == faults;
+      },
+      std::chrono::seconds(15), std::chrono::milliseconds(100));
   EXPECT_EQ(seen["data"]["result"][0]["value"][1], faults) << seen.dump();
 }
 

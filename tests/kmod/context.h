@@ -26,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "vmem/vmem_uapi.h"
 
 namespace kmod_test {
@@ -283,13 +284,9 @@ inline double now() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
 }
-// Polls `done` for at most ten seconds.
+// Polls `done` for at most ten seconds, times patience.
 inline bool eventually(const std::function<bool()>& done) {
-  for (int i = 0; i < 10000; ++i) {
-    if (done()) return true;
-    usleep(1000);
-  }
-  return false;
+  return vmem::test::eventually(done, std::chrono::seconds(10), std::chrono::milliseconds(1));
 }
 // Bytes of the field in the smaps entry that holds `address`, e.g. "FilePmdMapped".
 inline uint64_t smaps(const void* address, const std::string& field) {

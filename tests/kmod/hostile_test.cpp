@@ -16,7 +16,8 @@
 namespace kmod_test {
 namespace {
 
-constexpr double kSoon = 10;  // seconds: a third of what a fault may wait
+// Seconds, and a third of what a fault may wait: not a speed that is demanded, but what tells a wait from none.
+const double kSoon = 10.0 * vmem::test::patience();
 
 bool put(const std::string& path, const std::string& value) {
   std::ofstream out(path);
@@ -37,7 +38,7 @@ class KmodHostile : public Kmod {
     if (IsSkipped()) return;
     if (getuid() != 0) GTEST_SKIP() << "needs root, to become others and to turn knobs";
     chmod(kDevice, 0666);
-    timeout_.emplace("fault_timeout_ms", 30000);
+    timeout_.emplace("fault_timeout_ms", 30000ul * vmem::test::patience());
   }
   void TearDown() override {
     if (timeout_) chmod(kDevice, 0600);

@@ -13,6 +13,8 @@ import pytest
 import vmem
 
 MIB = 1 << 20
+# How much slower than a quiet machine this one is, as the runner measured it: deadlines are that much longer.
+PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))
 
 DEFAULTS = {
     "device": "none",
@@ -98,7 +100,7 @@ def python(code, **environment):
     """Another interpreter: what it printed, and how it ended."""
     env = {**os.environ, **environment}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60 * PATIENCE, stdin=subprocess.DEVNULL
     )
 
 

@@ -12,7 +12,7 @@ import weakref
 import pytest
 
 import vmem
-from conftest import MIB, finish, no_device_lease, start
+from conftest import MIB, PATIENCE, finish, no_device_lease, start
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import vmem.torch as vt  # noqa: E402
@@ -140,7 +140,7 @@ def calm(handle):
         region = next(h for h in handle._engine.regions if h.ptr <= ptr < h.ptr + h.size)
         return vmem.Region(region)[ptr - region.ptr : ptr - region.ptr + nbytes].query().device_bytes == nbytes
 
-    for _ in range(10000):
+    for _ in range(10000 * PATIENCE):
         spans = [s for scope in handle._engine.asked for s in scope.spans]
         if vmem.device_stats(0).leased_bytes == 0 and all(begun(*s) for s in spans):
             return

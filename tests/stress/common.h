@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "vmem/vmem.h"
 
@@ -121,8 +122,10 @@ inline void start() {
   if (rc != 0) differs("vmem_init: %d %s", rc, vmem_last_error());
 }
 
-// Ends the process when `alive` has not changed for `seconds`: what is stuck shows in the message, and in a core.
-inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned seconds) {
+// Ends the process when `alive` has not changed for so many seconds, times patience: what is stuck shows in the
+// message, and in a core.
+inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned quiet_seconds) {
+  const unsigned seconds = quiet_seconds * vmem::test::patience();
   return std::thread([&alive, &stop, seconds] {
     uint64_t last = 0;
     unsigned quiet = 0;

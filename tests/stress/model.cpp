@@ -521,8 +521,8 @@ void check_region(Region& r, bool reported) {
     const Part p{at, std::min<size_t>(65536, r.words - at)};
     // Blocks that failed are tried again by an acquire.
     int rc = vmem_acquire(r.memory + p.at, p.count * 8, VMEM_READ, VMEM_HOST, nullptr);
-    for (int i = 0; rc != 0 && i < 20; ++i) {
-      if (!reported || i == 19)
+    for (unsigned i = 0, most = 20 * vmem::test::patience(); rc != 0 && i < most; ++i) {
+      if (!reported || i == most - 1)
         differs("after stillness: acquire of region %d: %d %s", r.number, rc, vmem_last_error());
       usleep(100000);
       rc = vmem_acquire(r.memory + p.at, p.count * 8, VMEM_READ, VMEM_HOST, nullptr);
@@ -555,7 +555,7 @@ void check_all() {
   }
   // Read-ahead and the like end by themselves.
   std::string books;
-  for (int i = 0; i < 100; ++i) {
+  for (unsigned i = 0; i < 100 * vmem::test::patience(); ++i) {
     books = vmem::api::Runtime::get().check();
     struct vmem_stats s = {};
     s.size = sizeof s;

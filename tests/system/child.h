@@ -11,6 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "common/patience.h"
+
 namespace systest {
 
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
@@ -25,15 +27,15 @@ inline pid_t start_child(const std::string& test, Environment environment = {}) 
   _exit(98);
 }
 
-// The child's wait status; one that has not ended after so many seconds hangs: it is killed and the status is -1.
+// The child's wait status; one that has not ended after so many seconds, times patience, hangs: it is killed and the
+// status is -1.
 inline int wait_for_child(pid_t child, unsigned seconds) {
   int status = 0;
-  for (uint64_t i = 0; i < uint64_t{seconds} * 500; ++i) {
-    const pid_t ended = waitpid(child, &status, WNOHANG);
-    if (ended == child) return status;
-    if (ended < 0) return -1;
-    usleep(2000);
-  }
+  pid_t ended = 0;
+  vmem::test::eventually([&] { return (ended = waitpid(child, &status, WNOHANG)) != 0; }, std::chrono::seconds(seconds),
+                         std::chrono::milliseconds(2));
+  if (ended == child) return status;
+  if (ended < 0) return -1;
   kill(child, SIGKILL);
   waitpid(child, &status, 0);
   return -1;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "store/faulty_engine.h"
 #include "support.h"
@@ -119,10 +120,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   }
   int release(const uint64_t* at, size_t count, void* s) { return vmem_release(at, count * 8, s); }
 
-  static bool until(auto condition) {
-    for (int i = 0; i < 4000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
-  }
+  static bool until(auto condition) { return vmem::test::eventually(condition); }
 
   // A step hook: a block that is out of sight stays on its way out.
   static void stay_taken(const char* step) {
@@ -134,8 +132,8 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   static void wait_for_touch(const char* step) {
     if (std::strcmp(step, "device.preparing") != 0) return;
     on_its_way_ = true;
-    for (int i = 0; i < 4000 && vmem::stats().faults == faults_; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    vmem::test::eventually([] { return vmem::stats().faults != faults_; }, std::chrono::seconds(4),
+                           std::chrono::milliseconds(1));
   }
   // With that hook: sends each block from the SSD to the device, and touches it when its preparation waits.
   static void touch_what_comes(vmem::region& r) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <thread>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "device/sim_device.h"
 #include "support.h"
@@ -65,10 +66,7 @@ class HeldStream : public SystemTest {
   static void fill(void* s) {
     for (size_t i = 0; i < kQueue; ++i) ASSERT_TRUE(sim().launch(s, [](SimKernel&) {}).ok());
   }
-  static bool until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 4000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
-  }
+  static bool until(const std::function<bool()>& condition) { return vmem::test::eventually(condition); }
   // Runs on a thread of its own, which may wait for as long as the stream is held.
   void aside(std::function<void()> what) { threads_.emplace_back(std::move(what)); }
   // True when it has ended in time; it need not.

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include "common/patience.h"
 #include "support.h"
 
 namespace {
@@ -253,14 +254,14 @@ TEST_F(Lifecycle, PrefetchBringsBlocksBeforeTheyAreTouched) {
   systest::TempFile file(16 * kMiB, 3);
   vmem::region region(16 * kMiB, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
   region.prefetch();
-  for (int i = 0; i < 2000 && region.query().host_bytes < region.size(); ++i) usleep(5000);
+  vmem::test::eventually([&] { return region.query().host_bytes >= region.size(); });
   EXPECT_EQ(region.query().host_bytes, region.size());
   const auto want = systest::TempFile::content(16 * kMiB, 3);
   EXPECT_EQ(memcmp(region.data(), want.data(), want.size()), 0);
   EXPECT_EQ(vmem::stats().prefetched_blocks, 8u);
   EXPECT_EQ(vmem::stats().read_bytes, region.size()) << "no block is read twice";
   region.prefetch(VMEM_SSD);
-  for (int i = 0; i < 2000 && region.query().host_bytes > 0; ++i) usleep(5000);
+  vmem::test::eventually([&] { return region.query().host_bytes == 0; });
   EXPECT_EQ(region.query().host_bytes, 0u);
 }
 

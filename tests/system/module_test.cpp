@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "device/sim_device.h"
 #include "pager/pager.h"
 #include "support.h"
@@ -45,11 +46,7 @@ struct Stats : ::vmem_stats {
 // What a test waits for comes from another thread; one that never comes ends the test with words.
 template <typename Condition>
 bool comes(Condition condition) {
-  for (int i = 0; i < 6000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
+  return vmem::test::eventually(condition, std::chrono::seconds(60));
 }
 
 class Module : public SystemTest {

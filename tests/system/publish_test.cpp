@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "common/patience.h"
 #include "publish/layout.h"
 #include "publish/place.h"
 #include "support.h"
@@ -67,17 +68,17 @@ class Publication : public SystemTest {
   }
   static publish::Snapshot read(const std::string& path) {
     publish::Snapshot out;
-    for (int i = 0; i < 1000; ++i) {
-      std::ifstream in(path, std::ios::binary);
-      const std::vector<char> text((std::istreambuf_iterator<char>(in)), {});
-      const auto s = publish::unpack(std::as_bytes(std::span(text)), &out);
-      if (s.code() != -EAGAIN) {
-        EXPECT_TRUE(s.ok()) << s.text();
-        return out;
-      }
-      usleep(1000);
-    }
-    ADD_FAILURE() << path << " never became whole";
+    vmem::core::Status s;
+    const bool whole = vmem::test::eventually(
+        [&] {
+          std::ifstream in(path, std::ios::binary);
+          const std::vector<char> text((std::istreambuf_iterator<char>(in)), {});
+          s = publish::unpack(std::as_bytes(std::span(text)), &out);
+          return s.code() != -EAGAIN;
+        },
+        std::chrono::seconds(20), std::chrono::milliseconds(1));
+    EXPECT_TRUE(whole) << path << " never became whole";
+    EXPECT_TRUE(s.ok()) << s.text();
     return out;
   }
 
@@ -210,7 +211,7 @@ TEST_F(Publication, AFileThatSomebodyRemovedOrTruncatedIsMadeAgainAndHurtsNobody
   ASSERT_EQ(ask(at, publish::Ask::refresh).code, 0);
   EXPECT_EQ(read(at).header.regions_total, 1u);
   std::filesystem::remove_all(runtime_dir_ + "/vmem");
-  for (int i = 0; i < 1000 && (path() == at || files() != 2); ++i) usleep(10000);
+  vmem::test::eventually([&] { return path() != at && files() == 2; });
   EXPECT_NE(path(), at);
   ASSERT_EQ(ask(path(), publish::Ask::refresh).code, 0);
   EXPECT_EQ(read(path()).header.regions_total, 1u);

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "device/sim_device.h"
 #include "support.h"
@@ -77,8 +78,7 @@ class SimTest : public SystemTest {
     return raises_sigbus([&] { (void)*static_cast<const volatile uint64_t*>(at); });
   }
   static bool until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    return condition();
+    return vmem::test::eventually(condition, std::chrono::seconds(30));
   }
   static std::string said() { return vmem_last_error(); }
   // On a thread of its own, which has ended when the test has.

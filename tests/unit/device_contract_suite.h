@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "device/device.h"
 #include "device/park.h"
@@ -436,7 +437,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
     if (child == 0) {
       // Nobody would ever open anything in the child: the touch must kill it, not park it.
       signal(SIGALRM, SIG_DFL);
-      alarm(20);
+      alarm(20 * vmem::test::patience());
       volatile uint64_t* words = base + u * kWords;
       const uint64_t seen = *words;
       _exit(seen == 3 ? 41 : 42);

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/log.h"
 #include "device/park.h"
 
@@ -33,9 +34,10 @@ uintptr_t at(const void* p) {
 
 // What the child returned, or 1000 + the signal that killed it.
 int in_child(int (*body)()) {
+  const unsigned most = 30 * vmem::test::patience();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(30);
+    alarm(most);
     core::set_log_level(core::Level::error);
     _exit(body());
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/patience.h"
 #include "core/step.h"
 
 namespace vmem::pager::test {
@@ -25,8 +26,8 @@ constexpr int kDropped = 0xdd;
 template <typename Condition>
 void wait_or_die(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const char* what,
                  Condition condition) {
-  if (changed.wait_for(lock, std::chrono::seconds(60), condition)) return;
-  fprintf(stderr, "pager_fakes: waited 60 s for %s\n", what);
+  if (changed.wait_for(lock, vmem::test::patiently(std::chrono::seconds(60)), condition)) return;
+  fprintf(stderr, "pager_fakes: waited %u s for %s\n", 60 * vmem::test::patience(), what);
   abort();
 }
 

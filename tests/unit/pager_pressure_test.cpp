@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/patience.h"
 #include "device/sim_device.h"
 #include "pager/pager.h"
 #include "pager_fakes.h"
@@ -138,10 +139,7 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   ASSERT_TRUE(pager.evict(r, what.size, VMEM_SSD).ok());
   ASSERT_TRUE(pager.prefetch(r, kHugePage, VMEM_HOST).ok());
   struct vmem_residency where = {};
-  for (int i = 0; i < 4000 && where.host_bytes != kHugePage; ++i) {
-    usleep(1000);
-    ASSERT_TRUE(pager.query(r, kHugePage, &where).ok());
-  }
+  vmem::test::eventually([&] { return !pager.query(r, kHugePage, &where).ok() || where.host_bytes == kHugePage; });
   ASSERT_EQ(where.host_bytes, kHugePage) << "it waits in a staging frame";
   const size_t fills = trap->calls("fill"), woken = trap->calls("wake");
   trap->fail_fill(ENOMEM, 2);

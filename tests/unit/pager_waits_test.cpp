@@ -1,6 +1,7 @@
 // Waits for a device tier that has no room: given up when nothing went on for the whole time-out, and not by the clock.
 #include <cstring>
 
+#include "common/patience.h"
 #include "device/sim_device.h"
 #include "pager/clock.h"
 #include "pager_steps.h"
@@ -83,7 +84,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   change_on_device(0, kOnDevice);
   engine->hold(Io::Op::write, true);
   auto leaving = calling([&] { return to_host(0, kOnDevice); });
-  for (int i = 0; i < 20000 && on_device() > kOnDevice - kStaging; ++i) usleep(1000);
+  vmem::test::eventually([&] { return on_device() <= kOnDevice - kStaging; });
   ASSERT_EQ(on_device(), kOnDevice - kStaging) << "all staging frames are taken";
   engine->until_held(1);
   ASSERT_TRUE(pager->set_device_budget((kOnDevice - kStaging) * kHugePage).ok());

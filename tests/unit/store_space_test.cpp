@@ -17,6 +17,7 @@
 #include <random>
 #include <thread>
 
+#include "common/patience.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "store/space.h"
@@ -60,11 +61,7 @@ class SpaceTest : public testing::Test {
   // Waits for the trimmer, which works in its own time.
   template <typename Condition>
   static bool eventually(Condition condition) {
-    for (int n = 0; n < 1000; ++n) {
-      if (condition()) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
+    return vmem::test::eventually(condition);
   }
 
   std::chrono::milliseconds trim_delay_{20}, full_delay_{1000};

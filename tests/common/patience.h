@@ -1,0 +1,48 @@
+// How long a test waits for what should come: a deadline is there for what never comes, so on a slow machine it is
+// longer, and none is ever an assertion about speed.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <thread>
+
+namespace vmem::test {
+
+// How much slower than a quiet machine this one is, from 1 to 12: TEST_PATIENCE, which the runner has measured, or what
+// counting shows when first asked, whichever is more (instruments and emulation are slow on a quiet machine, too).
+inline unsigned patience() {
+  static const unsigned measured = [] {
+    const char* said = getenv("TEST_PATIENCE");
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<uint64_t> n{0};
+    while (n.fetch_add(1) < 2000000) continue;  // 10 ms
+    const auto took = std::chrono::steady_clock::now() - start;
+    const auto counted = static_cast<unsigned long>(took / std::chrono::milliseconds(20)) + 1;
+    const unsigned long most = std::max(said != nullptr ? strtoul(said, nullptr, 10) : 1, counted);
+    return static_cast<unsigned>(std::clamp<unsigned long>(most, 1, 12));
+  }();
+  return measured;
+}
+
+// A deadline that fits a quiet machine, on this one.
+template <typename Duration>
+Duration patiently(Duration quiet) {
+  return quiet * patience();
+}
+
+// Whether the condition came to hold, looked at every `pause`; `quiet` is long enough on a quiet machine by far.
+template <typename Condition>
+bool eventually(Condition condition, std::chrono::milliseconds quiet = std::chrono::seconds(20),
+                std::chrono::milliseconds pause = std::chrono::milliseconds(5)) {
+  const auto end = std::chrono::steady_clock::now() + patiently(quiet);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return condition();
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+}  // namespace vmem::test
