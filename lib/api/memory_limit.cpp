@@ -36,13 +36,14 @@ uint64_t smallest_limit(const std::string& base, std::string group, const char* 
 
 }  // namespace
 
-uint64_t usable_memory(const std::string& root) {
+uint64_t usable_memory(const std::string& root, uint64_t held, const std::string& process) {
   uint64_t usable = kUnknown;
   std::ifstream meminfo(root + "/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
     if (line.rfind("MemAvailable:", 0) == 0) usable = strtoull(line.c_str() + 13, nullptr, 10) * 1024;
   }
-  std::ifstream cgroups(root + "/proc/self/cgroup");
+  usable += std::min(held, UINT64_MAX - usable);  // a limit counts what is held, MemAvailable does not
+  std::ifstream cgroups(root + "/proc/" + process + "/cgroup");
   for (std::string line; std::getline(cgroups, line);) {
     // hierarchy-id:controllers:path
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -51,7 +52,9 @@ uint64_t usable_memory(const std::string& root) {
     const std::string group = line.substr(second + 1);
     if (controllers == ",,") {
       for (const char* base : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
-        usable = std::min(usable, smallest_limit(root + base, group, "memory.max"));
+        for (const char* limit : {"memory.max", "memory.high"}) {
+          usable = std::min(usable, smallest_limit(root + base, group, limit));
+        }
       }
     } else if (controllers.find(",memory,") != std::string::npos) {
       usable = std::min(usable, smallest_limit(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));
@@ -60,13 +63,13 @@ uint64_t usable_memory(const std::string& root) {
   return usable == kUnknown ? uint64_t{1} << 30 : std::max<uint64_t>(usable, uint64_t{16} << 20);
 }
 
-std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root) {
-  const uint64_t usable = usable_memory(root);
-  if (budget <= usable + std::min(held, UINT64_MAX - usable)) return "";
+std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root, const std::string& process) {
+  const uint64_t usable = usable_memory(root, held, process);
+  if (budget <= usable) return "";
   return core::strprintf(
-      "host_budget %s is above the memory that this process may use, %s (the smaller of MemAvailable and the limits of "
+      "host_budget %s is above the memory that the process may use, %s (the smaller of MemAvailable and the limits of "
       "its cgroups): the system may swap, or end the process; lower host_budget",
-      core::human_bytes(budget).c_str(), core::human_bytes(usable + held).c_str());
+      core::human_bytes(budget).c_str(), core::human_bytes(usable).c_str());
 }
 
 }  // namespace vmem::api

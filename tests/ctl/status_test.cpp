@@ -157,6 +157,20 @@ TEST_F(Ctl, TuneChangesARunningProcessAndShowsItsSettings) {
   ASSERT_EQ(vmem_set("readahead", "64MiB"), 0);
 }
 
+// Said to who sets it, and by the process to who reads its log: both numbers.
+TEST_F(Ctl, TuneWarnsOfABudgetThatTheMachineCannotGive) {
+  if (IsSkipped()) return;
+  const Ran fits = ctl({"tune", "--pid", me(), "host_budget=64MiB"});
+  ASSERT_EQ(fits.status, 0) << fits.err;
+  EXPECT_EQ(fits.err, "");
+  const Ran ran = ctl({"tune", "--pid", me(), "host_budget=4096GiB"});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  EXPECT_NE(ran.err.find("warning: host_budget 4 TiB is above the memory that the process may use, "),
+            std::string::npos)
+      << ran.err;
+  ASSERT_EQ(vmem_set("host_budget", "64MiB"), 0) << vmem_last_error();
+}
+
 TEST_F(Ctl, TuneSaysWhyASettingIsRefused) {
   if (IsSkipped()) return;
   const struct {

@@ -23,6 +23,19 @@ uint64_t held() {
 
 class Budget : public SystemTest {};
 
+// More than the machine has: the first sign must not be that the system swaps, or ends the process.
+TEST_F(Budget, MoreThanTheMachineCanGiveIsWarnedOfAtStartAndWhenSet) {
+  const std::string warning = "is above the memory that the process may use, ";
+  systest::LogLines lines;
+  configure({{"host_budget", "4TiB"}, {"device", "none"}});
+  if (IsSkipped()) return;
+  EXPECT_TRUE(lines.contains("host_budget 4 TiB " + warning));
+  ASSERT_EQ(vmem_set("host_budget", "64MiB"), 0) << vmem_last_error();
+  EXPECT_FALSE(lines.contains("host_budget 64 MiB " + warning));
+  ASSERT_EQ(vmem_set("host_budget", "8TiB"), 0) << vmem_last_error();
+  EXPECT_TRUE(lines.contains("host_budget 8 TiB " + warning));
+}
+
 TEST_F(Budget, RegionsOfEverySizeOneAfterTheOtherFitTheLeastBudget) {
   configure({{"host_budget", "8MiB"}, {"device", "none"}});
   for (const char* block : {"4KiB", "16KiB", "64KiB", "128KiB", "256KiB", "512KiB", "1MiB"}) {

@@ -108,7 +108,37 @@ TEST_F(ApiMemoryLimit, ABudgetAboveTheLimitIsWarnedOfWithBothNumbers) {
   const std::string line = vmem::api::warn_of_budget(512 * kMiB, 0, root);
   EXPECT_NE(line.find("512 MiB"), std::string::npos) << line;
   EXPECT_NE(line.find("256 MiB"), std::string::npos) << line;
-  EXPECT_EQ(vmem::api::warn_of_budget(512 * kMiB, 256 * kMiB, root), "") << "half of it is held already";
+  EXPECT_NE(vmem::api::warn_of_budget(512 * kMiB, 256 * kMiB, root), "") << "the limit counts what is held";
+}
+
+TEST_F(ApiMemoryLimit, WhatIsHeldAlreadyIsNotAmongWhatIsAvailable) {
+  EXPECT_NE(vmem::api::warn_of_budget(kAvailable + 256 * kMiB, 0, root), "");
+  EXPECT_EQ(vmem::api::warn_of_budget(kAvailable + 256 * kMiB, 256 * kMiB, root), "");
+}
+
+TEST_F(ApiMemoryLimit, AV2ThrottleCountsAsALimitAtEveryLevel) {
+  put("/proc/self/cgroup", "0::/a/b\n");
+  put("/sys/fs/cgroup/a/memory.max", "max\n");
+  put("/sys/fs/cgroup/a/memory.high", "402653184\n");
+  put("/sys/fs/cgroup/a/b/memory.max", "536870912\n");
+  put("/sys/fs/cgroup/a/b/memory.high", "max\n");
+  EXPECT_EQ(usable_memory(root), 384 * kMiB);
+}
+
+TEST_F(ApiMemoryLimit, TheSmallestOfNestedV1LimitsCounts) {
+  put("/proc/self/cgroup", "4:memory:/a/b\n");
+  put("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "805306368\n");
+  put("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "134217728\n");
+  EXPECT_EQ(usable_memory(root), 128 * kMiB);
+}
+
+TEST_F(ApiMemoryLimit, AnotherProcessHasLimitsOfItsOwn) {
+  put("/proc/self/cgroup", "0::/job\n");
+  put("/sys/fs/cgroup/job/memory.max", "268435456\n");
+  put("/proc/77/cgroup", "0::/other\n");
+  put("/sys/fs/cgroup/other/memory.max", "536870912\n");
+  EXPECT_EQ(usable_memory(root, 0, "77"), 512 * kMiB);
+  EXPECT_EQ(vmem::api::warn_of_budget(512 * kMiB, 0, root, "77"), "");
 }
 
 TEST_F(ApiMemoryLimit, ThisMachineHasAnAnswer) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "api/memory_limit.h"
 #include "commands.h"
 #include "core/options.h"
 #include "processes.h"
@@ -108,12 +109,22 @@ std::vector<Result> tune_machine(const TuneOptions& options, const std::vector<A
   return out;
 }
 
+// Who sets more than the process can have hears of it here: its own log may be read by nobody.
+void warn_of_budget(const Process& process, const std::string& value) {
+  uint64_t bytes = 0;
+  if (!vmem::core::parse_bytes(value, &bytes).ok()) return;
+  const std::string line =
+      vmem::api::warn_of_budget(bytes, process.now.header.stats.host_bytes, "", std::to_string(process.now.header.pid));
+  if (!line.empty()) fprintf(stderr, "vmemctl: warning: %s\n", line.c_str());
+}
+
 std::vector<Result> tune_process(const Common& common, int pid, const std::vector<Assignment>& assignments) {
   using vmem::publish::Ask;
   const Process process = find_process(common, pid);
   std::vector<Result> out;
   for (const Assignment& a : assignments) {
     if (a.set) ask(process, Ask::set, a.name, a.value);
+    if (a.set && a.name == "host_budget") warn_of_budget(process, a.value);
     // After publish=off nobody answers any more.
     const bool gone = a.set && a.name == "publish";
     out.push_back({a.name, gone ? a.value : ask(process, Ask::get, a.name, ""), a.set});
