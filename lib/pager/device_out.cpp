@@ -374,7 +374,7 @@ bool Pager::serve_departure(Lock& lock) {
     lock.lock();
     if (on && !r.dying &&
         queues_.evict_requests.size() < Queues::kMaxSpeculative) {  // what is in staging frames now goes on
-      queues_.evict_requests.push_back(*on);
+      queues_.evict_requests.push_back({*on, false});
       need_evict_.notify_one();
     }
     --r.in_flight;

@@ -124,9 +124,10 @@ void Pager::evict_loop() {
   }
 }
 
-// vmem_prefetch to the SSD: a few blocks of the oldest request. What is leased or moving already is passed over.
+// A few blocks of the oldest request. What is leased or moving already is passed over.
 void Pager::serve_evict_request(Lock& lock) {
-  SpanOf& span = queues_.evict_requests.front();
+  const bool behind = queues_.evict_requests.front().behind;
+  SpanOf& span = queues_.evict_requests.front().span;
   Region& r = *span.region;
   std::vector<Move*> batch;
   BlockIndex b = r.table.next_touched(span.first);
@@ -134,6 +135,7 @@ void Pager::serve_evict_request(Lock& lock) {
     const State state = r.table[b].state;
     if ((state != State::resident && state != State::held) || leased(r, b)) continue;
     Resident& resident = residents_[r.table[b].aux];
+    if (behind && resident.ahead) continue;
     if (resident.admitted) policy(r.table[b].aux).remove(r.table[b].aux);
     resident.admitted = false;
     if (Move* m = begin_take(r, b, false, false)) {

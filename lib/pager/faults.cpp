@@ -17,6 +17,33 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
+namespace {
+
+constexpr uint64_t kIdleBudgets = 16;  // a stream is idle when so many times the budget was evicted since its last use
+
+constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+// A declared scan of more than memory holds will not come back soon.
+bool scanned(const Region& r, uint64_t budget) {
+  return r.access == policy::Access::sequential && r.span >= budget / 2;
+}
+
+// Nobody waits for the run any more: what is queued of it is not read.
+void forget_ahead(std::deque<Speculative>& queue, const Region& r, const policy::Run& run) {
+  if (run.count == 0) return;
+  const int64_t end = static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count) * run.stride;
+  for (Speculative& s : queue) {
+    if (s.region != &r || s.urgency != Urgency::readahead || s.stride != run.stride) continue;
+    const int64_t left = end - static_cast<int64_t>(s.next), n = left / s.stride;
+    if (left % s.stride != 0 || n <= 0 || static_cast<uint64_t>(n) > run.count) continue;
+    const uint64_t skip = std::min(static_cast<uint64_t>(n), s.count);
+    s.next = static_cast<BlockIndex>(static_cast<int64_t>(s.next) + static_cast<int64_t>(skip) * s.stride);
+    s.count -= skip;
+  }
+}
+
+}  // namespace
+
 // One round of faults; true when there may be more. One thread at a time.
 bool Pager::serve_faults(int timeout_ms) {
   std::array<trap::Fault, 64> faults;
@@ -69,7 +96,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       core::add(counters_.faults);
       block.flags |= wish;
       if (!start_fill(*r, b, Urgency::fault, after)) starve(*r, b, Urgency::fault);
-      if (const auto w = r->readahead.on_fault(b, false)) speculate(*r, *w, Urgency::readahead);
+      follow(*r, b, false);
       break;
     }
     case State::filling:
@@ -149,29 +176,84 @@ void Pager::used(Region& r, BlockIndex b) {
   const bool marker = (block.flags & core::kMarker) != 0;
   const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
   const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
-  constexpr uint16_t kClear = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
-  block.flags &= kClear;
+  block.flags &= kForgetReadAhead;
+  sums_.seen(residents_[block.aux]);
   core::add(counters_.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
     Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
-    before.flags &= kClear;
+    before.flags &= kForgetReadAhead;
+    sums_.seen(residents_[before.aux]);
     core::add(counters_.prefetch_hits);
     if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
   }
-  if (const auto w = r.readahead.on_fault(b, marker)) speculate(r, *w, Urgency::readahead);
-  if (marker && r.access == policy::Access::sequential) drop_behind(r, b);
+  follow(r, b, marker);
 }
 
-// A declared scan of more than memory holds will not come back soon: what it has passed makes room at once, so that the
-// same few frames, warm and huge, serve the whole scan, and write-back keeps step with the stores.
-void Pager::drop_behind(Region& r, BlockIndex b) {
-  if (r.span < frames_.budget() / 2) return;
-  const BlockIndex keep = std::max<BlockIndex>(2, (uint64_t{16} << 20) / r.block_size);
-  if (b < r.behind) r.behind = 0;  // the scan began again
-  if (b < r.behind + 2 * keep || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
-  queues_.evict_requests.push_back({&r, r.behind, b - keep});
-  r.behind = b - keep + 1;
+// Tells read-ahead of a fault, and does what follows from it.
+void Pager::follow(Region& r, BlockIndex b, bool marker) {
+  const uint64_t limit = frames_.ahead_limit();
+  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, sums_.evicted_pages});
+  pass(r, r.readahead.passed(), true);
+  pass(r, r.readahead.given_up(), false);
+  if (w) {
+    const uint64_t bytes = w->count * r.block_size;
+    if (sums_.ahead_bytes + bytes > limit) give_up_idle(bytes);
+    speculate(r, *w, Urgency::readahead);
+  }
+  drop_behind(r);
+}
+
+// The reader of a stream is past these (used), or nobody comes for them. In a declared scan they leave before anything
+// else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
+// that is true.
+void Pager::pass(Region& r, const policy::Run& run, bool used) {
+  const bool leave = !used || scanned(r, frames_.budget());
+  forget_ahead(queues_.speculative, r, run);
+  for (uint64_t i = 0; i < run.count; ++i) {
+    const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
+    Block& block = r.table[b];
+    if (block.state != State::resident && (used || block.state != State::held)) continue;
+    Resident& resident = residents_[block.aux];
+    if (!used && !resident.ahead) continue;
+    if ((block.flags & core::kReadAhead) != 0 && resident.admitted) policy(block.aux).touched(block.aux);
+    if (used && (block.flags & core::kReadAhead) != 0) {
+      block.flags &= kForgetReadAhead;
+      core::add(counters_.prefetch_hits);
+    }
+    if (used) sums_.seen(resident);
+    if (!leave || !resident.admitted) continue;
+    bool pinned = false;
+    if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
+    policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
+  }
+}
+
+// There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
+// make some.
+void Pager::give_up_idle(uint64_t bytes) {
+  const uint64_t budget = frames_.budget() / core::kPage;
+  if (sums_.evicted_pages < sums_.looked_ahead + budget / 8 || sums_.evicted_pages < kIdleBudgets * budget) return;
+  sums_.looked_ahead = sums_.evicted_pages;
+  for (auto& [base, region] : regions_) {
+    for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
+      const policy::Run run = region->readahead.give_up(sums_.evicted_pages - kIdleBudgets * budget);
+      if (run.count == 0) break;
+      pass(*region, run, false);
+      bytes -= std::min(bytes, run.count * region->block_size);
+    }
+  }
+}
+
+// What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
+// and write-back keeps step with the stores.
+void Pager::drop_behind(Region& r) {
+  if (!scanned(r, frames_.budget()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
+  const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
+  if (run.count == 0) return;
+  const auto last =
+      static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
+  queues_.evict_requests.push_back({{&r, std::min(run.first, last), std::max(run.first, last)}, true});
   need_evict_.notify_one();
 }
 

@@ -480,6 +480,11 @@ void Pager::pump_speculative(After& after) {
       queues_.speculative.pop_front();
       continue;
     }
+    if (s.urgency == Urgency::readahead && sums_.ahead_bytes + r.block_size > frames_.ahead_limit()) {
+      r.readahead.on_cut({s.next, s.stride, s.count});
+      queues_.speculative.pop_front();
+      continue;
+    }
     const uint64_t cap =
         std::max<uint64_t>(config_.io_depth * std::max<uint64_t>(r.block_size, 256 << 10), r.block_size);
     if (queues_.speculative_bytes + r.block_size > std::max(cap, r.block_size) && queues_.speculative_bytes != 0)
@@ -498,7 +503,12 @@ void Pager::pump_speculative(After& after) {
       queues_.speculative_bytes += r.block_size;
       core::add(counters_.prefetched_blocks);
       block.flags |= core::kReadAhead;
-      if (s.urgency == Urgency::prefetch) block.flags |= core::kPrefetched;
+      if (s.urgency == Urgency::prefetch) {
+        block.flags |= core::kPrefetched;
+      } else {
+        residents_[block.aux].ahead = true;
+        sums_.ahead_bytes += r.block_size;
+      }
       if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kMarker;
       residents_[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {

@@ -41,6 +41,9 @@ class FramePool {
   uint64_t in_use() const { return used_ - free_bytes_; }
   // Bytes that could be handed out now.
   uint64_t available() const { return budget() > in_use() ? budget() - in_use() : 0; }
+  // What may hold blocks that were read ahead and not used yet: the rest is for what readers are at, and for what they
+  // have passed, which leaves first.
+  uint64_t ahead_limit() const { return (budget() - std::min(budget(), overhead())) / 2; }
   // Memory of the library's own tables, counted like frames; may push `used` over the budget until blocks are evicted.
   void set_tables(uint64_t bytes);
 

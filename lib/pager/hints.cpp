@@ -47,7 +47,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
       if (location == VMEM_SSD) return {};
     }
     if (location == VMEM_SSD) {
-      if (queues_.evict_requests.size() < Queues::kMaxSpeculative) queues_.evict_requests.push_back(span);
+      if (queues_.evict_requests.size() < Queues::kMaxSpeculative) queues_.evict_requests.push_back({span, false});
       need_evict_.notify_one();
       return {};
     }

@@ -111,6 +111,7 @@ struct Resident {  // indexed by ResidentId
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came
   bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
+  bool ahead = false;          // read ahead, and nobody was seen to use it
   bool is_copy = false;        // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame
   device::Ticket ticket;
@@ -155,6 +156,10 @@ struct Speculative {  // a prefetch or a read-ahead window, taken block by block
 struct SpanOf {  // a checked range
   Region* region;
   core::BlockIndex first, last;  // inclusive
+};
+struct EvictRequest {  // vmem_prefetch to the SSD, or what a scan left behind
+  SpanOf span;
+  bool behind;  // what somebody else has ahead of him in there stays
 };
 struct Gpu {                      // one device, from its first use on
   uint64_t budget = 0;            // bytes; 0: not used yet

@@ -166,6 +166,7 @@ ResidentId Pager::take_resident() {
 
 void Pager::give_resident(ResidentId id) {
   if (residents_[id].admitted) policy(id).remove(id);
+  sums_.seen(residents_[id]);
   residents_[id] = Resident{};
   free_residents_.push_back(id);
 }
@@ -429,6 +430,9 @@ std::string Pager::check() {
     }
   }
   if (blocks_in_memory + copies != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  uint64_t ahead = 0;
+  for (const Resident& resident : residents_) ahead += resident.ahead ? resident.region->block_size : 0;
+  if (ahead != sums_.ahead_bytes) return "ahead_bytes and residents disagree";
   // Nothing is in flight: every staging frame is free, a block's, or a copy's.
   if (staged + copies + staging_.free() != staging_.total()) {
     return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,

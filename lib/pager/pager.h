@@ -9,17 +9,13 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <memory>
 #include <thread>
-#include <vector>
 
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
-#include "core/status.h"
-#include "device/device.h"
 #include "pager/config.h"
 #include "pager/frames.h"
 #include "pager/moves.h"
@@ -27,8 +23,6 @@
 #include "pager/queues.h"
 #include "pager/region.h"
 #include "pager/staging.h"
-#include "store/io.h"
-#include "store/space.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
@@ -127,7 +121,10 @@ class Pager {
   void finish_read(Move* m, After& after);
   void give_frame(Region& r, std::byte* image);
   void used(Region& r, core::BlockIndex b);
-  void drop_behind(Region& r, core::BlockIndex b);
+  void follow(Region& r, core::BlockIndex b, bool marker);
+  void pass(Region& r, const policy::Run& run, bool used);
+  void give_up_idle(uint64_t bytes);
+  void drop_behind(Region& r);
   void starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
   void pump(After& after);
   void pump_speculative(After& after);

@@ -23,7 +23,7 @@ struct Queues {
   std::deque<Starved> starved;                                // at most one entry a block; faults before acquires
   std::deque<Speculative> speculative;                        // at most kMaxSpeculative
   uint64_t speculative_bytes = 0;                             // of them in flight
-  std::deque<SpanOf> evict_requests;                          // vmem_prefetch to the SSD; at most kMaxSpeculative
+  std::deque<EvictRequest> evict_requests;                    // at most kMaxSpeculative
   std::vector<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
   std::deque<Wish> wishes;                                    // acquires first
   std::deque<Departure> departures;
@@ -39,10 +39,16 @@ struct Sums {
   uint64_t leaving_bytes = 0;                  // being evicted now: will come free
   uint64_t staging_leaving = 0;                // bytes of staging frames that will come free
   uint64_t leased_bytes = 0;
+  uint64_t ahead_bytes = 0;     // read ahead, and nobody was seen to use it
+  uint64_t looked_ahead = 0;    // evicted_pages when streams that nobody reads were last looked for
   uint64_t unknown_blocks = 0;  // with kUnknown
   uint64_t evicted_pages = 0;   // clock of the eviction stamps
   uint64_t table_bytes = 0;
   uint64_t next_region_id = 1;
+
+  void seen(Resident& resident) {  // somebody used it, or it left
+    if (std::exchange(resident.ahead, false)) ahead_bytes -= resident.region->block_size;
+  }
 };
 
 struct WriteBackState {

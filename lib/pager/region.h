@@ -96,8 +96,7 @@ struct Region {
   std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
   uint64_t granted = 0;                                        // leases, ever
-  uint64_t in_flight = 0;       // blocks in a transition, and threads that use the region outside the lock
-  core::BlockIndex behind = 0;  // sequential: blocks before this one were sent away after use
+  uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   bool dying = false;
   bool unfinished = false;            // at exit: blocks were left that did not come to rest
   bool read_mostly = false;           // advised so: host pages beside a device's are what the program wants

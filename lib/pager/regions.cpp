@@ -232,7 +232,7 @@ Status Pager::want_staging() {
 void Pager::forget_region(Region& r) {
   std::erase_if(queues_.starved, [&](const Starved& s) { return s.region == &r; });
   std::erase_if(queues_.speculative, [&](const Speculative& s) { return s.region == &r; });
-  std::erase_if(queues_.evict_requests, [&](const SpanOf& s) { return s.region == &r; });
+  std::erase_if(queues_.evict_requests, [&](const EvictRequest& e) { return e.span.region == &r; });
   std::erase_if(queues_.dropped, [&](const auto& d) { return d.first == &r; });
   std::erase_if(queues_.wishes, [&](const Wish& w) { return w.region == &r; });
   std::erase_if(queues_.departures, [&](const Departure& d) { return d.region == &r; });

@@ -53,9 +53,10 @@ class Evictor {
   virtual void touched(core::ResidentId id) = 0;
   virtual void remove(core::ResidentId id) = 0;  // it left for a reason of the pager's (freed, evicted by call, ..)
   virtual void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) = 0;
-  // Up to out.size() victims, best first, worth at least `pages` if there are that many. Probe victims do not count
-  // toward `pages`. A real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when
-  // it could not evict it (with age 0). Ids in `held` state (see hold) are never returned.
+  // Up to out.size() victims, best first, worth at least `pages` if there are that many; but when there are cold ones
+  // that were used, no others: they are asked for if that was not enough. Probe victims do not count toward `pages`. A
+  // real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when it could not
+  // evict it (with age 0). Ids in `held` state (see hold) are never returned.
   virtual size_t victims(uint64_t pages, std::span<Victim> out) = 0;
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds count.
   virtual void hold(core::ResidentId id) = 0;

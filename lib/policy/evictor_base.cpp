@@ -147,7 +147,10 @@ size_t EvictorBase::victims(uint64_t pages, std::span<Victim> out) {
   out_ = out;
   out_used_ = 0;
   probe_room_ = out.size() / 2;  // a call that only probes would free nothing
+  bool used_up = false;
   for (uint64_t freed = 0; freed < pages && out_used_ < out.size();) {
+    if (freed != 0 && used_up && lists_.empty(kCold)) break;
+    used_up = !lists_.empty(kCold);
     const ResidentId id = next_victim();
     if (id == kNoResident) break;
     const uint64_t weight = lists_[id].weight;

@@ -15,6 +15,8 @@ constexpr uint32_t kExtensionsToGrow = 8;
 // Touches in a row that make a stream. Two neighbours happen by chance; the caution and the small first window pay for
 // it.
 constexpr uint32_t kTouchesSequential = 2, kTouchesStrided = 4;
+constexpr uint64_t kIdle = 1024;  // touches after which a stream gets no share of the memory
+constexpr int64_t kAgain = 8;     // blocks before those passed that are told once more
 }  // namespace
 
 ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), max_(max_blocks), limit_(max_blocks) {}
@@ -22,6 +24,8 @@ ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), ma
 void ReadAhead::set_access(Access access) {
   access_ = access;
   streams_ = {};
+  current_ = nullptr;
+  passed_ = given_up_ = {};
   history_used_ = 0;
   caution_ = 0;
   limit_ = max_;
@@ -55,7 +59,7 @@ ReadAhead::Stream* ReadAhead::following(BlockIndex block, bool marker) {
     const uint64_t asked = steps(s, static_cast<int64_t>(s.last), s.ahead).value_or(1);
     if (*n > asked + (std::abs(s.stride) == 1 ? s.window / 8 + 1 : 0)) continue;
     // In a small region chance leads to the end of any window sooner or later.
-    if (!marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
+    if (access_ != Access::sequential && !marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
     const uint64_t distance = block > s.last ? block - s.last : s.last - block;
     if (distance < best_distance) {
       best = &s;
@@ -100,15 +104,59 @@ ReadAhead::Stream& ReadAhead::start(BlockIndex block, int64_t stride) {
     }
     if (s.used < place->used) place = &s;
   }
+  if (const Run run = unread(*place); run.count != 0) given_up_ = run;
   forget(*place);
   *place = Stream{};
   place->live = true;
   place->last = block;
   place->stride = stride;
-  place->ahead = static_cast<int64_t>(block) + stride;
+  place->begun = place->passed = place->behind = static_cast<int64_t>(block);
+  place->ahead = place->begun + stride;
   place->used = tick_;
+  place->clock = room_.clock;
   place->window = access_ == Access::sequential ? limit_ : std::min(limit_, kFirstWindow);
   return *place;
+}
+
+// What a stream may have in memory unread goes to two windows.
+uint64_t ReadAhead::share() const {
+  uint64_t streams = 0;
+  for (const Stream& s : streams_) streams += s.live && tick_ - s.used <= kIdle ? 1 : 0;
+  return room_.blocks / 2 / std::max<uint64_t>(1, streams);
+}
+
+Run ReadAhead::unread(const Stream& s) {
+  if (!s.live) return {};
+  return {static_cast<BlockIndex>(s.passed), s.stride, steps(s, s.passed, s.ahead).value_or(0)};
+}
+
+void ReadAhead::pass(Stream& s, int64_t at) {
+  const auto n = steps(s, s.passed, at);
+  if (!n) return;
+  const auto again =
+      static_cast<int64_t>(std::min<uint64_t>(static_cast<uint64_t>(kAgain), steps(s, s.begun, s.passed).value_or(0)));
+  passed_ = {static_cast<BlockIndex>(s.passed - again * s.stride), s.stride, *n + static_cast<uint64_t>(again)};
+  s.passed = at;
+}
+
+Run ReadAhead::leave_behind(uint64_t keep) {
+  if (current_ == nullptr || !current_->live) return {};
+  Stream& s = *current_;
+  const uint64_t n = steps(s, s.behind, s.passed).value_or(0);
+  if (n < 2 * keep) return {};
+  const Run run{static_cast<BlockIndex>(s.behind), s.stride, n - keep};
+  s.behind += static_cast<int64_t>(run.count) * s.stride;
+  return run;
+}
+
+Run ReadAhead::give_up(uint64_t clock) {
+  for (Stream& s : streams_) {
+    if (!s.live || s.clock >= clock) continue;
+    const Run run = unread(s);
+    forget(s);
+    if (run.count != 0) return run;
+  }
+  return {};
 }
 
 // The reader of a stream has come to `block`: the next window, when it is time for one.
@@ -121,6 +169,8 @@ std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker
   // Into the window, but neither to its marker nor block by block: chance, or a block that was evicted again.
   if (!marker && step > 1 && left > 0) return std::nullopt;
   s.used = tick_;
+  s.clock = room_.clock;
+  pass(s, at);
   if (!marker && unread * 2 > s.window) return std::nullopt;
   const bool gap = s.ahead != at && left == 0;
   if (left == 0) s.ahead = at + s.stride;
@@ -138,11 +188,17 @@ std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker
 }
 
 std::optional<Window> ReadAhead::ask(Stream& s, uint64_t unread) {
-  if (s.ahead < 0 || s.ahead >= static_cast<int64_t>(blocks_) || unread >= uint64_t{s.window} * 2) return std::nullopt;
+  if (s.ahead < 0 || s.ahead >= static_cast<int64_t>(blocks_)) return std::nullopt;
   const int64_t room = s.stride > 0 ? (static_cast<int64_t>(blocks_) - 1 - s.ahead) / s.stride : s.ahead / -s.stride;
   // What is asked for and not read yet stays below two windows.
-  const uint64_t count =
-      std::min({uint64_t{s.window}, uint64_t{s.window} * 2 - unread, static_cast<uint64_t>(room) + 1});
+  const uint64_t window = std::min<uint64_t>(s.window, share());
+  if (unread >= window * 2) return std::nullopt;
+  uint64_t count = std::min({window, window * 2 - unread, static_cast<uint64_t>(room) + 1});
+  for (const Stream& other : streams_) {
+    if (!other.live || &other == &s || other.stride != s.stride) continue;
+    count = std::min(count, steps(s, s.ahead, other.begun).value_or(count));
+  }
+  if (count == 0) return std::nullopt;
   Window w;
   w.first = static_cast<BlockIndex>(s.ahead);
   w.stride = s.stride;
@@ -153,22 +209,29 @@ std::optional<Window> ReadAhead::ask(Stream& s, uint64_t unread) {
   return w;
 }
 
-std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker) {
+std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker, Room room) {
+  room_ = room;
+  current_ = nullptr;
+  passed_ = given_up_ = {};
   if (max_ == 0 || access_ == Access::random || block >= blocks_) return std::nullopt;
   ++tick_;
-  if (Stream* s = following(block, marker)) return extend(*s, block, marker);
+  if ((current_ = following(block, marker)) != nullptr) return extend(*current_, block, marker);
   int64_t stride = find_stride(block);
+  // Readers of a part each begin at even distances.
+  if (access_ == Access::sequential && std::abs(stride) != 1) stride = 0;
   history_[history_used_++ % kHistory] = block;
   if (access_ == Access::sequential && stride == 0) {
     stride = block + 1 == blocks_ ? -1 : 1;
     for (Stream& s : streams_) {
       if (!s.live || s.extended || s.stride != 1 || s.last != block + 1) continue;
       stride = -1;  // the forward stream begun there was a reader that goes backwards
+      given_up_ = unread(s);
       s.live = false;
     }
   }
   if (stride == 0) return std::nullopt;
-  return ask(start(block, stride), 0);
+  current_ = &start(block, stride);
+  return ask(*current_, 0);
 }
 
 // Two kinds: a reader that turned away ends its stream; readers that all go on but slower than the blocks are evicted
@@ -207,6 +270,16 @@ void ReadAhead::on_dropped(uint32_t blocks) {
   const uint64_t back = std::min<uint64_t>(blocks, asked > 0 ? asked - 1 : 0);
   latest->ahead -= static_cast<int64_t>(back) * latest->stride;
   latest->window = std::max<uint32_t>(1, latest->window / 2);
+}
+
+void ReadAhead::on_cut(const Run& run) {
+  for (Stream& s : streams_) {
+    const auto first = static_cast<int64_t>(run.first);
+    if (!s.live || s.stride != run.stride || s.ahead != first + static_cast<int64_t>(run.count) * run.stride) continue;
+    if (steps(s, static_cast<int64_t>(s.last), first).value_or(0) == 0) continue;
+    s.ahead = first;
+    return;
+  }
 }
 
 }  // namespace vmem::policy

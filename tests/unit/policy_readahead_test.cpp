@@ -243,6 +243,89 @@ TEST(PolicyReadAhead, DroppedBlocksAreAskedForAgain) {
   EXPECT_EQ(w->first, 5u);
 }
 
+TEST(PolicyReadAhead, CutBlocksOfAnyStreamAreAskedForAgain) {
+  ReadAhead ra(10000, 32);
+  ra.set_access(Access::sequential);
+  const auto first = ra.on_fault(0, false);
+  const auto second = ra.on_fault(5000, false);
+  ASSERT_TRUE(first && second);
+  ra.on_cut({first->first + 10, 1, first->count - 10});
+  const auto w = ra.on_fault(11, false);
+  ASSERT_TRUE(w);
+  EXPECT_EQ(w->first, 12u);
+  EXPECT_EQ(ra.on_fault(second->marker, true)->first, second->first + second->count);
+}
+
+TEST(PolicyReadAhead, ReadersOfAPartEachShareTheRoomAndStayInTheirParts) {
+  constexpr uint64_t kBlocks = 4096, kParts = 8;
+  ReadAhead ra(kBlocks, 1024);
+  ra.set_access(Access::sequential);
+  for (uint64_t part = 0; part < kParts; ++part) ra.on_fault(part * kBlocks / kParts, false, {128, 0});
+  std::set<BlockIndex> asked;
+  for (BlockIndex at = 1; at < kBlocks / kParts; ++at) {
+    for (uint64_t part = 0; part < kParts; ++part) {
+      const BlockIndex end = (part + 1) * kBlocks / kParts;
+      const auto w = ra.on_fault(part * kBlocks / kParts + at, false, {128, 0});
+      if (!w) continue;
+      EXPECT_EQ(w->stride, 1);
+      EXPECT_LE(w->count, 128 / 2 / kParts);
+      if (part + 1 < kParts) {
+        EXPECT_LE(w->first + w->count, end);
+      }
+      for (uint32_t i = 0; i < w->count; ++i) EXPECT_TRUE(asked.insert(w->first + i).second) << w->first + i;
+    }
+  }
+}
+
+TEST(PolicyReadAhead, SaysWhatAReaderHasPassed) {
+  for (const int64_t stride : {1, -1}) {
+    ReadAhead ra(10000, 32);
+    ra.set_access(Access::sequential);
+    const auto at = [stride](int64_t n) { return static_cast<BlockIndex>((stride > 0 ? 0 : 9999) + n * stride); };
+    std::set<BlockIndex> passed;
+    uint64_t behind = 0;
+    auto w = ra.on_fault(at(0), false);
+    EXPECT_EQ(ra.passed().count, 0u);
+    for (int i = 0; i < 40; ++i) {
+      ASSERT_TRUE(w);
+      ASSERT_EQ(w->stride, stride);
+      const BlockIndex marker = w->marker;
+      w = ra.on_fault(marker, true);
+      const auto run = ra.passed();
+      ASSERT_EQ(run.stride, stride);
+      for (uint64_t k = 0; k < run.count; ++k) passed.insert(run.first + k * static_cast<uint64_t>(stride));
+      EXPECT_EQ(passed.count(marker), 0u);
+      const uint64_t before = stride > 0 ? marker : 9999 - marker;
+      EXPECT_EQ(passed.size(), before) << "every block before the reader";
+      const auto left = ra.leave_behind(16);
+      if (left.count == 0) continue;
+      EXPECT_EQ(left.first, at(static_cast<int64_t>(behind))) << "each block once";
+      behind += left.count;
+      EXPECT_EQ(behind + 16, before);
+    }
+    EXPECT_GT(behind, 0u);
+  }
+}
+
+TEST(PolicyReadAhead, AStreamThatNobodyReadsIsGivenUp) {
+  ReadAhead ra(100000, 32);
+  ra.set_access(Access::sequential);
+  const auto w = ra.on_fault(0, false, {1024, 5});
+  ASSERT_TRUE(w);
+  ra.on_fault(50000, false, {1024, 9});
+  EXPECT_EQ(ra.give_up(5).count, 0u);
+  const auto run = ra.give_up(6);
+  EXPECT_EQ(run.first, 0u);
+  EXPECT_EQ(run.count, 1u + w->count);
+  EXPECT_EQ(ra.give_up(6).count, 0u);
+  // .. as is the one used longest ago when there are too many.
+  for (uint64_t i = 1; i < ReadAhead::kStreams; ++i) ra.on_fault(50000 + i * 1000, false, {1024, 10});
+  EXPECT_EQ(ra.given_up().count, 0u);
+  ra.on_fault(99000, false, {1024, 10});
+  EXPECT_EQ(ra.given_up().first, 50000u);
+  EXPECT_GT(ra.given_up().count, 1u);
+}
+
 TEST(PolicyReadAhead, GapsInASequentialStreamAreJumped) {
   Reader r(4000, 32);
   for (BlockIndex b = 0; b < 4000; ++b) {
