@@ -193,6 +193,18 @@ void Pager::prepare_read(Move* m, Urgency urgency, void (*done)(store::Io&)) {
   }
 }
 
+// Locked; nobody asked for the block. It is absent again.
+void Pager::abandon_fill(Move* m, After& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  give_frame(r, m->image);
+  free_resident(m->block, r);
+  block.flags &= kForgetReadAhead;
+  r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
+  free_move(m);
+  pump(after);
+}
+
 // Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
 void Pager::finish_read(Move* m, After& after) {
   Region& r = *m->region;
@@ -215,17 +227,27 @@ void Pager::finish_read(Move* m, After& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (m->speculative) queues_.speculative_bytes -= r.block_size;
+  if (m->hole) {
+    r.hole_first = m->block;
+    r.hole_end = std::min<uint64_t>((m->hole_end - r.file_offset) / r.block_size, r.blocks);
+    if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
+      abandon_fill(m, after);  // zeros are made faster than they are moved
+      return;
+    }
+    lock.unlock();  // still filling
+    if (!m->fresh) memset(m->image, 0, r.block_size);
+    lock.lock();
+    if (r.writable()) {
+      block.digest = store::zero_digest(r.block_size);
+      block.flags |= core::kDigest;
+    }
+  }
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
     if (!m->cut) {
       core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
                 m->status.text().data());
     }
-    give_frame(r, m->image);
-    free_resident(m->block, r);
-    block.flags &= kForgetReadAhead;
-    r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
-    free_move(m);
-    pump(after);
+    abandon_fill(m, after);
     return;
   }
   if (fatal_for_touch) {
@@ -393,19 +415,37 @@ void Pager::install(Move* m, After& after) {
   pump(after);
 }
 
+// Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
+bool Pager::find_hole(Move* m) {
+  const Region& r = *m->region;
+  if (!r.sparse || !m->was_untouched || m->io.done != on_read) return false;
+  if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
+  m->hole = true;
+  m->io.size = 0;
+  return true;
+}
+
 void Pager::run(After& after) {
   while (!after.empty()) {
     After now;
     std::swap(now, after);
     std::array<store::Io*, 64> batch;
     size_t size = 0;
+    MoveList holes;
     while (!now.submit.empty()) {  // the disk first: it is the slowest
       Move* m = now.submit.pop();
-      if (populate(m, after)) batch[size++] = &m->io;
+      if (populate(m, after)) {
+        if (find_hole(m)) {
+          holes.push_back(m);
+        } else {
+          batch[size++] = &m->io;
+        }
+      }
       if (size != batch.size() && !now.submit.empty()) continue;
       engine_->submit({batch.data(), size});
       size = 0;
     }
+    while (!holes.empty()) finish_read(holes.pop(), after);
     while (!now.zero.empty()) {
       Move* m = now.zero.pop();
       if (!populate(m, after)) continue;
@@ -492,7 +532,8 @@ void Pager::pump_speculative(After& after) {
     Block& block = r.table[s.next];
     if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
-        !(block.state == State::untouched && !r.from_file())) {
+        !(block.state == State::untouched &&
+          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next))))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
         if (!start_staging(r, s.next, after)) return;
       } else if (!start_fill(r, s.next, s.urgency, after)) {

@@ -114,6 +114,8 @@ class Pager {
   void install(Move* m, After& after);
   static void on_read(store::Io& io);
   void verify_read(Move* m);
+  static bool find_hole(Move* m);
+  void abandon_fill(Move* m, After& after);
   bool show_file(Move* m);
   void drop_cut_off(Move* m);
   void give_back_extent(Move* m);

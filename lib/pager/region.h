@@ -86,6 +86,9 @@ struct Region {
   store::FileId file_id = 0;
   bool has_file = false;
   uint64_t file_offset = 0;
+  bool sparse = false;  // the file may have holes
+  // Blocks where a hole was when somebody last looked: not worth reading ahead. A fault looks again.
+  core::BlockIndex hole_first = 0, hole_end = 0;
 
   core::BlockTable table;
   size_t table_charged = 0;  // of its footprint
@@ -113,6 +116,7 @@ struct Region {
     const uint64_t from = b * block_size;
     return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
   }
+  bool in_hole(core::BlockIndex b) const { return b >= hole_first && b < hole_end; }
   // True when an absent block in state untouched has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }
 };

@@ -43,6 +43,7 @@ Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& e
     return s;
   }
   r->has_file = true;
+  r->sparse = store::may_have_holes(r->file);
   r->file_offset = what.offset;
   return {};
 }

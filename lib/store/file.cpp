@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -179,6 +181,26 @@ void close_mapped(MappedFile* file) {
     close(file->file.fd);
   }
   file->file.fd = -1;
+}
+
+bool may_have_holes(const MappedFile& file) {
+  struct stat st;
+  struct statfs fs;
+  if (file.file.block_device || fstat(file.file.fd, &st) != 0 || fstatfs(file.file.fd, &fs) != 0) return false;
+  if (fs.f_type != EXT4_SUPER_MAGIC && fs.f_type != XFS_SUPER_MAGIC && fs.f_type != TMPFS_MAGIC) return false;
+  return st.st_blocks < st.st_size / 512;
+}
+
+bool find_hole(int fd, uint64_t offset, uint64_t size, uint64_t* data) {
+  const off_t at = lseek(fd, static_cast<off_t>(offset), SEEK_DATA);
+  if (at >= 0) {
+    *data = static_cast<uint64_t>(at);
+    return *data >= offset + size;  // data lie beyond, so does the file's end
+  }
+  struct stat st;
+  if (errno != ENXIO || fstat(fd, &st) != 0) return false;
+  *data = static_cast<uint64_t>(st.st_size);
+  return *data >= offset + size;
 }
 
 core::Status current_size(const MappedFile& file, uint64_t* size) {

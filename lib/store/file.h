@@ -22,6 +22,13 @@ struct MappedFile {
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset = 0,
                          uint64_t length = UINT64_MAX);
 void close_mapped(MappedFile* file);
+// True when the file may have holes that find_hole() can tell: blocks are missing, and the file system is one whose
+// answers count what has been written and not yet stored (ext2 to ext4, XFS, tmpfs). No other is believed.
+bool may_have_holes(const MappedFile& file);
+// True when a read of [offset, offset + size) would find zeros at this moment: the file reaches to the end of it and
+// has no data there; *data is where the next data begin, or the file ends. Who writes at the same time comes before it
+// or after it, as with a read.
+bool find_hole(int fd, uint64_t offset, uint64_t size, uint64_t* data);
 // Bytes in the file now.
 core::Status current_size(const MappedFile& file, uint64_t* size);
 

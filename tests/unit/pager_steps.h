@@ -1,6 +1,7 @@
 // The pager over the fakes, for tests that force every interleaving and every failure step by step.
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -47,12 +48,13 @@ class PagerSteps : public ::testing::Test {
     EXPECT_TRUE(s.ok()) << s.text();
     return static_cast<std::byte*>(at);
   }
-  // A shared mapping of a file of zeros that only the engine's memory has: `bytes` of it, in blocks of block_size.
+  // A shared mapping of a file whose bytes only the engine's memory has (so it has no holes): `bytes` of it, in blocks
+  // of block_size.
   std::byte* shared(size_t bytes, size_t block_size = kSmall) {
     std::string path = "/var/tmp/vmem-steps.XXXXXX";
     if (const char* tmp = getenv("TMPDIR"); tmp != nullptr) path = std::string(tmp) + "/vmem-steps.XXXXXX";
     const int fd = mkstemp(path.data());
-    EXPECT_EQ(ftruncate(fd, static_cast<off_t>(bytes)), 0);
+    EXPECT_EQ(posix_fallocate(fd, 0, static_cast<off_t>(bytes)), 0);
     close(fd);
     void* at = nullptr;
     NewRegion what;
