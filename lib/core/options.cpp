@@ -30,7 +30,10 @@ constexpr OptionInfo kTable[] = {
      "memory that is taken with need and kept. The rest is for what the CPU touches."},
     {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
      "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
-     "unlinked file; several are striped. A file that exists must be empty or an earlier store, and yours alone (mode "
+     "unlinked file; several are striped. A name that means nothing yet becomes a file, unless it ends in /: then it "
+     "is "
+     "an error, as a $TMPDIR that does not exist. A file that exists must be empty or an earlier store, and yours "
+     "alone (mode "
      "0600); a device must be blank at its start, or an earlier store."},
     {Option::ssd_budget, "ssd_budget", OptionKind::bytes, "bytes", "no limit but the disk's", 0, kPiB, nullptr, true,
      "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 #include "core/types.h"
 #include "store/open.h"
@@ -109,6 +110,24 @@ bool is_ours(const Head& head) {
   return memcmp(head.signature, kHead.signature, sizeof head.signature) == 0;
 }
 
+// A page that a store began with, and no more: its owner was killed before the signature was whole, or while it tried
+// whether direct I/O works. Zeros, or the beginning of a signature and zeros; nobody's data look like that.
+core::Status is_beginning(const SpacePath& path, uint64_t size, bool* out) {
+  constexpr size_t kLeast = 16;  // of the signature: enough not to be a word of somebody's
+  *out = false;
+  if (size > core::kPage) return {};
+  alignas(core::kPage) char page[core::kPage] = {};
+  const ssize_t n = pread(path.file.fd, page, sizeof page, 0);
+  if (n < 0) return core::system_error(errno, "cannot read the start of %s", path.name.c_str());
+  size_t same = 0;
+  while (same < sizeof kHead.signature && page[same] == kHead.signature[same]) ++same;
+  const auto zeros_from = [&](size_t at) {
+    return std::all_of(page + at, std::end(page), [](char c) { return c == 0; });
+  };
+  *out = zeros_from(0) || (same >= kLeast && same < sizeof kHead.signature && zeros_from(same));
+  return {};
+}
+
 core::Status write_head(const SpacePath& path) {
   alignas(core::kPage) std::byte page[core::kPage] = {};
   Head head = kHead;
@@ -129,8 +148,11 @@ core::Status write_head(const SpacePath& path) {
 core::Status empty_file(SpacePath* path, uint64_t size) {
   if (size != 0 && (lseek(path->file.fd, 0, SEEK_DATA) >= 0 || errno != ENXIO)) {
     Head head{};
+    bool beginning = false;
     if (core::Status status = read_head(*path, &head); !status.ok()) return status;
-    if (!is_ours(head)) {
+    if (core::Status status = is_beginning(*path, size, &beginning); !status.ok()) return status;
+    if (beginning) head.original_pages = 0;
+    if (!is_ours(head) && !beginning) {
       return core::error(EEXIST,
                          "%s is not empty and is no store of libvmem: using it would destroy what it holds. Give a "
                          "folder or another name, or remove it if nobody needs it.",
@@ -217,8 +239,9 @@ core::Status split_paths(const std::string& paths, std::vector<std::string>* out
   const std::string& text = paths;
   if (text.empty()) {
     const char* tmpdir = secure_getenv("TMPDIR");
-    // One path here: a colon in it does not separate.
+    // One path here: a colon in it does not separate. It names a folder: none that is missing becomes a file.
     out->assign(1, tmpdir != nullptr && *tmpdir != '\0' ? tmpdir : "/var/tmp");
+    if (out->front().back() != '/') out->front() += '/';
     return {};
   }
   out->clear();

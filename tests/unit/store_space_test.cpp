@@ -299,6 +299,56 @@ TEST_F(SpaceTest, WhatAKilledOwnerLeftIsEmptied) {
   EXPECT_EQ(contents(path).find("secret"), std::string::npos);
 }
 
+// Its first milliseconds: the page with which direct I/O is tried, or part of a signature.
+TEST_F(SpaceTest, WhatAnOwnerLeftThatWasKilledAtItsBeginningIsEmptied) {
+  const std::string path = file_path("store");
+  ASSERT_NE(make(path), nullptr);
+  std::string signature;
+  {
+    auto space = make(path);
+    signature = contents(path).substr(0, 64);
+  }
+  const auto leave = [&](const std::string& bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+    ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  };
+  for (const std::string& left : {std::string(kPage, '\0'), std::string(512, '\0'),
+                                  signature.substr(0, 40) + std::string(kPage - 40, '\0'), signature.substr(0, 40)}) {
+    leave(left);
+    auto space = make(path);
+    EXPECT_TRUE(status_.ok()) << left.size() << ": " << status_.text();
+    EXPECT_EQ(contents(path).substr(0, 64), signature);
+  }
+  // Somebody's all the same.
+  for (const std::string& somebodys :
+       {std::string(kPage + 1, '\0'), signature.substr(0, 4), signature.substr(0, 40) + "and more",
+        std::string(kPage - 1, '\0') + "x", signature.substr(0, 40) + std::string(kPage, '\0')}) {
+    leave(somebodys);
+    EXPECT_EQ(make(path), nullptr) << somebodys.size();
+    EXPECT_EQ(status_.code(), -EEXIST);
+    EXPECT_TRUE(contents(path) == somebodys);
+  }
+  leave(std::string(kPage, '\0'));
+  ASSERT_EQ(chmod(path.c_str(), 0640), 0);
+  EXPECT_EQ(make(path), nullptr) << "not ours alone";
+  EXPECT_EQ(status_.code(), -EPERM);
+}
+
+TEST_F(SpaceTest, ATmpdirThatIsMissingBecomesNoFile) {
+  const char* const before = getenv("TMPDIR");
+  const std::string kept = before != nullptr ? before : "";
+  for (const char* end : {"", "/"}) {
+    setenv("TMPDIR", (file_path("gone") + end).c_str(), 1);
+    EXPECT_EQ(make(""), nullptr);
+    EXPECT_EQ(status_.code(), -ENOENT);
+    EXPECT_NE(status_.text().find("gone"), std::string_view::npos) << status_.text();
+    EXPECT_FALSE(std::filesystem::exists(file_path("gone")));
+  }
+  setenv("TMPDIR", dir_.path().c_str(), 1);
+  EXPECT_NE(make(""), nullptr) << status_.text();
+  before != nullptr ? setenv("TMPDIR", kept.c_str(), 1) : unsetenv("TMPDIR");
+}
+
 TEST_F(SpaceTest, RoomLaidOutBeforehandStaysAsItWas) {
   const std::string path = file_path("store");
   constexpr off_t kLaidOut = kHead + (8 << 20);
