@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/break.h"
+#include "core/fork.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -55,7 +56,13 @@ core::Status open_checked(const std::string& path, bool write, struct stat* st, 
   }
   if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
   if (core::Status status = check_type(path, *st); !status.ok()) return status;
+  core::close_in_children(*fd);  // before it is locked
   return make_blocking(path, *fd);
+}
+
+void close_file(int fd) {
+  core::forget_in_children(fd);
+  close(fd);
 }
 
 // A file that this process has open for writing, for some ranges of its bytes.
@@ -135,7 +142,7 @@ core::Status open_shared(bool direct, MappedFile* out) {
       out->shared = true;
       return {};
     }
-    if (out->file.fd >= 0) close(std::exchange(out->file.fd, -1));
+    if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
     if (status.code() != -EBUSY || tries == kBusyTries) return status;
     pause_while_busy();  // or another thread of this process is about to have it
   }
@@ -174,11 +181,11 @@ void close_mapped(MappedFile* file) {
     if (it->ranges.empty()) {
       // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
       flock(file->file.fd, LOCK_UN);
-      close(file->file.fd);
+      close_file(file->file.fd);
       all.files.erase(it);
     }
   } else {
-    close(file->file.fd);
+    close_file(file->file.fd);
   }
   file->file.fd = -1;
 }

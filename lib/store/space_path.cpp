@@ -15,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/fork.h"
 #include "core/types.h"
 #include "store/open.h"
 
@@ -232,6 +233,7 @@ SpacePath::~SpacePath() {
   // Blocks of memory have no business on the disk after us. The file may stay larger if this fails; nobody is harmed.
   if (named_file && extents.size_pages() > original_pages) shrink_file(*this, original_pages);
   flock(file.fd, LOCK_UN);
+  core::forget_in_children(file.fd);
   close(file.fd);
 }
 
@@ -265,6 +267,7 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
   if (status.ok()) {
     status = directory ? open_unlinked(name, &path->file.fd) : open_named(path->name, device, path.get());
   }
+  if (path->file.fd >= 0) core::close_in_children(path->file.fd);  // before it is locked
   if (status.ok()) status = prepare_file(*path, direct, directory);
   if (!status.ok()) return status;
 

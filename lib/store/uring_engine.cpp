@@ -12,6 +12,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
@@ -95,6 +96,7 @@ core::Status UringEngine::create_ring(Ring& ring) {
   ring.created = true;
   // A child keeps neither the mapping nor, by O_CLOEXEC, the descriptor past exec.
   io_uring_ring_dontfork(&ring.uring);
+  core::close_in_children(ring.uring.ring_fd);  // it keeps the files that it knows
   ring.prepared.reserve(2 * size_t{entries});
   ring.wake_fd = eventfd(0, EFD_CLOEXEC);
   if (ring.wake_fd < 0) return core::system_error(errno, "no eventfd for an I/O thread");
@@ -141,7 +143,10 @@ UringEngine::~UringEngine() {
     if (ring.thread.joinable()) ring.thread.join();
   }
   for (Ring& ring : rings_) {
-    if (ring.created) io_uring_queue_exit(&ring.uring);
+    if (ring.created) {
+      core::forget_in_children(ring.uring.ring_fd);
+      io_uring_queue_exit(&ring.uring);
+    }
     if (ring.wake_fd >= 0) close(ring.wake_fd);
   }
 }

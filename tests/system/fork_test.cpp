@@ -1,0 +1,69 @@
+// What a forked child keeps of its parent, and what not.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+
+#include "child.h"
+#include "support.h"
+
+namespace {
+
+using systest::SystemTest;
+using systest::TempFile;
+
+constexpr size_t kSize = 1 << 20;
+
+// Uses a store and a SHARED file, makes a child that lives on without exec, and is killed.
+TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
+  for (const auto& [name, value] : {std::pair{"device", "none"}, {"ssd_path", getenv("VMEM_TEST_STORE")}}) {
+    ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
+  }
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  void *shared = nullptr, *anonymous = nullptr;
+  ASSERT_EQ(vmem_map(&shared, kSize, getenv("VMEM_TEST_FILE"), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY), 0)
+      << vmem_last_error();
+  ASSERT_EQ(vmem_alloc(&anonymous, kSize, VMEM_HOST_ONLY), 0) << vmem_last_error();
+  memset(shared, 3, kSize);
+  memset(anonymous, 4, kSize);
+  ASSERT_EQ(vmem_sync(shared, kSize), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_evict(anonymous, kSize, VMEM_SSD), 0) << vmem_last_error();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(300);
+    for (;;) pause();
+  }
+  std::ofstream(getenv("VMEM_TEST_PID")) << child << std::flush;
+  kill(getpid(), SIGKILL);
+}
+
+class Fork : public SystemTest {};
+TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
+  if (IsSkipped()) return;
+  const TempFile file(kSize), store(0), pid(0);
+  ASSERT_EQ(chmod(store.path().c_str(), 0600), 0);
+  const pid_t parent = systest::start_child(
+      "ForkChild.DISABLED_DiesAndLeavesAChild",
+      {{"VMEM_TEST_STORE", store.path()}, {"VMEM_TEST_FILE", file.path()}, {"VMEM_TEST_PID", pid.path()}});
+  const int status = systest::wait_for_child(parent, 120);
+  ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+  pid_t child = 0;
+  std::ifstream(pid.path()) >> child;
+  ASSERT_GT(child, 0);
+  EXPECT_EQ(kill(child, 0), 0) << "it lives";
+  configure({{"ssd_path", store.path()}});
+  void* p = nullptr;
+  EXPECT_EQ(vmem_map(&p, kSize, file.path().c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY), 0) << vmem_last_error();
+  if (p != nullptr) {
+    EXPECT_EQ(static_cast<const volatile char*>(p)[kSize / 2], 3);
+    EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
+  }
+  EXPECT_EQ(vmem_alloc(&p, kSize, VMEM_HOST_ONLY), 0) << vmem_last_error();
+  vmem_shutdown();
+  kill(child, SIGKILL);
+}
+
+}  // namespace
