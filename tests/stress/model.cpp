@@ -297,8 +297,8 @@ void lease_device(Worker& w, Region& r) {
   if (sweep.wrong_word != SIZE_MAX) r.wrong("a kernel", p.at + sweep.wrong_word, sweep.wrong_value);
   if (store)
     for (size_t i = 0; i < p.count; i += 64) r.shadow[p.at + i] = r.value(p.at + i, sweep.version);
-  if (!hold) return;
   r.add(p, leased, d);
+  if (!hold) return r.remove(p, leased);  // what other leases of the blocks remember of it stays
   w.held.push_back({&r, {p, leased, d, stream}});
 }
 
