@@ -100,7 +100,12 @@ def python(code, **environment):
     """Another interpreter: what it printed, and how it ended."""
     env = {**os.environ, **environment}
     return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60 * PATIENCE, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60 * PATIENCE,
+        stdin=subprocess.DEVNULL,
     )
 
 

@@ -12,7 +12,7 @@ programs=()
 n=0
 for variant in "--block 4KiB" "--block 64KiB" "--block 2MiB --engine threads"; do
   n=$((n + 1))
-  # shellcheck disable=SC2086  # words
+  # shellcheck disable=SC2086,SC2206  # words
   programs+=(-- "$build/tests/vm/power_loss" --seconds "$seconds" --check-seconds $((seconds * 4)) --seed $n $variant)
 done
 scripts/vm/run-guest.sh --kernel "$kernel" --user root --in-tree brd --in-tree dm-mod --in-tree dm-log-writes --file "$work/fs.img:/fs.img" \
