@@ -3,8 +3,8 @@
  * libvmem: one address range over GPU memory, host memory and NVMe.
  *
  * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() gives the calling thread's last failure
- * in words. Every call is thread-safe. No call may be made from a signal handler or from a log sink, and none from a
- * forked child before exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
+ * in words. Every call is thread-safe. No call may be made from a signal handler, and none from a forked child before
+ * exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
  * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
  * passed as void *, NULL the default stream; host-only calls ignore it.
  *
@@ -121,17 +121,18 @@ struct vmem_device_stats {
 int vmem_init(void);
 
 /*
- * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads.
+ * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads, all
+ * but the one that delivers the log.
  * Threads that touch a region afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it
  * ends however many threads call.
  *
  * A program may end with regions and with threads that access them: return from main, exit() from any thread. What was
  * stored to shared files by then reaches them, also what destructors of static objects store, which may make any call.
- * After exit() from inside a call (a log sink, a signal handler in the middle of one) calls on that thread fail with
- * -EDEADLK, and changes may be lost, with a message, where the thread holds what is needed to write them. Exit ends
- * also beside what never does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30
- * seconds for a disk or a device that does not answer, says what was not written, and writes the rest. _exit,
- * quick_exit, exec and signals that end a process lose what was not synced.
+ * After exit() from inside a call (by a signal handler in the middle of one) calls on that thread fail with -EDEADLK,
+ * and changes may be lost, with a message, where the thread holds what is needed to write them. Exit ends also beside
+ * what never does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30 seconds for a
+ * disk or a device that does not answer, says what was not written, and writes the rest. _exit, quick_exit, exec and
+ * signals that end a process lose what was not synced.
  *
  * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it is, and so do the
  * regions, as if it had not been closed.
@@ -144,8 +145,19 @@ void vmem_shutdown(void);
 int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
 
-/* Delivers log lines to `sink` (NULL: stderr). The sink runs on any thread, with a lock held that other loggers wait for;
- * it must not touch a region, call libvmem, or wait for a thread that does. */
+/*
+ * Delivers log lines to `sink` (NULL: stderr), in order, one at a time, and with no lock of the library held: lines that
+ * a call logged on the thread that made it, mostly before it returns, others on a thread of the library. The sink may
+ * access regions, make any call, take its time, and call exit(); no fault and no call waits for it, but vmem_log. What a
+ * sink logs itself is delivered after it has returned. Lines that come while 256 KiB wait are dropped, and counted in a
+ * line. A sink returns: it neither throws nor jumps.
+ *
+ * Lines from before this call still go to the old sink; no thread is inside that any more when this returns, unless a
+ * sink made the call: hold no lock that the old sink takes. The line that says why an access gets SIGBUS is delivered
+ * before the signal, as a rule, if the sink does not take longer than a second. exit() delivers what is left; where
+ * another thread is still in the sink after a second, the rest goes to stderr. _exit() and signals may lose lines. A
+ * forked child starts without a line and without a sink.
+ */
 void vmem_log(void (*sink)(int level, const char *line, void *user), void *user);
 
 /*

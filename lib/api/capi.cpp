@@ -32,9 +32,26 @@ int report(int code, std::string_view words) noexcept {
   return code;
 }
 
+// At the end of a call, when no lock is held: the application gets the lines that it logged. The sink may call the
+// library; the message of the call stays.
+class DeliverLog {
+ public:
+  DeliverLog() { vmem::core::begin_call_that_logs(); }
+  ~DeliverLog() {
+    if (!vmem::core::end_call_that_logs()) return;
+    char message[sizeof last_error];
+    memcpy(message, last_error, sizeof message);
+    vmem::core::deliver_log_of_call();
+    memcpy(last_error, message, sizeof message);
+  }
+  DeliverLog(const DeliverLog&) = delete;
+  DeliverLog& operator=(const DeliverLog&) = delete;
+};
+
 // Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
 template <typename Body>
 int guarded(Body body) noexcept {
+  const DeliverLog deliver;
   const Runtime::Call call;
   if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");
   try {
@@ -128,10 +145,13 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 }
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
-  guarded([&]() -> Status {
-    vmem::core::set_log_sink(sink, user);
-    return {};
-  });
+  bool locks;  // this thread exits from inside a call, and may hold any
+  {
+    const Runtime::Call call;
+    locks = call.refused();
+  }
+  if (locks) return vmem::core::set_log_sink_at_exit(sink, user);
+  vmem::core::set_log_sink(sink, user);
 }
 
 VMEM_API int vmem_alloc(void** ptr, size_t size, unsigned flags) {

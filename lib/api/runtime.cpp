@@ -47,13 +47,21 @@ std::atomic<Runtime*> made{nullptr};
 std::atomic<bool> exiting{false};
 constinit thread_local unsigned calls = 0;  // of this thread, that have not returned
 
+// On a thread that may hold locks of ours. Inside the log's sink, also on the log's own thread, none is held.
+bool holds_locks() {
+  return calls != 0 || (core::on_library_thread() && !core::in_log_sink());
+}
+
 void at_exit() {
+  if (forked.load()) return;
+  exiting.store(true);
   made.load()->finish();
+  core::deliver_log_at_exit(holds_locks());
 }
 
 // Once more when all static objects of the program are gone: what their destructors stored reaches shared files too.
 __attribute__((destructor(101))) void after_destructors() {
-  if (Runtime* runtime = made.load(); runtime != nullptr) runtime->finish();
+  if (made.load() != nullptr) at_exit();
 }
 
 unsigned by_cpus() {
@@ -202,6 +210,7 @@ Status Runtime::start() {
   std::lock_guard setup(setup_);
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
+  if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;
   {
@@ -239,7 +248,8 @@ Runtime::Call::~Call() {
 }
 
 bool Runtime::Call::refused() const {
-  return exiting.load(std::memory_order_relaxed) && (calls > 1 || core::on_library_thread());
+  if (!exiting.load(std::memory_order_relaxed)) return false;
+  return calls > 1 || (core::on_library_thread() && !core::in_log_sink());
 }
 
 // What exit() waits for: another thread does the work.
@@ -275,9 +285,8 @@ void Runtime::write_shared_files(Finishing* finishing) {
 
 void Runtime::finish() {
   if (forked.load()) return;
-  exiting.store(true);
   // From inside a call, or on a thread of ours: this thread may own what the write waits for.
-  const bool inside = calls != 0 || core::on_library_thread();
+  const bool inside = holds_locks();
   core::leave_sink();
   // So another thread writes, and is waited for as long as it gets on: neither a stream of the program's that never
   // ends nor a disk that never answers keeps the process.
@@ -318,10 +327,11 @@ void Runtime::finish() {
   if (finishing->done) return;
   gave_up = true;
   core::log(core::Level::error,
-            inside ? "exit was called from inside libvmem (a log sink, or a signal handler in the middle of a call), "
-                     "which holds what is needed to write shared files: changes that vmem_sync had not written are lost"
-                   : "at exit nothing went on for 30 s, with a write or a copy from a device under way: changes of "
-                     "shared files that were not written by then are lost");
+            inside
+                ? "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
+                  "needed to write shared files: changes that vmem_sync had not written are lost"
+                : "at exit nothing went on for 30 s, with a write or a copy from a device under way: changes of "
+                  "shared files that were not written by then are lost");
 }
 
 std::string Runtime::published_at() {

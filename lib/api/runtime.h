@@ -39,8 +39,8 @@ class Runtime {
     pager::Pager* pager_ = nullptr;
   };
 
-  // Marks this thread as inside a call. exit() may be called in one, by a log sink or a signal handler: the thread may
-  // then hold any lock of ours, so exit() waits for none, and calls that destructors make on it are refused.
+  // Marks this thread as inside a call. exit() may be called in one, by a signal handler: the thread may then hold any
+  // lock of ours, so exit() waits for none, and calls that destructors make on it are refused.
   class Call {
    public:
     Call();

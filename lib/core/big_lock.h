@@ -1,6 +1,6 @@
-// The lock that every fault of the process may have to wait for. Under it no device is called, and nothing that blocks;
-// a sink of the log still is, so it must not call the library or wait for one of its faults. A thread that holds one is
-// marked, so that whatever must not be reached under it can say so: must_be_outside() stands at each way out.
+// The lock that every fault of the process may have to wait for. Under it no device is called, no sink of the log, and
+// nothing that blocks. A thread that holds one is marked, so that whatever must not be reached under it can say so:
+// must_be_outside() stands at each way out.
 //
 // Allowed under it are calls of the trap about one block that wait for nobody: wake, unprotect, fill_zero of a page,
 // fail, unfail; and those that map and release memory of frames.

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/log.h"
+
 namespace vmem::core {
 
 namespace {
@@ -52,6 +54,7 @@ bool legal(State from, State to) {
 }
 
 void fatal(const char* format, ...) {
+  log_to_stderr();  // what led to it
   va_list args;
   va_start(args, format);
   fputs("libvmem: fatal: ", stderr);

@@ -1,25 +1,72 @@
 #include "core/log.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <new>
 
+#include "core/big_lock.h"
 #include "core/text.h"
+#include "core/thread.h"
 
 namespace vmem::core {
 
 namespace {
 
-constexpr uint32_t kTaken = 1, kLeft = 2;
-std::atomic<uint32_t> sink_state{0};  // kTaken: protects sink and user, and is set while a line is delivered
-LogSink sink = nullptr;
-void* sink_user = nullptr;
-constinit thread_local bool in_sink = false;  // this thread delivers a line, or is about to
-std::atomic<int> max_level{static_cast<int>(Level::warning)};
-std::atomic<bool> debugging{false};
+constexpr size_t kLine = 1024;                           // of one line, with the zero at its end
+constexpr size_t kNotice = 80;                           // of the one that says how many were dropped
+constexpr std::chrono::seconds kPatience{1};             // with a sink that does not return
+constexpr unsigned kLookUs = 200, kCallUs = 100 * 1000;  // a call that logs may deliver its lines itself for so long
+
+// Lines have numbers, from 1. Those up to `done` are delivered, `taken` is in the sink if it is another one, and those
+// up to `put` wait in `room`, each a head and its characters.
+struct Head {
+  uint16_t length;
+  uint16_t level;
+};
+struct Lines {
+  std::mutex mutex;  // a leaf, held for a copy of a line; protects all of this
+  uint64_t put = 0, taken = 0, done = 0;
+  uint64_t urgent = 0;   // the last one that no call is about to deliver
+  uint64_t stuck = 0;    // one that settle_log() waited for in vain
+  uint64_t dropped = 0;  // after the last one in `room`
+  size_t first = 0, used = 0;
+  LogSink sink = nullptr;
+  void* user = nullptr;
+  bool delivering = false;  // some thread takes lines out, and calls the sink
+  bool has_thread = false;
+  char room[kLogRoom] = {};
+
+  uint64_t last() const { return put + (dropped != 0 ? 1 : 0); }
+};
+constinit Lines lines;
+constinit std::atomic<bool> waiting{false};    // lines are to be delivered
+constinit std::atomic<uint32_t> news{0};       // wakes the log's thread
+constinit thread_local bool in_sink = false;   // this thread delivers
+constinit thread_local unsigned in_calls = 0;  // of the application
+constinit thread_local bool call_logged = false;
+constinit std::atomic<int> max_level{static_cast<int>(Level::warning)};
+constinit std::atomic<bool> debugging{false};
+
+// The lock of the lines. No signal handler runs on a thread that has it: one that calls exit() comes to log again.
+class Held {
+ public:
+  Held() { lines.mutex.lock(); }
+  ~Held() { lines.mutex.unlock(); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  SignalsBlocked blocked_;
+};
 
 void default_sink(int level, const char* line) {
   static const char* const kNames[] = {"error", "warning", "info", "debug"};
@@ -30,44 +77,171 @@ void default_sink(int level, const char* line) {
   if (::write(STDERR_FILENO, buffer, length) < 0) return;  // nobody is left to tell
 }
 
-// False: whoever has it will not give it back.
-bool take_sink() {
-  in_sink = true;  // first: a signal handler may call exit() at any point
-  uint32_t seen = sink_state.load(std::memory_order_relaxed);
+void copy_in(const void* from, size_t bytes) {
+  const size_t at = (lines.first + lines.used) % kLogRoom, whole = std::min(bytes, kLogRoom - at);
+  memcpy(lines.room + at, from, whole);
+  memcpy(lines.room, static_cast<const char*>(from) + whole, bytes - whole);
+  lines.used += bytes;
+}
+
+void copy_out(void* to, size_t bytes) {
+  const size_t whole = std::min(bytes, kLogRoom - lines.first);
+  memcpy(to, lines.room + lines.first, whole);
+  memcpy(static_cast<char*>(to) + whole, lines.room, bytes - whole);
+  lines.first = (lines.first + bytes) % kLogRoom;
+  lines.used -= bytes;
+  if (lines.used == 0) lines.first = 0;  // the same memory again
+}
+
+void put(int level, const char* text, size_t length) {
+  const Head head{static_cast<uint16_t>(length), static_cast<uint16_t>(level)};
+  copy_in(&head, sizeof head);
+  copy_in(text, length);
+  ++lines.put;
+}
+
+size_t say_dropped(char* text) {
+  const int n = snprintf(text, kNotice, "%llu lines of the log were dropped here",
+                         static_cast<unsigned long long>(lines.dropped));
+  return static_cast<size_t>(n);
+}
+
+// Locked. The next line, of at most kLine bytes; false: there is none.
+bool take(int* level, char* text) {
+  if (lines.used == 0) {
+    if (lines.dropped == 0) return false;
+    say_dropped(text);
+    lines.dropped = 0;
+    *level = static_cast<int>(Level::warning);
+    ++lines.put;
+  } else {
+    Head head;
+    copy_out(&head, sizeof head);
+    copy_out(text, head.length);
+    text[head.length] = '\0';
+    *level = head.level;
+  }
+  ++lines.taken;
+  waiting.store(lines.used != 0 || lines.dropped != 0, std::memory_order_relaxed);
+  return true;
+}
+
+void wake_thread() {
+  news.fetch_add(1, std::memory_order_release);
+  news.notify_one();
+}
+
+// False: another thread delivers, or this one is in the sink.
+bool begin_delivery() {
+  must_be_outside("the sink of the log");
+  if (in_sink) return false;
+  const Held held;
+  if (lines.delivering) return false;
+  lines.delivering = in_sink = true;
+  return true;
+}
+
+bool stderr_takes_more() {
+  pollfd out{STDERR_FILENO, POLLOUT, 0};
+  return poll(&out, 1, 0) == 1;
+}
+
+// After begin_delivery(), which it ends: delivers the lines up to number `until`. What is left is the thread's.
+// careful: only to stderr, and only while that takes more.
+void deliver(uint64_t until, bool careful = false) {
   for (;;) {
-    if ((seen & kTaken) == 0) {
-      if (sink_state.compare_exchange_weak(seen, seen | kTaken, std::memory_order_acquire, std::memory_order_relaxed))
-        return true;
-    } else if ((seen & kLeft) != 0) {
-      in_sink = false;
-      return false;
-    } else {
-      sink_state.wait(seen, std::memory_order_relaxed);
-      seen = sink_state.load(std::memory_order_relaxed);
+    int level;
+    char text[kLine];
+    LogSink sink;
+    void* user;
+    const bool may = !careful || stderr_takes_more();
+    {
+      const Held held;
+      lines.done = lines.taken;
+      sink = lines.sink;
+      user = lines.user;
+      if (!may || (careful && sink != nullptr) || lines.done >= until || !take(&level, text)) {
+        lines.delivering = in_sink = false;
+        break;
+      }
     }
+    if (sink != nullptr) {
+      sink(level, text, user);
+    } else {
+      default_sink(level, text);
+    }
+  }
+  if (waiting.load(std::memory_order_relaxed)) wake_thread();
+}
+
+uint64_t last_line() {
+  const Held held;
+  return lines.last();
+}
+
+bool is_done(uint64_t line) {
+  const Held held;
+  return lines.done >= line;
+}
+
+// A thread of the library, for good.
+void deliver_for_ever() {
+  for (;;) {
+    const uint32_t seen = news.load(std::memory_order_acquire);
+    bool urgent;
+    {
+      const Held held;
+      urgent = lines.urgent > lines.taken || lines.dropped != 0;
+    }
+    if (waiting.load(std::memory_order_relaxed)) {
+      if (!urgent) usleep(kCallUs);
+      if (begin_delivery()) deliver(last_line());  // else who delivers will say that more is left
+    }
+    news.wait(seen, std::memory_order_acquire);
   }
 }
 
-void give_sink() {
-  sink_state.fetch_and(~kTaken, std::memory_order_release);
-  sink_state.notify_one();
-  in_sink = false;
+// Only this thread is in the child: what the others had under way never ends there.
+void after_fork_in_child() {
+  new (&lines.mutex) std::mutex;
+  lines.first = lines.used = 0;
+  lines.dropped = 0;
+  lines.taken = lines.done = lines.put;
+  lines.sink = nullptr;
+  lines.delivering = lines.has_thread = false;
+  waiting.store(false);
+}
+
+void wait_until(std::chrono::steady_clock::time_point end, uint64_t line) {
+  while (!is_done(line) && std::chrono::steady_clock::now() < end) usleep(kLookUs);
+}
+
+uint64_t replace_sink(LogSink sink, void* user) {
+  const Held held;
+  lines.sink = sink;
+  lines.user = user;
+  return lines.taken;
 }
 
 }  // namespace
 
-void set_log_sink(LogSink new_sink, void* user) {
-  const bool inside = in_sink;  // exit() was called in the sink, and a destructor takes it away
-  const bool taken = !inside && take_sink();
-  sink = new_sink;
-  sink_user = user;
-  if (taken) give_sink();
+void set_log_sink(LogSink sink, void* user) {
+  flush_log();
+  const uint64_t line = replace_sink(sink, user);
+  while (!in_sink && !is_done(line)) usleep(kLookUs);
+}
+
+void set_log_sink_at_exit(LogSink sink, void* user) {
+  const uint64_t line = replace_sink(sink, user);
+  if (!in_sink) wait_until(std::chrono::steady_clock::now() + kPatience, line);
 }
 
 void leave_sink() {
   if (!in_sink) return;
-  sink_state.fetch_or(kLeft, std::memory_order_relaxed);
-  sink_state.notify_all();
+  const Held held;
+  lines.sink = nullptr;
+  lines.done = lines.taken;
+  lines.delivering = false;
 }
 
 void set_log_level(Level level) {
@@ -84,19 +258,138 @@ bool debug() {
 
 void log(Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
-  char line[1024];
+  char text[kLine], notice[kNotice];
   va_list args;
   va_start(args, format);
-  vsnprintf(line, sizeof line, format, args);
+  const int n = vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  line[make_printable(line, strlen(line))] = '\0';  // paths and names are in it, and sinks print it
-  if (in_sink || !take_sink()) return default_sink(static_cast<int>(level), line);
-  if (sink == nullptr) {
-    default_sink(static_cast<int>(level), line);
-  } else {
-    sink(static_cast<int>(level), line, sink_user);
+  if (n < 0) return;
+  const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));  // paths and names
+  {
+    const Held held;
+    const size_t noticed = lines.dropped != 0 ? say_dropped(notice) : 0;
+    if (lines.used + 2 * sizeof(Head) + noticed + length > kLogRoom) {
+      ++lines.dropped;
+    } else {
+      if (noticed != 0) put(static_cast<int>(Level::warning), notice, noticed);
+      lines.dropped = 0;
+      put(static_cast<int>(level), text, length);
+      if (in_calls == 0 || in_sink) lines.urgent = lines.put;
+    }
+    call_logged = in_calls != 0;
+    waiting.store(true, std::memory_order_relaxed);
   }
-  give_sink();
+  wake_thread();
+}
+
+Status start_log_thread() {
+  {
+    const Held held;
+    if (lines.has_thread) return {};
+    lines.has_thread = true;
+  }
+  std::thread thread;
+  if (Status s = start_thread("vmem-log", deliver_for_ever, &thread); !s.ok()) {
+    const Held held;
+    lines.has_thread = false;
+    return s;
+  }
+  thread.detach();
+  static std::atomic<bool> prepared{false};
+  if (!prepared.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  return {};
+}
+
+void begin_call_that_logs() {
+  ++in_calls;
+}
+
+bool end_call_that_logs() {
+  if (--in_calls != 0 || !call_logged) return false;
+  call_logged = false;
+  return !in_sink;
+}
+
+void deliver_log_of_call() {
+  if (begin_delivery()) return deliver(last_line());
+  if (in_sink) return;
+  {
+    const Held held;
+    lines.urgent = lines.put;
+  }
+  wake_thread();
+}
+
+void flush_log() {
+  for (const uint64_t line = last_line(); !in_sink && !is_done(line);) {
+    if (begin_delivery()) {
+      deliver(line);
+    } else {
+      usleep(kLookUs);
+    }
+  }
+}
+
+void settle_log() {
+  must_be_outside("the sink of the log");
+  if (in_sink) return;
+  uint64_t line;
+  bool to_stderr;
+  {
+    const Held held;
+    line = lines.last();
+    to_stderr = lines.sink == nullptr;
+    if (lines.done >= line || lines.stuck > lines.done || (!to_stderr && !lines.has_thread)) return;
+    lines.urgent = lines.put;
+  }
+  wake_thread();
+  for (const auto end = std::chrono::steady_clock::now() + kPatience; std::chrono::steady_clock::now() < end;) {
+    if (to_stderr && begin_delivery()) deliver(line, true);
+    if (is_done(line)) return;
+    usleep(kLookUs);
+  }
+  const Held held;
+  if (lines.done < line) lines.stuck = lines.done + 1;
+}
+
+void deliver_log_at_exit(bool locks) {
+  uint64_t line;
+  bool wait;
+  {
+    const Held held;
+    line = lines.last();
+    lines.urgent = lines.put;
+    wait = !in_sink && lines.stuck <= lines.done && (!locks || (lines.sink != nullptr && lines.has_thread));
+  }
+  for (const auto end = std::chrono::steady_clock::now() + kPatience; wait && !is_done(line);) {
+    if (!locks && begin_delivery()) {
+      deliver(line);
+    } else if (std::chrono::steady_clock::now() > end) {
+      const Held held;
+      lines.stuck = lines.done + 1;
+      break;
+    } else {
+      wake_thread();
+      usleep(kLookUs);
+    }
+  }
+  log_to_stderr();
+}
+
+void log_to_stderr() {
+  for (;;) {
+    int level;
+    char text[kLine];
+    {
+      const Held held;
+      if (!take(&level, text)) return;
+    }
+    default_sink(level, text);
+  }
+}
+
+bool in_log_sink() {
+  return in_sink;
 }
 
 }  // namespace vmem::core

@@ -182,7 +182,7 @@ void CudaDevices::lose(Gpu& g, const std::string& reason) {
     g.reason = reason;
     g.lost.store(true);
   }
-  core::log(core::Level::error, "device %d is lost: %s", g.device, reason.c_str());  // may call the application
+  core::log(core::Level::error, "device %d is lost: %s", g.device, reason.c_str());
 }
 
 Status CudaDevices::lost_status(Gpu& g) {

@@ -46,7 +46,7 @@ void Pager::evict_loop() {
   Lock lock(mutex_);
   while (!stop_) {
     const uint64_t now = now_ns();
-    if (check_starved(now)) {
+    if (check_starved(lock, now)) {
       After after;
       pump(after);
       lock.unlock();

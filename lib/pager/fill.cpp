@@ -220,6 +220,7 @@ void Pager::finish_read(Move* m, After& after) {
     lock.unlock();  // still filling, so nobody else acts on the block
     core::log(core::Level::error, "%.*s: a touch %sgets SIGBUS", static_cast<int>(m->status.text().size()),
               m->status.text().data(), m->cut ? "beyond its end " : "");
+    core::settle_log();
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
     lock.lock();
@@ -606,7 +607,7 @@ bool Pager::overtakes(const Region& r) const {
 
 // Faults that wait for memory while nothing goes on get SIGBUS after the time-out; the bytes stay where they are. True:
 // one did, and who waits behind it may be served.
-bool Pager::check_starved(uint64_t now) {
+bool Pager::check_starved(Lock& lock, uint64_t now) {
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
   look(now);
   // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
@@ -626,15 +627,29 @@ bool Pager::check_starved(uint64_t now) {
       queues_.starved.push_back({&r, s.block, Urgency::fault, now, look(now)});
       return false;
     }
-    block.flags &= static_cast<uint16_t>(~core::kStarved);
-    if (block.state != State::untouched && block.state != State::stored) continue;
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    const auto brought = [&] { return block.state != State::untouched && block.state != State::stored; };
+    if (brought()) {
+      block.flags &= static_cast<uint16_t>(~core::kStarved);
+      continue;
+    }
     const Status why = core::error(
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
         core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
         static_cast<int>(write_back_.error.text().size()), write_back_.error.text().data(), where(r, s.block).c_str());
     core::log(core::Level::error, "%.*s: a touch gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());
+    // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
+    ++r.in_flight;
+    lock.unlock();
+    core::settle_log();
+    core::step("starved.said");
+    lock.lock();
+    --r.in_flight;
+    notify();
+    if (r.dying) return true;
+    block.flags &= static_cast<uint16_t>(~core::kStarved);
+    if (brought()) return true;
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     block.flags |= core::kDropped;
     queues_.dropped.emplace_back(&r, s.block);
     r.table.change(s.block, block.state, State::failed);

@@ -174,6 +174,7 @@ bool Pager::torn_by_fill(const Move* m, const Status& why) {
   if (torn) {
     core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
               place(r, m->block).c_str());
+    core::settle_log();
   }
   return torn;
 }
@@ -201,6 +202,7 @@ void Pager::settle_torn_take(Move* m) {
   if (half_way(m->status)) {
     core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
               m->status.text().data(), place(r, m->block).c_str());
+    core::settle_log();
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
     if (Status s = trap_->drop({&range, 1}); !s.ok())
       core::fatal("memory of a block could not be dropped: %s", s.text().data());

@@ -1,3 +1,4 @@
+#include "core/log.h"
 #include "core/step.h"
 #include "system/exit_suite.h"
 
@@ -7,7 +8,7 @@ using namespace exit_suite;
 
 std::atomic<const char*> step_to_end_at{nullptr};
 
-// As a log sink or a signal handler that calls exit() in the middle of a call: with locks held.
+// As a signal handler that calls exit() in the middle of a call: with locks held.
 TEST(ExitChild, DISABLED_EndsInsideACall) {
   const std::string how = getenv("VMEM_TEST_HOW");
   start_storing();
@@ -64,5 +65,38 @@ TEST(ExitChild, DISABLED_EndsBesideACallThatNeverReturns) {
 TEST(Exit, ACallThatNeverReturnsDoesNotHoldItUp) {
   check_runs("ExitChild.DISABLED_EndsBesideACallThatNeverReturns", "", false);
 }
+
+// In the sink of the log no lock is held: files are written, and calls that destructors make work.
+TEST(ExitChild, DISABLED_EndsInASink) {
+  const std::string how = getenv("VMEM_TEST_HOW");
+  start_storing();
+  if (HasFatalFailure()) return;
+  late_stores = true;
+  vmem_log(
+      [](int, const char*, void*) {
+        note_what_is_finished();
+        exit(0);
+      },
+      nullptr);
+  if (how == "call") {
+    vmem::core::step_hook = [](const char* step) {
+      if (strcmp(step, "free.quiet") != 0) return;
+      vmem::core::step_hook = nullptr;
+      vmem::core::log(vmem::core::Level::error, "line");
+    };
+    void* p = nullptr;
+    ASSERT_EQ(vmem_alloc(&p, kPage, VMEM_HOST_ONLY), 0) << vmem_last_error();
+    vmem_free(p);
+  } else {
+    vmem::core::log(vmem::core::Level::error, "line");
+  }
+  for (;;) pause();
+}
+
+class ExitInASink : public testing::TestWithParam<const char*> {};
+TEST_P(ExitInASink, IsAnExitLikeAnyOther) {
+  check_runs("ExitChild.DISABLED_EndsInASink", GetParam(), true);
+}
+INSTANTIATE_TEST_SUITE_P(Threads, ExitInASink, testing::Values("call", "thread"));
 
 }  // namespace

@@ -46,6 +46,7 @@ class LossReport : public SystemTest {
     sim().synchronize(stream).ignore();
   }
   std::vector<std::string> debug_lines() {
+    vmem::core::flush_log();
     std::lock_guard lock(mutex_);
     std::vector<std::string> out;
     for (const std::string& line : lines_) {

@@ -235,6 +235,7 @@ TEST_F(ModuleSetting, AutoSaysInOneLineThatItGoesOnWithUserfaultfd) {
   vmem_log([](int, const char* line, void*) { lines += std::string(line) + "\n"; }, nullptr);
   ASSERT_EQ(vmem_set("log", "info"), 0);
   configure({});
+  vmem::core::flush_log();
   const size_t at = lines.find("userfaultfd in place of the module");
   ASSERT_NE(at, std::string::npos) << lines;
   EXPECT_EQ(lines.find("userfaultfd in place of the module", at + 1), std::string::npos) << "once";

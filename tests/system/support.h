@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "api/runtime.h"
+#include "core/log.h"
 #include "vmem/vmem.hpp"
 
 namespace systest {
@@ -159,6 +160,7 @@ class LogLines {
   }
   ~LogLines() { vmem_log(nullptr, nullptr); }
   bool contains(const std::string& text) {
+    vmem::core::flush_log();
     std::lock_guard lock(mutex_);
     for (const std::string& line : lines_) {
       if (line.find(text) != std::string::npos) return true;

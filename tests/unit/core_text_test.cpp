@@ -88,6 +88,7 @@ TEST(CoreText, AMessageThatIsCutIsNotCutInACharacter) {
 TEST(CoreText, NoLineOfTheLogSteersATerminal) {
   testing::internal::CaptureStderr();
   vmem::core::log(vmem::core::Level::error, "cannot write %s", kPath);
+  vmem::core::flush_log();
   EXPECT_EQ(testing::internal::GetCapturedStderr(), std::string("libvmem: error: cannot write ") + kShown + "\n");
   std::string seen;
   vmem::core::set_log_sink([](int, const char* line, void* user) { *static_cast<std::string*>(user) = line; }, &seen);

@@ -77,6 +77,7 @@ void count_warnings(int, const char* line, void*) {
   options.require_io_uring = true;
   std::unique_ptr<Engine> engine;
   if (make_engine(options, &engine).code() != -static_cast<int>(error)) _exit(5);
+  core::flush_log();
   _exit(warnings == 1 ? 0 : 6);
 }
 
@@ -131,6 +132,7 @@ TEST_F(EngineFallback, WhereIoUringIsUnknownThreadsDoTheWorkAndOneLineSaysWhy) {
     if (round == 0 && !forbid(SYS_io_uring_enter, EPERM)) _exit(5);
   }
   engine.reset();
+  core::flush_log();
   _exit(0);
 }
 

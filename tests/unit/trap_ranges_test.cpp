@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "core/log.h"
 #include "trap_contract.h"
 
 namespace vmem::trap::testing {
@@ -258,6 +259,7 @@ TEST_P(TrapRanges, ARangeLeftAttachedAtTheEndRaisesSigbusInsteadOfShowingZeros) 
   OK(trap_->attach(kPage, kPage, plain(kPage).transfer, &region));
   ::testing::internal::CaptureStderr();
   trap_.reset();
+  core::flush_log();
   EXPECT_NE(::testing::internal::GetCapturedStderr().find("still attached"), std::string::npos);
   uint64_t value = 0;
   EXPECT_EQ(load(static_cast<uint64_t*>(region), &value), SIGBUS);
