@@ -135,7 +135,8 @@ class Pager {
   void settle(Region& r, core::BlockIndex b, After& after);
   bool overtakes(const Region& r) const;
   uint64_t look(uint64_t now);
-  bool hopeless(uint64_t mark), check_starved(Lock& lock, uint64_t now);
+  bool hopeless(uint64_t mark);
+  bool check_starved(Lock& lock, uint64_t now);
 
   // pressure.cpp
   bool populate(Move* m, After& after);

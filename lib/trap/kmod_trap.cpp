@@ -13,6 +13,7 @@
 #include <iterator>
 #include <vector>
 
+#include "core/big_lock.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "trap/mapping.h"
@@ -143,6 +144,7 @@ Status KmodTrap::attach(size_t size, size_t align, Transfer transfer, void** add
 }
 
 Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
+  core::must_be_outside("Trap::attach_blocks");
   if (!core::is_power_of_two(align) || align < core::kPage)
     return error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
   if (Status s = check_range("attach", 0, size); !s.ok()) return s;
@@ -166,6 +168,7 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
 }
 
 Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
+  core::must_be_outside("Trap::attach_at");
   if (Status s = check_range("attach_at", at(address), size); !s.ok()) return s;
   if (Status s = not_move("attach_at", transfer); !s.ok()) return s;
   uintptr_t begin = 0;
@@ -194,6 +197,7 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
 }
 
 Status KmodTrap::detach(void* address, size_t size) {
+  core::must_be_outside("Trap::detach");
   if (Status s = check_range("detach", at(address), size); !s.ok()) return s;
   OffsetMap::Entry entry{};
   if (regions_.take(at(address), size, &entry)) {
@@ -212,12 +216,14 @@ Status KmodTrap::detach(void* address, size_t size) {
 }
 
 Status KmodTrap::unmap(void* address, size_t size) {
+  core::must_be_outside("Trap::unmap");
   if (Status s = check_range("unmap", at(address), size); !s.ok()) return s;
   if (munmap(address, size) != 0) return system_error(errno, "unmap: %zu bytes at 0x%zx", size, at(address));
   return {};
 }
 
 Status KmodTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+  core::must_be_outside("Trap::wait");
   *count = 0;
   if (out.empty()) return error(EINVAL, "wait: room for at least one fault is needed");
   std::array<pollfd, 2> polled{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
@@ -317,6 +323,7 @@ Status KmodTrap::each(const char* who, uint32_t op, uint64_t offset, size_t unit
 }
 
 Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
+  core::must_be_outside("Trap::fill");
   uint64_t block = 0, slot = 0;
   size_t unit = 0, count = 0, frame_unit = 0;
   if (Status s = check_range("fill", at(address), size); !s.ok()) return s;
@@ -351,6 +358,7 @@ Status KmodTrap::fill_zero(void* address, size_t size) {
 }
 
 Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+  core::must_be_outside("Trap::take");
   uint64_t block = 0, slot = 0;
   size_t unit = 0, count = 0, frame_unit = 0;
   if (Status s = check_range("take", at(address), size); !s.ok()) return s;
@@ -390,6 +398,7 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
 }
 
 Status KmodTrap::drop(std::span<const Range> ranges) {
+  core::must_be_outside("Trap::drop");
   std::vector<vmem_op> ops;
   for (const Range& range : ranges) {
     uint64_t offset = 0;
@@ -416,17 +425,18 @@ Status KmodTrap::drop(std::span<const Range> ranges) {
 }
 
 // One operation on every block of the range.
-#define VMEM_EACH(name, op, fine)                                                           \
+#define VMEM_EACH(name, op, fine, check)                                                    \
   Status KmodTrap::name(void* address, size_t size) {                                       \
+    check;                                                                                  \
     uint64_t offset = 0;                                                                    \
     size_t unit = 0, count = 0;                                                             \
     if (Status s = blocks(#name, address, size, &offset, &unit, &count); !s.ok()) return s; \
     return each(#name, op, offset, unit, count, fine);                                      \
   }
-VMEM_EACH(protect, VMEM_OP_PROTECT, 0)
-VMEM_EACH(unprotect, VMEM_OP_UNPROTECT, 0)
-VMEM_EACH(fail, VMEM_OP_FAIL, -EALREADY)
-VMEM_EACH(unfail, VMEM_OP_UNFAIL, -ENODATA)
+VMEM_EACH(protect, VMEM_OP_PROTECT, 0, core::must_be_outside("Trap::protect"))
+VMEM_EACH(unprotect, VMEM_OP_UNPROTECT, 0, )
+VMEM_EACH(fail, VMEM_OP_FAIL, -EALREADY, )
+VMEM_EACH(unfail, VMEM_OP_UNFAIL, -ENODATA, )
 #undef VMEM_EACH
 
 Status KmodTrap::wake(void* address, size_t size) {

@@ -27,6 +27,7 @@
 #include <array>
 #include <cstring>
 
+#include "core/big_lock.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/types.h"
@@ -123,6 +124,7 @@ Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
 }
 
 Status UserfaultTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
+  core::must_be_outside("Trap::attach");
   if (!core::is_power_of_two(align) || align < core::kPage)
     return core::error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
   if (Status s = check_transfer("attach", transfer, 0, size, 0); !s.ok()) return s;
@@ -139,6 +141,7 @@ Status UserfaultTrap::attach(size_t size, size_t align, Transfer transfer, void*
 }
 
 Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
+  core::must_be_outside("Trap::attach_at");
   if (Status s = check_transfer("attach_at", transfer, at(address), size, 0); !s.ok()) return s;
   if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
   core::step("trap.attach_at.shut");
@@ -149,6 +152,7 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
 }
 
 Status UserfaultTrap::detach(void* address, size_t size) {
+  core::must_be_outside("Trap::detach");
   if (Status s = check_range("detach", at(address), size); !s.ok()) return s;
   Status s = replace_with_sigbus(empty_file_, at(address), size);
   core::step("trap.detach.mapped");
@@ -159,6 +163,7 @@ Status UserfaultTrap::detach(void* address, size_t size) {
 }
 
 Status UserfaultTrap::unmap(void* address, size_t size) {
+  core::must_be_outside("Trap::unmap");
   if (Status s = check_range("unmap", at(address), size); !s.ok()) return s;
   if (munmap(address, size) != 0)
     return core::system_error(errno, "unmap: cannot unmap %zu bytes at %p", size, address);
@@ -196,6 +201,7 @@ size_t UserfaultTrap::read_faults(std::span<Fault> out, int* error) {
 }
 
 Status UserfaultTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+  core::must_be_outside("Trap::wait");
   *count = 0;
   if (out.empty()) return core::error(EINVAL, "wait: no room for a fault");
   int error = 0;
@@ -299,6 +305,7 @@ Status UserfaultTrap::clear_tables(uintptr_t start, size_t size) {
 }
 
 Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
+  core::must_be_outside("Trap::fill");
   const uintptr_t start = at(address);
   if (Status s = check_transfer("fill", transfer, start, size, at(frame)); !s.ok()) return s;
   if (protect == Protect::yes && (transfer == Transfer::move || !caps_.write_protect))
@@ -379,6 +386,7 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
 }
 
 Status UserfaultTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+  core::must_be_outside("Trap::take");
   if (Status s = check_transfer("take", transfer, at(address), size, at(frame)); !s.ok()) return s;
   core::step("trap.take.begin");
   return take_pages(at(address), size, at(frame));
@@ -404,6 +412,7 @@ void UserfaultTrap::drop_batch(std::span<const Range> ranges, size_t* dropped) {
 }
 
 Status UserfaultTrap::drop(std::span<const Range> ranges) {
+  core::must_be_outside("Trap::drop");
   for (const Range& r : ranges) {
     if (Status s = check_range("drop", r.address, r.size); !s.ok()) return s;
   }
@@ -419,6 +428,7 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
 }
 
 Status UserfaultTrap::protect(void* address, size_t size) {
+  core::must_be_outside("Trap::protect");
   if (Status s = check_range("protect", at(address), size); !s.ok()) return s;
   if (!caps_.write_protect) return core::error(EOPNOTSUPP, "protect: this kernel cannot write-protect (Linux 5.7 can)");
   const int error = write_protect_pages(fd_, at(address), size, true);
@@ -464,6 +474,7 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
 }
 
 Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
+  core::must_be_outside("Trap::map_file");
   if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
   if (Status s = replace_with_file(fd, offset, shared, at(address), size); !s.ok()) return s;
   os::wake(fd_, at(address), size);

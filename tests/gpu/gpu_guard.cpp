@@ -1,10 +1,11 @@
 // Linked into every GPU test: no test starts where it could drive unified memory into oversubscription. Exit code 77:
-// there is no device; 2: too little memory is free.
+// there is no device; 2: too little memory is free. And a call to the outside under the pager's lock is the end of it.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdio>
 
+#include "core/big_lock.h"
 #include "gpu_limits.h"
 
 namespace {
@@ -24,6 +25,7 @@ class Guard : public testing::Environment {
   }
 };
 
+[[maybe_unused]] const bool strict = (vmem::core::be_strict_about_big_locks(true), true);
 [[maybe_unused]] testing::Environment* const guard = testing::AddGlobalTestEnvironment(new Guard);
 
 }  // namespace

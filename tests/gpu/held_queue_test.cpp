@@ -12,7 +12,6 @@
 #include <thread>
 #include <vector>
 
-#include "core/big_lock.h"
 #include "kernels.h"
 #include "vmem/vmem.hpp"
 
@@ -34,7 +33,6 @@ class HeldQueue : public ::testing::Test {
   void SetUp() override {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
-    vmem::core::be_strict_about_big_locks(true);
     VMEM_DO(vmem_set("device", "cuda"));
     VMEM_DO(vmem_set("host_budget", "512MiB"));
     VMEM_DO(vmem_set("device_budget", "256MiB"));

@@ -21,10 +21,14 @@
 #include <vector>
 
 #include "common/patience.h"
+#include "core/big_lock.h"
 #include "core/step.h"
 #include "vmem/vmem.h"
 
 namespace stress {
+
+// A call to the outside under the pager's lock is the end of the program.
+inline const bool strict = (vmem::core::be_strict_about_big_locks(true), true);
 
 struct Random {
   uint64_t state;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "api/runtime.h"
+#include "core/big_lock.h"
 #include "core/step.h"
 #include "vmem/vmem.hpp"
 
@@ -234,6 +235,7 @@ int run(const Settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  vmem::core::be_strict_about_big_locks(true);
   CLI::App app{"Every byte against a shadow copy while blocks move."};
   Settings s;
   app.add_option("--seconds", s.seconds);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/patience.h"
+#include "core/big_lock.h"
 #include "core/step.h"
 
 namespace vmem::pager::test {
@@ -158,6 +159,7 @@ void FakeTrap::refuse_fail(size_t times) {
 }
 
 Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** address) {
+  core::must_be_outside("Trap::attach");
   void* at = map(size, align);
   if (at == nullptr) return core::error(ENOMEM, "no address space");
   std::lock_guard lock(mutex_);
@@ -167,6 +169,7 @@ Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** addres
 }
 
 Status FakeTrap::attach_at(void* address, size_t size, trap::Transfer) {
+  core::must_be_outside("Trap::attach_at");
   if (mmap(address, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) ==
       MAP_FAILED)
     return core::system_error(errno, "attach_at");
@@ -182,6 +185,7 @@ void FakeTrap::fail_fill(int error, size_t times) {
 }
 
 Status FakeTrap::detach(void* address, size_t size) {
+  core::must_be_outside("Trap::detach");
   std::lock_guard lock(mutex_);
   set(number(address), size, Page::failed);
   wake_locked(number(address), size);
@@ -190,6 +194,7 @@ Status FakeTrap::detach(void* address, size_t size) {
 }
 
 Status FakeTrap::unmap(void* address, size_t) {
+  core::must_be_outside("Trap::unmap");
   std::lock_guard lock(mutex_);
   // Stays mapped, as failed pages, so that late touches of a test meet SIGBUS and not another test's memory.
   called("unmap");
@@ -197,6 +202,7 @@ Status FakeTrap::unmap(void* address, size_t) {
 }
 
 Status FakeTrap::wait(std::span<trap::Fault> out, int, size_t* count) {
+  core::must_be_outside("Trap::wait");
   std::unique_lock lock(mutex_);
   waiting_ = true;
   changed_.notify_all();
@@ -214,6 +220,7 @@ void FakeTrap::interrupt() {
 }
 
 Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) {
+  core::must_be_outside("Trap::fill");
   std::lock_guard lock(mutex_);
   if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
   if (fill_failures_ != 0) {
@@ -250,6 +257,7 @@ Status FakeTrap::fill_zero(void* at, size_t size) {
 }
 
 Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
+  core::must_be_outside("Trap::take");
   std::lock_guard lock(mutex_);
   called("take");
   if (take_error_ != 0) return core::error(take_error_, "pinned");
@@ -266,6 +274,7 @@ Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
 }
 
 Status FakeTrap::drop(std::span<const trap::Range> ranges) {
+  core::must_be_outside("Trap::drop");
   std::lock_guard lock(mutex_);
   for (const trap::Range& r : ranges) {
     memset(reinterpret_cast<void*>(r.address), kDropped, r.size);
@@ -276,6 +285,7 @@ Status FakeTrap::drop(std::span<const trap::Range> ranges) {
 }
 
 Status FakeTrap::protect(void* at, size_t size) {
+  core::must_be_outside("Trap::protect");
   std::lock_guard lock(mutex_);
   for (uintptr_t p = number(at); p < number(at) + size; p += core::kPage) {
     if (auto it = pages_.find(p); it != pages_.end() && it->second == Page::present) it->second = Page::protected_;

@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "core/big_lock.h"
 #include "core/log.h"
 #include "trap_contract.h"
 
@@ -264,6 +265,39 @@ TEST_P(TrapRanges, ARangeLeftAttachedAtTheEndRaisesSigbusInsteadOfShowingZeros) 
   uint64_t value = 0;
   EXPECT_EQ(load(static_cast<uint64_t*>(region), &value), SIGBUS);
   munmap(region, kPage);
+}
+
+TEST_P(TrapRanges, CallsThatMayBlockEndTheProcessUnderThePagersLock) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  core::BigMutex mutex;
+  const auto held = [&](auto call) {
+    core::BigLock lock(mutex);
+    (trap_.get()->*call)(nullptr, 0).ignore();
+  };
+  EXPECT_DEATH(held(&Trap::protect), "Trap::protect is called under the pager");
+  EXPECT_DEATH(held(&Trap::detach), "Trap::detach is called under the pager");
+  EXPECT_DEATH(held(&Trap::unmap), "Trap::unmap is called under the pager");
+  const auto also = [&](auto call) {
+    core::BigLock lock(mutex);
+    call();
+  };
+  void* address = nullptr;
+  size_t count = 0;
+  std::array<Fault, 1> faults;
+  EXPECT_DEATH(also([&] { trap_->attach(kPage, kPage, Transfer::copy, &address).ignore(); }),
+               "Trap::attach.* is called");
+  EXPECT_DEATH(also([&] { trap_->attach_at(nullptr, 0, Transfer::copy).ignore(); }), "Trap::attach_at is called");
+  EXPECT_DEATH(also([&] { trap_->wait(faults, 0, &count).ignore(); }), "Trap::wait is called");
+  EXPECT_DEATH(also([&] { trap_->fill(nullptr, 0, nullptr, Transfer::copy, Protect::no).ignore(); }), "Trap::fill is");
+  EXPECT_DEATH(also([&] { trap_->take(nullptr, 0, nullptr, Transfer::copy).ignore(); }), "Trap::take is called");
+  EXPECT_DEATH(also([&] { trap_->drop({}).ignore(); }), "Trap::drop is called");
+  // What a decision about one block needs at once waits for nobody.
+  Block b;
+  make_block(plain(kHugePage), &b);
+  core::BigLock lock(mutex);
+  OK(trap_->wake(b.words, kHugePage));
+  OK(trap_->fail(b.words, kHugePage));
+  OK(trap_->unfail(b.words, kHugePage));
 }
 
 TEST_P(TrapRanges, WaitReturnsOnInterruptOnTimeoutAndInPortions) {
