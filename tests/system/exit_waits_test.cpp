@@ -118,15 +118,9 @@ TEST(ExitWaitsChild, DISABLED_InTheLogSink) {
   ASSERT_EQ(truncate(path_of("VMEM_TEST_SHORT").c_str(), 4096), 0);
   ASSERT_EQ(truncate(path_of("VMEM_TEST_SHORT2").c_str(), 4096), 0);
   log_to_file();
-  static pthread_t caller;
-  caller = pthread_self();
-  vmem_log(
-      [](int, const char*, void*) {
-        if (pthread_equal(pthread_self(), caller) != 0) exit(0);
-      },
-      nullptr);
-  vmem_set("host_budget", "1000TiB");  // a line on this thread
-  FAIL() << "nothing was logged";
+  vmem_log([](int, const char*, void*) { exit(0); }, nullptr);
+  vmem_set("host_budget", "1000TiB");  // a line: on this thread, as a rule
+  for (;;) pause();
 }
 
 TEST(ExitWaits, ALineOfAnotherThreadDoesNotWaitForASinkThatExits) {
