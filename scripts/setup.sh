@@ -10,7 +10,7 @@ set -euo pipefail
 
 declare -A packages=(
   [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev libmicrohttpd-dev"
-  [test]="libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev"
+  [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev"
   [monitoring]="prometheus"
   [torch]="python3-torch"
   [check]="clang clang-format clang-tidy shellcheck"

@@ -20,6 +20,7 @@
 #include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/progress.h"
+#include "store/cipher_engine.h"
 #include "trap/trap.h"
 
 namespace vmem::api {
@@ -169,6 +170,11 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   engine.require_io_uring = options.text(Option::io_engine) == "io_uring";
   if (Status s = store::make_engine(engine, &parts.engine); !s.ok()) return s;
   if (test_hooks().wrap_engine) parts.engine = test_hooks().wrap_engine(std::move(parts.engine));
+  if (options.number(Option::encryption) != 0) {
+    config.io_buffer_bytes = store::cipher_engine_bytes(engine);
+    std::unique_ptr<store::Engine> plain = std::move(parts.engine);
+    if (Status s = store::make_cipher_engine(engine, std::move(plain), &parts.engine); !s.ok()) return s;
+  }
   store::SpaceOptions space;
   space.paths = options.text(Option::ssd_path);
   space.budget = options.number(Option::ssd_budget);

@@ -50,6 +50,9 @@ constexpr OptionInfo kTable[] = {
     {Option::checksum, "checksum", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
      "Verify every block read from the store against the digest taken when it was written. Off: wrong bytes from the "
      "disk, or by somebody else who can write to the store, go unnoticed."},
+    {Option::encryption, "encryption", OptionKind::boolean, "", "off", 0, 1, nullptr, false,
+     "Encrypt what goes to the store (AES-256-XTS by OpenSSL's libcrypto, a key that lives and dies with the process); "
+     "files that are mapped stay as they are."},
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,

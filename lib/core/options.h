@@ -25,6 +25,7 @@ enum class Option : unsigned {
   direct_io,
   readahead,
   checksum,
+  encryption,
   compression,
   trap,
   transfer,

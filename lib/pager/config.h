@@ -17,6 +17,7 @@ struct Config {
   uint64_t host_budget = 0;     // bytes
   unsigned staging_share = 50;  // percent of it
   unsigned io_depth = 16;
+  uint64_t io_buffer_bytes = 0;  // that the engine holds, part of host_budget
   unsigned evict_threads = 1;
   uint64_t readahead_bytes = uint64_t{64} << 20;
   bool checksum = true;

@@ -35,6 +35,13 @@ Pager::Pager(Parts parts, Config config)
 }
 
 Status Pager::start() {
+  {
+    Lock lock(mutex_);
+    if (config_.io_buffer_bytes != 0 && !frames_.take_fixed(config_.io_buffer_bytes, 0)) {
+      return error(EINVAL, "host_budget %s has no room for %s of buffers for encrypted I/O",
+                   core::human_bytes(config_.host_budget).c_str(), core::human_bytes(config_.io_buffer_bytes).c_str());
+    }
+  }
   on_knobs();
   const int fd = trap_->fault_descriptor();
   watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);

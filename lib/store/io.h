@@ -38,6 +38,15 @@ struct Io {
   size_t transferred = 0;  // (out) bytes that came from or went to the file, before any zeroing
   int result = 0;          // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
   Io* next = nullptr;      // the engine's while queued
+
+  // An engine's that stands on another: who is called in the end, and how far a write in parts has come.
+  struct Layer {
+    void (*done)(Io& io) = nullptr;
+    void* engine = nullptr;
+    size_t begun = 0, settled = 0;
+    int error = 0;
+  };
+  Layer layer;
 };
 
 struct EngineOptions {
@@ -63,6 +72,9 @@ class Engine {
   virtual void submit(std::span<Io* const> batch) = 0;
   // Makes a file known (registered with the ring). The descriptor stays the caller's; remove before closing it.
   virtual core::Status add_file(int fd, FileId* id) = 0;
+  // The same for a file that holds blocks for this process alone: an engine may keep other bytes there than it is
+  // given.
+  virtual core::Status add_store(int fd, FileId* id) { return add_file(fd, id); }
   virtual void remove_file(FileId id) = 0;
   virtual EngineStats stats() const = 0;
   // Calls ready(user) on an I/O thread whenever `fd` polls readable, so that one thread can serve what comes from there

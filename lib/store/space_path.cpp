@@ -287,7 +287,7 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
   }
   path->shrinkable = !path->file.block_device;
   path->punch = path->shrinkable && path->original_pages == 0;  // room laid out beforehand stays as it was laid out
-  status = engine.add_file(path->file.fd, &path->id);
+  status = engine.add_store(path->file.fd, &path->id);
   if (!status.ok()) return status;
   path->engine = &engine;
   *out = std::move(path);

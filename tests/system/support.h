@@ -109,6 +109,7 @@ class SystemTest : public ::testing::Test {
                                               {"transfer", "auto"},
                                               {"compression", "none"},
                                               {"checksum", "on"},
+                                              {"encryption", "off"},
                                               {"io_engine", "auto"},
                                               {"readahead", "8MiB"},
                                               {"direct_io", "on"},

@@ -1,0 +1,144 @@
+#include "store/cipher.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/types.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr size_t kKeyBytes = 64;  // two keys of 256 bits
+constexpr size_t kPageBytes = core::kPage;
+
+bool random_bytes(unsigned char* to, size_t size) {
+  for (size_t have = 0; have < size;) {
+    const ssize_t n = getrandom(to + have, size - have, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    have += static_cast<size_t>(n);
+  }
+  return true;
+}
+
+}  // namespace
+
+// The few calls that are needed; they are the same in 1.1 and 3.
+struct Cipher::Library {
+  void* (*new_context)();
+  void (*free_context)(void*);
+  const void* (*aes_256_xts)();
+  int (*init)(void* context, const void* cipher, void* engine, const unsigned char* key, const unsigned char* iv,
+              int encrypting);
+  int (*update)(void* context, unsigned char* out, int* out_size, const unsigned char* in, int in_size);
+};
+
+// Never closed: threads of the library may be in it while the process exits.
+const Cipher::Library* Cipher::library(core::Status* why) {
+  static constinit std::mutex mutex;
+  static constinit Library loaded{};
+  const std::lock_guard lock(mutex);
+  if (loaded.update != nullptr) return &loaded;
+  void* handle = nullptr;
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
+    if (handle == nullptr) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+  }
+  if (handle == nullptr) {
+    *why =
+        core::error(ENOSYS, "encryption=on needs OpenSSL's libcrypto.so.3, which is not installed (package libssl3)");
+    return nullptr;
+  }
+  Library found{};
+  const auto find = [&](auto& call, const char* name) {
+    call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(handle, name));
+    return call != nullptr;
+  };
+  if (!find(found.new_context, "EVP_CIPHER_CTX_new") || !find(found.free_context, "EVP_CIPHER_CTX_free") ||
+      !find(found.aes_256_xts, "EVP_aes_256_xts") || !find(found.init, "EVP_CipherInit_ex") ||
+      !find(found.update, "EVP_CipherUpdate")) {
+    *why = core::error(ENOSYS, "encryption=on: the libcrypto that is installed has no AES-256-XTS");
+    return nullptr;
+  }
+  loaded = found;
+  return &loaded;
+}
+
+core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {
+  std::unique_ptr<Cipher> self(new Cipher);
+  core::Status why;
+  self->library_ = library(&why);
+  if (self->library_ == nullptr) return why;
+  void* page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return core::system_error(errno, "no memory for a key");
+  self->key_ = static_cast<unsigned char*>(page);
+  if (mlock(page, kPageBytes) != 0 || madvise(page, kPageBytes, MADV_DONTDUMP) != 0) {
+    return core::error(EPERM, "encryption=on: a page for the key cannot be locked into memory (%s); raise `ulimit -l`",
+                       strerrordesc_np(errno));
+  }
+  (void)madvise(page, kPageBytes, MADV_WIPEONFORK);  // a child has no regions
+  if (!random_bytes(self->key_, 2 * kKeyBytes)) return core::system_error(errno, "the kernel gives no key");
+  workers = std::max(workers, 1u);
+  self->workers_ = std::make_unique<Worker[]>(workers);
+  self->count_ = workers;
+  const Library& lib = *self->library_;
+  for (unsigned i = 0; i < self->count_; ++i) {
+    for (int way = 0; way < 2; ++way) {
+      void*& context = self->workers_[i].context[way];
+      context = lib.new_context();
+      if (context == nullptr ||
+          lib.init(context, lib.aes_256_xts(), nullptr, self->key_ + kKeyBytes, self->key_, way) != 1)
+        return core::error(ENOSYS, "encryption=on: libcrypto cannot be used for AES-256-XTS (is it restricted?)");
+    }
+  }
+  *out = std::move(self);
+  return {};
+}
+
+Cipher::~Cipher() {
+  for (unsigned i = 0; i < count_; ++i) {
+    for (void* context : workers_[i].context) {
+      if (context != nullptr) library_->free_context(context);
+    }
+  }
+  if (key_ == nullptr) return;
+  explicit_bzero(key_, kPageBytes);
+  munmap(key_, kPageBytes);
+}
+
+bool Cipher::run(int encrypting, uint32_t file, uint64_t offset, const void* in, size_t size, void* out) {
+  Worker* worker = nullptr;
+  for (unsigned i = 0; i < count_ && worker == nullptr; ++i) {
+    if (workers_[i].mutex.try_lock()) worker = &workers_[i];
+  }
+  if (worker == nullptr) {
+    worker = &workers_[0];
+    worker->mutex.lock();
+  }
+  const std::lock_guard lock(worker->mutex, std::adopt_lock);
+  void* const context = worker->context[encrypting];
+  const auto* from = static_cast<const unsigned char*>(in);
+  auto* to = static_cast<unsigned char*>(out);
+  bool good = library_->init(context, nullptr, nullptr, key_, nullptr, encrypting) == 1;
+  for (size_t at = 0; at < size && good; at += kPageBytes) {
+    unsigned char place[16] = {};
+    const uint64_t page = (offset + at) / kPageBytes;
+    memcpy(place, &page, sizeof page);
+    memcpy(place + 8, &file, sizeof file);
+    int done = 0;
+    good = library_->init(context, nullptr, nullptr, nullptr, place, encrypting) == 1 &&
+           library_->update(context, to + at, &done, from + at, kPageBytes) == 1 &&
+           done == static_cast<int>(kPageBytes);
+  }
+  // What was derived from the key does not stay.
+  return library_->init(context, nullptr, nullptr, key_ + kKeyBytes, nullptr, encrypting) == 1 && good;
+}
+
+}  // namespace vmem::store

@@ -1,0 +1,242 @@
+#include "store/cipher_engine.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "core/types.h"
+#include "store/cipher.h"
+
+namespace vmem::store {
+
+namespace {
+
+constexpr size_t kPieceBytes = size_t{256} << 10;
+constexpr FileId kNoFile = UINT32_MAX;
+constexpr size_t kBatch = 8;  // pieces that are submitted together: neighbours become one transfer
+
+unsigned pieces_for(const EngineOptions& options) {
+  return std::clamp(options.depth, 16u, 64u);
+}
+
+class CipherEngine final : public Engine {
+ public:
+  CipherEngine(std::unique_ptr<Engine> inner, std::unique_ptr<Cipher> cipher, unsigned pieces)
+      : owned_(std::move(inner)), inner_(*owned_), cipher_(std::move(cipher)), pieces_(pieces) {}
+  ~CipherEngine() override {
+    owned_.reset();  // waits for everything in flight, and for what done() submits
+    if (buffers_ != MAP_FAILED) munmap(buffers_, pieces_.size() * kPieceBytes);
+  }
+  core::Status start() {
+    buffers_ = mmap(nullptr, pieces_.size() * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffers_ == MAP_FAILED) return core::system_error(errno, "no memory for buffers of encrypted blocks");
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      Piece& p = pieces_[i];
+      p.engine = this;
+      p.buffer = static_cast<char*>(buffers_) + i * kPieceBytes;
+      p.next = std::exchange(free_, &p);
+    }
+    return {};
+  }
+
+  const char* name() const override { return inner_.name(); }
+  EngineStats stats() const override { return inner_.stats(); }
+  bool watch(int fd, void (*ready)(void*), void* user) override { return inner_.watch(fd, ready, user); }
+  void unwatch() override { inner_.unwatch(); }
+  core::Status add_file(int fd, FileId* id) override { return inner_.add_file(fd, id); }
+  core::Status add_store(int fd, FileId* id) override {
+    if (core::Status s = inner_.add_store(fd, id); !s.ok()) return s;
+    const std::lock_guard lock(mutex_);
+    if (std::find(stores_.begin(), stores_.end(), *id) == stores_.end()) stores_.push_back(*id);
+    return {};
+  }
+  void remove_file(FileId id) override {
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(stores_, id);
+    }
+    inner_.remove_file(id);
+  }
+
+  void submit(std::span<Io* const> batch) override {
+    std::array<Io*, 64> onward;
+    size_t count = 0;
+    bool writes = false;
+    for (Io* io : batch) {
+      if (io->op != Io::Op::flush && is_store(io->file)) {
+        if (io->op == Io::Op::write && io->size != 0) {
+          queue(io);
+          writes = true;
+          continue;
+        }
+        io->layer.done = io->done;
+        io->layer.engine = this;
+        io->done = read_done;
+      }
+      onward[count++] = io;
+      if (count == onward.size()) inner_.submit({onward.data(), std::exchange(count, 0)});
+    }
+    if (count != 0) inner_.submit({onward.data(), count});
+    if (writes) pump();
+  }
+
+ private:
+  // A part of a write, encrypted, on its way.
+  struct Piece {
+    Io io;
+    CipherEngine* engine = nullptr;
+    Io* of = nullptr;
+    size_t from = 0;  // of the write's bytes
+    void* buffer = nullptr;
+    Piece* next = nullptr;  // in the list of free ones
+  };
+
+  bool is_store(FileId id) {
+    const std::lock_guard lock(mutex_);
+    return std::find(stores_.begin(), stores_.end(), id) != stores_.end();
+  }
+
+  static void read_done(Io& io) {
+    auto* const self = static_cast<CipherEngine*>(io.layer.engine);
+    io.done = io.layer.done;
+    // What is behind the end of the file was zeroed, not read.
+    if (io.result == 0 && io.op == Io::Op::read &&
+        (io.transferred % core::kPage != 0 || io.offset % core::kPage != 0 ||
+         !self->cipher_->decrypt(io.file, io.offset, io.buffer, io.transferred, io.buffer))) {
+      io.result = -EIO;
+    }
+    if (io.done != nullptr) io.done(io);
+  }
+
+  static size_t lane(const Io& io) { return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1); }
+
+  void queue(Io* io) {
+    io->result = 0;
+    io->transferred = 0;
+    io->layer = {io->done, this, 0, 0, 0};
+    io->next = nullptr;
+    const std::lock_guard lock(mutex_);
+    Waiting& list = waiting_[lane(*io)];
+    (list.head == nullptr ? list.head : list.tail->next) = io;
+    list.tail = io;
+  }
+
+  // The next part of the most urgent write that waits, with a buffer; nullptr: nothing waits, or no buffer is free.
+  // mutex_ held.
+  Piece* next_piece() {
+    if (free_ == nullptr) return nullptr;
+    for (Waiting& list : waiting_) {
+      Io* const io = list.head;
+      if (io == nullptr) continue;
+      Piece* const p = free_;
+      free_ = p->next;
+      const size_t bytes = std::min(kPieceBytes, io->size - io->layer.begun);
+      p->of = io;
+      p->from = io->layer.begun;
+      p->io = Io{};
+      p->io.op = Io::Op::write;
+      p->io.urgency = io->urgency;
+      p->io.file = io->file;
+      p->io.offset = io->offset + p->from;
+      p->io.buffer = p->buffer;
+      p->io.size = bytes;
+      p->io.done = piece_done;
+      p->io.user = p;
+      io->layer.begun += bytes;
+      if (io->layer.begun == io->size) list.head = io->next;
+      return p;
+    }
+    return nullptr;
+  }
+
+  // Sends out what buffers there are for. Any thread, with no lock.
+  void pump() {
+    for (;;) {
+      std::array<Io*, kBatch> batch;
+      size_t count = 0;
+      while (count < batch.size()) {
+        Piece* piece = nullptr;
+        {
+          const std::lock_guard lock(mutex_);
+          piece = next_piece();
+        }
+        if (piece == nullptr) break;
+        const Io& io = piece->io;
+        const char* from = static_cast<const char*>(piece->of->buffer) + piece->from;
+        // What cannot be encrypted is not written: to a file that there is not, so that done() is called where it must
+        // be.
+        if (io.size % core::kPage != 0 || io.offset % core::kPage != 0 ||
+            !cipher_->encrypt(io.file, io.offset, from, io.size, piece->buffer))
+          piece->io.file = kNoFile;
+        batch[count++] = &piece->io;
+      }
+      if (count == 0) return;
+      inner_.submit({batch.data(), count});
+    }
+  }
+
+  static void piece_done(Io& io) {
+    auto* const piece = static_cast<Piece*>(io.user);
+    CipherEngine* const self = piece->engine;
+    self->settle(piece, io.result, io.transferred);
+    self->pump();
+  }
+
+  // The piece is over, and the write with its last one; the write's done() may free it.
+  void settle(Piece* piece, int result, size_t transferred) {
+    Io* const io = piece->of;
+    bool over = false;
+    {
+      const std::lock_guard lock(mutex_);
+      io->layer.settled += piece->io.size;
+      if (result != 0 && io->layer.error == 0) io->layer.error = result;
+      io->transferred += transferred;
+      over = io->layer.settled == io->size;
+      piece->next = std::exchange(free_, piece);
+    }
+    if (!over) return;
+    io->result = io->layer.error;
+    io->done = io->layer.done;
+    io->next = nullptr;
+    if (io->done != nullptr) io->done(*io);
+  }
+
+  struct Waiting {
+    Io* head = nullptr;
+    Io* tail = nullptr;
+  };
+
+  std::unique_ptr<Engine> owned_;
+  Engine& inner_;
+  const std::unique_ptr<Cipher> cipher_;
+  void* buffers_ = MAP_FAILED;
+
+  std::mutex mutex_;  // a leaf; protects the rest, and `layer` of the writes that wait or are on their way
+  std::vector<Piece> pieces_;
+  Piece* free_ = nullptr;
+  std::array<Waiting, core::kUrgencies> waiting_;
+  std::vector<FileId> stores_;
+};
+
+}  // namespace
+
+uint64_t cipher_engine_bytes(const EngineOptions& options) {
+  return pieces_for(options) * kPieceBytes;
+}
+
+core::Status make_cipher_engine(const EngineOptions& options, std::unique_ptr<Engine> inner,
+                                std::unique_ptr<Engine>* out) {
+  std::unique_ptr<Cipher> cipher;
+  if (core::Status s = Cipher::make(options.threads + 4, &cipher); !s.ok()) return s;
+  auto engine = std::make_unique<CipherEngine>(std::move(inner), std::move(cipher), pieces_for(options));
+  if (core::Status s = engine->start(); !s.ok()) return s;
+  *out = std::move(engine);
+  return {};
+}
+
+}  // namespace vmem::store

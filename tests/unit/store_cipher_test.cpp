@@ -1,0 +1,231 @@
+// Encryption at rest: what reaches the file, what comes back, what fails, and where the key lies.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "store/cipher.h"
+#include "store/cipher_engine.h"
+#include "store/faulty_engine.h"
+#include "store_test_util.h"
+
+namespace vmem::store {
+namespace {
+
+using test::Batch;
+using test::Buffer;
+using test::TempFile;
+
+std::unique_ptr<Cipher> make_cipher() {
+  std::unique_ptr<Cipher> cipher;
+  const core::Status s = Cipher::make(2, &cipher);
+  EXPECT_TRUE(s.ok() || s.code() == -ENOSYS) << s.text();
+  return cipher;
+}
+
+#define NEEDS_LIBCRYPTO(cipher) \
+  if ((cipher) == nullptr) GTEST_SKIP() << "libcrypto is not installed (scripts/setup.sh test)"
+
+TEST(StoreCipher, WhatIsEncryptedIsOtherBytesAndComesBack) {
+  const auto cipher = make_cipher();
+  NEEDS_LIBCRYPTO(cipher);
+  constexpr size_t kSize = 16 * core::kPage;
+  std::vector<char> plain(kSize, 'p'), secret(kSize), back(kSize);
+  ASSERT_TRUE(cipher->encrypt(3, 8 * core::kPage, plain.data(), kSize, secret.data()));
+  // No sixteen bytes of it are what they were, nor like another sixteen: the place counts.
+  std::set<std::string> units;
+  for (size_t at = 0; at < kSize; at += 16) {
+    EXPECT_NE(memcmp(secret.data() + at, plain.data(), 16), 0);
+    EXPECT_TRUE(units.insert(std::string(secret.data() + at, 16)).second) << at;
+  }
+  ASSERT_TRUE(cipher->decrypt(3, 8 * core::kPage, secret.data(), kSize, back.data()));
+  EXPECT_EQ(back, plain);
+  // A part of it, and in place.
+  memcpy(back.data(), secret.data(), kSize);
+  ASSERT_TRUE(
+      cipher->decrypt(3, 11 * core::kPage, back.data() + 3 * core::kPage, core::kPage, back.data() + 3 * core::kPage));
+  EXPECT_EQ(memcmp(back.data() + 3 * core::kPage, plain.data(), core::kPage), 0);
+  for (const auto& [file, offset] : {std::pair{4u, 8 * core::kPage}, {3u, 9 * core::kPage}}) {
+    ASSERT_TRUE(cipher->decrypt(file, offset, secret.data(), kSize, back.data()));
+    EXPECT_NE(back, plain) << "at another place";
+  }
+}
+
+// IEEE 1619 says what AES-256-XTS is; two ciphers of one process must not be one.
+TEST(StoreCipher, EveryCipherHasAKeyOfItsOwn) {
+  const auto one = make_cipher(), other = make_cipher();
+  NEEDS_LIBCRYPTO(one);
+  const std::vector<char> plain(core::kPage, 'p');
+  std::vector<char> a(core::kPage), b(core::kPage);
+  ASSERT_TRUE(one->encrypt(0, 0, plain.data(), core::kPage, a.data()));
+  ASSERT_TRUE(other->encrypt(0, 0, plain.data(), core::kPage, b.data()));
+  EXPECT_NE(a, b);
+}
+
+// The lines of a mapping in /proc/self/smaps that hold what we look for.
+size_t locked_and_undumped_pages() {
+  std::ifstream in("/proc/self/smaps");
+  size_t size = 0, count = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("Size:", 0) == 0) size = std::stoul(line.substr(5));
+    if (line.rfind("VmFlags:", 0) == 0 && size == 4 && line.find(" lo") != std::string::npos &&
+        line.find(" dd") != std::string::npos && line.find(" wf") != std::string::npos)
+      ++count;
+  }
+  return count;
+}
+
+TEST(StoreCipher, TheKeyIsLockedAndNeitherDumpedNorInherited) {
+  const size_t before = locked_and_undumped_pages();
+  auto cipher = make_cipher();
+  NEEDS_LIBCRYPTO(cipher);
+  EXPECT_EQ(locked_and_undumped_pages(), before + 1);
+  cipher.reset();
+  EXPECT_EQ(locked_and_undumped_pages(), before);
+}
+
+TEST(StoreCipher, WithoutAPageToLockThereIsNoCipher) {
+  if (make_cipher() == nullptr) GTEST_SKIP() << "libcrypto is not installed (scripts/setup.sh test)";
+  const pid_t child = fork();
+  if (child == 0) {
+    // An ordinary user who may lock nothing; root may lock whatever the limit.
+    const rlimit none{0, 0};
+    if (setrlimit(RLIMIT_MEMLOCK, &none) != 0 || (geteuid() == 0 && setuid(61601) != 0)) _exit(2);
+    std::unique_ptr<Cipher> cipher;
+    _exit(Cipher::make(1, &cipher).code() == -EPERM ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+bool all_good(Batch& batch) {
+  batch.wait();
+  return std::all_of(batch.ios().begin(), batch.ios().end(),
+                     [](const Io& io) { return io.result == 0 && io.transferred == io.size; });
+}
+
+class StoreCipherEngine : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    options_.depth = 4;
+    options_.threads = 2;
+    std::unique_ptr<Engine> inner;
+    core::Status s = test::make_named_engine(GetParam(), options_.depth, options_.threads, &inner);
+    if (s.code() == -EPERM || s.code() == -ENOSYS) GTEST_SKIP() << "io_uring is not permitted here";
+    ASSERT_TRUE(s.ok()) << s.text();
+    faulty_ = dynamic_cast<FaultyEngine*>(inner.get());
+    s = make_cipher_engine(options_, std::move(inner), &engine_);
+    if (s.code() == -ENOSYS) GTEST_SKIP() << s.text();
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  EngineOptions options_;
+  std::unique_ptr<Engine> engine_;
+  FaultyEngine* faulty_ = nullptr;
+};
+
+TEST_P(StoreCipherEngine, StoresAreEncryptedAndOtherFilesAreNot) {
+  if (IsSkipped()) return;
+  constexpr size_t kBytes = (size_t{20} << 20) + 3 * core::kPage;  // more than there are buffers for
+  TempFile store(kBytes, true), plain(kBytes, true);
+  FileId s = 0, p = 0;
+  ASSERT_TRUE(engine_->add_store(store.fd(), &s).ok());
+  ASSERT_TRUE(engine_->add_file(plain.fd(), &p).ok());
+  Buffer written(kBytes), read(kBytes), on_disk(kBytes);
+  std::mt19937_64 random(11);
+  written.fill(random);
+  const std::vector<char> before(written.data(), written.data() + kBytes);
+  for (const FileId id : {s, p}) {
+    for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+      char* base = op == Io::Op::write ? written.data() : read.data();
+      memset(read.data(), 0, op == Io::Op::read ? kBytes : 0);
+      Batch batch;
+      for (size_t at = 0; at < kBytes;) {
+        const size_t pages = random() % 5 == 0 ? 300 : 1 + random() % 20;  // of one piece and of several
+        const size_t size = std::min(kBytes - at, pages * core::kPage);
+        batch.add(op, id, at, base + at, size).urgency = static_cast<core::Urgency>(random() % core::kUrgencies);
+        at += size;
+      }
+      batch.submit(*engine_);
+      EXPECT_TRUE(all_good(batch));
+    }
+    EXPECT_EQ(memcmp(read.data(), before.data(), kBytes), 0);
+    EXPECT_EQ(memcmp(written.data(), before.data(), kBytes), 0) << "the program's own bytes were changed";
+  }
+  for (const auto& [fd, same] : {std::pair{store.fd(), false}, {plain.fd(), true}}) {
+    ASSERT_EQ(pread(fd, on_disk.data(), kBytes, 0), static_cast<ssize_t>(kBytes));
+    size_t alike = 0;
+    for (size_t at = 0; at < kBytes; at += 16) alike += memcmp(on_disk.data() + at, before.data() + at, 16) == 0;
+    EXPECT_EQ(alike, same ? kBytes / 16 : 0u);
+  }
+}
+
+TEST_P(StoreCipherEngine, AByteThatSomebodyChangedSpoilsItsPageAlone) {
+  if (IsSkipped()) return;
+  constexpr size_t kBytes = 8 * core::kPage;
+  TempFile store(kBytes, true);
+  FileId id = 0;
+  ASSERT_TRUE(engine_->add_store(store.fd(), &id).ok());
+  Buffer bytes(kBytes), read(kBytes);
+  memset(bytes.data(), 7, kBytes);
+  Batch out, in;
+  out.add(Io::Op::write, id, 0, bytes.data(), kBytes);
+  out.submit(*engine_);
+  ASSERT_TRUE(all_good(out));
+  Buffer page(core::kPage);
+  ASSERT_EQ(pread(store.fd(), page.data(), core::kPage, 5 * core::kPage), static_cast<ssize_t>(core::kPage));
+  page.data()[100] = static_cast<char>(page.data()[100] ^ 1);
+  ASSERT_EQ(pwrite(store.fd(), page.data(), core::kPage, 5 * core::kPage), static_cast<ssize_t>(core::kPage));
+  in.add(Io::Op::read, id, 0, read.data(), kBytes);
+  in.submit(*engine_);
+  ASSERT_TRUE(all_good(in));
+  for (size_t at = 0; at < kBytes; at += core::kPage)
+    EXPECT_EQ(memcmp(read.data() + at, bytes.data() + at, core::kPage) == 0, at != 5 * core::kPage) << at;
+}
+
+TEST_P(StoreCipherEngine, AnErrorOfOnePartIsTheWholeWritesAndTheNextGoesOn) {
+  if (IsSkipped()) return;
+  if (faulty_ == nullptr) GTEST_SKIP() << "needs an engine that fails on demand";
+  constexpr size_t kBytes = size_t{1} << 20;
+  TempFile store(kBytes, true);
+  FileId id = 0;
+  ASSERT_TRUE(engine_->add_store(store.fd(), &id).ok());
+  Fault fault;
+  fault.op = Io::Op::write;
+  fault.error = ENOSPC;
+  fault.nth = 2;
+  const auto rule = faulty_->add_rule(fault);
+  Buffer bytes(kBytes), read(kBytes);
+  memset(bytes.data(), 7, kBytes);
+  Batch failed;
+  failed.add(Io::Op::write, id, 0, bytes.data(), kBytes);
+  failed.submit(*engine_);
+  failed.wait();
+  EXPECT_EQ(failed.ios()[0].result, -ENOSPC);
+  EXPECT_EQ(faulty_->fired(rule), 1u);
+  faulty_->clear_rules();
+  for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+    Batch batch;
+    batch.add(op, id, 0, op == Io::Op::write ? bytes.data() : read.data(), kBytes);
+    batch.submit(*engine_);
+    EXPECT_TRUE(all_good(batch));
+  }
+  EXPECT_EQ(memcmp(read.data(), bytes.data(), kBytes), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Bodies, StoreCipherEngine, testing::Values("io_uring", "threads", "faulty"),
+                         [](const auto& body) { return std::string(body.param); });
+
+}  // namespace
+}  // namespace vmem::store
