@@ -322,7 +322,14 @@ void Pager::prepare_writes(std::span<Move*> moves) {
       for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
     } else {
       for (size_t k = 0; k < n; ++k) {
-        cluster[i + k]->status = space_->allocate(cluster[i + k]->stored, 0, {&cluster[i + k]->extent, 1});
+        Move* const m = cluster[i + k];
+        m->status = space_->allocate(m->stored, 0, {&m->extent, 1});
+        // Over its old copy rather than not at all: until it is whole there, it is in memory.
+        const core::Extent old = m->region->table[m->block].extent;
+        if (m->status.code() != -ENOSPC || !old || old.codec() != 0 || old.length() != m->stored) continue;
+        m->status = {};
+        m->extent = old;
+        m->new_extent = false;
       }
     }
     i += n;
@@ -471,13 +478,24 @@ void Pager::note_write_failure(Move* m) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
                                    where(*m->region, m->block).c_str());
   }
-  if (write_back_.failures_in_row++ == 0) {
+  const uint64_t now = now_ns();
+  const bool repeated = write_back_.said == m->status.code() && now - write_back_.said_ns < WriteBackState::kSayAgain;
+  if (write_back_.failures_in_row++ == 0 && !repeated) {
+    write_back_.said = m->status.code();
+    write_back_.said_ns = now;
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
   }
-  write_back_.retry_ns =
-      now_ns() + std::min(WriteBackState::kShortestPause << std::min(write_back_.failures_in_row, 6u),
-                          WriteBackState::kLongestPause);
+  write_back_.retry_ns = now + std::min(WriteBackState::kShortestPause << std::min(write_back_.failures_in_row, 6u),
+                                        WriteBackState::kLongestPause);
   if (m->job == nullptr && write_back_.error.ok() && !core::broken("write_report")) write_back_.error = m->status;
+}
+
+// Unlocked. The store has room again, or may have: who waits to write tries at once.
+void Pager::store_has_room() {
+  Lock lock(mutex_);
+  if (write_back_.retry_ns == 0) return;
+  write_back_.retry_ns = 0;
+  need_evict_.notify_all();
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.

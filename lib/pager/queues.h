@@ -53,10 +53,13 @@ struct Sums {
 
 struct WriteBackState {
   static constexpr uint64_t kShortestPause = 10000000, kLongestPause = kShortestPause << 6;  // ns
+  static constexpr uint64_t kSayAgain = 60000000000;                                         // ns
 
   core::Status error;     // first background write-back failure nobody has been told of
   uint64_t retry_ns = 0;  // no write-back before this, after a failure
   unsigned failures_in_row = 0;
+  int said = 0;  // this failure was logged last, then: the same is not said again within kSayAgain
+  uint64_t said_ns = 0;
 };
 
 // What the machine allows, and what was set: config has what is in force.

@@ -352,6 +352,7 @@ Status Pager::destroy(void* ptr, bool force) {
   lock.unlock();
   run(after);
   for (core::Extent e : extents) space_->release(e);
+  if (!extents.empty()) store_has_room();
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
   if (gone->gpu) return devices_->release(gone->base);

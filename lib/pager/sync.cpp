@@ -144,7 +144,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   SpanOf span;
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
-  if (location == VMEM_HOST && !r.gpu) return {};
+  if (location == VMEM_HOST && !r.gpu) return tell_lost(r, span.first, span.last, true);
   forget_hints(queues_.wishes, span);
   ++r.in_flight;
   Sweep sweep;

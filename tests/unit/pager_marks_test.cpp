@@ -34,6 +34,7 @@ class PagerMarks : public PagerSteps {
       EXPECT_NE(s.text().find("region 1, block 0 (offset 0)"), std::string_view::npos) << s.text();
     }
     EXPECT_EQ(pager->evict(r, block, VMEM_SSD).code(), -EIO);
+    EXPECT_EQ(pager->evict(r, block, VMEM_HOST).code(), -EIO) << "also where there is no device";
     const vmem_range all = range(r, block);
     EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -EIO) << "what the store has is older";
     EXPECT_TRUE(bus(r));

@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <future>
+#include <string>
 #include <vector>
 
+#include "core/log.h"
 #include "pager/clock.h"
 #include "pager_steps.h"
 
@@ -238,6 +241,47 @@ TEST_F(PagerSteps, NoRoomInTheStoreIsReportedAndMendsWhenThereIs) {
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
   pager->set_space_budget(UINT64_MAX);
   EXPECT_TRUE(pager->sync(r, 4 * kSmall).ok());
+}
+
+TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheStoreIsFull) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 1);
+  put(r + kSmall, 2);
+  evict(r, 2 * kSmall);
+  EXPECT_EQ(get(r), 1u);
+  space->set_budget(2 * kSmall);
+  put(r, 8);
+  EXPECT_TRUE(pager->sync(r, kSmall).ok());
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 8u);
+  // Torn there, it is in memory still, and is never taken for clean.
+  put(r, 9);
+  engine->tear(EIO);
+  EXPECT_EQ(pager->sync(r, kSmall).code(), -EIO);
+  put(r, 8);
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 8u);
+  EXPECT_EQ(get(r + kSmall), 2u);
+  EXPECT_EQ(pager->counters().checksum_errors, 0u);
+}
+
+TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
+  start(config());
+  static std::atomic<int> said;
+  said = 0;
+  vmem::core::set_log_sink(
+      [](int, const char* line, void*) { said += std::string(line).find("is used up") != std::string::npos; }, nullptr);
+  std::byte* r = region(8);
+  for (uint64_t i = 0; i < 8; ++i) {
+    put(r + i * kSmall, i + 1);
+    space->set_budget(i * kSmall);
+    EXPECT_EQ(pager->sync(r + i * kSmall, kSmall).code(), -ENOSPC);
+    pager->set_space_budget(UINT64_MAX);
+    EXPECT_TRUE(pager->sync(r + i * kSmall, kSmall).ok());
+  }
+  vmem::core::set_log_sink(nullptr, nullptr);
+  EXPECT_EQ(said, 1);
 }
 
 TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
