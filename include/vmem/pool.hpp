@@ -82,6 +82,9 @@ struct pool_options {
   unsigned flags = 0;
   /* Regions are named so, with a number. */
   std::string name = "pool";
+  /* Of each region, as struct vmem_region_attr has them. Small blocks suit small objects that are met at random. */
+  std::size_t block_size = 0;
+  int advice = 0;
   /*
    * Called when deallocate() is given what it cannot free: a pointer that is not this pool's, one inside an allocation,
    * a second time the same, or another size than was allocated. Nothing is freed then. `words` says which, with the
@@ -363,11 +366,16 @@ class pool final : public std::pmr::memory_resource {
       node = one.extract(one.begin());
     }
     void* p = nullptr;
-    if (const int rc = vmem_alloc(&p, wanted, options_.flags); rc != 0) {
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.block_size = options_.block_size;
+    attr.advice = options_.advice;
+    attr.name = name.c_str();
+    attr.flags = options_.flags;
+    if (const int rc = vmem_create(&p, wanted, &attr); rc != 0) {
       throw pool_error("vmem::pool \"%s\": %zu bytes need a region of %zu: %s", options_.name.c_str(), bytes, wanted,
                        vmem_last_error());
     }
-    (void)vmem_name(p, name.c_str());
     ++made_;
     node.key() = reinterpret_cast<std::uintptr_t>(p);
     region_table::value_type& entry = *regions_.insert(std::move(node)).position;

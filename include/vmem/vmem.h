@@ -34,7 +34,7 @@ extern "C" {
 #define VMEM_HOST (-1)
 #define VMEM_SSD (-2)
 
-/* Flags of vmem_alloc and vmem_map */
+/* Flags of vmem_create, vmem_alloc and vmem_map */
 #define VMEM_HOST_ONLY 0x1u   /* no device tier, any block size */
 #define VMEM_MAP_READ 0x10u   /* the file is never written; a stray store never reaches it */
 #define VMEM_MAP_SHARED 0x20u /* changes reach the file */
@@ -161,6 +161,31 @@ int vmem_get(const char *name, char *value, size_t size);
 void vmem_log(void (*sink)(int level, const char *line, void *user), void *user);
 
 /*
+ * What a region is to be. Set `size` to sizeof(struct vmem_region_attr) and the rest to zero; then what is wanted. Zero
+ * asks for the setting's value of that moment, or for nothing.
+ */
+struct vmem_region_attr {
+	size_t size;       /* of this struct */
+	size_t block_size; /* a power of two from 4 KiB to 32 MiB; in a device tier 2 MiB */
+	uint64_t offset;   /* in the file */
+	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file */
+	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */
+	const char *name;  /* as vmem_name */
+	int fd;            /* opened again with the flag's access; yours to close, at once if you like */
+	int advice;        /* of enum vmem_advice, for the whole region: NORMAL to PRIORITY_HIGH without WILL_NEED, DONT_NEED */
+	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
+	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
+};
+
+/*
+ * A new region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its own: nothing that `attr`
+ * gives depends on settings, which other parts of the program may change. attr NULL: vmem_alloc(ptr, size, 0).
+ * -EINVAL also: an attribute that is not accepted, a block_size other than 2 MiB where the region gets a device tier;
+ * -E2BIG a larger struct than this library knows, with something in the rest.
+ */
+int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);
+
+/*
  * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Costs address space only. flags: 0 or VMEM_HOST_ONLY.
  * mlockall() does not keep blocks in memory: they are paged all the same (a lease keeps them). With MCL_CURRENT it reads
  * every block of every region once, and fills frames that are empty, beyond the budget.
@@ -183,7 +208,7 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
 
 /*
- * Frees a region; `ptr` is what vmem_alloc or vmem_map returned (NULL: nothing happens, 0). Waits for I/O under way.
+ * Frees a region; `ptr` is what the call that made it returned (NULL: nothing happens, 0). Waits for I/O under way.
  * Changed blocks of a shared file are written first; when that fails the region stays and the error is returned. -EBUSY:
  * live leases. -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays, and the
  * next call frees it. Threads faulting in the region meanwhile get SIGBUS.

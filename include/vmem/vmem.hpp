@@ -50,6 +50,18 @@ inline struct vmem_stats stats() {
   return s;
 }
 
+/* What a region is to be, as struct vmem_region_attr has it; what is left alone follows the settings. */
+struct attributes {
+  unsigned flags = 0;         /* VMEM_HOST_ONLY; with a file also one of VMEM_MAP_.. */
+  std::size_t block_size = 0; /* 0: setting block_size */
+  int advice = 0;             /* of enum vmem_advice, for the whole region */
+  std::string codec = {};     /* "none", "lz4", "zstd"; "": setting compression */
+  int checksum = 0;           /* 1, -1: verified or not; 0: setting checksum */
+  std::string name = {};
+  std::string path = {}; /* a file, from `offset` on */
+  std::uint64_t offset = 0;
+};
+
 /* The owner of a region: freed with the object. A destructor cannot report: call free() where a shared file matters. */
 class region {
  public:
@@ -58,6 +70,20 @@ class region {
   /* bytes of `path` from `offset`; flags as for vmem_map. */
   region(std::size_t bytes, const std::string& path, std::uint64_t offset, unsigned flags) : size_(bytes) {
     check(vmem_map(&data_, bytes, path.c_str(), offset, flags));
+  }
+  region(std::size_t bytes, const attributes& wanted) : size_(bytes) {
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.flags = wanted.flags;
+    attr.block_size = wanted.block_size;
+    attr.advice = wanted.advice;
+    attr.checksum = wanted.checksum;
+    attr.offset = wanted.offset;
+    attr.codec = wanted.codec.empty() ? nullptr : wanted.codec.c_str();
+    attr.name = wanted.name.empty() ? nullptr : wanted.name.c_str();
+    attr.path = wanted.path.empty() ? nullptr : wanted.path.c_str();
+    attr.fd = -1;
+    check(vmem_create(&data_, bytes, &attr));
   }
   region(region&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   region& operator=(region&& other) noexcept {

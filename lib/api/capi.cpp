@@ -1,7 +1,9 @@
 // The C boundary: no exception passes, every failure leaves its words, and memory of the caller is touched with no lock
 // held (it may lie in a region).
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -99,17 +101,112 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
   return {};
 }
 
-vmem::pager::NewRegion new_region(size_t size, unsigned flags) {
-  vmem::core::Options& options = Runtime::get().options();
+// The caller's attributes, of a version of the struct that may be shorter or longer than ours.
+Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
+  *out = {};
+  if (attr == nullptr) return {};
+  const size_t size = attr->size;
+  if (size < offsetof(vmem_region_attr, flags) + sizeof(attr->flags))
+    return error(EINVAL, "attr->size is %zu; give sizeof(struct vmem_region_attr)", size);
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(attr);
+  for (size_t i = sizeof *out; i < size; ++i) {
+    if (bytes[i] == 0) continue;
+    return error(E2BIG, "byte %zu of attr is set; this library knows the first %zu of it", i, sizeof *out);
+  }
+  memcpy(out, attr, std::min(size, sizeof *out));
+  return {};
+}
+
+constexpr unsigned kMapKinds = VMEM_MAP_READ | VMEM_MAP_SHARED | VMEM_MAP_PRIVATE;
+
+Status set_codec(const char* name, vmem::pager::NewRegion* what) {
+  const std::string codec = name != nullptr ? name : Runtime::get().options().text(vmem::core::Option::compression);
+  if (codec != "none" && codec != "lz4" && codec != "zstd")
+    return error(EINVAL, "codec \"%s\" is not known; give none, lz4 or zstd", codec.c_str());
+  what->codec = codec == "lz4"    ? vmem::store::Codec::lz4
+                : codec == "zstd" ? vmem::store::Codec::zstd
+                                  : vmem::store::Codec::raw;
+  return {};
+}
+
+Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
+  const unsigned kind = attr.flags & kMapKinds;
+  if ((attr.flags & ~(kMapKinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0) {
+    return error(EINVAL,
+                 "flags 0x%x are not accepted; give VMEM_HOST_ONLY if wanted, and for a file exactly one of "
+                 "VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE",
+                 attr.flags);
+  }
+  if (kind == 0) {
+    if (attr.path == nullptr && attr.offset == 0) return {};
+    return error(EINVAL, "a path or an offset, but none of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE");
+  }
+  what->path = attr.path != nullptr ? attr.path : "/proc/self/fd/" + std::to_string(attr.fd);
+  what->offset = attr.offset;
+  what->backing = kind == VMEM_MAP_READ     ? vmem::pager::Backing::file_read
+                  : kind == VMEM_MAP_SHARED ? vmem::pager::Backing::file_shared
+                                            : vmem::pager::Backing::file_private;
+  return {};
+}
+
+Status set_block_size(size_t bytes, vmem::pager::NewRegion* what) {
+  what->block_size = bytes;
+  what->fixed_block_size = bytes != 0;
+  if (bytes == 0) what->block_size = Runtime::get().options().number(vmem::core::Option::block_size);
+  if (bytes == 0 || (std::has_single_bit(bytes) && bytes >= vmem::core::kMinBlock && bytes <= vmem::core::kMaxBlock))
+    return {};
+  return error(EINVAL, "block_size %zu is not accepted; give a power of two from 4 KiB to %s", bytes,
+               vmem::core::human_bytes(vmem::core::kMaxBlock).c_str());
+}
+
+// What may be said of a region before anything is in it.
+Status check_advice(int advice) {
+  switch (advice) {
+    case 0:
+    case VMEM_ADVISE_NORMAL:
+    case VMEM_ADVISE_SEQUENTIAL:
+    case VMEM_ADVISE_RANDOM:
+    case VMEM_ADVISE_COLD:
+    case VMEM_ADVISE_HOT:
+    case VMEM_ADVISE_PIN:
+    case VMEM_ADVISE_PRIORITY_LOW:
+    case VMEM_ADVISE_PRIORITY_NORMAL:
+    case VMEM_ADVISE_PRIORITY_HIGH:
+      return {};
+    default:
+      return error(EINVAL, "advice %d is not one for a new region; vmem.h has those that are", advice);
+  }
+}
+
+// All or nothing: a region whose advice is refused is not made.
+Status create(size_t size, const vmem_region_attr& attr, void** base) {
   vmem::pager::NewRegion what;
   what.size = size;
-  what.block_size = options.number(vmem::core::Option::block_size);
-  const std::string codec = options.text(vmem::core::Option::compression);
-  what.codec = codec == "lz4"    ? vmem::store::Codec::lz4
-               : codec == "zstd" ? vmem::store::Codec::zstd
-                                 : vmem::store::Codec::raw;
-  what.host_only = (flags & VMEM_HOST_ONLY) != 0;
-  return what;
+  what.host_only = (attr.flags & VMEM_HOST_ONLY) != 0;
+  const std::string name = attr.name != nullptr ? attr.name : "";
+  Status s = set_file(attr, &what);
+  if (s.ok()) s = check_advice(attr.advice);
+  if (s.ok() && (attr.checksum < -1 || attr.checksum > 1))
+    s = error(EINVAL, "checksum %d is not accepted; give 1, -1, or 0 for the setting", attr.checksum);
+  if (!s.ok()) return s;
+  what.checksum = attr.checksum;
+  Runtime::Use pager;
+  s = Runtime::get().use(&pager);  // reads the settings
+  if (s.ok()) s = set_codec(attr.codec, &what);
+  if (s.ok()) s = set_block_size(attr.block_size, &what);
+  if (s.ok()) s = pager->create(what, base);
+  if (!s.ok()) return s;
+  struct Undo {
+    Runtime::Use& pager;
+    void* base;
+    ~Undo() {
+      if (base != nullptr) pager->destroy(base, true).ignore();
+    }
+  } undo{pager, *base};
+  if (!name.empty()) s = pager->set_name(*base, name.c_str());
+  if (s.ok() && attr.advice != 0) s = pager->advise(*base, size, attr.advice, VMEM_HOST);
+  if (s.ok()) undo.base = nullptr;
+  return s;
 }
 
 }  // namespace
@@ -154,14 +251,26 @@ VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
   vmem::core::set_log_sink(sink, user);
 }
 
+VMEM_API int vmem_create(void** ptr, size_t size, const struct vmem_region_attr* attr) {
+  void* base = nullptr;
+  const int rc = guarded([&]() -> Status {
+    if (ptr == nullptr) return error(EINVAL, "ptr is null; give the address of a pointer");
+    vmem_region_attr copy;
+    if (Status s = copy_attr(attr, &copy); !s.ok()) return s;
+    return create(size, copy, &base);
+  });
+  if (rc == 0) *ptr = base;
+  return rc;
+}
+
 VMEM_API int vmem_alloc(void** ptr, size_t size, unsigned flags) {
   void* base = nullptr;
   const int rc = guarded([&]() -> Status {
     if (ptr == nullptr) return error(EINVAL, "ptr is null; give the address of a pointer");
     if ((flags & ~VMEM_HOST_ONLY) != 0) return error(EINVAL, "flags 0x%x are unknown; give 0 or VMEM_HOST_ONLY", flags);
-    Runtime::Use pager;
-    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
-    return pager->create(new_region(size, flags), &base);
+    vmem_region_attr attr = {};
+    attr.flags = flags;
+    return create(size, attr, &base);
   });
   if (rc == 0) *ptr = base;
   return rc;
@@ -171,24 +280,18 @@ VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset
   void* base = nullptr;
   const int rc = guarded([&]() -> Status {
     if (ptr == nullptr || path == nullptr) return error(EINVAL, "ptr or path is null");
-    const unsigned kinds = VMEM_MAP_READ | VMEM_MAP_SHARED | VMEM_MAP_PRIVATE;
-    const unsigned kind = flags & kinds;
-    if ((flags & ~(kinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0 || kind == 0) {
+    const unsigned kind = flags & kMapKinds;
+    if ((flags & ~(kMapKinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0 || kind == 0) {
       return error(EINVAL,
                    "flags 0x%x are not accepted; give exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, "
                    "and VMEM_HOST_ONLY if wanted",
                    flags);
     }
-    const std::string copy(path);
-    Runtime::Use pager;
-    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
-    auto what = new_region(size, flags);
-    what.path = copy;
-    what.offset = offset;
-    what.backing = kind == VMEM_MAP_READ     ? vmem::pager::Backing::file_read
-                   : kind == VMEM_MAP_SHARED ? vmem::pager::Backing::file_shared
-                                             : vmem::pager::Backing::file_private;
-    return pager->create(what, &base);
+    vmem_region_attr attr = {};
+    attr.path = path;
+    attr.offset = offset;
+    attr.flags = flags;
+    return create(size, attr, &base);
   });
   if (rc == 0) *ptr = base;
   return rc;

@@ -137,8 +137,8 @@ void Pager::verify_read(Move* m) {
   }
   if (m->status.ok() && block.extent) {
     // The digest also tells later whether the block was changed, so it stays even where it is not verified.
-    if (verify_.load(std::memory_order_relaxed) && !core::broken("digest_check") &&
-        !(store::digest(m->image, r.block_size) == block.digest)) {
+    const bool verify = r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
+    if (verify && !core::broken("digest_check") && !(store::digest(m->image, r.block_size) == block.digest)) {
       core::add(counters_.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
                               place(r, m->block).c_str());

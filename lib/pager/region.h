@@ -63,7 +63,9 @@ struct NewRegion {
   store::Codec codec = store::Codec::raw;
   std::string path;  // files
   uint64_t offset = 0;
-  bool host_only = false;  // no device tier, also where there is one
+  bool host_only = false;         // no device tier, also where there is one
+  bool fixed_block_size = false;  // block_size was asked for, for this region
+  int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
 };
 
 struct Region {
@@ -79,6 +81,7 @@ struct Region {
   Backing backing = Backing::anonymous;
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
+  int checksum = 0;  // as NewRegion has it
   bool probes = false;
   bool bounces = false;  // its blocks need bounce buffers
   bool gpu = false;      // has a device tier: one managed range, blocks of kHugePage

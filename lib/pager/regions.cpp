@@ -62,6 +62,10 @@ Status Pager::create(const NewRegion& what, void** ptr) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
   }
   const bool gpu = devices_ != nullptr && !what.host_only;
+  if (gpu && what.fixed_block_size && what.block_size != kHugePage) {
+    return error(EINVAL, "block_size %s: a region with a device tier has blocks of 2 MiB; add VMEM_HOST_ONLY",
+                 core::human_bytes(what.block_size).c_str());
+  }
   size_t block_size = gpu ? kHugePage : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
@@ -79,6 +83,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   r.blocks = blocks;
   r.backing = what.backing;
   r.codec = what.codec;
+  r.checksum = what.checksum;
   const trap::Caps& caps = trap_->caps();
   r.gpu = gpu;
   if (caps.install && !gpu) {

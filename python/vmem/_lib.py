@@ -44,6 +44,21 @@ class RangeStruct(ctypes.Structure):
     ]
 
 
+class RegionAttrStruct(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("block_size", ctypes.c_size_t),
+        ("offset", ctypes.c_uint64),
+        ("path", ctypes.c_char_p),
+        ("codec", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("fd", ctypes.c_int),
+        ("advice", ctypes.c_int),
+        ("checksum", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    ]
+
+
 def _words(name: str, fields: str) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_uint64) for f in fields.split()]})
 
@@ -82,29 +97,22 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_acquire_ranges"):
+        if hasattr(library, "vmem_create"):
             return library
-        tried.append(f"{path}: is not libvmem (it has no vmem_acquire_ranges)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_create)")
     raise ImportError(
         "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
     )
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    void, size, text, uint, whole = (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_char_p,
-        ctypes.c_uint,
-        ctypes.c_int,
-    )
+    void, size, text, whole = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
     ranges = ctypes.POINTER(RangeStruct)
     calls = {
         "vmem_init": [],
         "vmem_set": [text, text],
         "vmem_get": [text, void, size],
-        "vmem_alloc": [ctypes.POINTER(void), size, uint],
-        "vmem_map": [ctypes.POINTER(void), size, text, ctypes.c_uint64, uint],
+        "vmem_create": [ctypes.POINTER(void), size, ctypes.POINTER(RegionAttrStruct)],
         "vmem_free": [void],
         "vmem_name": [void, text],
         "vmem_prefetch": [void, size, whole, void],

@@ -18,6 +18,7 @@ from ._lib import (
     FLAG_MAP_READ,
     FLAG_MAP_SHARED,
     Error,
+    RegionAttrStruct,
     check,
     human_bytes,
     lib,
@@ -27,7 +28,7 @@ from ._lib import (
     product,
     short,
 )
-from ._range import Range
+from ._range import Advice, Range, advice_of
 
 Shape = Union[int, Sequence[int]]
 
@@ -142,10 +143,37 @@ class Region(Range):
         return f"<vmem.Region {self.name!r}, {human_bytes(self.nbytes)} at {self.ptr:#x}>"
 
 
-def alloc(size: Union[int, str], *, host_only: bool = False, name: Optional[str] = None) -> Region:
-    """A region of zeros; costs address space only. host_only: no device tier, any block size."""
-    nbytes, ptr = parse_size(size), ctypes.c_void_p()
-    check(lib.vmem_alloc(ctypes.byref(ptr), nbytes, FLAG_HOST_ONLY if host_only else 0))
+def _create(
+    nbytes: int,
+    flags: int,
+    block_size: Union[int, str, None],
+    advice: Union[Advice, str, int, None],
+    path: Optional[bytes] = None,
+    offset: int = 0,
+) -> ctypes.c_void_p:
+    attr, ptr = RegionAttrStruct(), ctypes.c_void_p()
+    attr.size = ctypes.sizeof(attr)
+    attr.block_size = 0 if block_size is None else parse_size(block_size)
+    attr.advice = 0 if advice is None else advice_of(advice)
+    attr.path, attr.offset, attr.fd, attr.flags = path, offset, -1, flags
+    check(lib.vmem_create(ctypes.byref(ptr), nbytes, ctypes.byref(attr)))
+    return ptr
+
+
+def alloc(
+    size: Union[int, str],
+    *,
+    host_only: bool = False,
+    name: Optional[str] = None,
+    block_size: Union[int, str, None] = None,
+    advice: Union[Advice, str, int, None] = None,
+) -> Region:
+    """A region of zeros; costs address space only. host_only: no device tier, any block size.
+
+    block_size ("64KiB"): of this region, whatever the setting is. advice: of the whole region, from its beginning.
+    """
+    nbytes = parse_size(size)
+    ptr = _create(nbytes, FLAG_HOST_ONLY if host_only else 0, block_size, advice)
     return _made(ptr, nbytes, name, True, host_only, None)
 
 
@@ -160,11 +188,13 @@ def map(  # noqa: A001  (the name of the call in C)
     mode: str = "read",
     host_only: bool = False,
     name: Optional[str] = None,
+    block_size: Union[int, str, None] = None,
+    advice: Union[Advice, str, int, None] = None,
 ) -> Region:
     """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
 
     mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked;
-    "private": changes stay in the region.
+    "private": changes stay in the region. block_size, advice: as for alloc().
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
@@ -178,23 +208,30 @@ def map(  # noqa: A001  (the name of the call in C)
     else:
         nbytes = parse_size(size)
     flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
-    ptr = ctypes.c_void_p()
-    check(lib.vmem_map(ctypes.byref(ptr), nbytes, where, offset, flags))
-    again = (os.path.abspath(where), nbytes, offset, host_only, name) if mode == "read" else None
+    ptr = _create(nbytes, flags, block_size, advice, where, offset)
+    made = (os.path.abspath(where), nbytes, offset, host_only, name, block_size, advice)
+    again = made if mode == "read" else None
     return _made(ptr, nbytes, name or os.path.basename(os.fsdecode(where)), mode != "read", host_only, again)
 
 
 def map_open(file: Any, path: str, size: int, *, host_only: bool = False) -> Region:
     """map() for reading of a file that is open; `path` is its name."""
-    ptr = ctypes.c_void_p()
     flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
-    check(lib.vmem_map(ctypes.byref(ptr), size, b"/proc/self/fd/%d" % file.fileno(), 0, flags))
+    ptr = _create(size, flags, None, None, b"/proc/self/fd/%d" % file.fileno())
     name = os.path.basename(path)
     return _made(ptr, size, name, False, host_only, (os.path.abspath(path_bytes(path)), size, 0, host_only, None))
 
 
-def _map_again(path: bytes, size: int, offset: int, host_only: bool, name: Optional[str]) -> Region:
-    return map(path, size, offset, host_only=host_only, name=name)
+def _map_again(
+    path: bytes,
+    size: int,
+    offset: int,
+    host_only: bool,
+    name: Optional[str],
+    block_size: Union[int, str, None] = None,
+    advice: Union[Advice, str, int, None] = None,
+) -> Region:
+    return map(path, size, offset, host_only=host_only, name=name, block_size=block_size, advice=advice)
 
 
 def _made(

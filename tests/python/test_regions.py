@@ -33,6 +33,22 @@ def test_a_new_region_reads_as_zeros_and_costs_no_memory(host):
         assert not region.numpy()[: 4 * MIB].any()
 
 
+def test_block_size_and_advice_are_the_regions_own(host, tmp_path):
+    for size in (4096, 65536):
+        with vmem.alloc(8 * MIB, host_only=True, block_size=size, advice="random") as region:
+            region.numpy()[5 * MIB] = 1
+            assert region.query().host_bytes == size
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 4096)
+    with vmem.map(path, host_only=True, block_size="64KiB", advice=vmem.Advice.SEQUENTIAL) as region:
+        assert region.numpy()[65536 + 7] == 7
+    with pytest.raises(vmem.Error) as e:
+        vmem.alloc(MIB, host_only=True, block_size=5000)
+    assert e.value.errno == errno.EINVAL and "block_size 5000" in str(e.value)
+    with pytest.raises(ValueError):
+        vmem.alloc(MIB, advice="soon")
+
+
 def test_evicted_bytes_come_back_and_query_says_where_they_are(host):
     with vmem.alloc(8 * MIB) as region:
         region.numpy()[:] = 7

@@ -108,6 +108,22 @@ TEST_P(FaultInjection, AFlippedBitIsNeverShown) {
   EXPECT_TRUE(right(r, 0, 1));
 }
 
+// Whether a region is verified is its own affair where it was asked for.
+TEST_P(FaultInjection, ARegionIsVerifiedAsItsAttributeSays) {
+  start();
+  if (IsSkipped()) return;
+  for (const bool verified : {false, true}) {
+    ASSERT_EQ(vmem_set("checksum", verified ? "off" : "on"), 0);
+    vmem::region r(kBlock, vmem::attributes{.flags = VMEM_HOST_ONLY, .codec = "none", .checksum = verified ? 1 : -1});
+    write(r, 0, 1);
+    r.evict();
+    disk->add_rule(fault(Fault::Action::flip_bit, Io::Op::read));
+    EXPECT_EQ(bus(r, 0), verified);
+    EXPECT_EQ(vmem::stats().checksum_errors, verified ? 1u : 0u);
+    disk->clear_rules();
+  }
+}
+
 TEST_P(FaultInjection, ATornWriteIsFoundByItsChecksum) {
   start();
   if (IsSkipped()) return;
