@@ -17,6 +17,8 @@ struct Way {
   const char *engine, *compression, *transfer, *direct;
 };
 
+class EncryptionDevice : public SystemTest {};
+
 class Encryption : public SystemTest, public ::testing::WithParamInterface<Way> {
  protected:
   void start(const std::string& store, const char* encryption) {
@@ -129,6 +131,41 @@ TEST(EncryptionChild, DISABLED_StoresAndWaits) {
   printf("stored\n");
   fflush(stdout);
   for (;;) pause();
+}
+
+// Device memory to the store and back, through staging frames.
+TEST_F(EncryptionDevice, BlocksThatADeviceChangedComeBack) {
+  const std::string device = vmem::get("device"), budget = vmem::get("device_budget");
+  systest::TempFile store;
+  configure({{"ssd_path", store.path()},
+             {"encryption", "on"},
+             {"device", "sim"},
+             {"device_budget", "16MiB"},
+             {"host_budget", "32MiB"}});
+  if (IsSkipped()) return;
+  {
+    constexpr size_t kBytes = size_t{64} << 20, kStep = size_t{4} << 20;
+    vmem::region r(kBytes);
+    auto* bytes = static_cast<char*>(r.data());
+    for (size_t at = 0; at < kBytes; at += kStep) {
+      memset(bytes + at, static_cast<int>(1 + at / kStep), kStep);
+      memcpy(bytes + at + 5000, kMarker, sizeof kMarker);
+      ASSERT_EQ(vmem_acquire(bytes + at, kStep, VMEM_WRITE, 0, nullptr), 0) << vmem_last_error();
+      vmem_release(bytes + at, kStep, nullptr);
+    }
+    for (size_t at = 0; at < kBytes; at += kStep) {
+      EXPECT_EQ(bytes[at], static_cast<char>(1 + at / kStep));
+      EXPECT_EQ(bytes[at + kStep - 1], static_cast<char>(1 + at / kStep));
+      EXPECT_EQ(memcmp(bytes + at + 5000, kMarker, sizeof kMarker), 0);
+    }
+    EXPECT_GT(vmem::stats().write_bytes, uint64_t{16} << 20);
+    std::ifstream in(store.path(), std::ios::binary);
+    const std::string all((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    EXPECT_EQ(all.find(kMarker), std::string::npos);
+  }
+  vmem_shutdown();
+  ASSERT_EQ(vmem_set("device", device.c_str()), 0);
+  ASSERT_EQ(vmem_set("device_budget", budget.c_str()), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Encryption,
