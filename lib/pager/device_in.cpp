@@ -398,7 +398,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   ++g.failures;
   m->status = why;
   Resident& resident = residents_[block.aux];
-  const bool lent = resident.issued && lent_for_writing(r, b);
+  const bool lent = resident.issued && resident.changed;
   resident.issued = false;
   resident.ticket.reset();
   if (!trapped) r.lost = true;

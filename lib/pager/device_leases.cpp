@@ -325,22 +325,53 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     run(after);
     lock.lock();
   }
-  for (size_t i = 0; i < spans.size(); ++i) {
-    if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, &spans, &tickets); !s.ok()) return s;
+  // What is to be stored to counts as changed from here on and not sooner: until this returns no kernel stores, and
+  // were the device lost the bytes that came would be good. Marked under one hold of the lock with finding all of it
+  // there.
+  const auto written_are_here = [&] {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+      const Region& r = *spans[i].region;
+      for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+        if (!has_come(r, b, d)) return false;
+        const device::Ticket& copy =
+            residents_[r.table[b].aux].ticket;  // of who came again the stream knows nothing yet
+        if (copy != nullptr && std::find(tickets.rbegin(), tickets.rend(), copy) == tickets.rend()) return false;
+      }
+    }
+    return true;
+  };
+  size_t ordered = 0;
+  do {
+    for (const SpanOf& span : spans) {
+      if (Status s = bring_to_device(lock, span, d, &spans, &tickets); !s.ok()) return s;
+    }
+    lock.unlock();
+    core::step("acquire.ordering");
+    Status s;
+    for (; ordered < tickets.size() && s.ok(); ++ordered) {
+      if (!core::broken("stream_order")) s = devices_->order_after(tickets[ordered], stream, d);
+    }
+    lock.lock();
+    if (!s.ok()) return s;
+  } while (!written_are_here());
+  for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) will_change(*spans[i].region, b);
   }
-  lock.unlock();
-  Status ordered;
-  for (const device::Ticket& ticket : tickets) {
-    if (ordered.ok() && !core::broken("stream_order")) ordered = devices_->order_after(ticket, stream, d);
-  }
-  lock.lock();
-  if (!ordered.ok()) return ordered;
   undo.dismiss();
   return {};
 }
 
+// It is on device d, or its copy there has been issued.
+bool Pager::has_come(const Region& r, BlockIndex b, int d) const {
+  const Block& block = r.table[b];
+  return core::on_a_device(block.state) && block.device == d &&
+         (block.state == State::on_device || (block.state == State::entering && residents_[block.aux].issued));
+}
+
 // Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
-Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
+Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
                               std::vector<device::Ticket>* tickets) {
   Region& r = *span.region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
@@ -350,10 +381,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     Block& block = r.table[b];
-    const bool here = block.device == d && (block.state == State::on_device ||
-                                            (block.state == State::entering && residents_[block.aux].issued));
-    if (here) {
-      if ((access & VMEM_WRITE) != 0 && !core::broken("kernel_writes")) will_change(r, b);
+    if (has_come(r, b, d)) {
       if (residents_[block.aux].hinted) {
         residents_[block.aux].hinted = false;
         block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));

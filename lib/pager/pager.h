@@ -234,8 +234,9 @@ class Pager {
                            Sweep* sweep);
   // device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream);
-  core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
+  core::Status bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
                                std::vector<device::Ticket>* tickets);
+  bool has_come(const Region& r, core::BlockIndex b, int d) const;
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location);

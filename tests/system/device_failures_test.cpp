@@ -134,4 +134,165 @@ TEST_F(TwoDevicesFail, ABlockThatCannotGoToAnotherDeviceStaysWhereItIs) {
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
+// The device goes just when some block comes to a step of its way, others being on theirs: to the device, from it, to
+// another one, written while it stays. Afterwards each block is right or lost, and all calls agree which.
+class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override { start(2, {{"fault_timeout_ms", "2000"}}); }
+  static void lose_at_step(const char* step) {
+    if (std::strcmp(step, at_) != 0 || came_.exchange(true)) return;
+    if (resets_) {
+      sim().reset("reset by the test");
+    } else {
+      sim().lose(0, "the test took it away");
+    }
+  }
+  // Blocks 0, 1 on device 0 (changed there; as on the SSD), 2, 3 in host memory, 4 to 7 on the SSD.
+  void prepare(uint64_t* words) {
+    for (size_t b = 0; b < 8; ++b) words[b * kWords] = b + 1;
+    ASSERT_EQ(vmem_evict(words, 8 * kBlock, VMEM_SSD), 0) << vmem_last_error();
+    words[2 * kWords] = 3, words[3 * kWords] = 4;
+    store_on_device(words, 51);
+    ASSERT_EQ(vmem_acquire(words + kWords, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_release(words + kWords, kBlock, stream_), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+  }
+  // All at once, with the device lost on the way. What was told is in `evicted`, `synced` and `acquired`.
+  void everything(uint64_t* words, uint64_t* file, const char* step, bool resets) {
+    void* const mine = stream(0);
+    void* const other = stream(1);
+    at_ = step;
+    came_ = false;
+    resets_ = resets;
+    vmem::core::step_hook.store(&lose_at_step);
+    std::array<std::thread, 4> threads{std::thread([&] {
+                                         acquired = vmem_acquire(words + 2 * kWords, 4 * kBlock, kBoth, 0, mine);
+                                         if (acquired != 0) return;
+                                         for (size_t b = 2; b < 6; ++b) {
+                                           sim()
+                                               .launch(mine,
+                                                       [this, at = words + b * kWords, b](vmem::device::SimKernel& k) {
+                                                         if (auto* w = reinterpret_cast<uint64_t*>(k.at(at, 8, true));
+                                                             w != nullptr) {
+                                                           *w = 60 + b;
+                                                           stored[b] = true;
+                                                         }
+                                                       })
+                                               .ignore();
+                                         }
+                                         vmem_release(words + 2 * kWords, 4 * kBlock, mine);
+                                       }),
+                                       std::thread([&] { evicted = vmem_evict(words, kBlock, VMEM_HOST); }),
+                                       std::thread([&] { synced = vmem_sync(file, 2 * kBlock); }), std::thread([&] {
+                                         if (vmem_acquire(words + kWords, kBlock, VMEM_READ, 1, other) == 0)
+                                           vmem_release(words + kWords, kBlock, other);
+                                       })};
+    for (std::thread& t : threads) t.join();
+    sim().synchronize(mine).ignore();
+    sim().synchronize(other).ignore();
+    vmem::core::step_hook.store(nullptr);
+  }
+  int acquired = 1, evicted = 1, synced = 1;
+  std::array<std::atomic<bool>, 8> stored{};
+  static inline std::atomic<const char*> at_{""};
+  static inline std::atomic<bool> came_{false}, resets_{false};
+};
+
+TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
+  if (IsSkipped()) return;
+  TempFile data(2 * kBlock);
+  vmem::region r(8 * kBlock), f(2 * kBlock, data.path(), 0, VMEM_MAP_SHARED);
+  auto *words = static_cast<uint64_t*>(r.data()), *file = static_cast<uint64_t*>(f.data());
+  prepare(words);
+  store_on_device(file, 101);
+  everything(words, file, GetParam(), false);
+  EXPECT_TRUE(came_) << "no block came to " << GetParam();
+  sim().lose(0, "the test took it away");  // for the steps that are never reached
+
+  // What only the device had may be gone, and nothing else; what is old is never shown.
+  size_t lost = 0;
+  for (size_t b = 0; b < 8; ++b) {
+    SCOPED_TRACE("block " + std::to_string(b));
+    uint64_t* const at = words + b * kWords;
+    const int told = vmem_evict(at, kBlock, VMEM_SSD);
+    if (bus(at)) {
+      ++lost;
+      EXPECT_TRUE(b == 0 || (b >= 2 && b < 6 && acquired == 0)) << "what nobody was let at is in host memory";
+      EXPECT_EQ(told, -EIO) << vmem_last_error();
+      EXPECT_EQ(vmem_sync(at, kBlock), -EIO);
+      EXPECT_EQ(vmem_acquire(at, 8, VMEM_READ, VMEM_HOST, nullptr), -EIO);
+      EXPECT_EQ(vmem_advise(at, kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+      EXPECT_EQ(load(at), 0u);
+      continue;
+    }
+    EXPECT_EQ(told, 0) << vmem_last_error();
+    EXPECT_EQ(load(at), b == 0 ? 51 : stored[b] ? 60 + b : b + 1);
+  }
+  const int told = vmem_sync(file, 2 * kBlock);  // until it is asked for the block may be read where it was
+  const bool file_lost = bus(file);
+  EXPECT_EQ(told, file_lost ? -EIO : 0) << vmem_last_error();
+  if (!file_lost) {
+    EXPECT_EQ(load(file), 101u);
+  }
+  uint64_t written = 0;
+  memcpy(&written, data.read().data(), 8);
+  EXPECT_TRUE(written == 101 || (file_lost && synced != 0)) << written << ", sync said " << synced;
+  EXPECT_EQ(vmem::stats().lost_blocks, lost + file_lost);
+  // The rest goes on, the other device too.
+  void* const other = stream(1);
+  for (size_t b = 0; b < 8; ++b) words[b * kWords] = 70 + b;
+  ASSERT_EQ(vmem_acquire(words, r.size(), kBoth, 1, other), 0) << vmem_last_error();
+  launch_store(other, words + kWords, 80);
+  ASSERT_EQ(vmem_release(words, r.size(), other), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  EXPECT_EQ(vmem_evict(words, r.size(), VMEM_SSD), 0) << vmem_last_error();
+  for (size_t b = 0; b < 8; ++b) EXPECT_EQ(load(words + b * kWords), b == 1 ? 80 : 70 + b);
+}
+
+// The same with a reset of all devices: the addresses are nobody's then, so only that is looked at which calls answer.
+TEST_P(DeviceLostAt, AResetIsToldAndHangsNobody) {
+  if (IsSkipped()) return;
+  TempFile data(2 * kBlock);
+  vmem::region host(4 * kBlock, VMEM_HOST_ONLY);
+  void *r = nullptr, *f = nullptr;
+  ASSERT_EQ(vmem_alloc(&r, 8 * kBlock, 0), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_map(&f, 2 * kBlock, data.path().c_str(), 0, VMEM_MAP_SHARED), 0) << vmem_last_error();
+  auto *words = static_cast<uint64_t*>(r), *file = static_cast<uint64_t*>(f);
+  memset(host.data(), 5, host.size());
+  prepare(words);
+  store_on_device(file, 101);
+  everything(words, file, GetParam(), true);
+  EXPECT_TRUE(came_) << "no block came to " << GetParam();
+  EXPECT_NE(vmem_acquire(words, kBlock, VMEM_READ, 0, stream_), 0);
+  const int rest = vmem_sync(words, 8 * kBlock);
+  EXPECT_TRUE(rest == 0 || rest == -EIO) << vmem_last_error();
+  const int told = vmem_sync(file, 2 * kBlock);
+  EXPECT_TRUE(told == 0 || told == -EIO) << vmem_last_error();
+  uint64_t written = 0;
+  memcpy(&written, data.read().data(), 8);
+  EXPECT_TRUE(written == 101 || (synced != 0 && told != 0)) << written << ", syncs said " << synced << ", " << told;
+  // Regions that never were on a device are as good as before.
+  host.evict();
+  EXPECT_EQ(static_cast<const volatile char*>(host.data())[3 * kBlock], 5);
+  for (void* one : {r, f}) {
+    const int rc = vmem_free(one);
+    EXPECT_TRUE(rc == 0 || rc == -EIO) << vmem_last_error();
+    if (rc != 0) {
+      EXPECT_EQ(vmem_free(one), 0) << vmem_last_error();
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Steps, DeviceLostAt,
+                         ::testing::Values("acquire.started", "device.read", "device.taking", "device.preparing",
+                                           "device.populate", "device.prepared", "device.copying_in", "device.issued",
+                                           "device.entered", "device.leaving", "device.hold", "device.copy_out",
+                                           "device.copying_out", "device.punching", "device.punched", "device.left",
+                                           "device.written", "device.opened", "device.migrating", "device.migrate"),
+                         [](const auto& p) {
+                           std::string name = p.param;
+                           name[name.find('.')] = '_';
+                           return name;
+                         });
+
 }  // namespace
