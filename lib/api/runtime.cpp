@@ -116,6 +116,11 @@ Status make_trap(core::Options& options, const Link& link, std::unique_ptr<trap:
   user.allow_move = options.text(Option::transfer) != "copy";
   if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
   Status s = trap::make_userfault_trap(user, out);
+  if (s.ok() && !(*out)->caps().system_calls) {
+    VMEM_LOG_ONCE(core::Level::warning,
+                  "userfaultfd is unprivileged here, so %s; `vmemctl doctor` says what lifts that",
+                  trap::kSystemCallsNeedLeases);
+  }
   if (s.ok() && options.text(Option::transfer) == "move" && !(*out)->caps().move) {
     return error(ENOTSUP,
                  "setting transfer is move, but this kernel cannot move pages (UFFDIO_MOVE, Linux 6.8); set auto");

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "device/device.h"
+#include "device/presence.h"
 
 namespace vmem::device::cuda {
 
@@ -47,9 +48,17 @@ nvtxDomainHandle_t domain() {
 Status load_driver(Driver* out, int* devices) {
   *devices = 0;
   const cudaError_t e = cudaGetDeviceCount(devices);
-  if (e == cudaErrorInsufficientDriver)
-    return error(ENODEV, "no NVIDIA driver, or one older than CUDA %d.%d needs: %s", CUDART_VERSION / 1000,
-                 CUDART_VERSION / 10 % 100, error_words(e).c_str());
+  // CUDA calls a machine without a GPU one whose driver is too old.
+  if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice) {
+    const std::string words = error_words(e);
+    const Presence presence = gpu_presence("");
+    if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU");
+    if (presence == Presence::no_driver)
+      return error(ENODEV, "an NVIDIA GPU, but no driver: install it, and load nvidia and nvidia_uvm");
+    if (e == cudaErrorInsufficientDriver)
+      return error(ENODEV, "the NVIDIA driver is older than CUDA %d.%d needs: %s", CUDART_VERSION / 1000,
+                   CUDART_VERSION / 10 % 100, words.c_str());
+  }
   if (e != cudaSuccess) return error(ENODEV, "CUDA does not start: %s", error_words(e).c_str());
   if (*devices == 0) return error(ENODEV, "CUDA shows this process no device");
   if (!entry("cuDevicePrimaryCtxRetain", &out->primary_retain) ||

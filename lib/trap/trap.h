@@ -52,6 +52,11 @@ struct Caps {
   const char* name = "";       // "userfaultfd", "kmod", ..
 };
 
+// Where caps.system_calls is false: what it means.
+inline constexpr char kSystemCallsNeedLeases[] =
+    "system calls need leases: read(2), write(2) and the like answer EFAULT where a block is not in host memory, "
+    "unless a VMEM_HOST lease holds the range";
+
 struct Range {
   uintptr_t address;
   size_t size;

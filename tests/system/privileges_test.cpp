@@ -2,6 +2,8 @@
 #include <sys/auxv.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <cstring>
 #include <filesystem>
 
 #include "child.h"
@@ -40,6 +42,39 @@ TEST_F(Privileges, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "the folder's file system ignores set-user-ID";
   EXPECT_EQ(status, 0);
   EXPECT_EQ(victim.read(), systest::TempFile::content(1 << 20, 9));
+}
+
+TEST_F(Privileges, WhereSystemCallsNeedLeasesOneWarningSaysSo) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const pid_t child = systest::start_child("PrivilegesChild.DISABLED_StartsTwiceAsAnOrdinaryUser");
+  const int status = systest::wait_for_child(child, 60);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "userfaultfd without privileges waits here, too";
+  EXPECT_EQ(status, 0);
+}
+
+TEST(PrivilegesChild, DISABLED_StartsTwiceAsAnOrdinaryUser) {
+  static std::atomic<int> warnings{0};
+  vmem_log(
+      [](int, const char* line, void*) { warnings += strstr(line, "system calls need leases: read(2)") != nullptr; },
+      nullptr);
+  vmem::api::test_hooks().adjust_trap = [](vmem::trap::UserfaultOptions& options) { options.allow_privileged = false; };
+  ASSERT_EQ(vmem_set("trap", "uffd"), 0) << vmem_last_error();
+  for (int start = 0; start < 2; ++start) {
+    vmem::region region(4 << 20, VMEM_HOST_ONLY);
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    ASSERT_EQ(write(ends[1], "x", 1), 1);
+    const bool waits = read(ends[0], region.data(), 1) == 1;
+    close(ends[0]);
+    close(ends[1]);
+    if (waits) _exit(77);
+    region.free();
+    vmem_shutdown();
+  }
+  vmem_log(nullptr, nullptr);
+  EXPECT_EQ(warnings, 1);
 }
 
 TEST(PrivilegesChild, DISABLED_RunsAsRoot) {

@@ -3,12 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <future>
 #include <string>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/log.h"
 #include "pager/clock.h"
 #include "pager_steps.h"
@@ -377,7 +379,9 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
 
 TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
   Config c = config();
-  c.fault_timeout_ms = 1000;
+  // Between two syncs of this thread, as slow as the machine makes it, no time-out may pass.
+  const unsigned timeout_ms = 1000 * std::min(vmem::test::patience(), 5u);
+  c.fault_timeout_ms = timeout_ms;
   start(c);
   std::byte* large = region(16, kHugePage);
   std::byte* small = region(1);
@@ -395,7 +399,7 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
   } while (stats.host_bytes + kHugePage <= c.host_budget);
   auto toucher = std::async(std::launch::async, [&] { return trap->store(large + n * kHugePage, 101 + n); });
   // The store has room for the small block alone: for three times the time-out nothing else is written.
-  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3000);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3 * timeout_ms);
   for (uint64_t i = 0; std::chrono::steady_clock::now() < end && trap->calls("fail") == 0; ++i) {
     put(small, i);
     pager->sync(small, kSmall).ignore();  // may tell of a write of another block that failed

@@ -18,6 +18,8 @@ struct TopOptions {
   int pid = 0;
   double interval = 1;  // seconds
   bool once = false;    // one frame, plain text
+  int columns = 200;    // of that frame
+  std::string sort = "size", filter;
 };
 int top(const Common& common, const TopOptions& options);
 

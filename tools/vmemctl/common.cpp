@@ -10,6 +10,7 @@ namespace vmemctl {
 
 std::string bytes(double n) {
   static const char* const kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  if (n >= 0x1p63) return "unlimited";
   size_t unit = 0;
   while (n >= 1024 && unit + 1 < std::size(kUnits)) n /= 1024, ++unit;
   char text[32];

@@ -1,5 +1,4 @@
 // vmemctl doctor: what this machine and this user's rights give libvmem, found out by trying where that is possible.
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -17,6 +16,7 @@
 #include "commands.h"
 #include "core/status.h"
 #include "device/device.h"
+#include "device/presence.h"
 #include "publish/place.h"
 #include "ssd_path.h"
 #include "store/io.h"
@@ -108,7 +108,7 @@ void Doctor::trap() {
   lack(caps.move, "cannot move pages (Linux 6.8): blocks are copied");
   lack(caps.write_protect, "cannot write-protect");
   lack(caps.poison, "cannot poison (Linux 6.6): a failed block costs a mapping");
-  lack(caps.system_calls, "read(2) and write(2) on absent blocks answer EFAULT unless the range is leased");
+  lack(caps.system_calls, vmem::trap::kSystemCallsNeedLeases);
   if (lacks.empty()) {
     add("userfaultfd", State::ok, "everything");
   } else {
@@ -225,24 +225,20 @@ void Doctor::ssd() {
 }
 
 void Doctor::driver() {
-  bool gpu = false;
-  DIR* dir = opendir(path("/sys/bus/pci/devices").c_str());
-  while (const dirent* entry = dir != nullptr ? readdir(dir) : nullptr) {
-    const std::string at = std::string("/sys/bus/pci/devices/") + entry->d_name;
-    gpu |= first_line(at + "/vendor") == "0x10de" && first_line(at + "/class").starts_with("0x03");
-  }
-  if (dir != nullptr) closedir(dir);
   const std::string version = first_line("/proc/driver/nvidia/version");
-  if (!gpu && version.empty()) {
-    add("GPU", State::ok, "no NVIDIA GPU: host memory and SSD work alone");
+  const vmem::device::Presence presence = vmem::device::gpu_presence(options_.root);
+  if (presence == vmem::device::Presence::no_gpu) {
+    add("GPU", State::ok,
+        std::string("no NVIDIA GPU") + (version.empty() ? "" : ", though its driver is loaded") +
+            ": host memory and SSD work alone");
     return;
   }
-  if (version.empty()) {
+  if (presence == vmem::device::Presence::no_driver) {
     add("driver", State::missing, "an NVIDIA GPU, but no driver",
         "install the NVIDIA driver, and load nvidia and nvidia_uvm");
     return;
   }
-  add("driver", State::ok, version);
+  add("driver", State::ok, version.empty() ? "Windows'" : version);
   if (access(path("/dev/nvidia-uvm").c_str(), R_OK | W_OK) != 0)
     add("nvidia-uvm", State::missing, "/dev/nvidia-uvm cannot be opened",
         "modprobe nvidia_uvm; in a container, give it the device");

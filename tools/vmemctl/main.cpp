@@ -41,6 +41,10 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   top->add_option("--pid", o.top.pid, "This process only")->check(CLI::PositiveNumber);
   top->add_option("--interval", o.top.interval, "Seconds between two frames")->check(CLI::Range(0.1, 3600.0));
   top->add_flag("--once", o.top.once, "One frame, as plain text, then end");
+  top->add_option("--columns", o.top.columns, "Width of that frame")->check(CLI::Range(40, 1000));
+  top->add_option("--sort", o.top.sort, "Regions by size, device, host, ssd, leased or name")
+      ->check(CLI::IsMember({"size", "device", "host", "ssd", "leased", "name"}));
+  top->add_option("--filter", o.top.filter, "Only what has this in its command or its region's name");
   top->callback([&] { chosen = [&] { return vmemctl::top(o.common, o.top); }; });
 
   CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or knobs of the module");

@@ -8,6 +8,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <utility>
 
 #include "commands.h"
 #include "view.h"
@@ -50,27 +55,176 @@ class Screen {
   termios before_{};
 };
 
-std::vector<std::string> frame(const std::vector<Process>& now, const std::vector<Process>& before, size_t columns,
-                               size_t rows) {
+constexpr size_t kHistory = 120;  // frames
+
+struct Remembered {
+  std::deque<double> read, written, faults;
+  void add(const Rates& r) {
+    if (!r.known) return;
+    for (auto [list, value] :
+         {std::pair(&read, r.ssd_read), std::pair(&written, r.ssd_written), std::pair(&faults, r.faults)}) {
+      list->push_back(value);
+      if (list->size() > kHistory) list->pop_front();
+    }
+  }
+};
+using Histories = std::map<std::pair<uint32_t, uint64_t>, Remembered>;  // by pid and start
+
+std::pair<uint32_t, uint64_t> identity(const Process& p) {
+  return {p.now.header.pid, p.now.header.start_ticks};
+}
+
+// The newest values that fit.
+std::string bars(const std::deque<double>& values, size_t width) {
+  const size_t n = std::min(values.size(), width);
+  return sparkline({values.end() - static_cast<std::ptrdiff_t>(n), values.end()});
+}
+
+struct Look {
+  std::vector<Process> before, now;
+};
+
+std::vector<std::string> frame(const Look& look, const Histories& histories, ViewOptions options, size_t rows) {
   double read = 0, written = 0, in = 0, out = 0;
   uint64_t host = 0, device = 0;
   std::vector<std::string> lines;
-  const size_t each = now.empty() ? 0 : std::max<size_t>(3, rows / now.size());
-  for (const Process& p : now) {
-    const Process* earlier = same_process(before, p);
+  size_t count = 0;
+  for (const Process& p : look.now) {
+    if (!is_wanted(p, options.filter)) continue;
+    ++count;
+    const Process* earlier = same_process(look.before, p);
     const Rates r = earlier != nullptr ? rates(*earlier, p) : Rates();
     read += r.ssd_read, written += r.ssd_written, in += r.to_device, out += r.from_device;
     host += p.now.header.stats.host_bytes, device += p.now.header.stats.device_bytes;
+    options.regions = std::max<size_t>(3, rows);
+    // Faults of this frame, where there were any.
+    Process shown = p;
+    if (earlier != nullptr) {
+      const auto fresh = difference(earlier->now.header.fault, p.now.header.fault);
+      if (quantile_ns(fresh, 1) != 0) shown.now.header.fault = fresh;
+    }
     lines.emplace_back();
-    for (std::string& line : view(p, r, columns, each)) lines.push_back(std::move(line));
+    std::vector<std::string> text = view(shown, r, options);
+    if (const auto h = histories.find(identity(p)); h != histories.end() && h->second.read.size() > 1) {
+      const size_t width = (options.columns - std::min<size_t>(options.columns, 45)) / 3;
+      text.insert(text.begin() + 1,
+                  column("  history   read " + bars(h->second.read, width) + "  written " +
+                             bars(h->second.written, width) + "  faults " + bars(h->second.faults, width),
+                         options.columns));
+    }
+    for (std::string& line : text) lines.push_back(std::move(line));
   }
-  lines.insert(
-      lines.begin(),
-      column(std::to_string(now.size()) + " processes, host " + bytes(static_cast<double>(host)) + ", device " +
-                 bytes(static_cast<double>(device)) + "; SSD read " + bytes_per_second(read) + ", written " +
-                 bytes_per_second(written) + "; to devices " + bytes_per_second(in) + ", from " + bytes_per_second(out),
-             columns));
+  const std::string head = std::to_string(count) + (count == 1 ? " process" : " processes") + ", host " +
+                           bytes(static_cast<double>(host)) + ", device " + bytes(static_cast<double>(device)) +
+                           "; SSD read " + bytes_per_second(read) + ", written " + bytes_per_second(written) +
+                           "; to devices " + bytes_per_second(in) + ", from " + bytes_per_second(out);
+  const std::vector<std::string> heads = folded(head, options.columns, 2);
+  lines.insert(lines.begin(), heads.begin(), heads.end());
   return lines;
+}
+
+// What keys change.
+class Pane {
+ public:
+  explicit Pane(const TopOptions& options) : filter_(options.filter) {
+    for (size_t i = 0; i < std::size(kSorts); ++i)
+      if (options.sort == kSorts[i]) sort_ = i;
+  }
+  size_t sort() const { return sort_; }
+  const std::string& filter() const { return filter_; }
+  // Of `lines`, what is to be seen in `rows` rows, the keys' line first.
+  std::vector<std::string> visible(const std::vector<std::string>& lines, size_t columns, size_t rows) {
+    page_ = rows > 1 ? rows - 1 : 1;
+    const size_t last = lines.size() > page_ ? lines.size() - page_ : 0;
+    at_ = std::min(at_, last);
+    std::string keys = asking_ ? "filter: " + printable(filter_) + "_"
+                               : std::string("q quits, arrows scroll, s sorts (") + kSorts[sort_] + "), / filters" +
+                                     (filter_.empty() ? "" : " (" + printable(filter_) + ")");
+    if (last != 0) keys += "; " + std::to_string(at_ + 1) + " of " + std::to_string(last + 1);
+    std::vector<std::string> out{column(keys, columns)};
+    for (size_t i = at_; i < std::min(lines.size(), at_ + page_); ++i) out.push_back(lines[i]);
+    return out;
+  }
+  // False: the end was asked for.
+  bool keys(std::string_view text) {
+    while (!text.empty()) {
+      size_t used = 1;
+      if (asking_) {
+        ask(text[0]);
+      } else if (text.starts_with("\033[")) {
+        used = 3;
+        if (text.starts_with("\033[A")) up(1);
+        if (text.starts_with("\033[B")) at_ += 1;
+        if (text.starts_with("\033[5~")) up(page_), used = 4;
+        if (text.starts_with("\033[6~")) at_ += page_, used = 4;
+      } else if (!key(text[0])) {
+        return false;
+      }
+      text.remove_prefix(std::min(used, text.size()));
+    }
+    return true;
+  }
+
+ private:
+  void up(size_t n) { at_ -= std::min(at_, n); }
+  bool key(char c) {
+    switch (c) {
+      case 'q':
+      case 'Q':
+        return false;
+      case 'k':
+        up(1);
+        break;
+      case 'j':
+        at_ += 1;
+        break;
+      case 'b':
+        up(page_);
+        break;
+      case ' ':
+        at_ += page_;
+        break;
+      case 'g':
+        at_ = 0;
+        break;
+      case 'G':
+        at_ = SIZE_MAX / 2;
+        break;
+      case 's':
+        sort_ = (sort_ + 1) % std::size(kSorts);
+        break;
+      case '/':
+        asking_ = true;
+        filter_.clear();
+        break;
+      default:
+        break;
+    }
+    return true;
+  }
+  void ask(char c) {
+    if (c == '\r' || c == '\n') {
+      asking_ = false;
+    } else if (c == '\033') {
+      asking_ = false;
+      filter_.clear();
+    } else if (c == '\177' || c == '\b') {
+      if (!filter_.empty()) filter_.pop_back();
+    } else if (filter_.size() < 64) {
+      filter_ += c;
+    }
+    at_ = 0;
+  }
+
+  size_t at_ = 0, sort_ = 0, page_ = 1;
+  bool asking_ = false;
+  std::string filter_;
+};
+
+double seconds_now() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
 }  // namespace
@@ -86,7 +240,9 @@ int top(const Common& common, const TopOptions& options) {
     usleep(static_cast<useconds_t>(std::min(options.interval, 60.0) * 1e6));
     const std::vector<Process> now = look();
     if (!common.json) {
-      for (const std::string& line : frame(now, before, 200, 1000)) {
+      const Pane pane(options);
+      const ViewOptions shown{static_cast<size_t>(options.columns), 0, pane.sort(), pane.filter()};
+      for (const std::string& line : frame({before, now}, {}, shown, vmem::publish::kMaxRegions)) {
         printf("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
       }
       return kDone;
@@ -103,20 +259,31 @@ int top(const Common& common, const TopOptions& options) {
   if (isatty(STDIN_FILENO) == 0 || isatty(STDOUT_FILENO) == 0)
     throw Failure{kUsage, "top needs a terminal; --once prints one frame without one"};
   Screen screen;
+  Pane pane(options);
+  Histories histories;
+  Look seen{std::move(before), {}};
+  double next = 0;
   for (;;) {
+    if (seconds_now() >= next) {
+      if (!seen.now.empty()) seen.before = std::move(seen.now);
+      seen.now = look();
+      for (const Process& p : seen.now) {
+        const Process* earlier = same_process(seen.before, p);
+        if (earlier != nullptr) histories[identity(p)].add(rates(*earlier, p));
+      }
+      next = seconds_now() + std::min(options.interval, 3600.0);
+    }
     winsize size{};
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) size.ws_col = 80, size.ws_row = 24;
-    std::vector<Process> now = look();
-    std::vector<std::string> lines = frame(now, before, size.ws_col, size.ws_row);
-    lines.insert(lines.begin() + 1, column("q quits", size.ws_col));
-    screen.draw(lines, size.ws_row);
-    before = std::move(now);
+    const auto lines = frame(seen, histories, {size.ws_col, 0, pane.sort(), pane.filter()}, vmem::publish::kMaxRegions);
+    screen.draw(pane.visible(lines, size.ws_col, size.ws_row), size.ws_row);
     pollfd key{STDIN_FILENO, POLLIN, 0};
-    poll(&key, 1, static_cast<int>(std::lround(std::min(options.interval, 3600.0) * 1000)));
-    char c = 0;
+    poll(&key, 1, static_cast<int>(std::lround(std::max(0.0, next - seconds_now()) * 1000) + 1));
     if (stopped != 0) return kDone;
-    if ((key.revents & (POLLIN | POLLHUP)) != 0 && (read(STDIN_FILENO, &c, 1) <= 0 || c == 'q' || c == 'Q'))
-      return kDone;
+    if ((key.revents & (POLLIN | POLLHUP)) == 0) continue;
+    char typed[64];
+    const ssize_t n = read(STDIN_FILENO, typed, sizeof typed);
+    if (n <= 0 || !pane.keys({typed, static_cast<size_t>(n)})) return kDone;
   }
 }
 

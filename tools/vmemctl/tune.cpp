@@ -109,6 +109,8 @@ std::vector<Result> tune_machine(const TuneOptions& options, const std::vector<A
   return out;
 }
 
+constexpr char kNoLimit[] = "18446744073709551615";  // of a size
+
 // Who sets more than the process can have hears of it here: its own log may be read by nobody.
 void warn_of_budget(const Process& process, const std::string& value) {
   uint64_t bytes = 0;
@@ -148,7 +150,7 @@ int tune(const Common& common, const TuneOptions& options) {
   json.object().key("settings").array();
   for (const Result& r : results) {
     json.object().field("name", r.name).field("value", r.value).field("changed", r.changed).end();
-    if (!common.json) printf("%s=%s\n", printable(r.name).c_str(), r.value.c_str());
+    if (!common.json) printf("%s=%s\n", printable(r.name).c_str(), r.value == kNoLimit ? "unlimited" : r.value.c_str());
   }
   json.end().end();
   if (common.json) printf("%s\n", json.text().c_str());
