@@ -135,7 +135,7 @@ TEST(EncryptionChild, DISABLED_StoresAndWaits) {
 
 // Device memory to the store and back, through staging frames.
 TEST_F(EncryptionDevice, BlocksThatADeviceChangedComeBack) {
-  const std::string device = vmem::get("device"), budget = vmem::get("device_budget");
+  const std::string device = vmem::get("device");
   systest::TempFile store;
   configure({{"ssd_path", store.path()},
              {"encryption", "on"},
@@ -165,7 +165,7 @@ TEST_F(EncryptionDevice, BlocksThatADeviceChangedComeBack) {
   }
   vmem_shutdown();
   ASSERT_EQ(vmem_set("device", device.c_str()), 0);
-  ASSERT_EQ(vmem_set("device_budget", budget.c_str()), 0);
+  ASSERT_EQ(vmem_set("device_budget", "32MiB"), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Encryption,
