@@ -186,10 +186,10 @@ struct vmem_region_attr {
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);
 
 /*
- * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Costs address space only. flags: 0 or VMEM_HOST_ONLY.
+ * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Takes tables, no memory. flags: 0 or VMEM_HOST_ONLY.
  * mlockall() does not keep blocks in memory: they are paged all the same (a lease keeps them). With MCL_CURRENT it reads
  * every block of every region once, and fills frames that are empty, beyond the budget.
- * -EINVAL size 0 or too large, unknown flags; -ENOMEM no address space or mappings left, or a budget below 4 blocks.
+ * -EINVAL size 0 or too large, unknown flags; -ENOMEM no memory, addresses or mappings, or a budget below 4 blocks.
  */
 int vmem_alloc(void **ptr, size_t size, unsigned flags);
 

@@ -25,7 +25,7 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
-  if (pinned || residents_[on_device].changed || r.dying) return false;
+  if (pinned || residents_[on_device].changed || r.dying || !reserve_block()) return false;
   const ResidentId id = take_resident();
   Resident& copy = residents_[id];
   copy.region = &r;
@@ -106,6 +106,10 @@ std::byte* Pager::staging_frame(size_t keep) {
       resident.admitted = false;
       if (r.dying) continue;
       if (r.table[b].state != State::held || !proven_clean(r.table[b]) || (r.table[b].flags & core::kWanted) != 0) {
+        admit(r, b, stamp_now());
+        break;
+      }
+      if (!reserve_move()) {
         admit(r, b, stamp_now());
         break;
       }

@@ -49,7 +49,7 @@ void Pager::pump_devices(After& after) {
         // Of a hint only this block waits until it is where it goes; the rest has no need to.
         Wish one = *it;
         one.last = one.next;
-        it = std::next(queues_.wishes.insert(it, one));
+        if (!queues_.wishes.insert(it, one)) break;
         result = Start::done;
       }
       if (result != Start::done) break;
@@ -89,7 +89,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     default:
       return Start::wait;
   }
-  if (g.used + size > g.budget || !reserve_move()) return Start::no_room;
+  if (g.used + size > g.budget || !reserve_block()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
@@ -219,7 +219,7 @@ void Pager::finish_device_read(Move* m, After& after) {
   // Nothing was made yet: the block is where it was. The acquire that waits for it learns why; a CPU touch reads again.
   core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
             static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
-  r.reasons[m->block] = m->status;
+  r.keep_reason(m->block, m->status);
   staging_.put(m->image);
   gpus_[static_cast<size_t>(m->device)].used -= r.block_size;
   free_resident(m->block, r);
@@ -231,8 +231,8 @@ void Pager::finish_device_read(Move* m, After& after) {
 }
 
 // Unlocked. Blocks that come from ordinary host memory are copied to their staging frames first.
-void Pager::pull(std::vector<Move*>& batch, int d) {
-  std::vector<trap::Range> drops;
+void Pager::pull(Batch& batch, int d) {
+  core::Few<trap::Range, Batch::capacity()> drops;
   for (Move* m : batch) {
     if (m->source == nullptr) continue;
     Region& r = *m->region;
@@ -253,7 +253,7 @@ void Pager::pull(std::vector<Move*>& batch, int d) {
     }
   }
   if (!drops.empty()) {
-    if (Status s = trap_->drop(drops); !s.ok())
+    if (Status s = trap_->drop(drops.all()); !s.ok())
       core::fatal("memory of blocks could not be dropped: %s", s.text().data());
   }
   After after;
@@ -288,7 +288,7 @@ void Pager::pull(std::vector<Move*>& batch, int d) {
       resident.frame = nullptr;
       m->source = nullptr;
     }
-    std::erase_if(batch, [&](Move* m) {
+    batch.erase_if([&](Move* m) {
       const bool failed = !m->status.ok();
       if (failed) free_move(m);
       return failed;
@@ -299,16 +299,18 @@ void Pager::pull(std::vector<Move*>& batch, int d) {
 }
 
 // Unlocked. Makes the blocks on device d, fills them and opens them.
-void Pager::enter_batch(std::vector<Move*>& batch, int d) {
+void Pager::enter_batch(Batch& batch, int d) {
   pull(batch, d);
   if (batch.empty()) return;
-  std::vector<device::Range> ranges;
-  std::vector<device::Copy> copies;
+  core::Few<device::Range, Batch::capacity()> made_of;
+  core::Few<device::Copy, Batch::capacity()> frames;
   for (const Move* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
-    ranges.push_back({at, m->region->block_size});
-    if (m->image != nullptr) copies.push_back({at, m->image, m->region->block_size});
+    made_of.push_back({at, m->region->block_size});
+    if (m->image != nullptr) frames.push_back({at, m->image, m->region->block_size});
   }
+  const std::span<const device::Range> ranges = made_of.all();
+  const std::span<const device::Copy> copies = frames.all();
   core::step("device.preparing");
   bool torn = false;
   device::Ticket ticket;
@@ -433,7 +435,7 @@ void Pager::stays(Region& r, BlockIndex b) {
 }
 
 // Unlocked; state leaving, booked on both devices. In order of address.
-void Pager::migrate_batch(std::vector<Move*>& batch, int d) {
+void Pager::migrate_batch(std::span<Move* const> batch, int d) {
   core::step("device.migrating");
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
     // Neighbours as one range; each range succeeds or fails alone.

@@ -37,6 +37,10 @@ bool ending_anywhere(const std::list<Ending>& endings, const Region& r) {
   });
 }
 
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
 // Another release becomes the oldest of the lane.
 void forget_ending(std::list<Ending>& endings, std::list<Ending>::iterator e, std::list<Ending>* to) {
   const auto next = std::find_if(std::next(e), endings.end(), [&](const Ending& x) { return x.same_lane(*e); });
@@ -269,7 +273,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   apart.resize(kept + 1);
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
   const core::OnExit let_regions_go([&] {
-    std::erase_if(queues_.wishes, [&](const Wish& w) { return w.owner == &spans; });
+    queues_.wishes.erase_if([&](const Wish& w) { return w.owner == &spans; });
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
   });
@@ -315,7 +319,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     }
     const auto at =
         std::find_if(queues_.wishes.begin(), queues_.wishes.end(), [](const Wish& w) { return w.owner == nullptr; });
-    queues_.wishes.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, &spans});
+    if (!queues_.wishes.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, &spans})) return no_memory();
     missing = true;
   }
   if (missing) {
@@ -405,6 +409,9 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
       }
       r.reasons.erase(why);  // an older try that was still under way
       tried = b;
+    } else if (block.state == State::failed) {
+      if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+      return r.reason(b);
     }
     if (mark == Progress::kNone) mark = look(now_ns());
     if (hopeless(mark)) {
@@ -435,7 +442,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
         continue;
       }
       // It went another way meanwhile: somebody had it.
-      queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner});
+      if (!queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
       After after;
       pump_devices(after);
       lock.unlock();

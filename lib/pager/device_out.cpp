@@ -97,14 +97,14 @@ Status Pager::punch(std::span<const device::Range> ranges) {
   return s;
 }
 
-// Unlocked; every move is in state leaving, of one device each or several.
-void Pager::leave_batch(std::vector<Move*>& batch) {
+// Unlocked; every move is in state leaving, of one device each or several. No more than a Batch holds.
+void Pager::leave_batch(std::span<Move*> batch) {
   std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
     return a->device != b->device   ? a->device < b->device
            : a->region != b->region ? a->region->id < b->region->id
                                     : a->block < b->block;
   });
-  std::vector<Move*> writes;
+  Batch writes;
   After after;
   for (size_t i = 0; i < batch.size();) {
     size_t n = 1;
@@ -112,8 +112,8 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
     const std::span<Move*> part(batch.data() + i, n);
     i += n;
     const int d = part[0]->device;
-    std::vector<device::Range> all, gone;
-    std::vector<device::Copy> copies;
+    core::Few<device::Range, Batch::capacity()> all, gone;
+    core::Few<device::Copy, Batch::capacity()> copies;
     for (const Move* m : part) {
       const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
       all.push_back(range);
@@ -121,27 +121,27 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
       if (m->image != nullptr && !m->kept) copies.push_back({range.address, m->image, range.size});
     }
     core::step("device.leaving");
-    Status s = devices_->hold(all, device::Access::read);
+    Status s = devices_->hold(all.all(), device::Access::read);
     Status copied = s;
     if (s.ok() && !copies.empty()) {
       device::Ticket ticket;
-      copied = devices_->copy_out(d, copies, &ticket);
+      copied = devices_->copy_out(d, copies.all(), &ticket);
       core::step("device.copying_out");
       if (copied.ok() && !core::broken("copy_wait")) copied = devices_->wait(ticket);
       if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
     }
     if (s.ok() && !gone.empty()) {
       core::step("device.punching");
-      s = punch(gone);
+      s = punch(gone.all());
       if (s.ok()) {
         core::step("device.punched");
-        restore_trap(gone);
+        restore_trap(gone.all());
       }
     }
     const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
     if (refused) {
-      devices_->open(gone, device::Access::read).ignore();  // those that were not held yet have it anyway
-      usleep(1000);                                         // tried again by whoever wants room
+      devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
+      usleep(1000);                                               // tried again by whoever wants room
     }
     core::step("device.left");
     const Status health = copied.ok() ? Status() : devices_->health(d);
@@ -164,14 +164,14 @@ void Pager::leave_batch(std::vector<Move*>& batch) {
     pump(after);
   }
   // Those that stay are written while they are held.
-  std::vector<Move*> changed;
+  Batch changed;
   for (Move* m : writes) {
     if (!m->status.ok()) continue;
     m->digest = store::digest(m->image, m->region->block_size);
     m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
     if (!m->clean) changed.push_back(m);
   }
-  prepare_writes(changed);
+  prepare_writes(changed.all());
   for (Move* m : writes) {
     if (!m->status.ok() || m->clean) {
       finish_device_write(m, after);
@@ -325,7 +325,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kDeviceBatch * Staging::kFrame);
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
-  std::vector<Move*> batch;
+  Batch batch;
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
     Resident& resident = residents_[victims[i].id];
@@ -341,7 +341,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   }
   if (batch.empty()) return false;
   lock.unlock();
-  leave_batch(batch);
+  leave_batch(batch.all());
   lock.lock();
   return true;
 }
@@ -352,7 +352,7 @@ bool Pager::serve_departure(Lock& lock) {
   while (!queues_.departures.empty()) {
     Departure& it = queues_.departures.front();
     Region& r = *it.region;
-    std::vector<Move*> batch;
+    Batch batch;
     std::optional<SpanOf> on;
     BlockIndex b = r.table.next_touched(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < kDeviceBatch; b = r.table.next_touched(b + 1)) {
@@ -370,11 +370,11 @@ bool Pager::serve_departure(Lock& lock) {
     }
     ++r.in_flight;
     lock.unlock();
-    if (!batch.empty()) leave_batch(batch);
+    if (!batch.empty()) leave_batch(batch.all());
     lock.lock();
     if (on && !r.dying &&
-        queues_.evict_requests.size() < Queues::kMaxSpeculative) {  // what is in staging frames now goes on
-      queues_.evict_requests.push_back({*on, false});
+        queues_.evict_requests.size() < Queues::kMaxSpeculative &&  // what is in staging frames now goes on
+        queues_.evict_requests.push_back({*on, false})) {
       need_evict_.notify_one();
     }
     --r.in_flight;
@@ -397,11 +397,11 @@ Status Pager::no_staging_frame() {
 // when it is done. Leased blocks (sync: those under WRITE) are skipped, unless `all`.
 Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
   Job job;
-  std::vector<Move*> batch;
+  Batch batch;
   const auto flush = [&] {
     if (batch.empty()) return;
     lock.unlock();
-    leave_batch(batch);
+    leave_batch(batch.all());
     lock.lock();
     batch.clear();
   };

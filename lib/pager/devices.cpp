@@ -37,12 +37,14 @@ uint64_t staging_most(uint64_t budget, unsigned percent) {
 }
 
 // Neighbours together: they are made, or moved, as one range.
-std::vector<Move*> take_batch(std::vector<Move*>& from, size_t most) {
+template <size_t N>
+core::Few<Move*, N> take_batch(std::vector<Move*>& from, size_t most = N) {
   std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
     return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
   });
   const auto end = from.begin() + static_cast<std::ptrdiff_t>(std::min(most, from.size()));
-  std::vector<Move*> batch(from.begin(), end);
+  core::Few<Move*, N> batch;
+  for (auto i = from.begin(); i != end; ++i) batch.push_back(*i);
   from.erase(from.begin(), end);
   return batch;
 }
@@ -247,7 +249,7 @@ void Pager::grow_staging(Lock& lock) {
   const size_t frames = std::min<size_t>(kSlabFrames, room / Staging::kFrame);
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;
-  if (!frames_.take_fixed(frames * Staging::kFrame, sums_.reserve_bytes)) {
+  if (!staging_.reserve(frames) || !frames_.take_fixed(frames * Staging::kFrame, sums_.reserve_bytes)) {
     // Until then the pool gives up what it has.
     staging_wanted_ = staging_refused_ = true;
     grow_again_ns_ = now_ns() + kGrowAgain;
@@ -307,7 +309,7 @@ void Pager::device_loop() {
 // driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
-  std::vector<std::pair<Region*, BlockIndex>> found;
+  core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : regions_) {
     Region& r = *region;
@@ -318,7 +320,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
       bool pinned = false;
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       temperature(r, b, &pinned);
-      if (!pinned) found.emplace_back(&r, b);
+      if (!pinned) found.push_back({&r, b});
     }
     look_at_ = base + std::min(b, r.blocks) * r.block_size;
     if (found.size() == kLook || passed == kPass) break;
@@ -326,16 +328,15 @@ void Pager::reclaim_host_pages(Lock& lock) {
   if (found.size() < kLook && passed < kPass) look_at_ = 0;  // all have been seen
   for (const auto& [r, b] : found) ++r->in_flight;
   lock.unlock();
-  std::vector<std::pair<Region*, BlockIndex>> with;
   for (const auto& [r, b] : found) {
     uint64_t bytes = 0;
     devices_->host_resident_bytes({reinterpret_cast<uintptr_t>(r->address(b)), r->block_size}, &bytes).ignore();
-    if (bytes != 0) with.emplace_back(r, b);
+    if (bytes != 0) with.push_back({r, b});
   }
   core::step("device.looked");
   lock.lock();
   reap(lock);
-  std::vector<Move*> batch;
+  Batch batch;
   for (const auto& [r, b] : with) {
     if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)
       continue;
@@ -345,7 +346,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   notify();
   if (batch.empty()) return;
   lock.unlock();
-  leave_batch(batch);
+  leave_batch(batch.all());
   lock.lock();
 }
 
@@ -363,16 +364,16 @@ bool Pager::device_step(Lock& lock) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     Gpu& g = gpus_[d];
     if (!g.from_peers.empty() && !g.migrating) {
-      std::vector<Move*> batch = take_batch(g.from_peers, kPeerBatch);
+      const auto batch = take_batch<kPeerBatch>(g.from_peers);
       g.migrating = true;
       lock.unlock();
-      migrate_batch(batch, static_cast<int>(d));
+      migrate_batch(batch.all(), static_cast<int>(d));
       lock.lock();
       g.migrating = false;
       return true;
     }
     if (g.ready.empty()) continue;
-    std::vector<Move*> batch = take_batch(g.ready, kDeviceBatch);
+    Batch batch = take_batch<Batch::capacity()>(g.ready, kDeviceBatch);
     lock.unlock();
     enter_batch(batch, static_cast<int>(d));
     lock.lock();

@@ -41,8 +41,9 @@ bool Pager::must_evict() const {
 }
 
 void Pager::evict_loop() {
-  std::vector<Move*> batch;
+  Batch batch;
   std::array<policy::Victim, 32> victims;
+  static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
   Lock lock(mutex_);
   while (!stop_) {
     const uint64_t now = now_ns();
@@ -61,7 +62,9 @@ void Pager::evict_loop() {
     lift_cap(now);
     // Who starves while nothing moves needs what a held block has: a buffer.
     const bool stuck = !queues_.starved.empty() && moves_.size() == free_moves_.size();
-    const bool host_short = must_evict() || stuck;
+    // Or there is no memory to know one more block by.
+    const bool too_many = !queues_.starved.empty() && free_residents_.empty();
+    const bool host_short = must_evict() || stuck || too_many;
     machine_.refilling = host_short && !stuck;
     const bool staging_short = !gpus_.empty() && must_evict_staging();
     if (!host_short && !staging_short && queues_.starved.empty()) {
@@ -119,7 +122,7 @@ void Pager::evict_loop() {
     }
     if (batch.empty()) continue;
     lock.unlock();
-    evict_batch(batch);
+    evict_batch(batch.all());
     lock.lock();
   }
 }
@@ -129,7 +132,7 @@ void Pager::serve_evict_request(Lock& lock) {
   const bool behind = queues_.evict_requests.front().behind;
   SpanOf& span = queues_.evict_requests.front().span;
   Region& r = *span.region;
-  std::vector<Move*> batch;
+  Batch batch;
   BlockIndex b = r.table.next_touched(span.first);
   for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
     const State state = r.table[b].state;
@@ -147,7 +150,7 @@ void Pager::serve_evict_request(Lock& lock) {
   span.first = b;
   if (b > span.last || b >= r.blocks) queues_.evict_requests.pop_front();
   lock.unlock();
-  evict_batch(batch);
+  evict_batch(batch.all());
   lock.lock();
 }
 
@@ -220,10 +223,10 @@ void Pager::take_one(Move* m) {
   }
 }
 
-// Unlocked; every move is in state taking.
-void Pager::evict_batch(std::vector<Move*>& batch) {
-  std::vector<Move*> writes;
-  std::vector<trap::Range> drops;
+// Unlocked; every move is in state taking. No more than a Batch holds.
+void Pager::evict_batch(std::span<Move* const> batch) {
+  Batch writes;
+  core::Few<trap::Range, Batch::capacity()> drops;
   for (Move* m : batch) {
     take_one(m);
     if (!m->status.ok() || m->probe) continue;
@@ -243,10 +246,10 @@ void Pager::evict_batch(std::vector<Move*>& batch) {
         }
       }
     }
-    if (Status s = trap_->drop(drops); !s.ok())
+    if (Status s = trap_->drop(drops.all()); !s.ok())
       core::fatal("memory of blocks could not be dropped: %s", s.text().data());
   }
-  prepare_writes(writes);
+  prepare_writes(writes.all());
   core::step("evict.decided");
 
   After after;
@@ -287,9 +290,9 @@ void Pager::settle_probe(Region& r, BlockIndex b, After& after) {
   begin_install(r, b, after);
 }
 
-// Unlocked. Encodes and finds room; a move that finds none carries the status.
-void Pager::prepare_writes(std::span<Move*> moves) {
-  std::vector<Move*> cluster;
+// Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
+void Pager::prepare_writes(std::span<Move* const> moves) {
+  Batch cluster;
   for (Move* m : moves) {
     Region& r = *m->region;
     if (r.backing == Backing::file_shared) continue;
@@ -317,8 +320,8 @@ void Pager::prepare_writes(std::span<Move*> moves) {
   for (size_t i = 0; i < cluster.size();) {
     size_t n = 1;
     while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
-    std::vector<core::Extent> extents(n);
-    if (space_->allocate(cluster[i]->stored, 0, extents).ok()) {
+    std::array<core::Extent, Batch::capacity()> extents;
+    if (space_->allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
       for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
     } else {
       for (size_t k = 0; k < n; ++k) {

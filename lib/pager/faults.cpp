@@ -29,7 +29,7 @@ bool scanned(const Region& r, uint64_t budget) {
 }
 
 // Nobody waits for the run any more: what is queued of it is not read.
-void forget_ahead(std::deque<Speculative>& queue, const Region& r, const policy::Run& run) {
+void forget_ahead(Queue<Speculative>& queue, const Region& r, const policy::Run& run) {
   if (run.count == 0) return;
   const int64_t end = static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count) * run.stride;
   for (Speculative& s : queue) {
@@ -95,7 +95,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
       core::add(counters_.faults);
       block.flags |= wish;
-      if (!start_fill(*r, b, Urgency::fault, after)) starve(*r, b, Urgency::fault);
+      if (!start_fill(*r, b, Urgency::fault, after)) starve_fault(*r, b);
       follow(*r, b, false);
       break;
     }
@@ -253,7 +253,7 @@ void Pager::drop_behind(Region& r) {
   if (run.count == 0) return;
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
-  queues_.evict_requests.push_back({{&r, std::min(run.first, last), std::max(run.first, last)}, true});
+  if (!queues_.evict_requests.push_back({{&r, std::min(run.first, last), std::max(run.first, last)}, true})) return;
   need_evict_.notify_one();
 }
 

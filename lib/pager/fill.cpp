@@ -29,7 +29,7 @@ constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead |
 
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
-  if (!reserve_move()) return false;
+  if (!reserve_block()) return false;
   Block& block = r.table[b];
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
@@ -57,8 +57,11 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
-  if (!reserve_move()) return false;
   Block& block = r.table[b];
+  if (!reserve_block()) {
+    need_evict_.notify_one();
+    return false;
+  }
   const size_t size = r.block_size;
   const uint64_t keep = urgency == Urgency::fault     ? 0
                         : urgency == Urgency::acquire ? sums_.reserve_bytes / 2
@@ -257,7 +260,7 @@ void Pager::finish_read(Move* m, After& after) {
     r.table.change(m->block, State::filling, State::failed);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
     if (shows_file) block.flags |= core::kShowsFile;
-    r.reasons[m->block] = m->status;
+    r.keep_reason(m->block, m->status);
     if (!shows_file) fail_touches(r, m->block);
     free_move(m);
     pump(after);
@@ -302,12 +305,13 @@ void Pager::start_installing(Move* m, State from, After& after) {
   after.install.push_back(m);
 }
 
-// The block is held: it goes in place, or waits for memory. The move finishes in install().
-void Pager::begin_install(Region& r, BlockIndex b, After& after) {
-  if (r.lost) return;  // there is no place any more
-  if (start_install(r, b, after)) return;
+// The block is held: it goes in place, or waits for memory. The move finishes in install(). False: not even that can be
+// remembered, as starve_fault() has it.
+bool Pager::begin_install(Region& r, BlockIndex b, After& after) {
+  if (r.lost) return true;  // there is no place any more
+  if (start_install(r, b, after)) return true;
   r.table[b].flags |= core::kWanted;
-  starve(r, b, Urgency::fault);
+  return starve_fault(r, b);
 }
 
 // False, and nothing changed, when there is no memory.
@@ -366,7 +370,7 @@ void Pager::install(Move* m, After& after) {
     admit(r, m->block, 0);
     hold_back_after_refusal(s);
     block.flags |= core::kWanted;
-    starve(r, m->block, Urgency::fault, m->since_ns, m->mark);
+    starve_fault(r, m->block, m->since_ns, m->mark);
     free_move(m);
     pump(after);
     return;
@@ -457,26 +461,36 @@ void Pager::run(After& after) {
   }
 }
 
-// Since since_ns, if given: a wait that was interrupted by a try that failed is one wait.
-void Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {
+// Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
+// remember it by, and nothing has changed.
+bool Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {
   Block& block = r.table[b];
   if ((block.flags & core::kStarved) != 0) {
     // A fault moves ahead of acquires.
-    if (urgency != Urgency::fault) return;
-    std::erase_if(queues_.starved, [&](const Starved& s) { return s.region == &r && s.block == b; });
+    if (urgency != Urgency::fault) return true;
+    queues_.starved.erase_if([&](const Starved& s) { return s.region == &r && s.block == b; });
+    block.flags &= static_cast<uint16_t>(~core::kStarved);
   }
   const uint64_t now = now_ns();
   const uint64_t lived = look(now);
   const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived};
-  if (urgency == Urgency::fault) {
-    const auto at = std::find_if(queues_.starved.begin(), queues_.starved.end(),
-                                 [](const Starved& s) { return s.urgency != Urgency::fault; });
-    queues_.starved.insert(at, entry);
-  } else {
-    queues_.starved.push_back(entry);
-  }
-  block.flags |= core::kStarved;
   need_evict_.notify_all();
+  const auto at = urgency != Urgency::fault
+                      ? queues_.starved.end()
+                      : std::find_if(queues_.starved.begin(), queues_.starved.end(),
+                                     [](const Starved& s) { return s.urgency != Urgency::fault; });
+  if (!queues_.starved.insert(at, entry)) return false;
+  block.flags |= core::kStarved;
+  return true;
+}
+
+// A touch waits for memory. False: there is none to remember it by. The toucher looks again then, and is reported
+// again.
+bool Pager::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark) {
+  if (starve(r, b, Urgency::fault, since_ns, mark)) return true;
+  r.table[b].flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  trap_->wake(r.address(b), r.block_size).ignore();
+  return false;
 }
 
 // Memory or a buffer came free: whoever waits for it, most urgent first.
@@ -510,7 +524,8 @@ void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
     r.readahead.on_dropped(w.count);
     return;
   }
-  queues_.speculative.push_back({&r, w.first, w.stride, w.count, w.marker, urgency});
+  if (!queues_.speculative.push_back({&r, w.first, w.stride, w.count, w.marker, urgency}))
+    r.readahead.on_dropped(w.count);
 }
 
 void Pager::pump_speculative(After& after) {
@@ -571,7 +586,7 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
     case State::untouched:
     case State::stored:
       if (r.dying) break;
-      if (!start_fill(r, b, Urgency::fault, after)) starve(r, b, Urgency::fault);
+      if (!start_fill(r, b, Urgency::fault, after)) starve_fault(r, b);
       break;
     case State::resident:
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
@@ -616,7 +631,6 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
   while (!queues_.starved.empty()) {
     const Starved s = queues_.starved.front();
     if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;
-    queues_.starved.pop_front();
     Region& r = *s.region;
     Block& block = r.table[s.block];
     if (block.state == State::held) {
@@ -624,14 +638,19 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
                 core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
-      queues_.starved.push_back({&r, s.block, Urgency::fault, now, look(now)});
+      queues_.starved.front() = {&r, s.block, Urgency::fault, now, look(now)};
+      queues_.starved.front_to_back();
       return false;
     }
     const auto brought = [&] { return block.state != State::untouched && block.state != State::stored; };
     if (brought()) {
+      queues_.starved.pop_front();
       block.flags &= static_cast<uint16_t>(~core::kStarved);
       continue;
     }
+    // Without memory to know it by when there is room again, it waits on.
+    if (!queues_.dropped.reserve(queues_.dropped.size() + 1)) return false;
+    queues_.starved.pop_front();
     const Status why = core::error(
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
         core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
@@ -649,11 +668,14 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     if (r.dying) return true;
     block.flags &= static_cast<uint16_t>(~core::kStarved);
     if (brought()) return true;
+    if (!queues_.dropped.push_back({&r, s.block})) {
+      starve_fault(r, s.block, s.since_ns, s.mark);
+      return true;
+    }
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     block.flags |= core::kDropped;
-    queues_.dropped.emplace_back(&r, s.block);
     r.table.change(s.block, block.state, State::failed);
-    r.reasons[s.block] = why;
+    r.keep_reason(s.block, why);
     fail_touches(r, s.block);
     notify();
     return true;

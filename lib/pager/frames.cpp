@@ -121,8 +121,19 @@ void FramePool::put_slot(std::byte* slot, size_t size) {
   classes_[index(size)].slots.push_back(slot);
 }
 
-bool FramePool::grow_slots(size_t size) {
+bool FramePool::want_slots(size_t size) {
+  constexpr size_t kLeast = 8;
+  const Class& c = classes_[index(size)];
+  return c.slots.size() + c.free.size() >= kLeast || grow_slots(size);
+}
+
+bool FramePool::grow_slots(size_t size) noexcept try {
   const size_t bytes = std::max<size_t>(32 * size, 2 * kHugePage);
+  Class& c = classes_[index(size)];
+  const size_t frames = c.frames + bytes / size;
+  c.free.reserve(frames);
+  c.slots.reserve(frames);
+  arenas_.reserve(arenas_.size() + 1);
   void* at = nullptr;
   if (core::Status s = trap_.reserve_arena(bytes, size, &at); !s.ok()) {
     core::log(core::Level::warning, "no address space for frames: %.*s", static_cast<int>(s.text().size()),
@@ -133,9 +144,12 @@ bool FramePool::grow_slots(size_t size) {
   arenas_.push_back({reinterpret_cast<uintptr_t>(at), bytes});
   // Last pushed is first used: hand out ascending addresses so that neighbours share mappings.
   for (size_t offset = bytes; offset >= size; offset -= size) {
-    classes_[index(size)].slots.push_back(static_cast<std::byte*>(at) + offset - size);
+    c.slots.push_back(static_cast<std::byte*>(at) + offset - size);
   }
+  c.frames = frames;
   return true;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 void FramePool::place(void* at, size_t size) const {
@@ -150,7 +164,8 @@ void FramePool::place(void* at, size_t size) const {
 
 // Memory that never stands in a region, a slab of buffers.
 std::byte* FramePool::get_slab(size_t size) {
-  if (!install_) return get_slot(size);  // as good, and aligned
+  if (!install_) return get_slot(size);                      // as good, and aligned
+  if (beside_.size() == beside_.capacity()) return nullptr;  // room is made with the region
   void* const raw = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, kHugePage);
@@ -238,17 +253,25 @@ uint64_t FramePool::least_bounce(size_t size, uint64_t least_bytes) {
   return core::round_up(std::max<uint64_t>(least_bytes, 1), slab_of(size));
 }
 
-void FramePool::limit_bounce(size_t size, uint64_t limit_bytes) {
+void FramePool::limit_bounce(size_t size, uint64_t limit_bytes) noexcept try {
   Class& c = classes_[index(size)];
-  c.bounce_limit = std::max(limit_bytes, c.bounce_least);
-  c.slabs.reserve(c.bounce_limit / slab_of(size) + 1);
+  const uint64_t limit = std::max(limit_bytes, c.bounce_least);
+  reserve_slabs(c, slab_of(size), limit);
+  c.bounce_limit = limit;
+} catch (const std::bad_alloc&) {
+}
+
+void FramePool::reserve_slabs(Class& c, size_t slab, uint64_t limit) {
+  const size_t most = limit / slab + 1;
+  c.slabs.reserve(most);
+  if (install_) beside_.reserve(beside_.size() + most);
 }
 
 core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t least_bytes) {
   Class& c = classes_[index(size)];
   const uint64_t slab = slab_of(size), least = least_bounce(size, least_bytes);
   const uint64_t limit = c.bounce_limit;
-  c.slabs.reserve(std::max(limit_bytes, least) / slab + 1);
+  reserve_slabs(c, slab, std::max({c.bounce_limit, limit_bytes, least}));
   c.bounce_limit = std::max({c.bounce_limit, limit_bytes, least});
   while (c.slabs.size() * slab < least) {
     const bool room = take_credit(slab, 0);
@@ -291,24 +314,18 @@ uint64_t FramePool::least_overhead() const {
 
 uint64_t FramePool::shrink_free(uint64_t bytes) {
   uint64_t freed = 0;
-  std::vector<std::byte*> pinned;
   for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
     const size_t size = core::kPage << i;
     Class& c = classes_[i];
-    while (!c.free.empty() && freed < bytes) {
-      std::byte* frame = c.free.back();
-      c.free.pop_back();
-      if (!release(frame, size)) {
-        pinned.push_back(frame);
-        continue;
-      }
+    for (size_t n = c.free.size(); n > 0 && freed < bytes; --n) {
+      std::byte* frame = c.free[n - 1];
+      if (!release(frame, size)) continue;
+      c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last, unless others are pinned
       put_slot(frame, size);
       free_bytes_ -= size;
       used_ -= size;
       freed += size;
     }
-    c.free.insert(c.free.end(), pinned.begin(), pinned.end());
-    pinned.clear();
   }
   return freed;
 }

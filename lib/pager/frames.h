@@ -64,6 +64,9 @@ class FramePool {
   void put_fresh(std::byte* frame, size_t size);
   // A frame comes back with its pages: it stays populated, ready for the next get().
   void put(std::byte* frame, size_t size);
+  // Address space for the first frames of this size, so that none of its blocks ever waits for that. False: there is
+  // none.
+  bool want_slots(size_t size);
   // Address space of a frame without memory or credit: where take() puts a block's pages. nullptr: no address space.
   std::byte* get_slot(size_t size);
   void put_slot(std::byte* slot, size_t size);
@@ -77,7 +80,8 @@ class FramePool {
   core::Status want_bounce(size_t size, uint64_t limit_bytes, uint64_t least_bytes = 0);
   // One region less: the slabs go with the last, whose buffers are all back.
   void unwant_bounce(size_t size);
-  void limit_bounce(size_t size, uint64_t limit_bytes);
+  // Without memory for more slabs the limit stays.
+  void limit_bounce(size_t size, uint64_t limit_bytes) noexcept;
   size_t free_bounce(size_t size) const;
   // Bytes of slabs of buffers that `size` must keep: what least_bytes asks for, rounded to slabs.
   static uint64_t least_bounce(size_t size, uint64_t least_bytes);
@@ -101,15 +105,17 @@ class FramePool {
     std::array<uint64_t, 8> taken = {};  // which: a bit each
   };
   struct Class {
-    std::vector<std::byte*> free;   // populated
+    std::vector<std::byte*> free;  // populated; room for every frame there is, as in slots: giving back needs no memory
     std::vector<std::byte*> slots;  // empty
+    size_t frames = 0;              // made so far
     std::vector<Slab> slabs;        // the first are used first, so that the last become idle
     uint64_t bounce_limit = 0, bounce_least = 0, bounce_users = 0;
   };
   static size_t slab_of(size_t size) { return std::max(size, core::kHugePage); }
   static size_t index(size_t size);
-  bool grow_slots(size_t size);
+  bool grow_slots(size_t size) noexcept;
   std::byte* get_slab(size_t size);
+  void reserve_slabs(Class& c, size_t slab, uint64_t limit);
   bool release(std::byte* frame, size_t size);
   uint64_t shrink_free(uint64_t bytes);
   bool fits(uint64_t bytes, uint64_t reserve);

@@ -14,6 +14,14 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
+namespace {
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+}  // namespace
+
 Status Pager::prefetch(const void* ptr, size_t size, int location) {
   After after;
   if (Status s = check_location(location, true); !s.ok()) return s;
@@ -33,8 +41,10 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
       // More than the budget holds would only chase out what came first.
       const uint64_t most =
           std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
-      queues_.wishes.push_back(
-          {span.region, span.first, std::min(span.last, span.first + most - 1), location, Urgency::prefetch, nullptr});
+      if (!queues_.wishes.push_back({span.region, span.first, std::min(span.last, span.first + most - 1), location,
+                                     Urgency::prefetch, nullptr})) {
+        return no_memory();
+      }
       pump_devices(after);
       lock.unlock();
       run(after);
@@ -42,12 +52,14 @@ Status Pager::prefetch(const void* ptr, size_t size, int location) {
     }
     forget_hints(queues_.wishes, span);
     if (span.region->gpu && queues_.departures.size() < Queues::kMaxSpeculative) {
-      queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD});
+      if (!queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
+        return no_memory();
       gpu_work_.notify_one();
       if (location == VMEM_SSD) return {};
     }
     if (location == VMEM_SSD) {
-      if (queues_.evict_requests.size() < Queues::kMaxSpeculative) queues_.evict_requests.push_back({span, false});
+      if (queues_.evict_requests.size() < Queues::kMaxSpeculative && !queues_.evict_requests.push_back({span, false}))
+        return no_memory();
       need_evict_.notify_one();
       return {};
     }
@@ -134,6 +146,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   }
   const bool whole = advice >= VMEM_ADVISE_PRIORITY_LOW;
   if (!whole) {
+    r.advised.reserve(r.advised.size() + 1);
     std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
     if (r.advised.size() >= 256) {
       return error(ENOSPC, "region %llu has 256 ranges with advice already; advise larger ranges",
@@ -245,6 +258,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   After after;
   switch (block.state) {
     case State::resident: {
+      if (!reserve_move()) return no_memory();
       if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::resident, State::taking);
@@ -269,6 +283,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     }
     case State::held: {
+      if (!reserve_move()) return no_memory();
       if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::held, State::taking);
@@ -283,13 +298,11 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     }
     case State::on_device: {
       Job job{1, {}};
-      std::vector<Move*> batch;
-      batch.reserve(1);
-      if (Move* m = begin_leave(r, b, Leave::drop)) batch.push_back(m);
-      if (batch.empty()) return error(ENOMEM, "no memory for bookkeeping");
-      batch.front()->job = &job;
+      Move* m = begin_leave(r, b, Leave::drop);
+      if (m == nullptr) return no_memory();
+      m->job = &job;
       lock.unlock();
-      leave_batch(batch);
+      leave_batch({&m, 1});
       lock.lock();
       if (!job.status.ok()) return job.status;
       break;

@@ -197,8 +197,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         }
         if (tried || (block.flags & core::kLost) != 0) {
           if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
-          const auto at = r.reasons.find(b);
-          const Status why = at != r.reasons.end() ? at->second : no_memory();
+          const Status why = r.reason(b);
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));
         }
         tried = true;  // an old failure: the disk may have recovered
@@ -209,27 +208,25 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         tried = true;
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if ((block.flags & core::kStarved) == 0 && !start_fill(r, b, Urgency::acquire, after)) {
-          starve(r, b, Urgency::acquire);
+          if (!starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::held:
-        if ((block.flags & core::kStarved) == 0) begin_install(r, b, after);
+        if ((block.flags & core::kStarved) == 0 && !begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device: {
-        std::vector<Move*> batch;
-        batch.reserve(1);
         Job job{1, {}};
-        if (Move* m = begin_leave(r, b, Leave::host)) batch.push_back(m);
-        if (batch.empty()) {  // no staging frame: one comes free when a held block has been written
+        Move* m = begin_leave(r, b, Leave::host);
+        if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
           if (starving == Progress::kNone) starving = look(now_ns());
           if (hopeless(starving)) return no_staging_frame();
           changed_.wait_for(lock, std::chrono::milliseconds(20));
           continue;
         }
         starving = Progress::kNone;
-        batch.front()->job = &job;
+        m->job = &job;
         lock.unlock();
-        leave_batch(batch);
+        leave_batch({&m, 1});
         lock.lock();
         if (!job.status.ok()) return Status(EIO, std::string(job.status.text()));
         continue;
@@ -246,9 +243,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
     if ((block.flags & core::kStarved) != 0) {
       if (starving == Progress::kNone) starving = look(now_ns());
       if (hopeless(starving)) {
-        std::erase_if(queues_.starved, [&](const Starved& s) {
-          return s.region == &r && s.block == b && s.urgency == Urgency::acquire;
-        });
+        queues_.starved.erase_if(
+            [&](const Starved& s) { return s.region == &r && s.block == b && s.urgency == Urgency::acquire; });
         block.flags &= static_cast<uint16_t>(~core::kStarved);
         if (!write_back_.error.ok()) return take_write_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",

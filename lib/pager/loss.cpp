@@ -111,7 +111,7 @@ void Pager::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
   block.flags |= core::kLost;
   core::add(counters_.lost_blocks);
   r.table.change(b, from, State::failed);
-  r.reasons[b] = Status(EIO, std::string(why.text()));
+  r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
   fail_touches(r, b);
 }
 
@@ -143,9 +143,10 @@ Status Pager::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again
     if (lost++ == 0) at = b;
   }
   if (lost == 0) return {};
+  const Status why = r.reason(at);
   return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
-                     static_cast<unsigned long long>(lost), where(r, at).c_str(),
-                     static_cast<int>(r.reasons[at].text().size()), r.reasons[at].text().data());
+                     static_cast<unsigned long long>(lost), where(r, at).c_str(), static_cast<int>(why.text().size()),
+                     why.text().data());
 }
 
 namespace {
@@ -190,7 +191,7 @@ void Pager::lose_filled(Move* m, const Status& why) {
     give_frame(r, m->image);
   }
   mark_lost(r, m->block, State::installing, why);
-  m->status = r.reasons[m->block];
+  m->status = r.reason(m->block);
   free_move(m);
 }
 
@@ -222,7 +223,7 @@ void Pager::lose_taken(Move* m) {
   frames_.give_credit(r.block_size);
   free_resident(m->block, r);
   mark_lost(r, m->block, State::taking, m->status);
-  m->status = r.reasons[m->block];
+  m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
   free_move(m);
 }

@@ -6,14 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
+#include "core/few.h"
 #include "core/histogram.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
 #include "pager/progress.h"
+#include "pager/queue.h"
 #include "pager/region.h"
 #include "store/codec.h"
 #include "store/io.h"
@@ -119,7 +120,8 @@ struct Resident {  // indexed by ResidentId
   device::Ticket ticket;
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };
-struct MoveList {  // first in, first out; a move is in one at most. Needs no memory
+using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
+struct MoveList {                    // first in, first out; a move is in one at most. Needs no memory
   Move* head = nullptr;
   Move* tail = nullptr;
   bool empty() const { return head == nullptr; }
@@ -188,20 +190,20 @@ struct Wish {  // blocks that are to come to a device, in order
   const void* owner;  // an acquire that waits; null: nobody
 };
 // What asks blocks elsewhere takes them out of older hints that want them on a device.
-inline void forget_hints(std::deque<Wish>& wishes, const SpanOf& span) {
-  for (size_t i = 0; i < wishes.size(); ++i) {
-    Wish& w = wishes[i];
+inline void forget_hints(Queue<Wish>& wishes, const SpanOf& span) {
+  for (auto i = wishes.begin(); i != wishes.end();) {
+    Wish& w = *i++;
     if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
     Wish rest = w;
     rest.next = span.last + 1;
     w.last = span.first - 1;  // below w.next where nothing is left
     const bool before = w.next < span.first;
     if (rest.next <= rest.last && before) {
-      wishes.insert(wishes.begin() + static_cast<std::ptrdiff_t>(++i), rest);
+      if (!wishes.insert(i, rest)) continue;  // without memory a hint is forgotten
     } else if (rest.next <= rest.last) {
       w = rest;
     } else if (!before) {
-      wishes.erase(wishes.begin() + static_cast<std::ptrdiff_t>(i--));
+      wishes.erase(std::prev(i));
     }
   }
 }

@@ -140,31 +140,8 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
-// References to residents stay good. Throws without a change.
-void Pager::grow_residents() {
-  const size_t old = residents_.size();
-  const size_t grown = std::max<size_t>(64, old * 2);
-  free_residents_.reserve(grown);  // giving one back needs no memory
-  resize_policies(grown);
-  residents_.resize(grown);
-  for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
-}
-
-bool Pager::reserve_move() {
-  try {
-    if (free_residents_.empty()) grow_residents();
-    if (!free_moves_.empty()) return true;
-    if (free_moves_.capacity() <= moves_.size()) free_moves_.reserve(2 * moves_.size() + 16);  // as above
-    moves_.push_back(std::make_unique<Move>());
-    free_moves_.push_back(moves_.back().get());
-    return true;
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-}
-
+// After reserve_block(), or where one has been given back under the same hold of the lock.
 ResidentId Pager::take_resident() {
-  if (free_residents_.empty()) grow_residents();
   const ResidentId id = free_residents_.back();
   free_residents_.pop_back();
   residents_[id] = Resident{};
@@ -231,12 +208,8 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   if (leased(r, b) && !core::broken("lease_hold")) policy(a.id).hold(a.id);
 }
 
+// After reserve_move(), or reserve_block().
 Move* Pager::new_move(Region& r, BlockIndex b) {
-  if (free_moves_.empty()) {
-    free_moves_.reserve(moves_.size() + 1);
-    moves_.push_back(std::make_unique<Move>());
-    free_moves_.push_back(moves_.back().get());
-  }
   Move* m = free_moves_.back();
   free_moves_.pop_back();
   *m = Move{};
@@ -262,21 +235,6 @@ void Pager::free_move(Move* m) {
   m->status = {};
   free_moves_.push_back(m);
   notify();
-}
-
-// Tables are paid for from the same budget, beyond what every process can spare.
-void Pager::count_tables() {
-  constexpr uint64_t kFree = uint64_t{8} << 20;
-  const uint64_t bytes = sums_.table_bytes + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move);
-  frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
-}
-
-// Its table grows and shrinks as blocks change.
-void Pager::charge_table(Region& r) {
-  if (r.table.footprint() == r.table_charged) return;
-  sums_.table_bytes += r.table.footprint() - r.table_charged;
-  r.table_charged = r.table.footprint();
-  count_tables();
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <memory>
 #include <thread>
@@ -30,8 +31,7 @@ namespace vmem::pager {
 class Pager {
  public:
   Pager(Parts parts, Config config);
-  // Stops the threads. Regions must have been freed (shutdown()).
-  ~Pager();
+  ~Pager();  // stops the threads; regions must have been freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
   core::Status start();
@@ -51,21 +51,18 @@ class Pager {
   // Setting debug, at exit: asks each device that is in use whether it is lost, and says so.
   void look_for_loss();
 
-  // -EBUSY: live leases hold more; -ENOMEM: above what some device has.
-  core::Status set_host_budget(uint64_t bytes);
-  core::Status set_device_budget(uint64_t bytes);
+  core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
+  core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
   void set_readahead(uint64_t bytes);
   void set_checksum(bool on);
   void set_staging_share(unsigned percent);
   void set_fault_timeout(unsigned ms);
   void set_space_budget(uint64_t bytes);
-  // Writes changed blocks of shared files; regions stay usable. For exit().
-  core::Status flush_shared();
+  core::Status flush_shared();  // for exit(): writes changed blocks of shared files; regions stay usable
   // The module asks, on the thread that reads faults: for memory, and to look at its knobs. Neither blocks.
   void on_pressure(uint64_t bytes);
   void on_knobs();
-  // Frees every region, whatever holds it.
-  void shutdown();
+  void shutdown();  // frees every region, whatever holds it
   bool has_regions();
 
   // Tests: recounts tables, budget and leases; empty when every equation holds and nothing is in flight.
@@ -83,21 +80,25 @@ class Pager {
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
   core::ResidentId take_resident();
   void give_resident(core::ResidentId id);
-  uint64_t age_of(uint32_t stamp) const;  // bytes/4096 evicted since
-  void grow_residents();
+  uint64_t age_of(uint32_t stamp) const;       // bytes/4096 evicted since
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   uint64_t& leaving_of(const Move* m) { return m->staged ? sums_.staging_leaving : sums_.leaving_bytes; }
   void free_resident(core::BlockIndex b, Region& r);
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
-  bool reserve_move();  // memory for one move and one resident: what begins with it cannot fail for want of it
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
-  void count_tables();
-  void charge_table(Region& r);
   void notify() { changed_.notify_all(); }
   std::string where(const Region& r, core::BlockIndex b) const;  // locked
   std::string place(const Region& r, core::BlockIndex b);        // unlocked
+
+  // tables.cpp. reserve_move: memory for one; reserve_block: and for one resident. What begins with it is not refused.
+  bool reserve_residents(size_t count) noexcept;
+  bool reserve_move(size_t free = 1) noexcept;
+  bool reserve_block();
+  bool reserve_blocks(Region& r);
+  void count_tables();
+  void charge_table(Region& r);
 
   // faults.cpp, fill.cpp
   void fault_loop();
@@ -108,7 +109,7 @@ class Pager {
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
   bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
-  void begin_install(Region& r, core::BlockIndex b, After& after);
+  bool begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
   void install(Move* m, After& after);
@@ -128,12 +129,12 @@ class Pager {
   void pass(Region& r, const policy::Run& run, bool used);
   void give_up_idle(uint64_t bytes);
   void drop_behind(Region& r);
-  void starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
+  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
+  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
   void pump(After& after);
   void pump_speculative(After& after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
-  // The block reached a stable state: grants the wishes left in its flags.
-  void settle(Region& r, core::BlockIndex b, After& after);
+  void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
   bool overtakes(const Region& r) const;
   uint64_t look(uint64_t now);
   bool hopeless(uint64_t mark);
@@ -148,11 +149,11 @@ class Pager {
   // evict.cpp
   void evict_loop();
   bool must_evict() const;
-  void evict_batch(std::vector<Move*>& batch);
+  void evict_batch(std::span<Move* const> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
   void settle_probe(Region& r, core::BlockIndex b, After& after);
-  void prepare_writes(std::span<Move*> moves);
+  void prepare_writes(std::span<Move* const> moves);
   void finish_clean(Move* m, After& after);
   void to_store(Move* m, After& after);
   static void on_written(store::Io& io);
@@ -177,8 +178,7 @@ class Pager {
   core::Status drop_contents(const void* ptr, size_t size);
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
   policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
-  // Waits until block b is in no transition. False: the region is being freed.
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);  // false: it is being freed
   bool wait_on(Lock& lock, Sweep* sweep);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
@@ -188,7 +188,6 @@ class Pager {
   void credit_region(Region& r);
   void count_blocks();
   static uint64_t reserve_for(uint64_t largest, uint64_t budget);
-  static uint64_t least_bounce(const Region& r);
   uint64_t bounce_limit(const Region& r) const;
   core::Status take_write_error();
 
@@ -204,9 +203,9 @@ class Pager {
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
   static void on_device_read(store::Io& io);
   void finish_device_read(Move* m, After& after);
-  void pull(std::vector<Move*>& batch, int d);
-  void enter_batch(std::vector<Move*>& batch, int d);
-  void migrate_batch(std::vector<Move*>& batch, int d);
+  void pull(Batch& batch, int d);
+  void enter_batch(Batch& batch, int d);
+  void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
   bool must_evict_staging() const;
   size_t staging_reserve() const;
@@ -222,7 +221,7 @@ class Pager {
   std::byte* staging_frame(size_t keep);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
-  void leave_batch(std::vector<Move*>& batch);
+  void leave_batch(std::span<Move*> batch);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
   core::Status punch(std::span<const device::Range> ranges);
@@ -259,7 +258,6 @@ class Pager {
   void lose_filled(Move* m, const core::Status& why);
   void settle_torn_take(Move* m);
   void lose_taken(Move* m);
-  static bool proven_clean(const core::Block& block) { return (block.flags & (core::kDirty | core::kUnknown)) == 0; }
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
@@ -269,24 +267,22 @@ class Pager {
   core::Counters counters_;
 
   core::BigMutex mutex_;
-  std::condition_variable changed_;                       // some block reached a stable state, or memory came free
-  std::condition_variable need_evict_;                    // the evictors have work
-  std::map<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
-  // By Resident::pool: blocks in host memory, blocks held in staging frames, blocks on each device.
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;
+  std::condition_variable changed_;                         // some block reached a stable state, or memory came free
+  std::condition_variable need_evict_;                      // the evictors have work
+  std::map<uintptr_t, std::unique_ptr<Region>> regions_;    // by base
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
   FramePool frames_;
   std::deque<Resident> residents_;  // references stay good while it grows
   std::vector<core::ResidentId> free_residents_;
   std::vector<std::unique_ptr<Move>> moves_;
-  std::vector<Move*> free_moves_;
+  std::vector<Move*> free_moves_;  // room for all, as in free_residents_: giving one back needs no memory
   Queues queues_;
   Sums sums_;
   Progress progress_;
   WriteBackState write_back_;
   uintptr_t last_spurious_ = 0;
-  std::atomic<bool> verify_{true};  // setting checksum
-  bool stop_ = false, stop_devices_ = false,
-       watching_ = false;  // the engine's thread serves faults; there is no fault_thread_
+  std::atomic<bool> verify_{true};                               // setting checksum
+  bool stop_ = false, stop_devices_ = false, watching_ = false;  // watching: no fault_thread_, the engine's serves them
   Machine machine_;
   std::thread fault_thread_;
   std::vector<std::thread> evict_threads_, gpu_threads_;

@@ -43,7 +43,7 @@ bool Pager::populate(Move* m, After& after) {
   block.flags &= kForgetReadAhead;
   r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
   hold_back_after_refusal(s);
-  if ((block.flags & core::kWanted) != 0) starve(r, b, Urgency::fault, m->started_ns, m->mark);
+  if ((block.flags & core::kWanted) != 0) starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again
   free_move(m);
   pump(after);

@@ -5,14 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <utility>
-#include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
 #include "pager/moves.h"
+#include "pager/queue.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -20,13 +19,13 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  std::deque<Starved> starved;                                // at most one entry a block; faults before acquires
-  std::deque<Speculative> speculative;                        // at most kMaxSpeculative
-  uint64_t speculative_bytes = 0;                             // of them in flight
-  std::deque<EvictRequest> evict_requests;                    // at most kMaxSpeculative
-  std::vector<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
-  std::deque<Wish> wishes;                                    // acquires first
-  std::deque<Departure> departures;
+  Queue<Starved> starved;                               // at most one entry a block; faults before acquires
+  Queue<Speculative> speculative;                       // at most kMaxSpeculative
+  uint64_t speculative_bytes = 0;                       // of them in flight
+  Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
+  Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
+  Queue<Wish> wishes;                                   // acquires first
+  Queue<Departure> departures;
   std::list<Ending> endings;  // by id
   uint64_t last_ending = 0;
 };
@@ -44,6 +43,7 @@ struct Sums {
   uint64_t unknown_blocks = 0;  // with kUnknown
   uint64_t evicted_pages = 0;   // clock of the eviction stamps
   uint64_t table_bytes = 0;
+  uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
 
   void seen(Resident& resident) {  // somebody used it, or it left

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -94,7 +96,9 @@ struct Region {
   core::BlockIndex hole_first = 0, hole_end = 0;
 
   core::BlockTable table;
-  size_t table_charged = 0;  // of its footprint
+  size_t table_charged = 0;      // of its footprint
+  uint64_t reserved_blocks = 0;  // there is memory to move so many at once
+  uint64_t stored_span = 0;      // .. and so many bytes in the store
   policy::ReadAhead readahead;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
@@ -120,9 +124,23 @@ struct Region {
     return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
   }
   bool in_hole(core::BlockIndex b) const { return b >= hole_first && b < hole_end; }
+  // Why a block is failed. Without memory for them the words are lost, and what they say of the block is not.
+  void keep_reason(core::BlockIndex b, const core::Status& why) noexcept try {
+    reasons[b] = why;
+  } catch (const std::bad_alloc&) {
+  }
+  core::Status reason(core::BlockIndex b) const {
+    const auto at = reasons.find(b);
+    return at != reasons.end() ? at->second : core::error(EIO, "there was no memory to keep the reason");
+  }
   // True when an absent block in state untouched has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }
 };
+
+// What the store or the file has is certainly the same.
+inline bool proven_clean(const core::Block& block) {
+  return (block.flags & (core::kDirty | core::kUnknown)) == 0;
+}
 
 // Some stream may write to it, or its writes have not been reached.
 inline bool lent_for_writing(const Region& r, core::BlockIndex b) {

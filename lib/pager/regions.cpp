@@ -1,10 +1,13 @@
 // Making and freeing regions.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <utility>
 
+#include "core/few.h"
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
@@ -46,6 +49,10 @@ Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& e
   r->sparse = store::may_have_holes(r->file);
   r->file_offset = what.offset;
   return {};
+}
+
+Status no_memory(size_t size) {
+  return error(ENOMEM, "no memory for the tables of a region of %s", core::human_bytes(size).c_str());
 }
 
 void close_file(Region* r, store::Engine& engine) {
@@ -103,40 +110,64 @@ Status Pager::create(const NewRegion& what, void** ptr) {
     if (Status s = open_file(what, config_.direct_io, &r, *engine_); !s.ok()) return s;
   }
   r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
-  Status s = r.table.create(blocks);
-  if (s.ok()) {
-    Lock lock(mutex_);
-    s = charge_region(lock, r);
-  }
-  const bool charged = s.ok();
-  void* base = nullptr;
-  if (s.ok() && gpu) {
-    s = want_staging();
-    if (s.ok()) s = devices_->reserve(r.span, 0, &base);
-    if (s.ok()) {
-      s = trap_->attach_at(base, r.span, r.transfer);
-      if (!s.ok()) devices_->release(base).ignore();
+  // However this ends but well, also for want of memory: nothing of it is left.
+  bool charged = false;
+  core::OnExit undo([&] {
+    if (charged) {
+      Lock lock(mutex_);
+      credit_region(r);
     }
-  } else if (s.ok()) {
-    s = trap_->attach_blocks(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)), block_size, r.transfer,
-                             &base);
-  }
-  if (!s.ok()) {
+    space_->unreserve(r.stored_span);
     close_file(&r, *engine_);
+  });
+  // What its blocks need later is had now: out of memory is an error of this call and not of a touch.
+  std::map<uintptr_t, std::unique_ptr<Region>> alone;
+  alone.emplace(0, nullptr);
+  auto node = alone.extract(alone.begin());
+  if (Status s = r.table.create(blocks); !s.ok()) return s;
+  if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;
+  store::zero_digest(block_size);  // computed once, and not by the first fault
+  if (r.backing == Backing::anonymous || r.backing == Backing::file_private) {
+    if (!space_->reserve(r.span)) return no_memory(r.size);
+    r.stored_span = r.span;
+  }
+  {
     Lock lock(mutex_);
-    if (charged) credit_region(r);
+    if (Status s = charge_region(lock, r); !s.ok()) return s;
+    charged = true;
+  }
+  void* base = nullptr;
+  if (gpu) {
+    if (Status s = want_staging(); !s.ok()) return s;
+    if (Status s = devices_->reserve(r.span, 0, &base); !s.ok()) return s;
+    if (Status s = trap_->attach_at(base, r.span, r.transfer); !s.ok()) {
+      devices_->release(base).ignore();
+      return s;
+    }
+  } else if (Status s = trap_->attach_blocks(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)),
+                                             block_size, r.transfer, &base);
+             !s.ok()) {
     return s;
   }
   r.base = static_cast<std::byte*>(base);
+  node.key() = reinterpret_cast<uintptr_t>(base);
+  node.mapped() = std::move(region);
   Lock lock(mutex_);
   if (r.transfer == Transfer::copy) frames_.place(base, r.span);
   r.id = sums_.next_region_id++;
-  regions_.emplace(reinterpret_cast<uintptr_t>(base), std::move(region));
+  regions_.insert(std::move(node));
+  undo.dismiss();
   *ptr = base;
   return {};
 }
 
 namespace {
+
+// A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault could
+// never be served.
+uint64_t least_bounce(const Region& r) {
+  return r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
+}
 
 unsigned size_class(size_t block_size) {
   return static_cast<unsigned>(std::countr_zero(block_size / core::kPage));
@@ -152,12 +183,6 @@ uint64_t Pager::reserve_for(uint64_t largest, uint64_t budget) {
 uint64_t Pager::bounce_limit(const Region& r) const {
   const uint64_t most = std::max<uint64_t>(2 * r.block_size, uint64_t{2} * config_.io_depth * r.block_size);
   return std::max(least_bounce(r), std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20}));
-}
-
-// A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault could
-// never be served.
-uint64_t Pager::least_bounce(const Region& r) {
-  return r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
 }
 
 // The largest block and the reserve follow the regions there are.
@@ -179,6 +204,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
                  core::human_bytes(budget).c_str(), core::human_bytes(r.block_size).c_str(),
                  core::human_bytes(overhead).c_str());
   }
+  if (!reserve_blocks(r)) return no_memory(r.size);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
     const uint64_t mark = look(now_ns());
@@ -189,6 +215,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       const bool never = frames_.least_overhead() + least + sums_.leased_bytes + sums_.reserve_bytes > frames_.budget();
       if (never || hopeless(mark)) {
         sums_.room_wanted = 0;
+        sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
         return s;
       }
       sums_.room_wanted = std::max(sums_.room_wanted, least);
@@ -213,6 +240,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
 
 // Locked; nothing of the region uses memory any more. Gives back what charge_region() took.
 void Pager::credit_region(Region& r) {
+  sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
   --sums_.regions_by_size[size_class(r.block_size)];
   sums_.table_bytes -= std::exchange(r.table_charged, 0);
@@ -236,12 +264,12 @@ Status Pager::want_staging() {
 
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
-  std::erase_if(queues_.starved, [&](const Starved& s) { return s.region == &r; });
-  std::erase_if(queues_.speculative, [&](const Speculative& s) { return s.region == &r; });
-  std::erase_if(queues_.evict_requests, [&](const EvictRequest& e) { return e.span.region == &r; });
-  std::erase_if(queues_.dropped, [&](const auto& d) { return d.first == &r; });
-  std::erase_if(queues_.wishes, [&](const Wish& w) { return w.region == &r; });
-  std::erase_if(queues_.departures, [&](const Departure& d) { return d.region == &r; });
+  queues_.starved.erase_if([&](const Starved& s) { return s.region == &r; });
+  queues_.speculative.erase_if([&](const Speculative& s) { return s.region == &r; });
+  queues_.evict_requests.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
+  queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
+  queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
+  queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
 }
 
 // Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
@@ -317,9 +345,16 @@ Status Pager::destroy(void* ptr, bool force) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
   lock.lock();
-  std::vector<core::Extent> extents;
+  core::Few<core::Extent, 256> extents;  // freeing needs no memory
+  const auto release_extents = [&] {
+    lock.unlock();
+    for (const core::Extent e : extents) space_->release(e);
+    extents.clear();
+    lock.lock();
+  };
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
+    if (extents.full()) release_extents();
     if (block.extent) extents.push_back(block.extent);
     clear_unknown(block);
     if (core::on_a_device(block.state)) {
@@ -356,8 +391,9 @@ Status Pager::destroy(void* ptr, bool force) {
   pump(after);
   lock.unlock();
   run(after);
-  for (core::Extent e : extents) space_->release(e);
-  if (!extents.empty()) store_has_room();
+  for (const core::Extent e : extents) space_->release(e);
+  space_->unreserve(gone->stored_span);
+  if (gone->stored_span != 0) store_has_room();
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
   if (gone->gpu) return devices_->release(gone->base);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/log.h"
 
@@ -95,6 +96,14 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
   }
   *slab = {static_cast<std::byte*>(at), size, nullptr};
   return {};
+}
+
+bool Staging::reserve(size_t frames) noexcept try {
+  slabs_.reserve(slabs_.size() + 1);
+  free_.reserve(total_ + frames);  // giving one back needs no memory
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
 }
 
 void Staging::add_slab(device::Devices& devices, const Slab& slab) {

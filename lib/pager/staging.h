@@ -37,7 +37,9 @@ class Staging {
   // thread, no lock.
   static core::Status make_slab(device::Devices& devices, trap::Trap& trap, size_t frames,
                                 const std::vector<int>& nodes, Slab* slab);
-  // From now on its frames are handed out.
+  // Memory to know so many frames more by. False: there is none.
+  bool reserve(size_t frames) noexcept;
+  // From now on its frames are handed out. After reserve().
   void add_slab(device::Devices& devices, const Slab& slab);
 
   // nullptr when no more than `keep` frames are free.

@@ -24,13 +24,13 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   }
   Job job;
   job.status = from_device;  // and the rest is written all the same
-  std::vector<Move*> batch;
-  const size_t most = std::max<size_t>(1, std::min<size_t>(64, (8 << 20) / r.block_size));
+  Batch batch;
+  const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
   const auto flush = [&] {
     if (batch.empty()) return;
     lock.unlock();
-    evict_batch(batch);
+    evict_batch(batch.all());
     lock.lock();
     batch.clear();
   };
@@ -61,7 +61,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     Move* m = begin_take(r, b, keep, false);
     if (m == nullptr) {
       admit(r, b, stamp_now());
-      if (job.status.ok()) job.status = error(ENOMEM, "no address space for the image of a block");
+      if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }
     m->job = &job;

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <new>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -193,7 +194,10 @@ void Publisher::run() {
   while (!stopping()) {
     const uint64_t now = clock_ns(CLOCK_MONOTONIC) / 1000000;
     if (now >= next) {
-      write();
+      try {
+        write();
+      } catch (const std::bad_alloc&) {  // at the next tick, perhaps
+      }
       next = now + kTickMs;
     }
     std::array<pollfd, 2> wait{{{wake_.get(), POLLIN, 0}, {socket_.get(), POLLIN, 0}}};
@@ -228,7 +232,11 @@ void Publisher::answer(const Fd& client) {
     } else {
       request.name[sizeof request.name - 1] = request.value[sizeof request.value - 1] = '\0';
       core::step("publish.asked");
-      s = handle(request, &text);
+      try {
+        s = handle(request, &text);
+      } catch (const std::bad_alloc&) {
+        s = error(ENOMEM, "process %d has no memory to answer with", getpid());
+      }
     }
   }
   reply.code = s.code();

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 
 namespace vmem::store {
 
@@ -56,6 +57,10 @@ ZSTD_DCtx* zstd_decompressor() {
   return contexts.zstd_out != nullptr ? contexts.zstd_out : keep(contexts.zstd_out, ZSTD_createDCtx());
 }
 
+// For a thread that has no memory for its own: what was written compressed can always be read.
+constinit std::mutex spare_mutex;           // protects the spare and its use
+constinit ZSTD_DCtx* zstd_spare = nullptr;  // never freed
+
 LZ4_stream_t* lz4_state() {
   return contexts.lz4 != nullptr ? contexts.lz4 : keep(contexts.lz4, LZ4_createStream());
 }
@@ -76,6 +81,13 @@ size_t compress(Codec codec, const void* block, size_t size, char* out, size_t c
 }
 
 }  // namespace
+
+core::Status prepare_codec(Codec codec) {
+  if (codec != Codec::zstd) return {};
+  const std::lock_guard lock(spare_mutex);
+  if (zstd_spare == nullptr) zstd_spare = ZSTD_createDCtx();
+  return zstd_spare != nullptr ? core::Status() : core::error(ENOMEM, "no memory to decompress blocks with (zstd)");
+}
 
 void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec) {
   *stored = size;
@@ -121,6 +133,11 @@ core::Status decode(Codec codec, const void* in, size_t stored, void* block, siz
     got = n > 0 ? static_cast<size_t>(n) : 0;
   } else {
     ZSTD_DCtx* context = zstd_decompressor();
+    std::unique_lock spare(spare_mutex, std::defer_lock);
+    if (context == nullptr) {
+      spare.lock();
+      context = zstd_spare;
+    }
     if (context == nullptr) return core::error(ENOMEM, "no memory to decompress a block of %zu bytes", size);
     const size_t n = ZSTD_decompressDCtx(context, block, size, data, header.length);
     got = ZSTD_isError(n) ? 0 : n;

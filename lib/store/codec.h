@@ -1,6 +1,7 @@
 // Digests and compression of blocks. Pure; any thread.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,11 +17,12 @@ core::Digest digest(const void* bytes, size_t size);
 // The digest of `size` zero bytes; computed once per size.
 core::Digest zero_digest(size_t size);
 
-// The same digest fed piece by piece in order, so that a block can be hashed while its tail is still being read.
+// The same digest fed piece by piece in order, so that a block can be hashed while its tail is still being read. Needs
+// no memory beside itself.
 class Digester {
  public:
   Digester();
-  ~Digester();
+  ~Digester() = default;
   Digester(const Digester&) = delete;
   Digester& operator=(const Digester&) = delete;
   void reset();
@@ -28,14 +30,18 @@ class Digester {
   core::Digest finish() const;
 
  private:
-  void* state_;
+  static constexpr size_t kState = 1024;
+  alignas(64) std::array<std::byte, kState> state_;  // XXH3's
 };
 
+// Memory that reading blocks of this codec needs at least, for good. -ENOMEM: there is none.
+core::Status prepare_codec(Codec codec);
 // Encodes `block` into `out` (capacity at least `size` bytes). *stored = bytes to write, a multiple of 4 KiB smaller
 // than `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size, and what is in
 // `out` means nothing: write `block` itself.
 void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec);
-// Decodes `stored` bytes into exactly `size` bytes. -EIO when they do not decode.
+// Decodes `stored` bytes into exactly `size` bytes. -EIO when they do not decode. Where memory is short, threads take
+// turns with what prepare_codec() has made.
 core::Status decode(Codec codec, const void* in, size_t stored, void* block, size_t size);
 
 }  // namespace vmem::store

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
-#include <new>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -99,22 +98,19 @@ core::Digest zero_digest(size_t size) {
   return out;
 }
 
-Digester::Digester() : state_(XXH3_createState()) {
-  if (state_ == nullptr) throw std::bad_alloc();
+Digester::Digester() : state_{} {
+  static_assert(sizeof(XXH3_state_t) <= kState && alignof(XXH3_state_t) <= 64);
   reset();
-}
-Digester::~Digester() {
-  XXH3_freeState(static_cast<XXH3_state_t*>(state_));
 }
 void Digester::reset() {
   const digest_kernel::Secret& secret = digest_kernel::secret();
-  XXH3_128bits_reset_withSecret(static_cast<XXH3_state_t*>(state_), secret.data(), secret.size());
+  XXH3_128bits_reset_withSecret(reinterpret_cast<XXH3_state_t*>(state_.data()), secret.data(), secret.size());
 }
 void Digester::update(const void* bytes, size_t size) {
-  kernel().update(state_, bytes, size);
+  kernel().update(state_.data(), bytes, size);
 }
 core::Digest Digester::finish() const {
-  const XXH128_hash_t h = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_));
+  const XXH128_hash_t h = XXH3_128bits_digest(reinterpret_cast<const XXH3_state_t*>(state_.data()));
   return {h.low64, h.high64};
 }
 

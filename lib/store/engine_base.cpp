@@ -152,8 +152,8 @@ core::Status EngineBase::add_file(int fd, FileId* id) {
     std::lock_guard lock(mutex_);
     if (free_files_.empty()) {
       *id = static_cast<FileId>(files_.size());
+      free_files_.reserve(files_.size() + 1);  // so that remove_file cannot fail
       files_.push_back(slot);
-      free_files_.reserve(files_.size());  // so that remove_file cannot fail
     } else {
       *id = free_files_.back();
       free_files_.pop_back();

@@ -94,6 +94,15 @@ void ExtentAllocator::update(size_t chunk) {
   }
 }
 
+void ExtentAllocator::reserve(uint64_t pages) {
+  size_t chunks = (pages + kChunkPages - 1) / kChunkPages;
+  if (chunks <= idle_list_.capacity()) return;
+  chunks = std::max(chunks, idle_list_.capacity() + idle_list_.capacity() / 2);
+  chunks_.reserve(chunks);
+  nodes_.reserve(2 * std::bit_ceil(chunks));
+  idle_list_.reserve(chunks);
+}
+
 void ExtentAllocator::grow(uint64_t pages) {
   if (pages == 0) return;
   const uint64_t size = size_ + pages;

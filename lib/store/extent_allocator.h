@@ -26,7 +26,9 @@ class ExtentAllocator {
   uint64_t longest_free_run() const { return nodes_.empty() ? 0 : nodes_[1].longest; }
   uint64_t trailing_free_pages() const;
 
-  // Adds free pages at the end. May throw bad_alloc, and then nothing has changed.
+  // Memory for that many pages in all. May throw bad_alloc, and then nothing has changed.
+  void reserve(uint64_t pages);
+  // Adds free pages at the end. Beyond reserve() it may throw bad_alloc, and then nothing has changed.
   void grow(uint64_t pages);
   // Takes away `pages` at the end; they must be free.
   void shrink(uint64_t pages);

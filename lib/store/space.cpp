@@ -25,6 +25,8 @@ constexpr uint64_t kTrimPages = 16384;    // idle pages that make trimming worth
 constexpr uint64_t kTrimStep = 16384;     // pages out of use at once while their hole is punched
 constexpr uint64_t kShrinkStep = 262144;  // pages cut off in one ftruncate: 1 GiB
 constexpr int kMostTrimDelays = 12;
+constexpr size_t kMaxTrouble = 128;                                    // of words
+constexpr uint64_t kMostReserved = (uint64_t{1} << 40) / core::kPage;  // 1 TiB: 38 MiB of address space a path
 
 class FileSpace final : public Space {
  public:
@@ -37,6 +39,8 @@ class FileSpace final : public Space {
   core::Status start();
 
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
+  bool reserve(uint64_t bytes) override;
+  void unreserve(uint64_t bytes) override;
   void release(core::Extent extent) override;
   void refuse(core::Extent extent) override;
   FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
@@ -50,6 +54,7 @@ class FileSpace final : public Space {
   bool grow(Lock& lock, SpacePath& path, uint64_t pages);
   bool give_back(unsigned path, uint64_t first, uint64_t pages);
   core::Status no_room(size_t size, size_t count, const char* why) const;
+  core::Status full(size_t size, size_t count) const;
 
   static bool should_punch(const SpacePath& path);
   static uint64_t pages_to_shrink(const SpacePath& path);
@@ -63,6 +68,7 @@ class FileSpace final : public Space {
   mutable std::mutex mutex_;
   uint64_t budget_pages_;            // protected by mutex_
   uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
+  uint64_t reserved_pages_ = 0;      // protected by mutex_
   unsigned next_path_ = 0;           // changes with every allocation; protected by mutex_
   bool stopping_ = false;            // protected by mutex_
   bool hurry_ = false;               // trim without delay; protected by mutex_
@@ -86,6 +92,26 @@ FileSpace::~FileSpace() {
   if (thread_.joinable()) thread_.join();
 }
 
+bool FileSpace::reserve(uint64_t bytes) try {
+  std::lock_guard lock(mutex_);
+  const uint64_t pages = std::min(reserved_pages_ + bytes / core::kPage, kMostReserved);
+  const uint64_t most = std::min(pages, budget_pages_);
+  for (const auto& path : paths_) {
+    // With fragments, and growth ahead of need. Most of it is address space until it is written.
+    path->extents.reserve(std::min(path->limit_pages, path->head_pages + most + most / 4 + kMaxGrowth));
+    path->trouble.reserve(kMaxTrouble);
+  }
+  reserved_pages_ += bytes / core::kPage;
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+void FileSpace::unreserve(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  reserved_pages_ -= bytes / core::kPage;
+}
+
 core::Status FileSpace::no_room(size_t size, size_t count, const char* why) const {
   return core::error(ENOSPC, "no room on SSD for %zu block%s of %s: %s", count, count == 1 ? "" : "s",
                      core::human_bytes(size).c_str(), why);
@@ -101,11 +127,12 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
 
   Lock lock(mutex_);
   if (used_pages_ > budget_pages_ || total > budget_pages_ - used_pages_) {
-    return no_room(size, out.size(),
-                   core::strprintf("ssd_budget is %s and %s are in use. Raise ssd_budget or free regions",
-                                   core::human_bytes(budget_pages_ * core::kPage).c_str(),
-                                   core::human_bytes(used_pages_ * core::kPage).c_str())
-                       .c_str());
+    return core::error(ENOSPC,
+                       "no room on SSD for %zu block%s of %s: ssd_budget is %s and %s are in use. Raise ssd_budget or "
+                       "free regions",
+                       out.size(), out.size() == 1 ? "" : "s", core::human_bytes(size).c_str(),
+                       core::human_bytes(budget_pages_ * core::kPage).c_str(),
+                       core::human_bytes(used_pages_ * core::kPage).c_str());
   }
   used_pages_ += total;  // now, because growing lets go of the lock
 
@@ -131,13 +158,19 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
   used_pages_ -= total;
   for (size_t n = 0; n < have; ++n) give_back(out[n].path(), out[n].offset() / core::kPage, pages);
   std::fill(out.begin(), out.end(), core::Extent{});
+  return full(size, out.size());
+}
+
+core::Status FileSpace::full(size_t size, size_t count) const try {
   std::string why = core::strprintf("%s in use", core::human_bytes(used_pages_ * core::kPage).c_str());
   for (const auto& path : paths_) {
     why += core::strprintf("; %s is full at %s%s%s", path->name.c_str(),
                            core::human_bytes(path->extents.size_pages() * core::kPage).c_str(),
                            path->trouble.empty() ? "" : ": ", path->trouble.c_str());
   }
-  return no_room(size, out.size(), why.c_str());
+  return no_room(size, count, why.c_str());
+} catch (const std::bad_alloc&) {
+  return no_room(size, count, "and no memory to say why");
 }
 
 // Takes a run from the first path, in turn from `start`, that has one or can grow one. A run of several blocks makes a
@@ -193,14 +226,19 @@ bool FileSpace::grow(Lock& lock, SpacePath& path, uint64_t pages) {
   int error = extend_file(path, end, step);
   if (error != 0 && step != need) error = extend_file(path, end, step = need);
   lock.lock();
-  if (error != 0) {
-    char words[128];
-    path.trouble = strerror_r(error, words, sizeof words);
-    return false;
+  if (error == 0) {
+    try {
+      path.extents.grow(step);
+      path.trouble.clear();
+      return true;
+    } catch (const std::bad_alloc&) {
+      error = ENOMEM;  // of the map: the file is longer than it says, and the next try grows it no more
+    }
   }
-  path.trouble.clear();
-  path.extents.grow(step);
-  return true;
+  char words[kMaxTrouble];
+  const char* const what = strerror_r(error, words, sizeof words);
+  path.trouble.assign(what, std::min(strlen(what), path.trouble.capacity()));
+  return false;
 }
 
 bool FileSpace::give_back(unsigned path, uint64_t first, uint64_t pages) {

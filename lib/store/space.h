@@ -41,6 +41,10 @@ class Space {
   // that is possible (so that the engine can merge them). -ENOSPC with budget, use and path when there is no room:
   // all or nothing.
   virtual core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) = 0;
+  // Memory for the map of what is free, for so many bytes more in live extents; unreserve() says that they will not
+  // come. What goes beyond all of it asks for memory when it is allocated. False: there is not enough.
+  virtual bool reserve(uint64_t) { return true; }
+  virtual void unreserve(uint64_t) {}
   virtual void release(core::Extent extent) = 0;
   // The same of an extent whose write found the file system full: its path gets nothing for a while, unless no other
   // has room.

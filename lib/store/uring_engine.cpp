@@ -307,10 +307,7 @@ void UringEngine::give_up(Ring& ring, int error) {
                 "io_uring_enter failed for good: %s (errno %d); reads and writes fail from now on. Was system call "
                 "io_uring_enter forbidden after libvmem had started? Start with io_engine=threads instead.",
                 strerror(error), error);
-  std::vector<Transfer*> refused;
-  refused.swap(ring.prepared);
-  ring.prepared.reserve(2 * (size_t{depth()} + 2));
-  for (Transfer* transfer : refused) {
+  for (Transfer* transfer : ring.prepared) {
     if (transfer == nullptr) {
       ring.wake_armed = false;
       continue;
@@ -324,6 +321,7 @@ void UringEngine::give_up(Ring& ring, int error) {
     }
     finish(transfer);
   }
+  ring.prepared.clear();
   // The refused entries leave the submission queue.
   ring.uring.sq.sqe_head = ring.uring.sq.sqe_tail = *ring.uring.sq.khead;
   io_uring_smp_store_release(ring.uring.sq.ktail, *ring.uring.sq.khead);

@@ -101,6 +101,10 @@ void RangeMap::cut(uintptr_t start, size_t size) {
 
 void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) {
   const std::lock_guard lock(mutex_);
+  if (const auto after = entries_.upper_bound(start); after != entries_.begin() && !owned) {
+    const auto& [from, known] = *std::prev(after);
+    if (from + known.size >= start + size && known.transfer == transfer && !known.owned) return;
+  }
   cut(start, size);
   // Neighbouring blocks attached one by one become one entry.
   auto next = entries_.find(start + size);

@@ -38,6 +38,7 @@ class RangeMap {
     bool owned;  // address space is ours (attach), not the caller's (attach_at)
   };
 
+  // Needs no memory where the range is in one that is known already, and is the same. Throws without a change.
   void set(uintptr_t start, size_t size, Transfer transfer, bool owned);
   void erase(uintptr_t start, size_t size);
   // False when `address` is in no attached range.

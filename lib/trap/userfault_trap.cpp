@@ -135,7 +135,12 @@ Status UserfaultTrap::attach(size_t size, size_t align, Transfer transfer, void*
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
-  ranges_.set(start, size, transfer, true);
+  try {
+    ranges_.set(start, size, transfer, true);
+  } catch (const std::bad_alloc&) {
+    munmap(reinterpret_cast<void*>(start), size);
+    return core::error(ENOMEM, "attach: no memory to know %zu bytes by", size);
+  }
   *address = reinterpret_cast<void*>(start);
   return {};
 }
@@ -147,7 +152,12 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
   core::step("trap.attach_at.shut");
   // On failure the range stays inaccessible: loud, and nothing is there to be read.
   if (Status s = place(at(address), size, transfer); !s.ok()) return s;
-  ranges_.set(at(address), size, transfer, false);
+  try {
+    ranges_.set(at(address), size, transfer, false);
+  } catch (const std::bad_alloc&) {  // as for any other failure here
+    replace_with_space(at(address), size).ignore();
+    return core::error(ENOMEM, "attach_at: no memory to know %zu bytes by", size);
+  }
   return {};
 }
 
@@ -289,8 +299,9 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   }
   return core::error(
       ENOTRECOVERABLE,
-      "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%s); first trouble: %s",
-      start, done, std::string(back.text()).c_str(), std::string(why.text()).c_str());
+      "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%.*s); first trouble: %.*s",
+      start, done, static_cast<int>(back.text().size()), back.text().data(), static_cast<int>(why.text().size()),
+      why.text().data());
 }
 
 // Takes away the page tables of a range that is absent. Looks first: dropping what a mistaken caller has there would
@@ -347,7 +358,8 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
   if (out.done == 0) return why;
   // Page tables are allocated with the first page, so this takes a range of more than 2 MiB and no memory at all. The
   // part in place cannot go away again: somebody may have stored into it.
-  return core::error(ENOTRECOVERABLE, "%s; the range is torn", std::string(why.text()).c_str());
+  return core::error(ENOTRECOVERABLE, "%.*s; the range is torn", static_cast<int>(why.text().size()),
+                     why.text().data());
 }
 
 // Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.

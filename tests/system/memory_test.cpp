@@ -1,8 +1,13 @@
 // Want of memory inside a call: an error of that call, and nothing is left half done.
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <new>
+#include <random>
+#include <thread>
 
+#include "child.h"
+#include "core/thread.h"
 #include "support.h"
 
 namespace {
@@ -12,7 +17,19 @@ constinit thread_local int64_t refused_in = -1;
 constinit thread_local bool once = false;
 constinit thread_local uint64_t refusals = 0;
 
+// Of the library's threads, and of calls under Starving, each so-many-th is refused; 0: none.
+std::atomic<uint64_t> refuse_every{0}, asked{0};
+constinit thread_local bool starving = false;
+
+struct Starving {
+  Starving() { starving = true; }
+  ~Starving() { starving = false; }
+};
+
 bool refuse() {
+  if (const uint64_t every = refuse_every.load(std::memory_order_relaxed); every != 0) {
+    if ((starving || vmem::core::on_library_thread()) && asked.fetch_add(1) % every == every - 1) return true;
+  }
   if (refused_in < 0 || refused_in-- > 0) return false;
   if (!once) refused_in = 0;
   ++refusals;
@@ -132,6 +149,117 @@ TEST_F(Memory, AnAcquireThatFailsHasLeasedNothing) {
   EXPECT_EQ(vmem_release(p, 2 * kBlock, nullptr), 0) << vmem_last_error();
   for (size_t b = 0; b < kBlocks; ++b) ASSERT_EQ(*word(b), b % 2 == 0 ? stamp(b, 1) : 0) << b;
   EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
+}
+
+// Once regions are there, memory that cannot be had is an error of calls, never of a touch: threads store and load,
+// blocks leave and come back, while the library's own threads get no memory (each so-many-th time, or ever).
+class WithoutMemory : public SystemTest,
+                      public testing::WithParamInterface<std::tuple<const char*, const char*, const char*>> {};
+
+TEST_P(WithoutMemory, BlocksMoveAndEveryByteIsRight) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const auto& [every, block, codec] = GetParam();
+  const pid_t child = systest::start_child("WithoutMemoryChild.DISABLED_Pages", {{"VMEM_TEST_EVERY", every},
+                                                                                 {"VMEM_BLOCK_SIZE", block},
+                                                                                 {"VMEM_COMPRESSION", codec},
+                                                                                 {"VMEM_HOST_BUDGET", "32MiB"},
+                                                                                 {"VMEM_EVICT_THREADS", "2"},
+                                                                                 {"VMEM_DEVICE", "none"}});
+  EXPECT_EQ(systest::wait_for_child(child, 300), 0);
+}
+INSTANTIATE_TEST_SUITE_P(Moves, WithoutMemory,
+                         testing::Values(std::tuple("7", "64KiB", "none"), std::tuple("1", "64KiB", "none"),
+                                         std::tuple("1", "64KiB", "zstd"), std::tuple("1", "4KiB", "lz4"),
+                                         std::tuple("1", "2MiB", "none"), std::tuple("7", "2MiB", "zstd")));
+
+constexpr size_t kPage = 4096, kPages = (48 << 20) / kPage, kFilePages = (16 << 20) / kPage, kThreads = 3;
+
+struct Mapped {
+  std::byte* at = nullptr;
+  size_t pages = 0;
+  std::vector<uint64_t> has;  // of each page and thread
+  uint64_t* word(size_t page, size_t thread) const { return reinterpret_cast<uint64_t*>(at + page * kPage) + thread; }
+};
+
+void store_and_load(std::vector<Mapped>& regions, size_t thread) {
+  std::minstd_rand dice(static_cast<unsigned>(thread + 1));
+  const uint64_t rounds = getenv("VMEM_BLOCK_SIZE") == std::string("2MiB") ? 600 : 3000;
+  for (uint64_t round = 1; round <= rounds; ++round) {
+    Mapped& r = regions[dice() % regions.size()];
+    const size_t page = dice() % r.pages;
+    uint64_t& has = r.has[page * kThreads + thread];
+    EXPECT_EQ(*r.word(page, thread), has) << "page " << page << ", thread " << thread;
+    if (dice() % 2 == 0) *r.word(page, thread) = has = stamp(page * kThreads + thread, round);
+  }
+}
+
+void call(const std::vector<Mapped>& regions) {
+  std::minstd_rand dice(99);
+  for (int i = 0; i < 200; ++i) {
+    const Mapped& r = regions[dice() % regions.size()];
+    const size_t first = dice() % r.pages, count = 1 + dice() % std::min<size_t>(r.pages - first, 512);
+    std::byte* const at = r.at + first * kPage;
+    const unsigned what = dice() % 6;
+    bool leased = false;
+    int rc = 0;
+    {
+      const Starving on;
+      rc = what == 0   ? vmem_sync(at, count * kPage)
+           : what == 1 ? vmem_evict(at, count * kPage, VMEM_SSD)
+           : what == 2 ? vmem_prefetch(at, count * kPage, VMEM_HOST, nullptr)
+           : what == 3 ? vmem_prefetch(at, count * kPage, VMEM_SSD, nullptr)
+           : what == 4 ? vmem_advise(at, count * kPage, VMEM_ADVISE_HOT, 0)
+                       : vmem_acquire(at, count * kPage, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr);
+      leased = what == 5 && rc == 0;
+      if (rc != 0) {
+        EXPECT_EQ(rc, -ENOMEM) << what << ": " << vmem_last_error();
+        EXPECT_STRNE(vmem_last_error(), "") << what;
+      }
+    }
+    if (what == 5) {
+      EXPECT_EQ(vmem_release(at, count * kPage, nullptr), leased ? 0 : -EINVAL) << vmem_last_error();
+    }
+  }
+}
+
+TEST(WithoutMemoryChild, DISABLED_Pages) {
+  const systest::TempFile shared, copied;
+  for (const auto* file : {&shared, &copied}) {
+    ASSERT_EQ(truncate(file->path().c_str(), static_cast<off_t>(kFilePages * kPage)), 0);
+  }
+  std::vector<Mapped> regions(3);
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, kPages * kPage, VMEM_HOST_ONLY), 0) << vmem_last_error();
+  regions[0] = {static_cast<std::byte*>(at), kPages, {}};
+  ASSERT_EQ(vmem_map(&at, kFilePages * kPage, shared.path().c_str(), 0, VMEM_MAP_SHARED), 0) << vmem_last_error();
+  regions[1] = {static_cast<std::byte*>(at), kFilePages, {}};
+  ASSERT_EQ(vmem_map(&at, kFilePages * kPage, copied.path().c_str(), 0, VMEM_MAP_PRIVATE), 0) << vmem_last_error();
+  regions[2] = {static_cast<std::byte*>(at), kFilePages, {}};
+  for (Mapped& r : regions) r.has.assign(r.pages * kThreads, 0);
+
+  refuse_every = strtoull(getenv("VMEM_TEST_EVERY"), nullptr, 10);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) threads.emplace_back([&, t] { store_and_load(regions, t); });
+  threads.emplace_back([&] { call(regions); });
+  for (std::thread& t : threads) t.join();
+  for (const Mapped& r : regions) {
+    for (size_t i = 0; i < r.has.size(); ++i) ASSERT_EQ(*r.word(i / kThreads, i % kThreads), r.has[i]) << i;
+  }
+  refuse_every = 0;
+  // What could not be written meanwhile is told once.
+  vmem_sync(regions[1].at, kPage);
+  EXPECT_EQ(vmem_sync(regions[1].at, kFilePages * kPage), 0) << vmem_last_error();
+  EXPECT_EQ(vmem::api::Runtime::get().check(), "");
+  for (const Mapped& r : regions) EXPECT_EQ(vmem_free(r.at), 0) << vmem_last_error();
+  const std::vector<unsigned char> file = shared.read();
+  for (size_t i = 0; i < regions[1].has.size(); ++i) {
+    uint64_t word;
+    memcpy(&word, &file[i / kThreads * kPage + i % kThreads * sizeof word], sizeof word);
+    ASSERT_EQ(word, regions[1].has[i]) << i;
+  }
+  vmem_shutdown();
 }
 
 }  // namespace

@@ -1,0 +1,41 @@
+// At most N things one after the other, in place: for work that goes on where there is no memory.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+
+namespace vmem::core {
+
+// Whoever adds looks at full() first, or knows by other means that there is room.
+template <typename T, size_t N>
+class Few {
+ public:
+  bool empty() const { return size_ == 0; }
+  bool full() const { return size_ == N; }
+  size_t size() const { return size_; }
+  static constexpr size_t capacity() { return N; }
+  void clear() { size_ = 0; }
+  void push_back(const T& what) { items_[size_++] = what; }
+  T& operator[](size_t i) { return items_[i]; }
+  const T& operator[](size_t i) const { return items_[i]; }
+  T& front() { return items_[0]; }
+  T* begin() { return items_.data(); }
+  T* end() { return items_.data() + size_; }
+  const T* begin() const { return items_.data(); }
+  const T* end() const { return items_.data() + size_; }
+  // The others keep their order.
+  template <typename Which>
+  void erase_if(Which which) {
+    size_ = static_cast<size_t>(std::remove_if(begin(), end(), which) - begin());
+  }
+  std::span<T> all() { return {begin(), size_}; }
+  std::span<const T> all() const { return {begin(), size_}; }
+
+ private:
+  std::array<T, N> items_{};
+  size_t size_ = 0;
+};
+
+}  // namespace vmem::core

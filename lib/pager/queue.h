@@ -1,0 +1,61 @@
+// A queue whose entries come from a stock: what leaves it goes back there. So one that was as long before, or has room
+// by reserve(), needs no memory. Not thread-safe: the pager's lock protects it.
+#pragma once
+
+#include <cstddef>
+#include <iterator>
+#include <list>
+#include <new>
+
+namespace vmem::pager {
+
+template <typename T>
+class Queue {
+ public:
+  using iterator = typename std::list<T>::iterator;
+
+  bool empty() const { return items_.empty(); }
+  size_t size() const { return items_.size(); }
+  T& front() { return items_.front(); }
+  const T& front() const { return items_.front(); }
+  iterator begin() { return items_.begin(); }
+  iterator end() { return items_.end(); }
+  auto begin() const { return items_.begin(); }
+  auto end() const { return items_.end(); }
+
+  // Room for so many in all. False: no memory for that; there may be room for more than before.
+  [[nodiscard]] bool reserve(size_t entries) noexcept {
+    try {
+      while (items_.size() + spare_.size() < entries) spare_.emplace_back();
+      return true;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  // False: no memory, and nothing has changed.
+  [[nodiscard]] bool insert(iterator before, const T& what) noexcept {
+    if (spare_.empty() && !reserve(items_.size() + 1)) return false;
+    spare_.front() = what;
+    items_.splice(before, spare_, spare_.begin());
+    return true;
+  }
+  [[nodiscard]] bool push_back(const T& what) noexcept { return insert(items_.end(), what); }
+  [[nodiscard]] bool push_front(const T& what) noexcept { return insert(items_.begin(), what); }
+  iterator erase(iterator which) {
+    const iterator next = std::next(which);
+    spare_.splice(spare_.begin(), items_, which);
+    return next;
+  }
+  void pop_front() { erase(items_.begin()); }
+  void front_to_back() { items_.splice(items_.end(), items_, items_.begin()); }
+  void clear() { spare_.splice(spare_.begin(), items_); }
+  template <typename Which>
+  void erase_if(Which which) {
+    for (iterator i = items_.begin(); i != items_.end();) i = which(*i) ? erase(i) : std::next(i);
+  }
+
+ private:
+  std::list<T> items_, spare_;
+};
+
+}  // namespace vmem::pager
