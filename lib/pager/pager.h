@@ -183,6 +183,7 @@ class Pager {
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status flush_file(Lock& lock, Region& r);
+  core::Status make(const NewRegion& what, void** ptr);
   void forget_region(Region& r);
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);

@@ -7,6 +7,7 @@
 
 #include "core/few.h"
 #include "core/log.h"
+#include "core/mappings.h"
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
@@ -63,7 +64,19 @@ void close_file(Region* r, store::Engine& engine) {
 
 }  // namespace
 
+// Where a limit of the process is the reason, its words are better than those of whoever met it.
 Status Pager::create(const NewRegion& what, void** ptr) {
+  Status s;
+  try {
+    s = make(what, ptr);
+  } catch (const std::bad_alloc&) {
+    s = no_memory(what.size);
+  }
+  if (s.code() != -ENOMEM) return s;
+  return core::name_limit(s, ("a region of " + core::human_bytes(what.size)).c_str());
+}
+
+Status Pager::make(const NewRegion& what, void** ptr) {
   if (what.size == 0) return error(EINVAL, "size is 0; give the bytes of the region");
   if (what.size > kMaxRegion) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());

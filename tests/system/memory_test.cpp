@@ -1,4 +1,6 @@
 // Want of memory inside a call: an error of that call, and nothing is left half done.
+#include <sys/mman.h>
+
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -7,6 +9,7 @@
 #include <thread>
 
 #include "child.h"
+#include "core/mappings.h"
 #include "core/thread.h"
 #include "support.h"
 
@@ -260,6 +263,53 @@ TEST(WithoutMemoryChild, DISABLED_Pages) {
     ASSERT_EQ(word, regions[1].has[i]) << i;
   }
   vmem_shutdown();
+}
+
+// A region more than the process may have mappings: an error of that call with the numbers, and whatever is there goes
+// on.
+TEST_F(Memory, TheLastMappingIsAnErrorOfTheCallThatWantsIt) {
+  if (systest::kSanitized) GTEST_SKIP() << "the sanitizer needs mappings of its own";
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const pid_t child = systest::start_child(
+      "MappingsChild.DISABLED_RunsOut", {{"VMEM_BLOCK_SIZE", "64KiB"}, {"VMEM_DEVICE", "none"}, {"VMEM_LOG", "error"}});
+  const int status = systest::wait_for_child(child, 120);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "vm.max_map_count is too large to be reached";
+  EXPECT_EQ(status, 0);
+}
+
+TEST(MappingsChild, DISABLED_RunsOut) {
+  const size_t most = vmem::core::count_mappings().most;
+  if (most == 0 || most > 300000) _exit(77);
+  ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
+  // All but 150 are taken: every second page of this is another mapping.
+  auto* const crumbs = static_cast<char*>(mmap(nullptr, most * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(crumbs, MAP_FAILED);
+  for (size_t i = (most - vmem::core::count_mappings().now - 150) / 2; i > 0; --i) {
+    ASSERT_EQ(mprotect(crumbs + 2 * i * kPage, kPage, PROT_READ), 0) << i;
+  }
+  std::vector<uint64_t*> regions;
+  void* at = nullptr;
+  int rc = 0;
+  while (regions.size() < 1000 && (rc = vmem_alloc(&at, 128 << 10, VMEM_HOST_ONLY)) == 0)
+    regions.push_back(static_cast<uint64_t*>(at));
+  EXPECT_EQ(rc, -ENOMEM);
+  EXPECT_GT(regions.size(), 20u);
+  const std::string words = vmem_last_error();
+  for (const std::string& part : {std::string("vm.max_map_count"), std::string("sysctl"), std::to_string(most)})
+    EXPECT_NE(words.find(part), std::string::npos) << part << " in: " << words;
+  for (uint64_t round : {1, 2}) {
+    for (size_t i = 0; i < regions.size(); ++i) *regions[i] = stamp(i, round);
+    for (size_t i = 0; i < regions.size(); ++i) {
+      ASSERT_EQ(vmem_sync(regions[i], 128 << 10), 0) << vmem_last_error();
+      ASSERT_EQ(vmem_evict(regions[i], 128 << 10, VMEM_SSD), 0) << vmem_last_error();
+    }
+    for (size_t i = 0; i < regions.size(); ++i) ASSERT_EQ(*regions[i], stamp(i, round)) << i;
+  }
+  for (uint64_t* region : regions) EXPECT_EQ(vmem_free(region), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_alloc(&at, 128 << 10, VMEM_HOST_ONLY), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_free(at), 0) << vmem_last_error();
 }
 
 }  // namespace
