@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -21,6 +22,10 @@ uintptr_t at(const void* address) {
 }
 
 constexpr size_t kSlots = 32;  // address space reserved at a time
+
+Status no_memory() {
+  return error(ENOMEM, "no memory to know frames by");
+}
 
 }  // namespace
 
@@ -42,14 +47,17 @@ Status KmodTrap::attach_hole(void* address, size_t size, uintptr_t begin, const 
 }
 
 // A populated frame of zeros.
-Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) {
+Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
   std::byte* slot = nullptr;
   {
     const std::lock_guard lock(copies_mutex_);
-    auto& empty = empty_slots_[unit];
-    if (!empty.empty()) {
-      slot = empty.back();
-      empty.pop_back();
+    Slots& slots = slots_[unit];
+    if (!slots.empty.empty()) {
+      slot = slots.empty.back();
+      slots.empty.pop_back();
+    } else {
+      slots.made += kSlots;
+      slots.empty.reserve(slots.made);
     }
   }
   if (slot == nullptr) {
@@ -57,15 +65,17 @@ Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) {
     if (Status s = reserve_arena(kSlots * unit, unit, &arena); !s.ok()) return s;
     slot = static_cast<std::byte*>(arena);
     const std::lock_guard lock(copies_mutex_);
-    for (size_t i = kSlots; i > 1; --i) empty_slots_[unit].push_back(slot + (i - 1) * unit);
+    for (size_t i = kSlots; i > 1; --i) slots_[unit].empty.push_back(slot + (i - 1) * unit);
   }
   if (Status s = populate_frames(slot, unit, -1); !s.ok()) {
     const std::lock_guard lock(copies_mutex_);
-    empty_slots_[unit].push_back(slot);
+    slots_[unit].empty.push_back(slot);
     return s;
   }
   *frame = slot;
   return {};
+} catch (const std::bad_alloc&) {
+  return no_memory();
 }
 
 void KmodTrap::put_copy_frame(std::byte* frame, size_t unit) {
@@ -76,26 +86,31 @@ void KmodTrap::put_copy_frame(std::byte* frame, size_t unit) {
     return;
   }
   const std::lock_guard lock(copies_mutex_);
-  empty_slots_[unit].push_back(frame);
+  slots_[unit].empty.push_back(frame);
 }
 
 void KmodTrap::release_copies(uint64_t offset, size_t unit, size_t count) {
-  std::vector<Copy> gone;
+  std::map<uint64_t, Copy> gone;
   {
     const std::lock_guard lock(copies_mutex_);
-    const auto first = copies_.lower_bound(offset), last = copies_.lower_bound(offset + unit * count);
-    for (auto it = first; it != last; ++it) gone.push_back(it->second);
-    copies_.erase(first, last);
+    const auto last = copies_.lower_bound(offset + unit * count);
+    for (auto it = copies_.lower_bound(offset); it != last;) gone.insert(copies_.extract(it++));
   }
-  for (const Copy& c : gone) put_copy_frame(c.frame, c.unit);
+  for (const auto& [at, c] : gone) put_copy_frame(c.frame, c.unit);
 }
 
 Status KmodTrap::copy_in(void* address, size_t size, const void* image, Protect protect) {
   uint64_t block = 0;
   size_t unit = 0, count = 0;
   if (Status s = blocks("fill", address, size, &block, &unit, &count); !s.ok()) return s;
-  std::vector<vmem_op> ops(count);
+  KmodOps room(count);
+  const std::span<vmem_op> ops = room.all();
   std::vector<std::byte*> made;
+  try {
+    made.reserve(count);
+  } catch (const std::bad_alloc&) {
+    return no_memory();
+  }
   Status failure;
   for (size_t i = 0; i < count && failure.ok(); ++i) {
     std::byte* frame = nullptr;
@@ -114,9 +129,13 @@ Status KmodTrap::copy_in(void* address, size_t size, const void* image, Protect 
   if (failure.ok()) {
     // Known before they are in place: whoever drops a block right after must find its frame.
     const std::lock_guard lock(copies_mutex_);
-    for (size_t i = 0; i < count; ++i) {
-      if (!copies_.emplace(ops[i].block, Copy{made[i], unit}).second)
-        failure = error(EEXIST, "fill: the block at 0x%zx is in place already", at(address) + i * unit);
+    try {
+      for (size_t i = 0; i < count; ++i) {
+        if (!copies_.emplace(ops[i].block, Copy{made[i], unit}).second)
+          failure = error(EEXIST, "fill: the block at 0x%zx is in place already", at(address) + i * unit);
+      }
+    } catch (const std::bad_alloc&) {
+      failure = no_memory();
     }
     if (!failure.ok()) {
       for (size_t i = 0; i < count; ++i) {

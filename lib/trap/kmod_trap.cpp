@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/big_lock.h"
+#include "core/few.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "trap/mapping.h"
@@ -50,9 +51,12 @@ Status not_move(const char* who, Transfer transfer) {
 
 }  // namespace
 
-void OffsetMap::set(uintptr_t start, const Entry& entry) {
+Status OffsetMap::set(uintptr_t start, const Entry& entry) try {
   const std::lock_guard lock(mutex_);
   entries_[start] = entry;
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory to know %s at 0x%zx by", core::human_bytes(entry.size).c_str(), start);
 }
 
 bool OffsetMap::take(uintptr_t start, size_t size, Entry* out) {
@@ -158,11 +162,11 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
   OffsetMap::Entry entry{size, 0, block_size, true};
   Status s = create(VMEM_KIND_REGION, size, block_size, &entry.offset);
   if (s.ok()) s = map_over(start, size, entry.offset);
+  if (s.ok()) s = regions_.set(start, entry);
   if (!s.ok()) {
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
-  regions_.set(start, entry);
   *address = reinterpret_cast<void*>(start);
   return {};
 }
@@ -192,8 +196,7 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
     call(fd_, VMEM_IOC_DESTROY, &d);
     release_copies(old.offset, old.unit, old.size / old.unit);
   }
-  regions_.set(at(address), entry);
-  return {};
+  return regions_.set(at(address), entry);
 }
 
 Status KmodTrap::detach(void* address, size_t size) {
@@ -306,9 +309,10 @@ int KmodTrap::batch(std::span<vmem_op> ops) {
 
 Status KmodTrap::each(const char* who, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine) {
   Status first;
-  std::vector<vmem_op> ops;
-  for (size_t done = 0; done < count; done += ops.size()) {
-    ops.assign(std::min<size_t>(count - done, batch_max_), vmem_op{});
+  std::array<vmem_op, KmodOps::kFew> room;
+  for (size_t done = 0; done < count; done += room.size()) {
+    const std::span<vmem_op> ops(room.data(), std::min(count - done, room.size()));
+    std::fill(ops.begin(), ops.end(), vmem_op{});
     for (size_t i = 0; i < ops.size(); ++i) {
       ops[i].op = op;
       ops[i].block = offset + (done + i) * unit;
@@ -332,7 +336,8 @@ Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer
   if (transfer == Transfer::copy) return copy_in(address, size, frame, protect);
   if (Status s = blocks("fill", address, size, &block, &unit, &count); !s.ok()) return s;
   if (Status s = frames("fill", frame, size, &slot, &frame_unit); !s.ok()) return s;
-  std::vector<vmem_op> ops(count);
+  KmodOps room(count);
+  const std::span<vmem_op> ops = room.all();
   for (size_t i = 0; i < count; ++i) {
     ops[i].op = VMEM_OP_INSTALL;
     ops[i].flags = protect == Protect::yes ? VMEM_OPF_PROTECT : 0;
@@ -366,7 +371,8 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
   if (transfer == Transfer::copy) return copy_out(address, size, frame);
   if (Status s = blocks("take", address, size, &block, &unit, &count); !s.ok()) return s;
   if (Status s = frames("take", frame, size, &slot, &frame_unit); !s.ok()) return s;
-  std::vector<vmem_op> ops(count);
+  KmodOps room(count);
+  const std::span<vmem_op> ops = room.all();
   for (size_t i = 0; i < count; ++i) {
     ops[i].op = VMEM_OP_QUERY;
     ops[i].block = block + i * unit;
@@ -399,7 +405,22 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
 
 Status KmodTrap::drop(std::span<const Range> ranges) {
   core::must_be_outside("Trap::drop");
-  std::vector<vmem_op> ops;
+  Status first;
+  core::Few<vmem_op, KmodOps::kFew> ops;
+  const auto flush = [&] {
+    if (const int err = batch(ops.all()); err != 0) {
+      if (first.ok()) first = system_error(err, "drop: the module refuses the batch");
+      return;
+    }
+    for (const vmem_op& o : ops) {
+      if (o.result == 0) {
+        release_copies(o.block, 1, 1);
+      } else if (o.result != -ENOENT && first.ok()) {
+        first = system_error(o.result, "drop: block at offset 0x%llx", static_cast<unsigned long long>(o.block));
+      }
+    }
+    ops.clear();
+  };
   for (const Range& range : ranges) {
     uint64_t offset = 0;
     size_t unit = 0, count = 0;
@@ -409,18 +430,12 @@ Status KmodTrap::drop(std::span<const Range> ranges) {
       vmem_op o{};
       o.op = VMEM_OP_REMOVE;
       o.block = offset + i * unit;
+      if (ops.full()) flush();
+      if (!first.ok()) return first;
       ops.push_back(o);
     }
   }
-  if (const int err = batch(ops); err != 0) return system_error(err, "drop: the module refuses the batch");
-  Status first;
-  for (const vmem_op& o : ops) {
-    if (o.result == 0) {
-      release_copies(o.block, 1, 1);
-    } else if (o.result != -ENOENT && first.ok()) {
-      first = system_error(o.result, "drop: block at offset 0x%llx", static_cast<unsigned long long>(o.block));
-    }
-  }
+  flush();
   return first;
 }
 
@@ -465,11 +480,11 @@ Status KmodTrap::reserve_arena(size_t size, size_t frame_size, void** address) {
   if (Status s = reserve_space(size, core::kHugePage, &start); !s.ok()) return s;
   Status s = create(VMEM_KIND_POOL, size, frame_size, &entry.offset);
   if (s.ok()) s = map_over(start, size, entry.offset);
+  if (s.ok()) s = arenas_.set(start, entry);
   if (!s.ok()) {
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
-  arenas_.set(start, entry);
   *address = reinterpret_cast<void*>(start);
   return {};
 }

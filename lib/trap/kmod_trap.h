@@ -4,8 +4,11 @@
 // trap's own is filled and installed, and released when the block goes.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <map>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "trap/trap.h"
@@ -22,7 +25,8 @@ class OffsetMap {
     size_t unit;      // bytes of a block or frame
     bool owned;       // a region whose address space is ours (attach), not the caller's (attach_at)
   };
-  void set(uintptr_t start, const Entry& entry);
+  // -ENOMEM.
+  core::Status set(uintptr_t start, const Entry& entry);
   // The entry that begins at `start` and has `size` bytes, taken out. False when there is none.
   bool take(uintptr_t start, size_t size, Entry* out);
   // The entry that holds [start, start + size) wholly; *begin is where it begins.
@@ -34,6 +38,23 @@ class OffsetMap {
  private:
   mutable std::mutex mutex_;
   std::map<uintptr_t, Entry> entries_;
+};
+
+// The operations of one call: few need no memory.
+class KmodOps {
+ public:
+  static constexpr size_t kFew = 64;
+  explicit KmodOps(size_t count) : count_(count) {
+    if (count > kFew) many_.resize(count);
+  }
+  KmodOps(const KmodOps&) = delete;
+  KmodOps& operator=(const KmodOps&) = delete;
+  std::span<vmem_op> all() { return {many_.empty() ? few_.data() : many_.data(), count_}; }
+
+ private:
+  size_t count_;
+  std::array<vmem_op, kFew> few_{};
+  std::vector<vmem_op> many_;
 };
 
 class KmodTrap final : public Trap {
@@ -96,9 +117,13 @@ class KmodTrap final : public Trap {
     std::byte* frame;
     size_t unit;
   };
-  std::mutex copies_mutex_;                                // leaf
-  std::map<uint64_t, Copy> copies_;                        // frames of our own in place, by offset of their block
-  std::map<size_t, std::vector<std::byte*>> empty_slots_;  // by unit: address space for such frames
+  struct Slots {
+    std::vector<std::byte*> empty;  // room for all: giving one back needs no memory
+    size_t made = 0;
+  };
+  std::mutex copies_mutex_;          // leaf
+  std::map<uint64_t, Copy> copies_;  // frames of our own in place, by offset of their block
+  std::map<size_t, Slots> slots_;    // by unit: address space for such frames
 };
 
 }  // namespace vmem::trap
