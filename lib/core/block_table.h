@@ -98,11 +98,14 @@ class BlockTable {
   // Bytes of memory the table may occupy by now. A page whose blocks are untouched again is given back before long,
   // with the stamps of their evictions.
   size_t footprint() const { return footprint_; }
+  // .. and how much more with block i in use, 0 for most; and at the most, with all of them.
+  size_t cost(BlockIndex i) const { return mapped_ == 0 || committed_[i / kChunk] ? 0 : kPage + 1; }
+  size_t most() const { return mapped_ == 0 ? footprint_ : (blocks_ + kChunk - 1) / kChunk * (kPage + 2); }
   // Recounts everything and compares: tests call it. Empty when consistent.
   std::string check() const;
+  static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks: a page of the table
 
  private:
-  static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks: a page of the table
   void give_back(uint64_t chunk);
   Block* table_ = nullptr;
   uint64_t blocks_ = 0;

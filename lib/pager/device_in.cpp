@@ -89,6 +89,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     default:
       return Start::wait;
   }
+  if (block.state == State::untouched && !table_may_grow(r, b)) return Start::no_room;
   if (g.used + size > g.budget || !reserve_block()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;

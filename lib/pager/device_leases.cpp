@@ -413,6 +413,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return r.reason(b);
     }
+    if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
     if (mark == Progress::kNone) mark = look(now_ns());
     if (hopeless(mark)) {
       if (!write_back_.error.ok()) return take_write_error();

@@ -94,6 +94,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::stored: {
       if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
       core::add(counters_.faults);
+      if (block.state == State::untouched && !table_may_grow(*r, b)) return refuse_touch(*r, b);
       block.flags |= wish;
       if (!start_fill(*r, b, Urgency::fault, after)) starve_fault(*r, b);
       follow(*r, b, false);

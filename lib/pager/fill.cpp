@@ -29,8 +29,8 @@ constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead |
 
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
-  if (!reserve_block()) return false;
   Block& block = r.table[b];
+  if ((block.state == State::untouched && !table_may_grow(r, b)) || !reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
@@ -58,6 +58,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
+  if (block.state == State::untouched && !table_may_grow(r, b)) return false;
   if (!reserve_block()) {
     need_evict_.notify_one();
     return false;
@@ -498,7 +499,11 @@ void Pager::pump(After& after) {
   while (!queues_.starved.empty()) {
     const Starved s = queues_.starved.front();
     Block& block = s.region->table[s.block];
-    if (block.state == State::untouched || block.state == State::stored) {
+    if (block.state == State::untouched && !table_may_grow(*s.region, s.block)) {  // it has been used up meanwhile
+      block.flags &= static_cast<uint16_t>(~(core::kStarved | core::kWanted | core::kWantedWrite));
+      if (s.urgency == Urgency::fault) refuse_touch(*s.region, s.block);
+      notify();  // an acquire says why
+    } else if (block.state == State::untouched || block.state == State::stored) {
       block.flags &= static_cast<uint16_t>(~core::kStarved);
       if (!start_fill(*s.region, s.block, s.urgency, after, &s)) {
         block.flags |= core::kStarved;
@@ -513,6 +518,7 @@ void Pager::pump(After& after) {
     queues_.starved.pop_front();
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
+  if (!queues_.refused.empty()) table_may_grow(*queues_.refused.front().first, queues_.refused.front().second);
   if (!queues_.dropped.empty() && frames_.available() >= sums_.largest_block) revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
@@ -549,7 +555,7 @@ void Pager::pump_speculative(After& after) {
     if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::untouched &&
-          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next))))) {
+          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !table_may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
         if (!start_staging(r, s.next, after)) return;
       } else if (!start_fill(r, s.next, s.urgency, after)) {
@@ -675,6 +681,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     block.flags |= core::kDropped;
     r.table.change(s.block, block.state, State::failed);
+    charge_table(r);
     r.keep_reason(s.block, why);
     fail_touches(r, s.block);
     notify();

@@ -206,6 +206,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
       case State::untouched:
       case State::stored:
         tried = true;
+        if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if ((block.flags & core::kStarved) == 0 && !start_fill(r, b, Urgency::acquire, after)) {
           if (!starve(r, b, Urgency::acquire)) return no_memory();

@@ -48,8 +48,7 @@ class Pager {
   void stats(struct vmem_stats* out);
   core::Status device_stats(int device, struct vmem_device_stats* out);
   void census(size_t max_regions, Census* out);
-  // Setting debug, at exit: asks each device that is in use whether it is lost, and says so.
-  void look_for_loss();
+  void look_for_loss();  // setting debug, at exit: asks each device in use whether it is lost, and says so
 
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
@@ -65,8 +64,7 @@ class Pager {
   void shutdown();  // frees every region, whatever holds it
   bool has_regions();
 
-  // Tests: recounts tables, budget and leases; empty when every equation holds and nothing is in flight.
-  std::string check();
+  std::string check();  // tests: recounts tables, budget and leases; empty: all is right, and nothing is in flight
   core::Counters& counters() { return counters_; }
   trap::Trap& trap() { return *trap_; }
 
@@ -99,7 +97,10 @@ class Pager {
   bool reserve_blocks(Region& r);
   void count_tables();
   void charge_table(Region& r);
-
+  bool table_fits(const Region& r, core::BlockIndex b) const;
+  bool table_may_grow(const Region& r, core::BlockIndex b);
+  core::Status no_table(const Region& r, core::BlockIndex b) const;
+  void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
   void fault_loop();
   bool serve_faults(int timeout_ms);

@@ -24,6 +24,7 @@ struct Queues {
   uint64_t speculative_bytes = 0;                       // of them in flight
   Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
   Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
+  Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
   std::list<Ending> endings;  // by id

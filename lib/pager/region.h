@@ -96,7 +96,8 @@ struct Region {
   core::BlockIndex hole_first = 0, hole_end = 0;
 
   core::BlockTable table;
-  size_t table_charged = 0;      // of its footprint
+  size_t table_charged = 0;      // its footprint, or what it was granted
+  size_t table_granted = 0;      // .. when it was made
   uint64_t reserved_blocks = 0;  // there is memory to move so many at once
   uint64_t stored_span = 0;      // .. and so many bytes in the store
   policy::ReadAhead readahead;

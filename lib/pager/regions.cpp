@@ -218,6 +218,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
                  core::human_bytes(overhead).c_str());
   }
   if (!reserve_blocks(r)) return no_memory(r.size);
+  r.table_granted = std::min<size_t>(r.table.most(), frames_.wanted_budget() / 32);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
     const uint64_t mark = look(now_ns());
@@ -280,6 +281,7 @@ void Pager::forget_region(Region& r) {
   queues_.starved.erase_if([&](const Starved& s) { return s.region == &r; });
   queues_.speculative.erase_if([&](const Speculative& s) { return s.region == &r; });
   queues_.evict_requests.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
+  queues_.refused.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });

@@ -1,16 +1,27 @@
 // What the pager keeps of blocks, and how much of it there may be: tables, residents, moves, queues. All of it is paid
 // for from the host budget, beyond what every process can spare.
+//
+// A region's table grows by a page with the first of 128 blocks that is ever used. Where the budget has no room for one
+// more beside what blocks need to move at all, the access that wants it gets SIGBUS, with the numbers in the log, and
+// an acquire -ENOMEM: everything that is there already goes on. What a region was granted when it was made it always
+// has, so that a sparse one takes nothing from others.
 #include <algorithm>
+#include <cerrno>
 
+#include "core/log.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
 
+using core::BlockIndex;
 using core::ResidentId;
+using core::State;
+using core::Status;
 
 namespace {
 
 constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
+constexpr size_t kMostRefused = 256;
 
 }  // namespace
 
@@ -61,7 +72,7 @@ bool Pager::reserve_blocks(Region& r) {
   const uint64_t wanted = std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved);
   if (!frames_.want_slots(r.block_size) || !reserve_residents(wanted) || !reserve_move(kMoves) ||
       !queues_.starved.reserve(kWaiting) || !queues_.speculative.reserve(kWaiting) ||
-      !queues_.dropped.reserve(kWaiting))
+      !queues_.dropped.reserve(kWaiting) || !queues_.refused.reserve(kMostRefused))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;
@@ -74,12 +85,65 @@ void Pager::count_tables() {
   frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
 }
 
-// Its table grows and shrinks as blocks change.
+// Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
 void Pager::charge_table(Region& r) {
-  if (r.table.footprint() == r.table_charged) return;
-  sums_.table_bytes += r.table.footprint() - r.table_charged;
-  r.table_charged = r.table.footprint();
+  const size_t bytes = std::max(r.table.footprint(), r.table_granted);
+  if (bytes == r.table_charged) return;
+  sums_.table_bytes += bytes - r.table_charged;
+  r.table_charged = bytes;
   count_tables();
+}
+
+bool Pager::table_fits(const Region& r, BlockIndex b) const {
+  const size_t more = r.table.cost(b);
+  if (more == 0 || r.table.footprint() + more <= r.table_charged || frames_.tables() == 0) return true;
+  const uint64_t kept =
+      frames_.least_overhead() + std::max(sums_.leased_bytes + sums_.reserve_bytes, 4 * sums_.largest_block);
+  return kept + more <= frames_.wanted_budget();
+}
+
+// Locked. Whether a block may be the first of its page in the region's table. If so, all that were refused before and
+// that there is room for by now can be touched again.
+bool Pager::table_may_grow(const Region& r, BlockIndex b) {
+  if (!table_fits(r, b)) return false;
+  if (r.table.cost(b) == 0) return true;
+  queues_.refused.erase_if([&](const std::pair<Region*, BlockIndex>& e) {
+    if (!table_fits(*e.first, e.second)) return false;
+    if (Status s = trap_->unfail(e.first->address(e.second), e.first->block_size); !s.ok())
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return true;
+  });
+  return true;
+}
+
+Status Pager::no_table(const Region& r, BlockIndex b) const {
+  return core::error(
+      ENOMEM,
+      "host_budget %s has no room for more of the tables of blocks: %s, of which %s are this region's (%s "
+      "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
+      "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
+      "VMEM_ADVISE_DONT_NEED; %s",
+      core::human_bytes(frames_.wanted_budget()).c_str(), core::human_bytes(sums_.table_bytes).c_str(),
+      core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
+      core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
+      core::human_bytes(frames_.least_overhead() - frames_.tables()).c_str(),
+      core::human_bytes(sums_.leased_bytes).c_str(),
+      core::human_bytes(std::max(sums_.reserve_bytes, 4 * sums_.largest_block)).c_str(), where(r, b).c_str());
+}
+
+// Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
+void Pager::refuse_touch(Region& r, BlockIndex b) {
+  const Status why = no_table(r, b);
+  core::log(core::Level::error, "%.*s: a touch gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
+  if (queues_.refused.size() >= kMostRefused) {  // the oldest may ask again
+    const auto [region, block] = queues_.refused.front();
+    queues_.refused.pop_front();
+    trap_->unfail(region->address(block), region->block_size).ignore();
+  }
+  if (!queues_.refused.push_back({&r, b})) return;  // never: there is room for all
+  if (trap_->fail(r.address(b), r.block_size).ok()) return;
+  queues_.refused.erase(std::prev(queues_.refused.end()));
+  trap_->wake(r.address(b), r.block_size).ignore();  // asked again
 }
 
 }  // namespace vmem::pager

@@ -10,6 +10,7 @@
 
 namespace {
 
+using systest::stamp;
 using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20;
@@ -60,6 +61,32 @@ TEST_F(Budget, WhatLargeBlocksNeededIsNoHindranceAfterwards) {
   EXPECT_EQ(vmem_free(at), 0);
   EXPECT_EQ(vmem_set("host_budget", "16MiB"), 0) << vmem_last_error();
   EXPECT_LE(held(), 16 * kMiB);
+}
+
+// One byte here and there in a region whose tables alone are larger than the budget: accesses end with SIGBUS and the
+// numbers, at once; what was stored is right, and another region is none the worse.
+TEST_F(Budget, SparseDataWhoseTablesAreLargerThanTheBudgetIsRefusedWithTheNumbers) {
+  constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 16384;
+  configure({{"host_budget", "16MiB"}, {"block_size", "4KiB"}, {"fault_timeout_ms", "600000"}});
+  if (IsSkipped()) return;
+  systest::LogLines lines;
+  vmem::region sparse(kPages * kStride, VMEM_HOST_ONLY), other(8 << 20, VMEM_HOST_ONLY);
+  const auto word = [&](size_t n) {
+    return reinterpret_cast<volatile uint64_t*>(static_cast<char*>(sparse.data()) + n * kStride);
+  };
+  auto words = other.view<uint64_t>();
+  for (size_t i = 0; i < words.size(); i += 512) words[i] = stamp(i, 1);
+  size_t n = 0;
+  while (n < kPages && !systest::raises_sigbus([&] { *word(n) = stamp(n, 2); })) ++n;
+  ASSERT_GT(n, 2000u);
+  ASSERT_LT(n, kPages);
+  EXPECT_TRUE(lines.contains("host_budget 16 MiB has no room for more of the tables of blocks"));
+  EXPECT_EQ(vmem_acquire(const_cast<uint64_t*>(word(n + 1)), kBlock, VMEM_READ, VMEM_HOST, nullptr), -ENOMEM);
+  EXPECT_NE(std::string(vmem_last_error()).find("16 MiB"), std::string::npos) << vmem_last_error();
+  for (size_t i = 0; i < words.size(); i += 512) ASSERT_EQ(words[i], stamp(i, 1)) << i;
+  for (size_t i = 0; i < n; i += 5) ASSERT_EQ(*word(i), stamp(i, 2)) << i;
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
+  EXPECT_EQ(*word(n), 0u);
 }
 
 }  // namespace

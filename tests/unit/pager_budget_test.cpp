@@ -115,4 +115,49 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
   EXPECT_EQ(get(small), 3u);
 }
 
+// One byte in each page of a table: the tables of what was stored end at the budget. The access that would need one
+// more gets SIGBUS, an acquire the numbers; whatever is there goes on, and other regions do.
+TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
+  constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
+  start(config(8 * kMiB));
+  std::byte* const other = region(2048, kBlock);
+  for (size_t b = 0; b < 2048; b += 64) put(other + b * kBlock, b + 1);
+  std::byte* const sparse = region(kPages * 128, kBlock);
+  size_t n = 0;
+  while (n < kPages && trap->store(sparse + n * kStride, n + 1)) ++n;
+  ASSERT_GT(n, 1500u) << "the floor, and what every process can spare";
+  ASSERT_LT(n, kPages);
+  EXPECT_LE(held(), 8 * kMiB);
+  for (size_t more : {n, n + 1, kPages - 1}) EXPECT_TRUE(bus(sparse + more * kStride)) << more;
+  const vmem_range missing = range(sparse + (n + 2) * kStride, kBlock);
+  expect_numbers(pager->acquire({&missing, 1}, VMEM_HOST, nullptr), -ENOMEM, {"8 MiB", "tables"});
+  for (size_t b = 0; b < 2048; b += 64) EXPECT_EQ(get(other + b * kBlock), b + 1);
+  for (size_t b = 1; b < 2048; b += 64) put(other + b * kBlock, b);
+  for (size_t i = 0; i < n; i += 7) ASSERT_EQ(get(sparse + i * kStride), i + 1);
+  put(sparse + kBlock, 5);
+  // Room: what is dropped, and a larger budget.
+  EXPECT_TRUE(pager->advise(sparse, 64 * kStride, VMEM_ADVISE_DONT_NEED, 0).ok());
+  EXPECT_EQ(get(sparse + n * kStride), 0u);
+  put(sparse + (kPages - 1) * kStride, 9);
+  while (trap->store(sparse + n * kStride, n + 1)) ++n;
+  EXPECT_TRUE(pager->set_host_budget(12 * kMiB).ok());
+  put(sparse + n * kStride, n + 1);
+  EXPECT_EQ(get(sparse + n * kStride), n + 1);
+  EXPECT_EQ(get(sparse + (kPages - 1) * kStride), 9u);
+  EXPECT_EQ(get(sparse + kBlock), 0u) << "dropped with its neighbour";
+}
+
+// However many are refused, each is asked again when there is room.
+TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
+  constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
+  start(config(8 * kMiB));
+  std::byte* const sparse = region(kPages * 128, kBlock);
+  size_t n = 0;
+  while (n < kPages && trap->store(sparse + n * kStride, n + 1)) ++n;
+  ASSERT_LT(n + 600, kPages);
+  for (size_t i = n; i < n + 600; ++i) ASSERT_TRUE(bus(sparse + i * kStride)) << i;
+  EXPECT_TRUE(pager->set_host_budget(16 * kMiB).ok());
+  for (size_t i = n; i < n + 600; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
+}
+
 }  // namespace
