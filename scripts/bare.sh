@@ -1,0 +1,50 @@
+#!/bin/bash
+# bare.sh [demo|test|demo test] [RELEASE..]: the README's commands, taken out of its text and run as they stand, on bare Debian
+# systems: a copy of this working tree, make, and nothing else that the release does not bring by itself; what is missing the first
+# make installs. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
+#
+# It needs root, mounts and the network (for the packages that setup.sh installs), 6 GB of disk for the demo and an hour for the
+# tests. scripts/lib/clean_system.sh says where the systems are kept.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+passed=0 failed=0 skipped=0
+finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed = 0 ]; exit; }
+skip_all() { echo "skipped: $1"; skipped=1; finish; }
+goals=() releases=()
+for word in "$@"; do case $word in demo | test) goals+=("$word") ;; [a-z]*) releases+=("$word") ;; *) sed -n '2,4s/^# \?//p' "$0"; exit 2 ;; esac; done
+[ ${#goals[@]} -gt 0 ] || goals=(demo)
+[ ${#releases[@]} -gt 0 ] || releases=(bookworm trixie)
+work=$(realpath -m "${BUILD:-build}")/bare
+. scripts/lib/clean_system.sh
+need_clean_systems
+
+# The README's first block: its commands, without what it says of them.
+command_of() { awk '/^```/ {if (inside) exit; inside = 1; next} inside' README.md | sed 's/ *#.*//' | grep -x "make $1"; }
+# What the command has to have said at its end.
+demo_is_right() { grep -qE 'verified \| 0 mismatches' "$1"; }
+test_is_right() { tail -1 "$1" | grep -qE '^[1-9][0-9]* passed, 0 failed, [0-9]+ skipped$'; }
+
+for release in "${releases[@]}"; do
+  root=$work/$release began=$SECONDS
+  if ! tarball=$(clean_system "$release" make,ca-certificates); then
+    skipped=$((skipped + ${#goals[@]})); printf 'skip %s\nskipped: no clean system could be made: %s\n' "$release" "$(tr '\n' ' ' <<<"$tarball")"; continue
+  fi
+  unpack "$tarball" "$root" || { echo "FAIL $release: $tarball cannot be unpacked"; failed=$((failed + 1)); continue; }
+  # As a clone has it: the files of the working tree, and nothing that was built.
+  git ls-files --cached --others --exclude-standard -z | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null | tar -x -C "$root/src"
+  apt_reaches >"$root/etc/apt/apt.conf.d/90reach"
+  cp -L /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null
+  mkdir -p "$root"/{sys,var/tmp,root}
+  echo "     a bare $release is there ($((SECONDS - began)) s)"
+  for goal in "${goals[@]}"; do
+    began=$SECONDS log=$work/$release-$goal.log
+    command=$(command_of "$goal") || { echo "FAIL README.md has no command 'make $goal'"; failed=$((failed + 1)); continue; }
+    if inside "$root" sh -c "mount -t sysfs sys /sys; cd /src && $command" >"$log" 2>&1 </dev/null && "${goal}_is_right" "$log"; then
+      passed=$((passed + 1)); printf 'ok   %s: %s (%d s)\n' "$release" "$command" $((SECONDS - began))
+    else
+      failed=$((failed + 1)); printf 'FAIL %s: %s (%s)\n' "$release" "$command" "$log"; tail -30 "$log" | sed 's/^/       | /'
+    fi
+  done
+  rm -rf --one-file-system "$root"
+done
+finish

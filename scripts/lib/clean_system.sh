@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# Sourced by scripts that work in a clean system of a Debian release: made by mmdebstrap from the archive that apt of this machine
+# uses, kept as an archive in ${VMEM_CACHE:-~/.cache/vmem}/compilers for 30 days. It needs root, mounts, and the network the
+# first time. The caller sets $work, a folder of its own, and has skip_all REASON, which ends it.
+
+cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/compilers
+
+need_clean_systems() {
+  [ "$(id -u)" = 0 ] || skip_all "only root may make and enter a clean system"
+  for tool in mmdebstrap zstd; do command -v $tool >/dev/null || skip_all "$tool is not installed (scripts/setup.sh package)"; done
+  unshare --mount --pid --fork true 2>/dev/null || skip_all "mounts in a namespace of one's own are not permitted here (unshare: CAP_SYS_ADMIN)"
+  mkdir -p "$work" "$cache"
+  exec 9>"$work/lock"; flock -n 9 || skip_all "another run is at work in $work"
+  find "$cache" -name '*.tar.zst' -mtime +30 -delete
+  find "$cache" -name '.fresh-*' -mmin +120 -delete
+}
+
+# How apt reaches the archive from here: proxies and the like.
+apt_reaches() { apt-config dump Acquire | grep -E '^Acquire::(http|https|Retries|ForceIPv4|Check-Valid-Until)\b.* "..*";$'; }
+
+# clean_system RELEASE PACKAGES: prints the archive that holds it, made if need be; or why it could not be.
+clean_system() {
+  local release=$1 include=$2 tarball fresh archive
+  tarball=$cache/$release-$(sha256sum <<<"$include" | cut -c1-12).tar.zst
+  exec 6>"$cache/.lock-$release"; flock 6
+  if [ ! -s "$tarball" ]; then
+    archive=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT) $(RELEASE)' 'Created-By: Packages' 2>/dev/null | awk '$1 == "Debian" && $3 == "main" && $4 !~ /security/ {print $2; exit}')
+    apt_reaches >"$work/apt.conf"
+    fresh=$(mktemp "$cache/.fresh-XXXXXX.tar") || return 1
+    # shellcheck disable=SC2086  # no archive: mmdebstrap knows one
+    timeout -k 5 600 mmdebstrap --mode=root --variant=apt --include="$include" --aptopt='Acquire::Languages "none"' --aptopt="$work/apt.conf" --aptopt='APT::Install-Recommends "false"' \
+      --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --format=tar "$release" "$fresh" $archive >"$work/$release.log" 2>&1 </dev/null ||
+      { rm -f "$fresh"; tail -3 "$work/$release.log"; return 1; }
+    zstd -q -3 -T0 --rm -f "$fresh" -o "$fresh.zst" && mv "$fresh.zst" "$tarball" || { rm -f "$fresh"*; return 1; }
+  fi
+  exec 6>&-
+  echo "$tarball"
+}
+
+# unpack TARBALL ROOT: a system to work in. An archive that was cut off is removed, so that the next run makes it again.
+unpack() {
+  rm -rf --one-file-system "$2" && mkdir -p "$2" || return 1
+  tar -I zstd -xf "$1" -C "$2" --exclude='./dev/*' || { rm -f "$1"; return 1; }
+  mkdir -p "$2"/{src,dev,proc}
+}
+
+# inside ROOT COMMAND..: mounts and processes are in namespaces of their own and end with the command; where $sources is set, that
+# folder is to be seen, and not written to, at /src.
+inside() {
+  sources=${sources:-} unshare --mount --pid --fork --kill-child bash -c 'set -e; root=$1; shift; mount --make-rprivate /
+    mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"
+    if [ -n "$sources" ]; then mount --bind "$sources" "$root/src"; mount -o remount,bind,ro "$root/src"; fi
+    exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 TMPDIR=/tmp chroot "$root" "$@"' inside "$@" 6>&- 9>&-
+}
