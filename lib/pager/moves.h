@@ -97,7 +97,7 @@ struct Move {
   uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
   uint64_t mark = 0;            // fill, install: of the wait, as Starved has it
-  uint64_t begun_ns = 0;        // when the block was claimed
+  uint64_t begun_ns = 0;        // when the block was claimed; 0: it is over
   core::Way way = core::Way::none;
   Job* job = nullptr;
   core::Status status;

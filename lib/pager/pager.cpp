@@ -51,6 +51,12 @@ Status Pager::start() {
         !s.ok())
       return s;
   }
+  if (machine_.knobs.fault_timeout_ms != 0) {
+    if (Status s = core::start_thread(
+            "vmem-renew", [this] { renew_loop(); }, &renew_thread_);
+        !s.ok())
+      return s;
+  }
   evict_threads_.reserve(config_.evict_threads);
   for (unsigned i = 0; i < config_.evict_threads; ++i) {
     std::thread evictor;
@@ -69,8 +75,10 @@ Pager::~Pager() {
     stop_ = true;
     need_evict_.notify_all();
     gpu_work_.notify_all();
+    renew_.notify_all();
   }
   stop_devices();
+  if (renew_thread_.joinable()) renew_thread_.join();
   if (watching_) engine_->unwatch();
   stop_faults_.store(true);
   if (fault_thread_.joinable()) {
@@ -233,6 +241,7 @@ void Pager::free_move(Move* m) {
     if (m->job->status.ok()) m->job->status = m->status;
   }
   m->status = {};
+  m->begun_ns = 0;
   free_moves_.push_back(m);
   notify();
 }

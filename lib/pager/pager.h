@@ -140,6 +140,8 @@ class Pager {
   uint64_t look(uint64_t now);
   bool hopeless(uint64_t mark);
   bool check_starved(Lock& lock, uint64_t now);
+  void renew_loop();
+  void renew_waits();
 
   // pressure.cpp
   bool populate(Move* m, After& after);
@@ -286,7 +288,8 @@ class Pager {
   std::atomic<bool> verify_{true};                               // setting checksum
   bool stop_ = false, stop_devices_ = false, watching_ = false;  // watching: no fault_thread_, the engine's serves them
   Machine machine_;
-  std::thread fault_thread_;
+  std::thread fault_thread_, renew_thread_;
+  std::condition_variable renew_;
   std::vector<std::thread> evict_threads_, gpu_threads_;
   std::atomic<bool> stop_faults_{false};
   std::vector<Gpu> gpus_;

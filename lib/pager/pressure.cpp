@@ -90,6 +90,7 @@ void Pager::on_knobs() {
   config_.fault_timeout_ms =
       there ? std::min(machine_.wanted_timeout_ms, knobs.fault_timeout_ms) : machine_.wanted_timeout_ms;
   for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
+  renew_.notify_all();
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <future>
 
 #include "common/patience.h"
 #include "device/sim_device.h"
@@ -217,6 +218,24 @@ TEST_F(PagerPressure, ALimitThatIsLoweredTakesFramesBack) {
   trap->set_knobs(knobs);
   pager->on_knobs();
   EXPECT_EQ(budget(), kBudget);
+}
+
+// The module gives a touch up that is not answered for fault_timeout_ms of its own. A slow disk is no reason.
+TEST_F(PagerPressure, ATouchThatWaitsLongIsReportedAnewBeforeTheTrapGivesItUp) {
+  std::byte* r = region(2);
+  put(r, 7);
+  ASSERT_TRUE(pager->evict(r, kBlock, VMEM_SSD).ok());
+  knobs.fault_timeout_ms = 100;
+  trap->set_knobs(knobs);
+  pager->on_knobs();
+  engine->hold(Io::Op::read, true);
+  auto toucher = std::async(std::launch::async, [&] { return get(r); });
+  engine->until_held(1);
+  trap->until_called("wake", trap->calls("wake") + 3);
+  EXPECT_EQ(engine->held(), 1u) << "one read, however often it was reported";
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  EXPECT_EQ(toucher.get(), 7u);
 }
 
 TEST_F(PagerPressure, TheSmallerOfSettingAndKnobIsInForce) {
