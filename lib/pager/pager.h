@@ -120,8 +120,7 @@ class Pager {
   void abandon_fill(Move* m, After& after);
   bool show_file(Move* m);
   void drop_cut_off(Move* m);
-  void give_back_extent(Move* m);
-  void store_has_room();
+  void give_back_extent(Move*m), store_has_room();
   void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
   void finish_read(Move* m, After& after);
   void give_frame(Region& r, std::byte* image);
