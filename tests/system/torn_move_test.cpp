@@ -1,4 +1,5 @@
-// Moves of pages that the kernel stops half way and does not take back: the system call is answered by this file.
+// Moves of pages that the kernel stops half way and does not take back, and write protection that it refuses: the
+// system call is answered by this file.
 #include <linux/userfaultfd.h>
 #include <sys/syscall.h>
 
@@ -6,7 +7,7 @@
 #include <cerrno>
 #include <cstdarg>
 
-#include "support.h"
+#include "sim_support.h"
 #include "trap/os.h"
 
 namespace {
@@ -15,7 +16,7 @@ using systest::raises_sigbus;
 using systest::stamp;
 using systest::SystemTest;
 
-constexpr size_t kBlock = 2 << 20;
+using systest::kBlock;
 
 struct MoveArgs {
   uint64_t to, from, size, mode;
@@ -23,7 +24,7 @@ struct MoveArgs {
 };
 constexpr unsigned long kMove = _IOWR(UFFDIO, 0x05, MoveArgs);
 
-enum class Kernel : int { fine, half, refuses_moves, refuses_all };
+enum class Kernel : int { fine, half, refuses_moves, refuses_all, refuses_protection };
 std::atomic<Kernel> kernel{Kernel::fine};
 std::atomic<Kernel> after_half{Kernel::refuses_moves};
 std::atomic<uintptr_t> region_begin{0}, region_end{0};
@@ -61,6 +62,14 @@ extern "C" int ioctl(int fd, unsigned long request, ...) noexcept {
       kernel = after_half.load();
       move->moved = kBlock / 2;
       errno = EAGAIN;
+      return -1;
+    }
+  }
+  if (now == Kernel::refuses_protection && request == UFFDIO_WRITEPROTECT) {
+    const auto* protect = static_cast<uffdio_writeprotect*>(arg);
+    if ((protect->mode & UFFDIO_WRITEPROTECT_MODE_WP) != 0 && inside(protect->range.start)) {
+      ++cut;
+      errno = ENOMEM;
       return -1;
     }
   }
@@ -176,6 +185,57 @@ TEST_F(TornMove, ABlockThatStopsOnItsWayInForGoodIsLostAndSaysSo) {
   EXPECT_EQ(wrong(r, kBlock, 3 * kBlock, 1), 0u);
   EXPECT_EQ(vmem_advise(r.data(), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
   EXPECT_EQ(r.view<uint64_t>()[0], 0u);
+}
+
+class ProtectionRefused : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {{"trap", "uffd"}, {"transfer", "copy"}, {"fault_timeout_ms", "300"}}); }
+  void TearDown() override {
+    kernel = Kernel::fine;
+    SimTest::TearDown();
+    vmem_set("trap", "auto");
+  }
+  static void refuse(const vmem::region& r) {
+    region_begin = reinterpret_cast<uintptr_t>(r.data());
+    region_end = region_begin + r.size();
+    cut = 0;
+    kernel = Kernel::refuses_protection;
+  }
+};
+
+TEST_F(ProtectionRefused, ABlockOnItsWayToADeviceStaysInHostMemory) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  auto* words = static_cast<volatile uint64_t*>(r.data());
+  words[0] = 7;
+  refuse(r);
+  EXPECT_LT(vmem_acquire(r.data(), kBlock, VMEM_READ | VMEM_WRITE, 0, stream_), 0);
+  EXPECT_GT(cut, 0u);
+  kernel = Kernel::fine;
+  EXPECT_EQ(vmem_release(r.data(), kBlock, stream_), -EINVAL) << "nothing is leased";
+  EXPECT_EQ(words[0], 7u);
+  EXPECT_EQ(r.query().device_bytes, 0u);
+  words[1] = 8;
+  store_on_device(static_cast<uint64_t*>(r.data()) + 2, 9);
+  r.evict();
+  for (uint64_t i = 0; i < 3; ++i) EXPECT_EQ(words[i], 7 + i);
+}
+
+TEST_F(ProtectionRefused, ABlockThatIsToBeWrittenStaysChanged) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock, VMEM_HOST_ONLY);
+  auto* words = static_cast<volatile uint64_t*>(r.data());
+  words[0] = 7;
+  refuse(r);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -ENOMEM);
+  EXPECT_LT(vmem_evict(r.data(), r.size(), VMEM_SSD), 0);
+  EXPECT_GT(cut, 0u);
+  kernel = Kernel::fine;
+  EXPECT_EQ(words[0], 7u);
+  words[1] = 8;
+  r.evict();
+  EXPECT_EQ(words[0], 7u);
+  EXPECT_EQ(words[1], 8u);
 }
 
 }  // namespace
