@@ -82,28 +82,22 @@ void Pager::faults_ready(void* self) {
 // waits for a runtime that is gone. This one is there, and its disk is slow or its queue for memory long: the threads
 // that wait are sent to report their touches again, which begins their time anew.
 void Pager::renew_loop() {
-  Lock lock(mutex_);
-  while (!stop_) {
-    const unsigned ms = std::max(machine_.knobs.fault_timeout_ms, 30u);
-    const uint64_t until = now_ns() + ms / 3 * uint64_t{1000000};
-    for (uint64_t now = now_ns(); !stop_ && now < until && ms == std::max(machine_.knobs.fault_timeout_ms, 30u);
-         now = now_ns())
-      renew_.wait_for(lock, std::chrono::nanoseconds(until - now));
-    if (!stop_) renew_waits();
-  }
-}
-
-void Pager::renew_waits() {
   const auto renew = [this](const Region& r, BlockIndex b) {
     const Block& block = r.table[b];
     // A block on its way to a device must not be met half made: see on_fault().
-    if ((block.flags & core::kWanted) == 0 || block.state == State::entering) return;
+    if (r.dying || (block.flags & core::kWanted) == 0 || block.state == State::entering) return;
     trap_->wake(r.address(b), r.block_size).ignore();
   };
-  for (const auto& m : moves_)
-    if (m->begun_ns != 0 && !m->region->dying) renew(*m->region, m->block);
-  for (const Starved& s : queues_.starved)
-    if (!s.region->dying) renew(*s.region, s.block);
+  Lock lock(mutex_);
+  while (!stop_) {
+    const unsigned ms = machine_.knobs.fault_timeout_ms;
+    const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
+    for (uint64_t now = now_ns(); !stop_ && now < until && ms == machine_.knobs.fault_timeout_ms; now = now_ns())
+      renew_.wait_for(lock, std::chrono::nanoseconds(until - now));
+    for (const auto& m : moves_)
+      if (m->begun_ns != 0) renew(*m->region, m->block);
+    for (const Starved& s : queues_.starved) renew(*s.region, s.block);
+  }
 }
 
 void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {

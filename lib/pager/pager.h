@@ -140,7 +140,6 @@ class Pager {
   bool hopeless(uint64_t mark);
   bool check_starved(Lock& lock, uint64_t now);
   void renew_loop();
-  void renew_waits();
 
   // pressure.cpp
   bool populate(Move* m, After& after);
@@ -286,17 +285,16 @@ class Pager {
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};                               // setting checksum
   bool stop_ = false, stop_devices_ = false, watching_ = false;  // watching: no fault_thread_, the engine's serves them
+  std::atomic<bool> stop_faults_{false};
   Machine machine_;
   std::thread fault_thread_, renew_thread_;
-  std::condition_variable renew_;
   std::vector<std::thread> evict_threads_, gpu_threads_;
-  std::atomic<bool> stop_faults_{false};
   std::vector<Gpu> gpus_;
   Staging staging_;
   // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
   bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
   uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
-  std::condition_variable gpu_work_;
+  std::condition_variable gpu_work_, renew_;
 };
 
 }  // namespace vmem::pager
