@@ -315,12 +315,8 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     case State::failed:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
       forget_store_copy(r, b);
-      if ((block.flags & core::kShowsFile) != 0) {  // stays so: what the program changed there goes
-        // Beyond the region's end its accesses stay answered with SIGBUS.
-        const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)),
-                                core::round_up(r.file_bytes(b), core::kPage)};
-        return trap_->drop({&range, 1});
-      }
+      // Where the file itself is mapped only a PRIVATE region has contents of its own: the next access maps it anew.
+      if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
       revive(r, b);
       break;
     default:

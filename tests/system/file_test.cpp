@@ -372,7 +372,6 @@ TEST_P(Truncation, ALeaseGetsWhatTheFileHas) {
 }
 // The last block is larger than what the region has of it.
 TEST_P(Truncation, BeyondTheEndOfARegionThatShowsItsFileAccessesGetSigbus) {
-  GTEST_SKIP() << "dont-need of a block that shows its file calls Trap::drop under the pager's lock: to be mended";
   if (std::string(GetParam().block) == "4KiB") GTEST_SKIP() << "such blocks end where the region does";
   TempFile file(5 * 4096, 18);
   vmem::region region(5 * 4096, file.path(), 0, VMEM_MAP_PRIVATE | VMEM_HOST_ONLY);
