@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "common/progress.h"
+#include "core/text.h"
 #include "vmem/pool.hpp"
 
 namespace {
