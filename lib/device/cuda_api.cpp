@@ -52,7 +52,7 @@ Status load_driver(Driver* out, int* devices) {
   if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice) {
     const std::string words = error_words(e);
     const Presence presence = gpu_presence("");
-    if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU");
+    if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU was found in this machine");
     if (presence == Presence::no_driver)
       return error(ENODEV, "an NVIDIA GPU, but no driver: install it, and load nvidia and nvidia_uvm");
     if (e == cudaErrorInsufficientDriver)

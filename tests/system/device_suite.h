@@ -3,10 +3,14 @@
 // DeviceTierLoss end with a lost device: on CUDA each needs a process of its own.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -128,14 +132,22 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
     on_its_way_ = true;
     while (on_its_way_) std::this_thread::yield();
   }
-  // A step hook: the preparation of a block waits until a touch has met the trap, or long enough.
+  // A step hook: the preparation of a block waits until the toucher sleeps in its page fault, or long enough.
   static void wait_for_touch(const char* step) {
-    // Not the count of faults: touches of blocks on a device are in it too, some of them late.
+    // Not by the count of faults: a report of the block before may be counted late.
     if (std::strcmp(step, "fault.read") == 0) ++reads_;
     if (std::strcmp(step, "device.preparing") != 0) return;
     const uint64_t before = reads_;
     on_its_way_ = true;
-    vmem::test::eventually([&] { return reads_ != before; }, std::chrono::seconds(4), std::chrono::milliseconds(1));
+    int looks = 0;
+    vmem::test::eventually([&] { return (looks = reads_ != before && in_page_fault(toucher_) ? looks + 1 : 0) == 3; },
+                           std::chrono::seconds(4), std::chrono::milliseconds(1));
+  }
+  // Asleep, and not in a system call; true also where the kernel does not say.
+  static bool in_page_fault(pid_t thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
+    std::string word;
+    return !(file >> word) || word == "-1";
   }
   // With that hook: sends each block from the SSD to the device, and touches it when its preparation waits.
   static void touch_what_comes(vmem::region& r) {
@@ -151,6 +163,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   // .. one block.
   static void send(const uint64_t* w, size_t count) {
     on_its_way_ = false;
+    toucher_ = gettid();
     faults_ = vmem::stats().faults;
     VMEM_DO(vmem_prefetch(w, count * 8, 0, nullptr));
     while (!on_its_way_) std::this_thread::yield();
@@ -158,6 +171,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
   static inline std::atomic<bool> on_its_way_{false};
   static inline std::atomic<uint64_t> faults_{0};
   static inline std::atomic<uint64_t> reads_{0};  // of the trap's reports
+  static inline std::atomic<pid_t> toucher_{0};
 
   std::unique_ptr<GpuApp> app_;
   int devices_ = 0;
