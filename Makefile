@@ -236,7 +236,7 @@ test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressS
 bench: $(BENCH) | $(call SETUP,bench)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
 	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
 
-check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, settings page, Python
+check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, documents, manual pages, Python
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
 
@@ -263,6 +263,11 @@ $(BUILD)/statics/%.ok: %.cpp $(BUILD)/%.o
 docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md, docs/man/*.3, *.7)
 	$(BUILD)/tools/docgen docs
 
+# A manual page of each call of vmem.h. Of section 3vmem: PMDK's libvmem has pages vmem_create.3 and vmem_free.3.
+$(BUILD)/man/made: $(BUILD)/tools/docgen include/vmem/vmem.h
+	$(call say,MAN,$(@D))
+	$(Q)rm -rf $(@D) && mkdir -p $(@D) && $(BUILD)/tools/docgen --calls $(@D) && touch $@
+
 kmod:  ## the kernel module against KDIR= (default: the running kernel's headers)
 	$(MAKE) -C kmod KDIR="$(KDIR)" modules
 
@@ -287,7 +292,7 @@ DEB       ?= $(BUILD)/deb
 deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/packages.md)
 	@ls $(DEB)/*.deb
 DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
-$(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/tools/vmemctl/vmemctl $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
+$(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
 	$(call say,DEB,$(DEB))
 	@rm -rf $(DEB)/stage && mkdir -p $(DEB)/stage
 	$(Q)$(MAKE) install DESTDIR=$(abspath $(DEB))/stage PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) MANDIR=/usr/share/man LINK_NAME=vmem-tier >$(DEB)/install.log
@@ -299,11 +304,11 @@ LINK_NAME ?= vmem
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man
 INSTALL_MAN := $(DESTDIR)$(MANDIR)
-install: lib $(BUILD)/tools/vmemctl/vmemctl  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
+install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
 	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
 	install -m 755 $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 docs/man/*.1 $(INSTALL_MAN)/man1/
-	install -m 644 docs/man/*.3 $(INSTALL_MAN)/man3/
+	install -m 644 docs/man/*.3 $(BUILD)/man/*.3vmem $(INSTALL_MAN)/man3/
 	install -m 644 docs/man/*.7 $(INSTALL_MAN)/man7/
 	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp) $(DESTDIR)$(PREFIX)/include/vmem/
 	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/lib$(LINK_NAME).a

@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings readme words sizes shell python statics tidy
+#   format layers doors header names settings manual readme words sizes shell python statics tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -99,6 +99,25 @@ check_settings() {
   rm -rf "$folder"
 }
 
+# Every call of vmem.h has a manual page with a line that says what it does, and groff finds nothing wrong in any page.
+check_manual() {
+  command -v groff >/dev/null || { missing manual groff; return; }
+  local folder call page; folder=$(mktemp -d)
+  { "$build/tools/docgen" --calls "$folder" || echo "docgen failed"
+    ${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u | while read -r call; do
+      page=$folder/$call.3vmem
+      [ -s "$page" ] || { echo "$call: no manual page"; continue; }
+      # A page that is another's names it: .so man3/NAME.3vmem
+      page=$folder/$(sed -n '1s|^\.so man3/||p' "$page"); [ -f "$page" ] || page=$folder/$call.3vmem
+      grep -q "^\.TH VMEM_" "$page" || echo "$call: its page has no title, and names no other page"
+      sed -n '/^\.SH NAME/,/^\.SH SYN/p' "$page" | grep -qE '^\\- [a-z].{7,}' || echo "$call: the comment over it in vmem.h does not begin with what it does"
+    done
+    for page in "$folder"/*.3vmem docs/man/*; do
+      grep -q '^\.so ' "$page" || groff -man -Tutf8 -ww -z "$page" 2>&1 | sed "s|^|${page##*/}: |"
+    done; } 2>&1 | report manual
+  rm -rf "$folder"
+}
+
 # The README's example is the one that is built and run.
 check_readme() {
   { diff -q <(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d') examples/hello.cpp >/dev/null || echo "README.md: its example is not examples/hello.cpp"; } | report readme
@@ -155,7 +174,7 @@ check_tidy() {
   make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
-[ $# -gt 0 ] || set -- format layers doors header names settings readme words sizes shell python statics tidy
+[ $# -gt 0 ] || set -- format layers doors header names settings manual readme words sizes shell python statics tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"

@@ -13,7 +13,7 @@ declare -A packages=(
   [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev"
   [monitoring]="prometheus"
   [torch]="python3-torch"
-  [check]="clang clang-format clang-tidy shellcheck"
+  [check]="clang clang-format clang-tidy shellcheck groff-base"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev dwarves sparse"
   [package]="dpkg-dev debhelper dh-dkms dh-python lintian mmdebstrap zstd"
   [bench]="gnuplot-nox python3-minimal"
@@ -21,7 +21,7 @@ declare -A packages=(
 )
 # A package that provides the name counts too (pkgconf for pkg-config).
 declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
-  [shellcheck]=shellcheck [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [busybox-static]=busybox)
+  [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [busybox-static]=busybox)
 
 quiet='' groups=()
 for word in "$@"; do

@@ -2,8 +2,8 @@
 /*
  * libvmem: one address range over GPU memory, host memory and NVMe.
  *
- * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() gives the calling thread's last failure
- * in words. Every call is thread-safe. No call may be made from a signal handler, and none from a forked child before
+ * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message of the calling thread's
+ * last failure. Every call is thread-safe. No call may be made from a signal handler, and none from a forked child before
  * exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
  * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
  * passed as void *, NULL the default stream; host-only calls ignore it.
@@ -139,9 +139,9 @@ int vmem_init(void);
  */
 void vmem_shutdown(void);
 
-/* Settings: docs/settings.md. -ENOENT unknown name; -EINVAL bad value, with the accepted form; -EBUSY when the setting
- * cannot change while the runtime is up, or host_budget is below what regions and leases need (the message has the
- * numbers). vmem_get: -ERANGE when the value does not fit `size` bytes. */
+/* Sets or reads a setting (docs/settings.md). -ENOENT unknown name; -EINVAL bad value, with the accepted form; -EBUSY when
+ * the setting cannot change while the runtime is up, or host_budget is below what regions and leases need (the message
+ * has the numbers). vmem_get: -ERANGE when the value does not fit `size` bytes. */
 int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
 
@@ -219,28 +219,29 @@ int vmem_free(void *ptr);
 int vmem_name(const void *ptr, const char *name);
 
 /*
- * A hint: starts moving the range toward `location` and returns at once; work on `stream` is not ordered after it. May be
- * dropped when memory is short. -ENODEV: there is no such device.
+ * Starts to move the range toward `location`, and returns at once. A hint: work on `stream` is not ordered after it, and
+ * it may be dropped when memory is short. -ENODEV: there is no such device.
  */
 int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 
-/* `advice` is an enum vmem_advice. DONT_NEED waits for I/O on its blocks and skips leased ones (-EBUSY after the rest). */
+/* Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its blocks and skips leased
+ * ones (-EBUSY after the rest). */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
 /*
- * States that `stream` (VMEM_HOST: the CPU and DMA) uses the range: its blocks come to `location` and stay until the
- * matching vmem_release. Blocks for disk, never for the GPU. -ENOMEM: the range and the live leases exceed the budget,
- * named; -EBUSY: a live lease at another location, or the stream is capturing a graph; -EIO: a block could not be read;
- * nothing is leased then. Leases count: acquire twice, release twice.
+ * Leases the range to `stream` (VMEM_HOST: to the CPU and DMA) for VMEM_READ, VMEM_WRITE or both: its blocks come to
+ * `location` and stay until the matching vmem_release. Blocks for disk, never for the GPU. -ENOMEM: the range and the
+ * live leases exceed the budget, named; -EBUSY: a live lease at another location, or the stream is capturing a graph;
+ * -EIO: a block could not be read; nothing is leased then. Leases count: acquire twice, release twice.
  */
 int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, void *stream);
 /*
- * The lease ends when the stream gets here. -EINVAL: the range holds a block that this stream has not leased; nothing is
+ * Ends a lease when the stream gets here. -EINVAL: the range holds a block that this stream has not leased; nothing is
  * released then. -EBUSY: the stream is capturing a graph; the lease stays. Waits, as a launch does, while the stream's
  * launch queue is full; no other thread waits with it. A lease at VMEM_HOST is of no stream: any `stream` releases it.
  */
 int vmem_release(const void *ptr, size_t size, void *stream);
-/* Many ranges, of one or several regions, all or nothing. */
+/* Leases or releases many ranges, of one or several regions, all or nothing. */
 int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int location, void *stream);
 int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
 
@@ -249,9 +250,10 @@ int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *str
 int vmem_evict(const void *ptr, size_t size, int location);
 
 /*
- * Returns when stores made before the call (and by released leases) have a copy on the SSD: for a shared file durable, as
- * fsync; for anonymous memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
- * skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in the background since the last call.
+ * Writes changed blocks of the range back. Returns when stores made before the call (and by released leases) have a copy
+ * on the SSD: for a shared file durable, as fsync; for anonymous memory a copy that does not outlive the process. -EBUSY:
+ * blocks under a live WRITE lease were skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in
+ * the background since the last call.
  *
  * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move of their pages stopped
  * half way, or what was stored cannot be read back. The message names the first, the rest of the range is synced. Touches
@@ -263,14 +265,14 @@ int vmem_sync(const void *ptr, size_t size);
 
 /* Bytes of the range in each tier at this moment. out->size set by the caller. */
 int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
-/* out->size set by the caller; fields beyond it are not written. */
+/* Counters of this process. out->size set by the caller; fields beyond it are not written. */
 int vmem_stats(struct vmem_stats *out);
-/* -ENODEV: there is no such device. */
+/* Counters of a device. -ENODEV: there is no such device. */
 int vmem_device_stats(int device, struct vmem_device_stats *out);
 
-/* A fixed string for a (negative or positive) errno. Never NULL. */
+/* A fixed string that says what an errno, negative or positive, means. Never NULL. */
 const char *vmem_strerror(int err);
-/* The calling thread's last failure in words; "" if none. Valid until the thread's next libvmem call. */
+/* The message of the calling thread's last failure; "" if none. Valid until the thread's next libvmem call. */
 const char *vmem_last_error(void);
 
 #if defined(__GNUC__)

@@ -45,7 +45,7 @@ for header in vmem pool; do
 done
 echo "the headers say that they need C++20"
 "$work/root/usr/bin/vmemctl" --version | grep -q '^vmemctl '
-for page in man1/vmemctl.1 man3/libvmem-tier.3 man7/vmem-settings.7; do [ -s "$work/root/usr/share/man/$page" ]; done
+for page in man1/vmemctl.1 man3/libvmem-tier.3 man3/vmem_acquire.3vmem man7/vmem-settings.7; do [ -s "$work/root/usr/share/man/$page" ]; done
 echo "vmemctl runs, its manual pages are there"
 command -v cmake >/dev/null || { echo "CMake is not installed: its package was not tried"; exit 0; }
 cat >"$work/CMakeLists.txt" <<'C'

@@ -45,6 +45,8 @@ libvmem-tier-dev/usr/lib/x86_64-linux-gnu/pkgconfig/vmem.pc
 libvmem-tier-dev/usr/lib/x86_64-linux-gnu/cmake/vmem/vmem-config.cmake
 libvmem-tier-dev/usr/lib/x86_64-linux-gnu/cmake/vmem/vmem-config-version.cmake
 libvmem-tier-dev/usr/share/man/man3/libvmem-tier.3.gz
+libvmem-tier-dev/usr/share/man/man3/vmem_create.3vmem.gz
+libvmem-tier-dev/usr/share/man/man3/vmem_get.3vmem.gz
 vmem-tier-tools/usr/bin/vmemctl
 vmem-tier-tools/usr/share/man/man1/vmemctl.1.gz
 vmem-tier-tools/usr/share/man/man7/vmem-settings.7.gz
