@@ -363,13 +363,11 @@ std::string Options::text(Option id) const {
 std::string options_markdown() {
   std::string out =
       "# Settings\n\n<!-- Generated from the table in lib/core/options.cpp by `make docs`; do not edit. -->\n\n"
-      "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`, but not in a "
-      "program "
-      "that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE). A variable that is "
-      "nearly one "
-      "of these is named in a warning. Sizes take K, M, G or T, with or without iB. \"Live\" settings may change while "
-      "regions exist; the others only before the first "
-      "region.\n\n| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
+      "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`, but not\n"
+      "in a program that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE).\n"
+      "A variable that is nearly one of these is named in a warning. Sizes take K, M, G or T, with or\n"
+      "without iB. \"Live\" settings may change while regions exist; the others only before the first region.\n\n"
+      "| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
   for (const OptionInfo& info : kTable) {
     std::string form = accepted_form(info);
     for (size_t at = 0; (at = form.find('|', at)) != std::string::npos; at += 2) form.replace(at, 1, "\\|");
