@@ -79,6 +79,8 @@ TOOLS     := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)) $(foreach d,$(
 GPU_SRC   := $(wildcard tests/gpu/*.cu tests/gpu/*.cpp)
 
 SETUP      = $(BUILD)/.setup-$(1)
+# Only these install what is missing; every other goal says what that is, and how to install it.
+INSTALL   := $(filter demo test,$(MAKECMDGOALS))
 LINK       = $(CXX) $(SANFLAGS) $(CXXFLAGS) $(LDFLAGS)
 
 .PHONY: all
@@ -94,10 +96,11 @@ sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(B
 
 # ---- rules ----------------------------------------------------------------------------------------------------------------
 # By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
-$(foreach group,build test check vm package bench,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh
+# The mark of a group stays only where nothing of it is missing (3: something is, and the build may do without).
+$(foreach group,build test check vm package bench,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh $(if $(INSTALL),ask)
 	@mkdir -p $(@D)
-	@$(if $(NO_SETUP),,scripts/setup.sh --quiet $*)
-	@touch $@
+	@$(if $(NO_SETUP),touch $@,scripts/setup.sh --quiet$(if $(INSTALL),, --check) $* && touch $@ || [ $$? -eq 3 ])
+.PHONY: ask
 
 $(BUILD)/%.o: %.cpp $(BUILD)/flags | $(call SETUP,build)
 	@mkdir -p $(@D)
@@ -213,20 +216,26 @@ $(GPU_STRESS): $(BUILD)/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/stress_work
 gpu-tests: $(GPU_BIN) $(GPU_STRESS) $(GPU_EXAMPLES)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
 	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
+# These build in a make of their own: two of them at once would write the same files.
+ifneq ($(filter check unit test test-sanitizers,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
+
 # ---- running --------------------------------------------------------------------------------------------------------------
 .PHONY: setup demo unit test test-sanitizers bench check docs kmod debug-kernel wheel install clean help
-setup:  ## install the packages everything here needs (asks nothing; prints the command when not root)
-	scripts/setup.sh build test check vm
+setup:  ## install the packages that everything here needs (asks nothing; prints the command when not root); GROUPS=: scripts/setup.sh
+	scripts/setup.sh $(or $(GROUPS),build test check vm)
 
 # 77: there is nothing to run it on, and it has said so.
 demo: $(BUILD)/examples/vmem-sort $(BUILD)/examples/vmem-stream  ## sort 4 GiB, or FILE=.., with a quarter of it as memory; with a GPU also stream weights to it
 	$(BUILD)/examples/vmem-sort $(ARGS) $(FILE)
 	@$(BUILD)/examples/vmem-stream $(STREAM_ARGS) || [ $$? -eq 77 ]
 
-unit: $(BUILD)/tests/unit_tests
-	scripts/run-tests.sh unit
+unit: | $(call SETUP,test)  ## the unit tests alone
+	@$(MAKE) $(BUILD)/tests/unit_tests
+	@BUILD=$(BUILD) scripts/run-tests.sh unit
 
-test: | $(call SETUP,test) $(call SETUP,vm) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
+test: | $(call SETUP,build) $(call SETUP,test) $(call SETUP,vm) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress negative vm kmod deb)
 
@@ -272,7 +281,7 @@ kmod:  ## the kernel module against KDIR= (default: the running kernel's headers
 	$(MAKE) -C kmod KDIR="$(KDIR)" modules
 
 debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minutes), into the cache
-	scripts/setup.sh kernel
+	@$(if $(NO_SETUP),,scripts/setup.sh --quiet --check kernel || [ $$? -eq 3 ])
 	scripts/vm/build-debug-kernel.sh
 
 # The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of

@@ -1,7 +1,7 @@
 #!/bin/bash
 # bare.sh [demo|test|demo test] [RELEASE..]: the README's commands, taken out of its text and run as they stand, on bare Debian
-# systems: a copy of this working tree, make, and nothing else that the release does not bring by itself; what is missing the first
-# make installs. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
+# systems: a copy of this working tree, make, and nothing else that the release does not bring by itself; what is missing they
+# install. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
 #
 # It needs root, mounts and the network (for the packages that setup.sh installs), 6 GB of disk for the demo and an hour for the
 # tests. scripts/lib/clean_system.sh says where the systems are kept.

@@ -1,11 +1,12 @@
 #!/bin/bash
-# setup.sh [--quiet] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
+# setup.sh [--quiet] [--check] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
 #
 # Groups: build (default), test, check, vm, kernel; package (Debian packages: debhelper, lintian and what makes a clean
 # system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
 # Prometheus server, for the tests of the dashboard). CUDA is never installed: the library builds without it and takes a
 # toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
-# the essentials are there. Does nothing, at once, when nothing is missing. --quiet says nothing in that case.
+# the essentials are there. Does nothing, at once, when nothing is missing; --quiet says nothing in that case. --check installs
+# nothing and says what is missing. Exit: 0; 1: an essential is missing; with --check 3: something else is.
 set -euo pipefail
 
 declare -A packages=(
@@ -23,10 +24,11 @@ declare -A packages=(
 declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
   [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [busybox-static]=busybox)
 
-quiet='' groups=()
+quiet='' check='' groups=()
 for word in "$@"; do
   case $word in
     --quiet) quiet=1 ;;
+    --check) check=1 ;;
     *) [ -n "${packages[$word]:-}" ] || { echo "setup: no group '$word'; there are: ${!packages[*]}" >&2; exit 2; }; groups+=("$word") ;;
   esac
 done
@@ -49,6 +51,9 @@ fi
 
 if [ ${#missing[@]} -eq 0 ]; then
   [ -n "$quiet" ] || echo "setup: ${groups[*]}: everything is there"
+elif [ -n "$check" ]; then
+  echo "setup: ${groups[*]}: missing: ${missing[*]}" >&2
+  echo "setup: install with:  scripts/setup.sh ${groups[*]}    (all groups that tests need: make setup)" >&2
 elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "setup: ${groups[*]}: installing ${missing[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
@@ -66,7 +71,7 @@ compiles() { echo "$1" | ${CXX:-g++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/nu
 for group in "${groups[@]}"; do
   case $group in
     build)
-      command -v "${CXX:-g++}" >/dev/null || { echo "setup: no C++ compiler (${CXX:-g++})" >&2; exit 1; }
+      read -r compiler _ <<<"${CXX:-g++}"; command -v "$compiler" >/dev/null || { echo "setup: no C++ compiler (${CXX:-g++})" >&2; exit 1; }
       [ ${#missing[@]} -eq 0 ] || compiles '#include <liburing.h>
         #include <numa.h>
         #include <lz4.h>
@@ -77,3 +82,4 @@ for group in "${groups[@]}"; do
     *) ;;   # what needs these skips visibly without them
   esac
 done
+[ -z "$check" ] || [ ${#missing[@]} -eq 0 ] || exit 3

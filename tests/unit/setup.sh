@@ -1,0 +1,53 @@
+#!/bin/bash
+# Which goals of make install packages (demo, test and setup), and what the others say instead: with a dpkg-query that knows of
+# one package that is not there, and an apt-get that only notes that it was called.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+unset MAKEFLAGS MFLAGS MAKELEVEL NO_SETUP
+report() { # NAME WRONG
+  if [ -z "$2" ]; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1: $2"; failed=$((failed + 1)); fi
+}
+
+mkdir "$work/bin"
+# shellcheck disable=SC2016  # for the script that is written
+printf '#!/bin/bash\nfor name; do case $name in -*|"$MISSING") ;; *) echo "ii $name" ;; esac; done\nexit 1\n' >"$work/bin/dpkg-query"
+# shellcheck disable=SC2016
+printf '#!/bin/bash\necho "$*" >>"%s/apt"\n' "$work" >"$work/bin/apt-get"
+chmod +x "$work"/bin/*
+export PATH=$work/bin:$PATH MISSING=libzstd-dev
+
+# What a goal would run, without running it.
+plan() { make -n BUILD="$work/plan" "$@" 2>/dev/null | grep -oE 'scripts/setup\.sh( --quiet| --check| [a-z]+)*' | sort -u; }
+for goal in all lib unit check bench deb test-sanitizers debug-kernel; do
+  out=$(plan $goal)
+  report "make $goal installs nothing" "$(grep -v -- --check <<<"${out:-no call}")"
+done
+for goal in demo test setup; do
+  out=$(plan $goal SUITES=unit)
+  report "make $goal installs" "$(grep -v -- --check <<<"$out" | grep -q 'setup.sh.* build' || echo "not what the build needs: $out")"
+done
+
+# The same, run: what is missing is said each time, and no mark is left that would keep it quiet.
+for turn in 1 2; do
+  out=$(make BUILD="$work/build" "$work/build/.setup-build" 2>&1); status=$?
+  bad=''
+  [ $status = 0 ] || bad="status $status"
+  grep -q 'missing: libzstd-dev$' <<<"$out" && grep -q 'install with:  scripts/setup.sh build' <<<"$out" || bad+=" said: $out"
+  [ ! -e "$work/apt" ] || bad+=" apt-get was called: $(cat "$work/apt")"
+  report "what is missing is said, and how to install it (time $turn)" "$bad"
+done
+if [ "$(id -u)" = 0 ]; then
+  out=$(scripts/setup.sh --quiet build 2>&1)
+  report "setup.sh installs it, and says so" "$(grep -q 'install .*libzstd-dev' "$work/apt" || echo "apt-get was not called")$(grep -q 'installing libzstd-dev' <<<"$out" || echo " said: $out")"
+fi
+rm -f "$work/apt"
+out=$(make BUILD="$work/build" NO_SETUP=1 "$work/build/.setup-build" 2>&1)
+report "NO_SETUP=1 says nothing" "$out$(cat "$work/apt" 2>/dev/null)"
+rm -rf "$work/build"
+out=$(MISSING='' make BUILD="$work/build" "$work/build/.setup-build" 2>&1)
+report "nothing is said where nothing is missing" "$out$([ -e "$work/build/.setup-build" ] || echo " and no mark is left")"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
