@@ -138,6 +138,13 @@ free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
 
 plan() {
   local suite=$1 program line i
+  # Scripts first: the longest of the unit suite is one.
+  case $suite in
+    stress) line=$((timeout + seconds * 8)) ;;
+    vm | kmod | deb | negative) line=$((timeout * 4)) ;;
+    *) line=$timeout ;;
+  esac
+  for program in $(scripts_of "${suite/deb/package}"); do job "$suite" "${program#"$home"/}" $line '' "$program"; done
   case $suite in
     unit | system | ctl)
       program=$BUILD/tests/${suite}_tests
@@ -159,12 +166,6 @@ plan() {
     vm | kmod | python | examples | deb | negative) ;;
     *) echo "run-tests: no suite '$suite'" >&2; count "$suite" 0 1 0 0 ;;
   esac
-  case $suite in
-    stress) line=$((timeout + seconds * 8)) ;;
-    vm | kmod | deb | negative) line=$((timeout * 4)) ;;
-    *) line=$timeout ;;
-  esac
-  for program in $(scripts_of "${suite/deb/package}"); do job "$suite" "${program#"$home"/}" $line '' "$program"; done
 }
 
 report() { # I: a job has ended
@@ -252,7 +253,8 @@ for suite in "$@"; do
   plan "$suite"
 done
 trap stopped TERM INT
-export TEST_PATIENCE=${TEST_PATIENCE:-$(measured_patience "$scratch")}
+fixed=${TEST_PATIENCE:-}
+export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
 echo "== ${#names[@]} programs of $*, $slots at a time; deadlines times $patience"
 first=() last=()
@@ -260,7 +262,7 @@ for i in "${!names[@]}"; do if [ -n "${alone[i]}" ]; then last+=("$i"); else fir
 run_all 0 ${first[@]+"${first[@]}"} ${last[@]+"${last[@]}"}
 for i in "${!names[@]}"; do [ ! -e "$state/$i.again" ] || repeated+=("$i"); done
 if [ ${#repeated[@]} != 0 ]; then
-  slower=$(measured_patience "$scratch")
+  slower=${fixed:-$(measured_patience "$scratch")}
   [ "$slower" -le "$patience" ] || { patience=$slower; export TEST_PATIENCE=$slower; }
   echo "== ${#repeated[@]} programs once more, each alone; deadlines times $((patience * 2))"
   run_all 1 "${repeated[@]}"
