@@ -44,6 +44,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   const ResidentId id = new_resident(r, b, frame, kStagingPool);
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
+  charge_table(r);
   Move* m = new_move(r, b);
   m->image = frame;
   m->coded = scratch;
@@ -64,9 +65,9 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t keep = urgency == Urgency::fault     ? 0
-                        : urgency == Urgency::acquire ? sums_.reserve_bytes / 2
-                                                      : sums_.reserve_bytes;
+  const uint64_t keep = table_growth(r, b) + (urgency == Urgency::fault     ? 0
+                                              : urgency == Urgency::acquire ? sums_.reserve_bytes / 2
+                                                                            : sums_.reserve_bytes);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;

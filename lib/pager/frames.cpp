@@ -30,6 +30,7 @@ size_t FramePool::index(size_t size) {
 void FramePool::set_tables(uint64_t bytes) {
   used_ = used_ - tables_ + bytes;
   tables_ = bytes;
+  trim();
 }
 
 // Whether there is room within the budget, free frames not counted; makes some of idle buffers.

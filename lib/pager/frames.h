@@ -44,7 +44,8 @@ class FramePool {
   // What may hold blocks that were read ahead and not used yet: the rest is for what readers are at, and for what they
   // have passed, which leaves first.
   uint64_t ahead_limit() const { return (budget() - std::min(budget(), overhead())) / 2; }
-  // Memory of the library's own tables, counted like frames; may push `used` over the budget until blocks are evicted.
+  // Memory of the library's own tables, counted like frames; free frames and idle buffers make room for them. Whoever
+  // has not asked for room before may push `used` over the budget until blocks are evicted.
   void set_tables(uint64_t bytes);
 
   // A credit without a frame; false when it would exceed budget - reserve.

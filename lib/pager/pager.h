@@ -95,7 +95,9 @@ class Pager {
   bool reserve_move(size_t free = 1) noexcept;
   bool reserve_block();
   bool reserve_blocks(Region& r);
+  uint64_t counted_tables(uint64_t more) const;
   void count_tables();
+  uint64_t table_growth(const Region& r, core::BlockIndex b) const;
   void charge_table(Region& r);
   bool table_fits(const Region& r, core::BlockIndex b) const;
   bool table_may_grow(const Region& r, core::BlockIndex b);

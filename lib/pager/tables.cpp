@@ -80,9 +80,24 @@ bool Pager::reserve_blocks(Region& r) {
   return true;
 }
 
+// What tables take from the budget, with so many bytes more of them.
+uint64_t Pager::counted_tables(uint64_t more) const {
+  const uint64_t bytes =
+      sums_.table_bytes + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move) + more;
+  return bytes > kFree ? bytes - kFree : 0;
+}
+
 void Pager::count_tables() {
-  const uint64_t bytes = sums_.table_bytes + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move);
-  frames_.set_tables(bytes > kFree ? bytes - kFree : 0);
+  frames_.set_tables(counted_tables(0));
+}
+
+// What the budget must have room for beside the frame of block b, so that its table can be charged at once.
+uint64_t Pager::table_growth(const Region& r, BlockIndex b) const {
+  const size_t cost = r.table.cost(b);
+  if (cost == 0) return 0;
+  const size_t grown = r.table.footprint() + cost;
+  const uint64_t counted = counted_tables(grown > r.table_charged ? grown - r.table_charged : 0);
+  return counted > frames_.tables() ? counted - frames_.tables() : 0;
 }
 
 // Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
