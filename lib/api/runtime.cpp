@@ -92,16 +92,10 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
   return {};
 }
 
-// The pager that the module speaks to. Set before the pager's threads start, which are the only ones to read it.
-using Link = std::shared_ptr<pager::Pager*>;
-
-Status make_trap(core::Options& options, const Link& link, std::unique_ptr<trap::Trap>* out) {
+Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   const std::string wanted = options.text(Option::trap), transfer = options.text(Option::transfer);
   if (wanted != "uffd" && transfer == "auto") {
-    trap::KmodOptions kmod;
-    kmod.on_pressure = [link](uint64_t bytes) { (*link)->on_pressure(bytes); };
-    kmod.on_knobs = [link] { (*link)->on_knobs(); };
-    Status s = trap::make_kmod_trap(kmod, out);
+    Status s = trap::make_kmod_trap({}, out);
     if (s.ok() || wanted == "kmod") return s;
     // A machine without the module is as usual; one whose module cannot be used is worth a line.
     core::log(s.code() == -ENOENT ? core::Level::info : core::Level::warning,
@@ -166,8 +160,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = parse_nodes(options.text(Option::numa_nodes), &config.numa_nodes); !s.ok()) return s;
 
   pager::Parts parts;
-  const Link link = std::make_shared<pager::Pager*>(nullptr);
-  if (Status s = make_trap(options, link, &parts.trap); !s.ok()) return s;
+  if (Status s = make_trap(options, &parts.trap); !s.ok()) return s;
   store::EngineOptions engine;
   engine.depth = config.io_depth;
   engine.threads = threads_or(options, Option::io_threads);
@@ -188,7 +181,6 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
   config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
   auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
-  *link = pager.get();
   if (Status s = pager->start(); !s.ok()) return s;
   *out = std::move(pager);
   return {};

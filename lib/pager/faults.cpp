@@ -1,4 +1,4 @@
-// What a fault asks for: the trap's reports, what each means in the state that the block is in, and what a fault tells
+// What a fault asks for: the trap's events, what each means in the state that the block is in, and what a fault tells
 // read-ahead.
 #include <algorithm>
 #include <array>
@@ -45,36 +45,43 @@ void forget_ahead(Queue<Speculative>& queue, const Region& r, const policy::Run&
 
 }  // namespace
 
-// One round of faults; true when there may be more. One thread at a time.
-bool Pager::serve_faults(int timeout_ms) {
-  std::array<trap::Fault, 64> faults;
+// One round of the trap's events; true when there may be more. One thread at a time.
+bool Pager::serve_events(int timeout_ms) {
+  std::array<trap::Event, 64> room;
   size_t count = 0;
-  if (Status s = trap_->wait(faults, timeout_ms, &count); !s.ok()) {
+  if (Status s = trap_->wait(room, timeout_ms, &count); !s.ok()) {
     VMEM_LOG_ONCE(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
                   static_cast<int>(s.text().size()), s.text().data());
     return false;
   }
   if (count == 0) return timeout_ms < 0;
+  const std::span<const trap::Event> events(room.data(), count);
+  for (const trap::Event& e : events) {
+    if (e.kind == trap::Event::Kind::pressure) on_pressure(e.bytes);
+    if (e.kind == trap::Event::Kind::tunables) on_knobs();
+  }
   core::step("fault.read");
   const uint64_t now = now_ns();
   After after;
   {
     Lock lock(mutex_);
-    for (size_t i = 0; i < count; ++i) on_fault(faults[i], now, after);
+    for (const trap::Event& e : events) {
+      if (e.kind == trap::Event::Kind::fault) on_fault(e.fault, now, after);
+    }
     pump_speculative(after);
   }
   run(after);
-  return timeout_ms < 0 || count == faults.size();
+  return timeout_ms < 0 || count == room.size();
 }
 
 void Pager::fault_loop() {
-  while (!stop_faults_.load(std::memory_order_relaxed) && serve_faults(-1)) {
+  while (!stop_faults_.load(std::memory_order_relaxed) && serve_events(-1)) {
   }
 }
 
 // On an I/O thread: the reads that faults cause are issued without waking another thread.
-void Pager::faults_ready(void* self) {
-  while (static_cast<Pager*>(self)->serve_faults(0)) {
+void Pager::events_ready(void* self) {
+  while (static_cast<Pager*>(self)->serve_events(0)) {
   }
 }
 

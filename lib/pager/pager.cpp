@@ -43,8 +43,8 @@ Status Pager::start() {
     }
   }
   on_knobs();
-  const int fd = trap_->fault_descriptor();
-  watching_ = fd >= 0 && engine_->watch(fd, faults_ready, this);
+  const int fd = trap_->event_descriptor();
+  watching_ = fd >= 0 && engine_->watch(fd, events_ready, this);
   if (!watching_) {
     if (Status s = core::start_thread(
             "vmem-fault", [this] { fault_loop(); }, &fault_thread_);

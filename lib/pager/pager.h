@@ -58,10 +58,7 @@ class Pager {
   void set_fault_timeout(unsigned ms);
   void set_space_budget(uint64_t bytes);
   core::Status flush_shared();  // for exit(): writes changed blocks of shared files; regions stay usable
-  // The module asks, on the thread that reads faults: for memory, and to look at its knobs. Neither blocks.
-  void on_pressure(uint64_t bytes);
-  void on_knobs();
-  void shutdown();  // frees every region, whatever holds it
+  void shutdown();              // frees every region, whatever holds it
   bool has_regions();
 
   std::string check();  // tests: recounts tables, budget and leases; empty: all is right, and nothing is in flight
@@ -105,8 +102,8 @@ class Pager {
   void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
   void fault_loop();
-  bool serve_faults(int timeout_ms);
-  static void faults_ready(void* self);
+  bool serve_events(int timeout_ms);
+  static void events_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
   // waited: the wait that this ends, which began with the fault; null: it begins now.
@@ -144,6 +141,8 @@ class Pager {
   void renew_loop();
 
   // pressure.cpp
+  void on_pressure(uint64_t bytes);
+  void on_knobs();
   bool populate(Move* m, After& after);
   void hold_back(uint64_t bytes, uint64_t ns);
   void hold_back_after_refusal(const core::Status& why);

@@ -44,6 +44,29 @@ size_t block_of(size_t size) {
   return size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
 }
 
+// False: of a kind that nobody here knows.
+bool event_of(const vmem_event& e, Event* out) {
+  switch (e.type) {
+    case VMEM_EVENT_FAULT:
+      out->kind = Event::Kind::fault;
+      out->fault = {static_cast<uintptr_t>(e.address),
+                    (e.flags & VMEM_FAULT_PROTECTED) != 0 ? FaultKind::write_protect
+                    : (e.flags & VMEM_FAULT_WRITE) != 0   ? FaultKind::write
+                                                          : FaultKind::read,
+                    e.thread};
+      return true;
+    case VMEM_EVENT_PRESSURE:
+      out->kind = Event::Kind::pressure;
+      out->bytes = e.bytes;
+      return true;
+    case VMEM_EVENT_KNOBS:
+      out->kind = Event::Kind::tunables;
+      return true;
+    default:
+      return false;
+  }
+}
+
 Status not_move(const char* who, Transfer transfer) {
   if (transfer != Transfer::move) return {};
   return error(EOPNOTSUPP, "%s: the module installs frames, or copies into its own; it does not move pages", who);
@@ -99,8 +122,8 @@ bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
   return true;
 }
 
-KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls, const KmodOptions& options)
-    : fd_(fd), event_(event), batch_max_(batch_max), options_(options) {
+KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls)
+    : fd_(fd), event_(event), batch_max_(batch_max) {
   caps_.install = true;
   caps_.write_protect = true;
   caps_.poison = true;
@@ -225,10 +248,10 @@ Status KmodTrap::unmap(void* address, size_t size) {
   return {};
 }
 
-Status KmodTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+Status KmodTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
   core::must_be_outside("Trap::wait");
   *count = 0;
-  if (out.empty()) return error(EINVAL, "wait: room for at least one fault is needed");
+  if (out.empty()) return error(EINVAL, "wait: room for at least one event is needed");
   std::array<pollfd, 2> polled{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
   if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) {
     if (errno != EINVAL) return system_error(errno, "wait: poll");
@@ -241,16 +264,10 @@ Status KmodTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
   std::array<vmem_event, 64> events;
   const size_t room = std::min(out.size(), events.size());
   const ssize_t n = read(fd_, events.data(), room * sizeof(vmem_event));
-  if (n < 0) return errno == EAGAIN || errno == EINTR ? Status() : system_error(errno, "wait: reading faults");
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? Status() : system_error(errno, "wait: reading events");
   for (size_t i = 0; i < static_cast<size_t>(n) / sizeof(vmem_event); ++i) {
-    const vmem_event& e = events[i];
-    if (e.type == VMEM_EVENT_PRESSURE && options_.on_pressure) options_.on_pressure(e.bytes);
-    if (e.type == VMEM_EVENT_KNOBS && options_.on_knobs) options_.on_knobs();
-    if (e.type != VMEM_EVENT_FAULT) continue;
-    FaultKind kind = FaultKind::read;
-    if ((e.flags & VMEM_FAULT_WRITE) != 0) kind = FaultKind::write;
-    if ((e.flags & VMEM_FAULT_PROTECTED) != 0) kind = FaultKind::write_protect;
-    out[(*count)++] = {static_cast<uintptr_t>(e.address), kind, e.thread};
+    Event event;
+    if (event_of(events[i], &event)) out[(*count)++] = event;
   }
   return {};
 }
@@ -592,7 +609,7 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
     close(fd);
     return system_error(err, "eventfd");
   }
-  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, system_calls, options);
+  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, system_calls);
   return {};
 }
 

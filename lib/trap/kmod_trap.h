@@ -59,7 +59,7 @@ class KmodOps {
 
 class KmodTrap final : public Trap {
  public:
-  KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls, const KmodOptions& options);
+  KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls);
   ~KmodTrap() override;
   KmodTrap(const KmodTrap&) = delete;
   KmodTrap& operator=(const KmodTrap&) = delete;
@@ -70,7 +70,7 @@ class KmodTrap final : public Trap {
   core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) override;
   core::Status detach(void* address, size_t size) override;
   core::Status unmap(void* address, size_t size) override;
-  core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) override;
+  core::Status wait(std::span<Event> out, int timeout_ms, size_t* count) override;
   void interrupt() override;
   core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   core::Status fill_zero(void* address, size_t size) override;
@@ -87,7 +87,7 @@ class KmodTrap final : public Trap {
   core::Status release_frames(void* address, size_t size) override;
   core::Status release_arena(void* address, size_t size) override;
   core::Status knobs(Knobs* out) override;
-  int fault_descriptor() const override { return fd_; }
+  int event_descriptor() const override { return fd_; }
 
  private:
   core::Status create(uint32_t kind, size_t size, size_t unit, uint64_t* offset);
@@ -109,7 +109,6 @@ class KmodTrap final : public Trap {
 
   const int fd_, event_;
   const uint32_t batch_max_;
-  const KmodOptions options_;
   Caps caps_;
   OffsetMap regions_, arenas_;
 

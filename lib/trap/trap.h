@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -29,6 +28,18 @@ struct Fault {
   uintptr_t address;  // the touched byte, rounded down to 4 KiB
   FaultKind kind;
   uint32_t thread;  // kernel thread id, 0 when the body cannot tell
+};
+
+// What wait() returns.
+struct Event {
+  enum class Kind : uint8_t {
+    fault,     // `fault` says where
+    pressure,  // the machine is short of memory: it asks for `bytes` of frames back
+    tunables,  // the answer of knobs() changed
+  };
+  Kind kind = Kind::fault;
+  Fault fault{};
+  uint64_t bytes = 0;
 };
 
 // How bytes get into place and out again. Fixed for a range when it is attached.
@@ -87,11 +98,11 @@ class Trap {
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
 
-  // Waits until there are faults and fills at most out.size() of them; a fault may be reported again, and may be
-  // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 faults on timeout and after interrupt().
-  virtual core::Status wait(std::span<Fault> out, int timeout_ms, size_t* count) = 0;
-  // A descriptor that polls readable while wait() would find faults; -1: there is none.
-  virtual int fault_descriptor() const { return -1; }
+  // Waits until there are events and fills at most out.size() of them; a fault may be reported again, and may be
+  // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 events on timeout and after interrupt().
+  virtual core::Status wait(std::span<Event> out, int timeout_ms, size_t* count) = 0;
+  // A descriptor that polls readable while wait() would find events; -1: there is none.
+  virtual int event_descriptor() const { return -1; }
   // Makes the current or next wait() return; async-signal-safe.
   virtual void interrupt() = 0;
 
@@ -184,9 +195,6 @@ core::Status make_userfault_trap(const UserfaultOptions& options, std::unique_pt
 
 struct KmodOptions {
   const char* device = "/dev/vmem";
-  // Both run on the thread that calls wait(), and must not block.
-  std::function<void(uint64_t bytes)> on_pressure;  // the machine is short of memory: release this many bytes of frames
-  std::function<void()> on_knobs;                   // a knob in sysfs changed
 };
 
 // The module vmem.ko. -ENOENT: not loaded; -EACCES: the user is not in the group; -EPROTONOSUPPORT or -EOPNOTSUPP: it

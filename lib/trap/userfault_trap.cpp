@@ -67,8 +67,8 @@ class UserfaultTrap final : public Trap {
   Status attach_at(void* address, size_t size, Transfer transfer) override;
   Status detach(void* address, size_t size) override;
   Status unmap(void* address, size_t size) override;
-  Status wait(std::span<Fault> out, int timeout_ms, size_t* count) override;
-  int fault_descriptor() const override { return fd_; }
+  Status wait(std::span<Event> out, int timeout_ms, size_t* count) override;
+  int event_descriptor() const override { return fd_; }
   void interrupt() override;
   Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   Status fill_zero(void* address, size_t size) override;
@@ -91,7 +91,7 @@ class UserfaultTrap final : public Trap {
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
-  size_t read_faults(std::span<Fault> out, int* error);
+  size_t read_faults(std::span<Event> out, int* error);
 
   const int fd_, self_, pagemap_, event_, empty_file_;
   const bool take_by_remap_, frees_tables_;
@@ -182,7 +182,7 @@ Status UserfaultTrap::unmap(void* address, size_t size) {
   return {};
 }
 
-size_t UserfaultTrap::read_faults(std::span<Fault> out, int* error) {
+size_t UserfaultTrap::read_faults(std::span<Event> out, int* error) {
   std::array<uffd_msg, 64> messages;
   size_t count = 0;
   *error = 0;
@@ -199,21 +199,22 @@ size_t UserfaultTrap::read_faults(std::span<Fault> out, int* error) {
       const uffd_msg& m = messages[i];
       if (m.event != UFFD_EVENT_PAGEFAULT) continue;  // no other kind was asked for
       const uint64_t flags = m.arg.pagefault.flags;
-      out[count++] = {core::round_down(m.arg.pagefault.address, core::kPage),
-                      (flags & UFFD_PAGEFAULT_FLAG_WP) != 0      ? FaultKind::write_protect
-                      : (flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0 ? FaultKind::write
-                                                                 : FaultKind::read,
-                      m.arg.pagefault.feat.ptid};
+      out[count++] = {Event::Kind::fault,
+                      {core::round_down(m.arg.pagefault.address, core::kPage),
+                       (flags & UFFD_PAGEFAULT_FLAG_WP) != 0      ? FaultKind::write_protect
+                       : (flags & UFFD_PAGEFAULT_FLAG_WRITE) != 0 ? FaultKind::write
+                                                                  : FaultKind::read,
+                       m.arg.pagefault.feat.ptid}};
     }
     if (read_now < room) break;
   }
   return count;
 }
 
-Status UserfaultTrap::wait(std::span<Fault> out, int timeout_ms, size_t* count) {
+Status UserfaultTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
   core::must_be_outside("Trap::wait");
   *count = 0;
-  if (out.empty()) return core::error(EINVAL, "wait: no room for a fault");
+  if (out.empty()) return core::error(EINVAL, "wait: no room for an event");
   int error = 0;
   // Under load there is always one waiting: no poll then.
   *count = read_faults(out, &error);

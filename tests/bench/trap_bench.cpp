@@ -25,7 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using vmem::core::Status;
-using vmem::trap::Fault;
+using vmem::trap::Event;
 using vmem::trap::Protect;
 using vmem::trap::Transfer;
 using vmem::trap::Trap;
@@ -71,11 +71,12 @@ class Served {
   void start(Serve serve) {
     thread_ = std::thread([this, serve] {
       while (!stop_) {
-        std::array<Fault, 16> faults{};
+        std::array<Event, 16> events{};
         size_t count = 0;
-        must(way_.trap->wait(faults, -1, &count));
+        must(way_.trap->wait(events, -1, &count));
         for (size_t i = 0; i < count; ++i) {
-          serve((faults[i].address - reinterpret_cast<uintptr_t>(range_)) / block_ * block_);
+          if (events[i].kind != Event::Kind::fault) continue;
+          serve((events[i].fault.address - reinterpret_cast<uintptr_t>(range_)) / block_ * block_);
           served_.fetch_add(1);
         }
       }

@@ -102,7 +102,7 @@ bool FakeTrap::touch(uintptr_t at, bool write, const std::function<void(uint64_t
     const FaultKind kind = now == Page::protected_ ? FaultKind::write_protect
                            : write                 ? FaultKind::write
                                                    : FaultKind::read;
-    reports_.push_back({page, kind, 0});
+    reports_.push_back({trap::Event::Kind::fault, {page, kind, 0}});
     changed_.notify_all();
     const uint64_t before = woken_[page];
     wait_or_die(lock, changed_, "a touch to be answered", [&] { return woken_[page] != before; });
@@ -122,9 +122,27 @@ void FakeTrap::until_quiet() {
   wait_or_die(lock, changed_, "the reports to be taken", [&] { return waiting_ && reports_.empty(); });
 }
 
+void FakeTrap::press(uint64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    reports_.push_back({trap::Event::Kind::pressure, {}, bytes});
+    changed_.notify_all();
+  }
+  until_quiet();
+}
+
+void FakeTrap::tell_tunables() {
+  {
+    std::lock_guard lock(mutex_);
+    reports_.push_back({trap::Event::Kind::tunables});
+    changed_.notify_all();
+  }
+  until_quiet();
+}
+
 void FakeTrap::report(const void* at, FaultKind kind) {
   std::lock_guard lock(mutex_);
-  reports_.push_back({core::round_down(number(at), core::kPage), kind, 0});
+  reports_.push_back({trap::Event::Kind::fault, {core::round_down(number(at), core::kPage), kind, 0}});
   changed_.notify_all();
 }
 
@@ -201,7 +219,7 @@ Status FakeTrap::unmap(void* address, size_t) {
   return attached_.count(number(address)) != 0 ? Status() : core::error(EINVAL, "never attached");
 }
 
-Status FakeTrap::wait(std::span<trap::Fault> out, int, size_t* count) {
+Status FakeTrap::wait(std::span<trap::Event> out, int, size_t* count) {
   core::must_be_outside("Trap::wait");
   std::unique_lock lock(mutex_);
   waiting_ = true;

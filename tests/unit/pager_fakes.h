@@ -33,6 +33,10 @@ class FakeTrap final : public trap::Trap {
   bool store(void* at, uint64_t value);
   // Until the pager has taken every report and asks for more; the reports so far have been acted on.
   void until_quiet();
+  // Reports that the machine wants this many bytes of frames back, or that what knobs() answers changed; returns when
+  // that has been acted on.
+  void press(uint64_t bytes);
+  void tell_tunables();
   // Reports a fault that no thread has (any more).
   void report(const void* at, trap::FaultKind kind);
   size_t calls(const std::string& name);
@@ -59,7 +63,7 @@ class FakeTrap final : public trap::Trap {
   core::Status attach_at(void* address, size_t size, trap::Transfer transfer) override;
   core::Status detach(void* address, size_t size) override;
   core::Status unmap(void* address, size_t size) override;
-  core::Status wait(std::span<trap::Fault> out, int timeout_ms, size_t* count) override;
+  core::Status wait(std::span<trap::Event> out, int timeout_ms, size_t* count) override;
   void interrupt() override;
   core::Status fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) override;
   core::Status fill_zero(void* at, size_t size) override;
@@ -88,7 +92,7 @@ class FakeTrap final : public trap::Trap {
   std::condition_variable changed_;
   std::map<uintptr_t, Page> pages_;  // those not absent
   std::map<uintptr_t, size_t> attached_;
-  std::deque<trap::Fault> reports_;
+  std::deque<trap::Event> reports_;
   std::map<uintptr_t, uint64_t> woken_;  // page -> how often; a parked thread leaves when it changes
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;

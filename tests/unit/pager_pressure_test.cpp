@@ -100,7 +100,7 @@ TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   EXPECT_FALSE(trap->load(r, &value)) << "SIGBUS, with the reason in the log";
   EXPECT_GE(trap->calls("populate"), tries + 2) << "it was tried again before it was given up";
   trap->limit_frames(UINT64_MAX);
-  pager->on_knobs();  // ask again at once
+  trap->tell_tunables();  // ask again at once
   const vmem_range range{r, kBlock, VMEM_READ, 0};
   const Status s = pager->acquire({&range, 1}, VMEM_HOST, nullptr);
   ASSERT_TRUE(s.ok()) << s.text();
@@ -158,10 +158,10 @@ TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 5 + i);
   ASSERT_TRUE(pager->evict(r, 48 * kBlock, VMEM_SSD).ok());
-  pager->on_pressure(kBudget);  // all frames go back
+  trap->press(kBudget);  // all frames go back
   trap->until_frames_below(16 * kBlock);
   trap->limit_frames(20 * kBlock);
-  pager->on_knobs();  // ask again at once
+  trap->tell_tunables();  // ask again at once
   ASSERT_TRUE(pager->prefetch(r, 48 * kBlock, VMEM_HOST).ok());
   const vmem_range range{r + 40 * kBlock, 8 * kBlock, VMEM_READ, 0};
   const Status s = pager->acquire({&range, 1}, VMEM_HOST, nullptr);
@@ -177,7 +177,7 @@ TEST_F(PagerPressure, AKnobThatIsRaisedEndsARefusal) {
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, i + 1);
   ASSERT_LT(budget(), kBudget);
   trap->limit_frames(UINT64_MAX);
-  pager->on_knobs();
+  trap->tell_tunables();
   EXPECT_EQ(budget(), kBudget);
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
 }
@@ -186,7 +186,7 @@ TEST_F(PagerPressure, PressureGivesFramesBackAndLosesNothing) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
   const uint64_t before = trap->frame_bytes();
-  pager->on_pressure(16 * kBlock);
+  trap->press(16 * kBlock);
   trap->until_frames_below(before - 16 * kBlock);
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 77 + i);
 }
@@ -197,7 +197,7 @@ TEST_F(PagerPressure, PressureLeavesWhatALeaseHolds) {
   const vmem_range range{r, 8 * kBlock, VMEM_READ | VMEM_WRITE, 0};
   ASSERT_TRUE(pager->acquire({&range, 1}, VMEM_HOST, nullptr).ok());
   const uint64_t reads = engine->count(Io::Op::read);
-  pager->on_pressure(UINT64_MAX);
+  trap->press(UINT64_MAX);
   trap->until_frames_below(30 * kBlock);
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kBlock), 9 + i);
   EXPECT_EQ(engine->count(Io::Op::read), reads) << "leased blocks stayed";
@@ -209,14 +209,14 @@ TEST_F(PagerPressure, ALimitThatIsLoweredTakesFramesBack) {
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 3 + i);
   knobs.context_limit = 24 * kBlock;
   trap->set_knobs(knobs);
-  pager->on_knobs();
+  trap->tell_tunables();
   EXPECT_EQ(budget(), 24 * kBlock);
   trap->until_frames_below(24 * kBlock);
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 3 + i);
   EXPECT_LE(trap->frame_bytes(), 24 * kBlock);
   knobs.context_limit = 0;
   trap->set_knobs(knobs);
-  pager->on_knobs();
+  trap->tell_tunables();
   EXPECT_EQ(budget(), kBudget);
 }
 
@@ -227,7 +227,7 @@ TEST_F(PagerPressure, ATouchThatWaitsLongIsReportedAnewBeforeTheTrapGivesItUp) {
   ASSERT_TRUE(pager->evict(r, kBlock, VMEM_SSD).ok());
   knobs.fault_timeout_ms = 100;
   trap->set_knobs(knobs);
-  pager->on_knobs();
+  trap->tell_tunables();
   engine->hold(Io::Op::read, true);
   auto toucher = std::async(std::launch::async, [&] { return get(r); });
   engine->until_held(1);
@@ -241,7 +241,7 @@ TEST_F(PagerPressure, ATouchThatWaitsLongIsReportedAnewBeforeTheTrapGivesItUp) {
 TEST_F(PagerPressure, TheSmallerOfSettingAndKnobIsInForce) {
   knobs.readahead_bytes = 0;
   trap->set_knobs(knobs);
-  pager->on_knobs();
+  trap->tell_tunables();
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, i + 1);
   ASSERT_TRUE(pager->evict(r, 48 * kBlock, VMEM_SSD).ok());
@@ -251,7 +251,7 @@ TEST_F(PagerPressure, TheSmallerOfSettingAndKnobIsInForce) {
   EXPECT_EQ(engine->count(Io::Op::read) - reads, 4u) << "no read-ahead while the knob is 0";
   knobs.readahead_bytes = 1 << 30;
   trap->set_knobs(knobs);
-  pager->on_knobs();
+  trap->tell_tunables();
   reads = engine->count(Io::Op::read);
   for (size_t i = 4; i < 12; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
   engine->until_idle();

@@ -56,14 +56,15 @@ std::vector<Body> bodies() {
 
 Server::Server(Trap& trap, std::function<void(const Fault&)> serve) : trap_(trap), serve_(std::move(serve)) {
   thread_ = std::thread([this] {
-    std::array<Fault, 16> faults;
+    std::array<Event, 16> events;
     while (!stop_) {
       size_t count = 0;
-      if (core::Status s = trap_.wait(faults, -1, &count); !s.ok()) {
+      if (core::Status s = trap_.wait(events, -1, &count); !s.ok()) {
         fprintf(stderr, "wait: %s\n", std::string(s.text()).c_str());
         abort();
       }
-      for (size_t i = 0; i < count; ++i) serve_(faults[i]);
+      for (size_t i = 0; i < count; ++i)
+        if (events[i].kind == Event::Kind::fault) serve_(events[i].fault);
     }
   });
 }
@@ -75,13 +76,13 @@ Server::~Server() {
 }
 
 Fault next_fault(Trap& trap) {
-  std::array<Fault, 1> faults;
+  std::array<Event, 1> events;
   for (size_t count = 0;;) {
-    if (core::Status s = trap.wait(faults, -1, &count); !s.ok()) {
+    if (core::Status s = trap.wait(events, -1, &count); !s.ok()) {
       fprintf(stderr, "wait: %s\n", std::string(s.text()).c_str());
       abort();
     }
-    if (count == 1) return faults[0];
+    if (count == 1 && events[0].kind == Event::Kind::fault) return events[0].fault;
   }
 }
 

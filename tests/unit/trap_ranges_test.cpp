@@ -283,11 +283,11 @@ TEST_P(TrapRanges, CallsThatMayBlockEndTheProcessUnderThePagersLock) {
   };
   void* address = nullptr;
   size_t count = 0;
-  std::array<Fault, 1> faults;
+  std::array<Event, 1> events;
   EXPECT_DEATH(also([&] { trap_->attach(kPage, kPage, Transfer::copy, &address).ignore(); }),
                "Trap::attach.* is called");
   EXPECT_DEATH(also([&] { trap_->attach_at(nullptr, 0, Transfer::copy).ignore(); }), "Trap::attach_at is called");
-  EXPECT_DEATH(also([&] { trap_->wait(faults, 0, &count).ignore(); }), "Trap::wait is called");
+  EXPECT_DEATH(also([&] { trap_->wait(events, 0, &count).ignore(); }), "Trap::wait is called");
   EXPECT_DEATH(also([&] { trap_->fill(nullptr, 0, nullptr, Transfer::copy, Protect::no).ignore(); }), "Trap::fill is");
   EXPECT_DEATH(also([&] { trap_->take(nullptr, 0, nullptr, Transfer::copy).ignore(); }), "Trap::take is called");
   EXPECT_DEATH(also([&] { trap_->drop({}).ignore(); }), "Trap::drop is called");
@@ -301,12 +301,12 @@ TEST_P(TrapRanges, CallsThatMayBlockEndTheProcessUnderThePagersLock) {
 }
 
 TEST_P(TrapRanges, WaitReturnsOnInterruptOnTimeoutAndInPortions) {
-  std::array<Fault, 2> faults;
+  std::array<Event, 2> events;
   size_t count = 9;
   trap_->interrupt();
-  OK(trap_->wait(faults, -1, &count));
+  OK(trap_->wait(events, -1, &count));
   EXPECT_EQ(count, 0u);
-  OK(trap_->wait(faults, 0, &count));
+  OK(trap_->wait(events, 0, &count));
   EXPECT_EQ(count, 0u);
   EXPECT_EQ(trap_->wait({}, 0, &count).code(), -EINVAL);
   Block b;
@@ -317,8 +317,8 @@ TEST_P(TrapRanges, WaitReturnsOnInterruptOnTimeoutAndInPortions) {
   size_t total = 0;
   const size_t reports = trap_->caps().one_report ? 1 : 5;
   while (total < reports) {
-    OK(trap_->wait(faults, -1, &count));
-    EXPECT_LE(count, faults.size());
+    OK(trap_->wait(events, -1, &count));
+    EXPECT_LE(count, events.size());
     total += count;
   }
   EXPECT_EQ(total, reports);  // each reported once, none lost
