@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import builtins
 import errno
-from typing import Any, Optional, Tuple
+import sys
+from typing import Any, Dict, Optional, Tuple
 
 from . import _dlpack, _memory
 from ._dtypes import DType
@@ -16,7 +17,7 @@ from ._range import Range
 class _NumpyBase:
     """What NumPy keeps as an array's base."""
 
-    def __init__(self, export: _memory.Export, interface: dict) -> None:
+    def __init__(self, export: _memory.Export, interface: Dict[str, Any]) -> None:
         self._export = export
         self.__array_interface__ = interface
 
@@ -73,6 +74,7 @@ class Array(Range):
         return Array(self._handle.export(), self._ptr, self._dtype, self._shape, self._nbytes, device)
 
     def __len__(self) -> int:
+        """Of the first dimension."""
         if not self._shape:
             raise TypeError("an array without dimensions has no length")
         return self._shape[0]
@@ -82,15 +84,23 @@ class Array(Range):
         view = memoryview(_memory.buffer(self._handle.export(), self._ptr, self._nbytes)).cast("B")
         return view if self._handle.writable else view.toreadonly()
 
-    def __buffer__(self, flags: int) -> builtins.memoryview:  # Python 3.12
+    def __buffer__(self, flags: int) -> builtins.memoryview:
+        """The buffer protocol, from Python 3.12 on; before, memoryview()."""
         return self.memoryview()
+
+    def _not_in_numpy(self, what: str) -> str:
+        name = self._dtype.name
+        if self._dtype.typestr is not None:
+            return f"this NumPy cannot {what} {name}; take numpy() of the array, or numpy.asarray(array)"
+        same = {1: "uint8", 2: "uint16"}[self._dtype.itemsize]
+        return f"NumPy cannot {what} {name}: it has no such type; take the bytes as {same}, or vmem.torch.tensor()"
 
     def numpy(self) -> Any:
         """A NumPy array over the same memory, read-only where the region is."""
         import numpy
 
         if self._dtype.typestr is None:
-            raise TypeError(f"NumPy has no {self._dtype.name}; take uint8 or uint16, or vmem.torch.tensor()")
+            raise TypeError(self._not_in_numpy("have"))
         interface = {
             "version": 3,
             "shape": self._shape,
@@ -100,6 +110,7 @@ class Array(Range):
         return numpy.asarray(_NumpyBase(self._handle.export(), interface))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        """For numpy.asarray(): numpy(), or a copy where one is asked for or another type needs it."""
         made = self.numpy()
         if dtype is not None and made.dtype != dtype:
             if copy is False:
@@ -108,7 +119,8 @@ class Array(Range):
         return made.copy() if copy else made
 
     @property
-    def __cuda_array_interface__(self) -> dict:
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        """For CuPy, Numba and others, of an array that on() made for a device."""
         if self._device < 0:
             raise AttributeError("this array is for the CPU; on(device) gives one for a GPU")
         if self._dtype.typestr is None:
@@ -123,6 +135,7 @@ class Array(Range):
         }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
+        """DLPack's device type and number: the CPU, or CUDA managed memory of the device that on() named."""
         return (_dlpack.CPU, 0) if self._device < 0 else (_dlpack.CUDA_MANAGED, self._device)
 
     def __dlpack__(
@@ -133,6 +146,11 @@ class Array(Range):
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
+        """A capsule for another library: numpy.from_dlpack(array), torch.from_dlpack(array). The bytes stay where they are,
+        and the region lives as long as what the other library makes of it. BufferError: what DLPack cannot say (a copy,
+        another device, read-only before DLPack 1.0). TypeError: NumPy asks, and has no such type."""
+        if self._device < 0 and _dlpack.numpy_asks(sys._getframe(1)) and not _dlpack.numpy_reads(self._dtype):
+            raise TypeError(self._not_in_numpy("take by DLPack"))
         if copy:
             raise BufferError("libvmem hands out its own memory, never a copy")
         device = self.__dlpack_device__()

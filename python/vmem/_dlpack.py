@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import types
 from typing import Any, Dict, Optional, Tuple
 
 from ._dtypes import DType
@@ -43,13 +45,18 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-# What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address.
-# Dictionary operations are atomic, so no lock is held where a garbage collection could come in.
+# What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address; and
+# the capsules that nobody is known to have taken. Dictionary operations are atomic, so no lock is held where a garbage
+# collection could come in.
 _held: Dict[int, Tuple[Any, ...]] = {}
+_offered: Dict[int, Any] = {}
 
 
-def _drop(address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held) -> None:
+def _drop(
+    address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held, offered: Dict[int, Any] = _offered
+) -> None:
     if address is not None:
+        offered.pop(address, None)
         held.pop(address, None)
 
 
@@ -59,25 +66,54 @@ _deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop)
 _api = ctypes.pythonapi
 _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 _api.PyCapsule_New.restype = ctypes.py_object
-# The capsule is passed as a number: in its destructor it is no object any more.
-_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-
-def _forget(capsule: int) -> None:
-    """A capsule that nobody took: a consumer renames those it takes."""
-    for name in (_NAME, _NAME_VERSIONED):
-        if _is_valid(capsule, name):
-            _drop(_get_pointer(capsule, name))
+# Tensors may outlive this module's names at exit: the callback they end in is never freed.
+_api.Py_IncRef(ctypes.py_object(_deleter))
 
 
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget)
+def sweep() -> None:
+    """Lets go of the capsules that nobody took: a consumer renames those it takes.
 
-# Tensors may outlive this module's names at exit: the callbacks they end in are never freed.
-for _callback in (_deleter, _destructor):
-    _api.Py_IncRef(ctypes.py_object(_callback))
+    They have no destructor: a consumer that refuses one drops it with its exception under way, in which no Python may
+    run. So each is kept here until it was taken, or nobody else has it.
+    """
+    for address in list(_offered):
+        try:
+            if not _is_valid(_offered[address], _NAME) and not _is_valid(_offered[address], _NAME_VERSIONED):
+                _offered.pop(address, None)  # its taker calls the deleter
+            elif sys.getrefcount(_offered[address]) <= 2:  # the dictionary's, and the argument's
+                _drop(address)
+        except KeyError:  # another thread was faster
+            pass
+
+
+def numpy_asks(frame: types.FrameType) -> bool:
+    """Whether numpy.from_dlpack is who called __dlpack__ from this frame. It is C and has no frame of its own: the frame
+    of who called it names from_dlpack and NumPy, and not __dlpack__. (Its locals are not looked at: that keeps them.)"""
+    code = frame.f_code
+    numpy = sys.modules.get("numpy")
+    if numpy is None or "from_dlpack" not in code.co_names + code.co_varnames or "__dlpack__" in code.co_names:
+        return False
+    if "numpy" in code.co_names:
+        return True
+    seen = [frame.f_globals.get(name) for name in code.co_names]
+    return any(value is numpy or value is numpy.from_dlpack for value in seen)
+
+
+def numpy_reads(dtype: DType) -> bool:
+    """Whether this NumPy takes the type by DLPack: the first that had from_dlpack took no bool."""
+    import numpy
+
+    if dtype.typestr is None:
+        return False
+    try:
+        numpy.zeros(1, dtype.typestr).__dlpack__()
+    except Exception:
+        return False
+    return True
 
 
 def capsule(
@@ -109,6 +145,8 @@ def capsule(
         managed.major, managed.minor = 1, 0
         managed.flags = READ_ONLY if read_only else 0
     address = ctypes.addressof(managed)
+    sweep()
     _held[address] = (managed, sizes, strides, keep)
-    name = _NAME_VERSIONED if versioned else _NAME
-    return _api.PyCapsule_New(address, name, ctypes.cast(_destructor, ctypes.c_void_p))
+    made = _api.PyCapsule_New(address, _NAME_VERSIONED if versioned else _NAME, None)
+    _offered[address] = made
+    return made

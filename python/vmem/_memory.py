@@ -16,6 +16,7 @@ import threading
 import weakref
 from typing import Any, Callable, List, Optional
 
+from . import _dlpack
 from ._lib import Error, check, failure, lib
 
 _forked = False
@@ -65,6 +66,7 @@ class Handle:
 
     def free(self) -> None:
         """vmem_free, unless something is left over the region. A region that was freed stays freed."""
+        _dlpack.sweep()
         with self.lock:
             if self.freed:
                 return
@@ -141,6 +143,7 @@ def buffer(export: Export, ptr: int, nbytes: int) -> Any:
 def shutdown() -> None:
     """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
     from Python are alive: their arrays would lose their memory."""
+    _dlpack.sweep()
     left = [h.label for h in list(live.values()) if not h.freed]
     if left:
         raise Error(

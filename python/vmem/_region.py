@@ -9,7 +9,7 @@ import errno
 import os
 from typing import Any, Optional, Sequence, Tuple, Union
 
-from . import _memory
+from . import _dlpack, _memory
 from ._array import Array
 from ._dtypes import dtype_of
 from ._lib import (
@@ -87,11 +87,13 @@ class Region(Range):
         return self
 
     def __exit__(self, *_: Any) -> None:
+        _dlpack.sweep()
         # What is left over it keeps it alive: an error here would hide the one that ends the block.
         if not self._handle.exports:
             self.free()
 
     def __len__(self) -> int:
+        """Bytes."""
         return self.nbytes
 
     def __getitem__(self, part: slice) -> "Array":
@@ -127,7 +129,8 @@ class Region(Range):
         """A NumPy array over the region from byte `offset`, as array() gives one."""
         return self.array(dtype, shape, offset).numpy()
 
-    def __buffer__(self, flags: int) -> builtins.memoryview:  # Python 3.12
+    def __buffer__(self, flags: int) -> builtins.memoryview:
+        """The buffer protocol, from Python 3.12 on; before, memoryview()."""
         return self.memoryview()
 
     def __reduce__(self) -> Tuple[Any, ...]:

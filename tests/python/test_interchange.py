@@ -93,3 +93,72 @@ def test_types_that_numpy_lacks_are_refused_with_what_to_take(host):
         with pytest.raises(TypeError, match="uint16"):
             region.array("bfloat16").numpy()
         assert region.array("bfloat16", (4, 4)).nbytes == 32
+
+
+def test_numpy_by_dlpack_says_which_types_it_lacks(host):
+    with vmem.alloc(4096) as region:
+        for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+            with pytest.raises(TypeError, match=f"{name}: it has no such type; take the bytes as uint"):
+                np.from_dlpack(region.array(name))
+        try:  # NumPy learned to take it later
+            assert np.from_dlpack(region.array("bool")).dtype == "bool"
+        except TypeError as e:
+            assert "cannot take by DLPack bool" in str(e) and "numpy()" in str(e)
+        assert region.numpy("bool").dtype == "bool"
+        for name in ("uint16", "float64", "complex64"):
+            assert np.from_dlpack(region.array(name)).dtype == name
+        from numpy import from_dlpack
+
+        with pytest.raises(TypeError, match="bfloat16"):
+            from_dlpack(region.array("bfloat16"))
+
+
+def test_others_are_given_the_types_that_numpy_lacks(host):
+    with vmem.alloc(4096) as region:
+        for name in ("bool", "bfloat16", "float8_e5m2"):
+            assert "dltensor" in repr(region.array(name).__dlpack__())
+
+
+class Refuses:
+    """A consumer's view of an array that it cannot take: what it refuses, it drops with its exception under way."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **_):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_a_consumer_that_refuses_a_capsule_says_why_itself_and_keeps_nothing(host):
+    region = vmem.alloc(MIB)
+    for _ in range(3):
+        with pytest.raises((BufferError, RuntimeError), match="dtype") as e:
+            np.from_dlpack(Refuses(region.array("bfloat16")))
+        assert not isinstance(e.value, SystemError)
+    del e
+    gc.collect()
+    region.free()
+    assert region.closed
+
+
+def test_capsules_and_the_arrays_made_of_them_are_not_mixed_up(host):
+    from vmem import _dlpack
+
+    region = vmem.alloc(MIB)
+    arrays = [np.from_dlpack(region[4096 * i : 4096 * (i + 1)]) for i in range(50)]
+    waiting = region.array().__dlpack__()
+    _dlpack.sweep()
+    assert len(_dlpack._offered) == 1 and len(_dlpack._held) >= 51
+    region[49 * 4096 : 50 * 4096].numpy()[:] = 7
+    del arrays[:49], waiting
+    gc.collect()
+    with pytest.raises(vmem.Error, match="1 arrays"):
+        region.free()
+    assert (arrays[0] == 7).all() and region.numpy()[49 * 4096] == 7
+    del arrays
+    gc.collect()
+    region.free()
+    assert not _dlpack._offered
