@@ -33,6 +33,8 @@ for word in "$@"; do
   esac
 done
 [ ${#groups[@]} -gt 0 ] || groups=(build)
+# What is compiled in a test is no use without a compiler, nor can it be tried.
+case " ${groups[*]} " in *" build "*) ;; *" test "*) groups=(build "${groups[@]}") ;; esac
 
 wanted=()
 for group in "${groups[@]}"; do for package in ${packages[$group]}; do wanted+=("$package"); done; done
@@ -59,7 +61,8 @@ elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   export DEBIAN_FRONTEND=noninteractive
   exec 9<"$0" && flock 9  # make asks for several groups at once, and apt-get update does not wait for another
   install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "${missing[@]}" </dev/null >&2; }
-  # The package lists of a fresh machine are empty or old; they are fetched only when the install cannot do without.
+  # The package lists of a fresh machine are missing or old; they are fetched only when the install cannot do without.
+  compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null || apt-get update -qq >&2 || true
   install || { apt-get update -qq >&2 && install; } || echo "setup: apt-get could not install ${missing[*]}" >&2
 else
   echo "setup: missing: ${missing[*]}" >&2

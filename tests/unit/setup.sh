@@ -42,6 +42,9 @@ if [ "$(id -u)" = 0 ]; then
   out=$(scripts/setup.sh --quiet build 2>&1)
   report "setup.sh installs it, and says so" "$(grep -q 'install .*libzstd-dev' "$work/apt" || echo "apt-get was not called")$(grep -q 'installing libzstd-dev' <<<"$out" || echo " said: $out")"
 fi
+# Whichever of several groups comes first: make asks for them side by side.
+out=$(scripts/setup.sh --quiet --check test 2>&1)
+report "group test asks for what group build does: none of it compiles without" "$(grep -q 'missing: libzstd-dev$' <<<"$out" || echo " said: $out")"
 rm -f "$work/apt"
 out=$(make BUILD="$work/build" NO_SETUP=1 "$work/build/.setup-build" 2>&1)
 report "NO_SETUP=1 says nothing" "$out$(cat "$work/apt" 2>/dev/null)"
