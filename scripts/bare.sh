@@ -4,7 +4,7 @@
 # install. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
 #
 # It needs root, mounts and the network (for the packages that setup.sh installs), 6 GB of disk for the demo and an hour for the
-# tests. scripts/lib/clean_system.sh says where the systems are kept.
+# tests: a command that is not done after BARE_SECONDS (5400) has failed. scripts/lib/clean_system.sh says where the systems are kept.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0 skipped=0
@@ -39,7 +39,7 @@ for release in "${releases[@]}"; do
   for goal in "${goals[@]}"; do
     began=$SECONDS log=$work/$release-$goal.log
     command=$(command_of "$goal") || { echo "FAIL README.md has no command 'make $goal'"; failed=$((failed + 1)); continue; }
-    if inside "$root" sh -c "mount -t sysfs sys /sys; cd /src && $command" >"$log" 2>&1 </dev/null && "${goal}_is_right" "$log"; then
+    if inside "$root" timeout -k 30 "${BARE_SECONDS:-5400}" sh -c "mount -t sysfs sys /sys; cd /src && $command" >"$log" 2>&1 </dev/null && "${goal}_is_right" "$log"; then
       passed=$((passed + 1)); printf 'ok   %s: %s (%d s)\n' "$release" "$command" $((SECONDS - began))
     else
       failed=$((failed + 1)); printf 'FAIL %s: %s (%s)\n' "$release" "$command" "$log"; tail -30 "$log" | sed 's/^/       | /'

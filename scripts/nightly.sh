@@ -18,7 +18,7 @@ part() {
   [ $((p + f + s)) != 0 ] && { [ "$status" = 0 ] || [ "$f" != 0 ]; } || { f=$((f + 1)); echo "nightly: $name ended with status $status and counted ${line:-nothing}"; }
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
-part compilers scripts/compilers.sh all
+part compilers scripts/compilers.sh --unit all
 part bare scripts/bare.sh demo test
 part tests env VMEM_LONG=1 VMEM_STRESS_SECONDS=120 make test
 echo "#####"
