@@ -6,6 +6,7 @@
 // fail, unfail, unmap_file; and those that map and release memory of frames. A line of the log is only put in a queue.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 
 namespace vmem::core {
@@ -17,31 +18,43 @@ inline constinit thread_local int big_locks_held = 0;
 class BigMutex {
   friend class BigLock;
   std::mutex mutex_;
+  std::atomic<unsigned> waiting_{0};  // threads; of those that come out of a condition variable it knows nothing
 };
 
 // As std::unique_lock, which it is for a condition variable. While the thread sleeps in one the mark stays: it does
 // nothing else meanwhile.
 class BigLock : public std::unique_lock<std::mutex> {
  public:
-  explicit BigLock(BigMutex& mutex) : unique_lock(mutex.mutex_) { ++big_locks_held; }
+  explicit BigLock(BigMutex& mutex) : unique_lock(mutex.mutex_, std::defer_lock), mutex_(mutex) { lock(); }
   ~BigLock() {
     if (owns_lock()) --big_locks_held;
   }
   BigLock(const BigLock&) = delete;
   BigLock& operator=(const BigLock&) = delete;
   void lock() {
-    unique_lock::lock();
+    if (!unique_lock::try_lock()) {
+      mutex_.waiting_.fetch_add(1, std::memory_order_relaxed);
+      unique_lock::lock();
+      mutex_.waiting_.fetch_sub(1, std::memory_order_relaxed);
+    }
     ++big_locks_held;
   }
   void unlock() {
     --big_locks_held;
     unique_lock::unlock();
   }
+  // In the midst of long work: lets those have the lock who wait for it, and takes it again. What is not this thread's
+  // own may have changed then. Costs next to nothing while nobody waits; now and then it opens the lock all the same,
+  // for those that it cannot see.
+  void give_way();
 
  private:
   using unique_lock::release;
   using unique_lock::swap;
   using unique_lock::try_lock;
+
+  BigMutex& mutex_;
+  unsigned kept_ = 0;  // times that it gave way to nobody, in a row
 };
 
 // Whoever calls something outside under a big lock ends the process with a message (on), or is named in the log, once

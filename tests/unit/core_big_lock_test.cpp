@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <thread>
+#include <vector>
 
 #include "core/big_lock.h"
 #include "device/sim_device.h"
@@ -33,6 +35,46 @@ TEST(BigLock, MarksTheThreadThatHoldsIt) {
     lock.unlock();
   }
   EXPECT_EQ(vmem::core::big_locks_held, 0);
+}
+
+TEST(BigLock, WhoWaitsHasItsTurnInTheMidstOfLongWork) {
+  BigMutex mutex;
+  std::atomic<int> turns = 0;
+  BigLock lock(mutex);
+  std::vector<std::thread> others;
+  for (int i = 0; i < 4; ++i) {
+    others.emplace_back([&] {
+      for (int turn = 0; turn < 50; ++turn) {
+        BigLock mine(mutex);
+        ++turns;
+      }
+    });
+  }
+  // Nobody else ever opens the lock.
+  while (turns != 200) lock.give_way();
+  EXPECT_EQ(vmem::core::big_locks_held, 1);
+  lock.unlock();
+  for (std::thread& t : others) t.join();
+}
+
+TEST(BigLock, WhoComesOutOfAConditionVariableHasItsTurnToo) {
+  BigMutex mutex;
+  std::condition_variable changed;
+  bool go = false, asleep = false;
+  std::atomic<bool> back = false;
+  std::thread sleeper([&] {
+    BigLock lock(mutex);
+    asleep = true;
+    changed.wait(lock, [&] { return go; });
+    back = true;
+  });
+  BigLock lock(mutex);
+  while (!asleep) lock.give_way();
+  go = true;
+  changed.notify_all();
+  while (!back) lock.give_way();
+  lock.unlock();
+  sleeper.join();
 }
 
 TEST(BigLockDeathTest, ADeviceThatIsCalledUnderItEndsTheProcess) {
