@@ -10,6 +10,7 @@
 
 #include "core/block_table.h"
 #include "core/types.h"
+#include "pager/lease_map.h"
 #include "policy/evictor.h"
 #include "policy/readahead.h"
 #include "store/codec.h"
@@ -24,31 +25,6 @@ enum class Backing : uint8_t {
   file_read,     // a file's bytes; never written
   file_shared,   // changes go to the file
   file_private,  // changes go to the store
-};
-
-// One stream's claim on a block; host memory's leases are of no stream. `count` acquires minus releases. A device lease
-// whose releases have all been called ends when the stream gets there: until then it is one of `pending`.
-struct Lease {
-  int location;
-  void* stream;
-  unsigned access = 0;  // union of all its acquires: a release does not say which of them it ends
-  uint32_t count = 0;
-  uint32_t pending = 0;
-  unsigned ended = 0;              // access of the pending releases: the stream may still do that
-  uint32_t reads = 0, writes = 0;  // acquires that made up `access`
-
-  void grant(unsigned asked) {
-    access |= asked;
-    ++count;
-    reads += (asked & VMEM_READ) != 0;
-    writes += (asked & VMEM_WRITE) != 0;
-  }
-  // What a refused acquire had been granted: the lease is as it was before.
-  void take_back(unsigned asked) {
-    --count;
-    if ((asked & VMEM_READ) != 0 && --reads == 0) access &= ~VMEM_READ;
-    if ((asked & VMEM_WRITE) != 0 && --writes == 0) access &= ~VMEM_WRITE;
-  }
 };
 
 struct AdvisedRange {
