@@ -19,15 +19,15 @@ constexpr uint16_t bit(State s) {
   return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
 }
 
-// Row: from. Every pair has one owner, named in docs/architecture.md.
+// Row: from. Every pair is made somewhere, by one owner: docs/internals.md names it.
 constexpr uint16_t kLegal[] = {
     /* untouched  */ bit(State::filling) | bit(State::entering) | bit(State::failed),
     /* stored     */ bit(State::filling) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
     /* filling    */ bit(State::held) | bit(State::installing) | bit(State::failed) | bit(State::stored) |
-        bit(State::untouched) | bit(State::entering),
+        bit(State::untouched),
     /* held       */ bit(State::installing) | bit(State::taking) | bit(State::entering),
     /* installing */ bit(State::resident) | bit(State::held) | bit(State::failed),
-    /* resident   */ bit(State::taking) | bit(State::entering),
+    /* resident   */ bit(State::taking),
     /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
         bit(State::stored) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
     /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
@@ -36,8 +36,8 @@ constexpr uint16_t kLegal[] = {
     /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
         bit(State::failed),
     /* on_device  */ bit(State::leaving),
-    /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::taking) | bit(State::stored) |
-        bit(State::untouched) | bit(State::failed) | bit(State::entering),
+    /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::stored) | bit(State::untouched) |
+        bit(State::failed),
 };
 static_assert(std::size(kLegal) == static_cast<size_t>(State::count_));
 

@@ -29,19 +29,19 @@ const std::map<State, std::set<State>>& expected() {
       {untouched, {filling, entering, failed}},
       // the same, or its contents are dropped
       {stored, {filling, entering, failed, untouched}},
-      // read: wanted, not wanted yet, unreadable; given up; handed to a device
-      {filling, {installing, held, failed, stored, untouched, entering}},
+      // read: wanted, not wanted yet, unreadable; given up
+      {filling, {installing, held, failed, stored, untouched}},
       {held, {installing, taking, entering}},
       // in place; refused, and held still; refused half way, so lost
       {installing, {resident, held, failed}},
-      {resident, {taking, entering}},
+      {resident, {taking}},
       // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device; taken half way, so lost
       {taking, {held, installing, resident, writing, stored, untouched, entering, failed}},
       {writing, {held, installing, resident, stored, untouched}},
       {failed, {untouched, stored}},
       {entering, {on_device, stored, untouched, held, failed}},
       {on_device, {leaving}},
-      {leaving, {on_device, held, taking, stored, untouched, failed, entering}},
+      {leaving, {on_device, held, stored, untouched, failed}},
   };
   return kAll;
 }
