@@ -287,13 +287,18 @@ debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minu
 # The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of
 # libnuma there is no archive that a shared library can take: a copy lies beside it.
 WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a $(CUDA_LIB) -lnuma -ldl -lrt -pthread
+# Whoever hands a wheel on hands these on too: what Debian and Ubuntu keep of the licences, and the text that libnuma's names.
+WHEEL_LICENCES = $(wildcard $(patsubst %,/usr/share/doc/%/copyright,liburing-dev liblz4-dev libzstd-dev libxxhash-dev libnuma1) \
+  $(lastword $(sort $(wildcard /usr/share/doc/libstdc++-*-dev/copyright))) /usr/share/common-licenses/LGPL-2.1)
+# gc-sections: what nobody calls of the C++ library would ask for a newer C library.
 $(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
-	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete \
+	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete -Wl,--gc-sections \
 	  -Wl,-z,relro -Wl,--exclude-libs,ALL -Wl,--strip-debug -Wl,-rpath,'$$ORIGIN' $(LIB_OBJ) $(WHEEL_LIBS) -o $@
 wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
-	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)"
+	@rm -f $(BUILD)/wheel/*.whl
+	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)" --licences $(WHEEL_LICENCES)
 
 # Debian packages of what is built; FRESH=1 compiles it again with the distribution's flags.
 DEB       ?= $(BUILD)/deb

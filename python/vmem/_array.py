@@ -146,9 +146,9 @@ class Array(Range):
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """A capsule for another library: numpy.from_dlpack(array), torch.from_dlpack(array). The bytes stay where they are,
-        and the region lives as long as what the other library makes of it. BufferError: what DLPack cannot say (a copy,
-        another device, read-only before DLPack 1.0). TypeError: NumPy asks, and has no such type."""
+        """A capsule for another library: numpy.from_dlpack(array), torch.from_dlpack(array). The bytes stay where they
+        are, and the region lives as long as what the other library makes of it. BufferError: what DLPack cannot say (a
+        copy, another device, read-only before DLPack 1.0). TypeError: NumPy asks, and has no such type."""
         if self._device < 0 and _dlpack.numpy_asks(sys._getframe(1)) and not _dlpack.numpy_reads(self._dtype):
             raise TypeError(self._not_in_numpy("take by DLPack"))
         if copy:

@@ -45,9 +45,9 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-# What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address; and
-# the capsules that nobody is known to have taken. Dictionary operations are atomic, so no lock is held where a garbage
-# collection could come in.
+# What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address;
+# and the capsules that nobody is known to have taken. Dictionary operations are atomic, so no lock is held where a
+# garbage collection could come in.
 _held: Dict[int, Tuple[Any, ...]] = {}
 _offered: Dict[int, Any] = {}
 
@@ -91,8 +91,9 @@ def sweep() -> None:
 
 
 def numpy_asks(frame: types.FrameType) -> bool:
-    """Whether numpy.from_dlpack is who called __dlpack__ from this frame. It is C and has no frame of its own: the frame
-    of who called it names from_dlpack and NumPy, and not __dlpack__. (Its locals are not looked at: that keeps them.)"""
+    """Whether numpy.from_dlpack is who called __dlpack__ from this frame. It is C and has no frame of its own: the
+    frame of who called it names from_dlpack and NumPy, and not __dlpack__. (Its locals are not looked at: that keeps
+    them.)"""
     code = frame.f_code
     numpy = sys.modules.get("numpy")
     if numpy is None or "from_dlpack" not in code.co_names + code.co_varnames or "__dlpack__" in code.co_names:

@@ -13,6 +13,8 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 SONAME = "libvmem-tier.so.1"
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
 HOST = -1  #: location: host memory
 SSD = -2  #: location: the SSD
 READ = 1  #: access of a lease
@@ -81,9 +83,8 @@ def _candidates() -> List[str]:
     given = os.environ.get("VMEM_LIBRARY")
     if given:
         return [given]
-    here = os.path.dirname(os.path.abspath(__file__))
     # Not libvmem.so from the system: that name may be PMDK's library of long ago.
-    return [os.path.join(here, SONAME), SONAME]
+    return [os.path.join(_HERE, SONAME), SONAME]
 
 
 def _open() -> ctypes.CDLL:
@@ -139,10 +140,27 @@ lib = _open()
 _declare(lib)
 
 
+# The pages that libvmem's messages name: of this package, or of the working tree that it is imported from.
+_PAGES = (os.path.join(_HERE, "docs"), os.path.join(os.path.dirname(os.path.dirname(_HERE)), "docs"))
+
+
+def with_pages(words: str) -> str:
+    """A message with the paths of the pages that it names ("docs/settings.md"), as they are here; where this
+    installation has no such page, the manual page of the settings."""
+
+    def path(found: "re.Match[str]") -> str:
+        for folder in _PAGES:
+            if os.path.exists(os.path.join(folder, found[1])):
+                return os.path.join(folder, found[1])
+        return "vmem-settings(7)" if found[1] == "settings.md" else found[0]
+
+    return re.sub(r"(?<![\w/])docs/([a-z-]+\.md)", path, words)
+
+
 def failure(rc: int, prefix: str = "") -> Error:
     """The exception for a call of this thread that returned rc; call it before the thread's next libvmem call."""
     words = lib.vmem_last_error() or lib.vmem_strerror(rc)
-    return Error(-rc, prefix + words.decode("utf-8", "replace"))
+    return Error(-rc, prefix + with_pages(words.decode("utf-8", "replace")))
 
 
 def check(rc: int) -> None:

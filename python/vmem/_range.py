@@ -27,7 +27,8 @@ from ._lib import (
 
 
 class Advice(enum.IntEnum):
-    """As enum vmem_advice of <vmem/vmem.h>, where each is explained."""
+    """How bytes will be used: advise(), alloc(), map(). The first six are for a location and mean what cudaMemAdvise's
+    do; the others are for the SSD tier and ignore it."""
 
     SET_PREFERRED_LOCATION = 1
     UNSET_PREFERRED_LOCATION = 2
@@ -35,15 +36,15 @@ class Advice(enum.IntEnum):
     UNSET_READ_MOSTLY = 4
     SET_ACCESSED_BY = 5
     UNSET_ACCESSED_BY = 6
-    NORMAL = 16
-    SEQUENTIAL = 17
-    RANDOM = 18
-    WILL_NEED = 19
-    DONT_NEED = 20
-    COLD = 21
-    HOT = 22
-    PIN = 23
-    PRIORITY_LOW = 32
+    NORMAL = 16  #: undo sequential, random, cold, hot, pin
+    SEQUENTIAL = 17  #: the whole region: read far ahead, evict behind
+    RANDOM = 18  #: the whole region: no read-ahead
+    WILL_NEED = 19  #: as prefetch()
+    DONT_NEED = 20  #: drop the contents of blocks wholly inside: zeros, or the file's bytes
+    COLD = 21  #: evict first
+    HOT = 22  #: keep while anything else can go
+    PIN = 23  #: evict only when nothing else is left; no promise: a lease is one
+    PRIORITY_LOW = 32  #: the whole region, against other regions
     PRIORITY_NORMAL = 33
     PRIORITY_HIGH = 34
 

@@ -20,8 +20,9 @@ def _text(value: Value) -> bytes:
 
 
 def set(name: str, value: Value) -> None:  # noqa: A001  (the name of the call in C)
-    """Changes a setting (docs/settings.md): set("host_budget", "8GiB"). Numbers are bytes, True and False on and off.
-    ENOENT: there is no such setting; EINVAL: the words give the accepted form; EBUSY: not while regions exist."""
+    """Changes a setting: set("host_budget", "8GiB"). Numbers are bytes, True and False on and off. settings.md, in the
+    folder docs of this package, lists them all. ENOENT: there is no such setting; EINVAL: the words give the accepted
+    form; EBUSY: not while regions exist."""
     check(lib.vmem_set(name.encode(), _text(value)))
 
 
@@ -45,7 +46,22 @@ def configure(**settings: Value) -> None:
 
 @dataclass(frozen=True)
 class Stats:
-    """Of this process; struct vmem_stats in <vmem/vmem.h> explains each."""
+    """Of this process since libvmem started in it: stats().
+
+    faults                touches that trapped; soft_faults of them without I/O
+    fault_ns_total, _max  nanoseconds from the report of a fault to the block being in place
+    read_bytes            from the SSD; write_bytes to it
+    host_bytes            held now in host memory; device_bytes at devices, ssd_bytes on the SSD
+    evictions             blocks that left host memory; clean_drops of them without a write
+    prefetched_blocks     read, or moved to a device, before they were asked for; prefetch_hits of them were used,
+                          prefetch_wasted were evicted without use
+    host_to_device_bytes  moved to devices; device_to_host_bytes from them
+    io_errors             of the SSD; checksum_errors: blocks that came back other than they were written
+    regions               now
+    host_budget           in force, bytes
+    copied_bytes          bytes that a CPU copied to put blocks in place
+    lost_blocks           whose only copy was lost, ever; unknown_blocks now: their last write failed
+    """
 
     faults: int
     fault_ns_total: int
@@ -74,7 +90,14 @@ class Stats:
 
 @dataclass(frozen=True)
 class DeviceStats:
-    """Of one device; struct vmem_device_stats in <vmem/vmem.h> explains each."""
+    """Of one device since libvmem started in this process: device_stats().
+
+    budget             bytes of the device's memory that libvmem may take
+    used_bytes         it has taken; what moves between devices counts on both; leased_bytes of them are under leases
+    in_bytes           moved to the device; out_bytes from it
+    evictions          blocks that left the device; clean_drops of them without a copy
+    driver_host_bytes  pages of the host that the driver holds for blocks of this device
+    """
 
     budget: int
     used_bytes: int

@@ -1,0 +1,98 @@
+#!/bin/bash
+# The wheel that "make wheel" makes: its platform, what lies in it, and that pip installs it into an environment in which nothing
+# of this machine's libvmem can be found, nor the libraries it is built with; and what pip says outside of one.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-wheel.XXXXXX"); trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 skipped=0
+unset "${!VMEM_@}" PYTHONPATH LD_LIBRARY_PATH
+export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+step() { # NAME COMMAND..: 0 passes, 77 skips (its last line says why)
+  local name=$1 said status; shift
+  said=$("$@" 2>&1); status=$?
+  case $status in
+    0) passed=$((passed + 1)); echo "ok   $name" ;;
+    77) skipped=$((skipped + 1)); echo "skip $name"; echo "skipped: $(tail -1 <<<"$said")" ;;
+    *) failed=$((failed + 1)); echo "FAIL $name"; tail -30 <<<"$said" | sed 's/^/       | /' ;;
+  esac
+}
+
+make BUILD="$build" NO_SETUP=1 wheel >"$work/log" 2>&1 || { cat "$work/log"; echo "make wheel failed"; exit 1; }
+wheel=$(echo "$build"/wheel/*.whl)
+python=''
+for each in python3 /usr/bin/python3; do "$each" -c 'import venv, ensurepip' 2>/dev/null && { python=$each; break; }; done
+unpack() { python3 -m zipfile -e "$wheel" "$work/unpacked"; }
+
+# What the file's name promises: every symbol that a library in it wants of the C library is as old as that, and what else it
+# wants is in the wheel.
+platform() {
+  local library need version
+  [[ $wheel =~ -manylinux_([0-9]+)_([0-9]+)_x86_64\.whl$ ]] || { echo "$wheel: no manylinux wheel: $(cat "$work/log")"; return 1; }
+  version=${BASH_REMATCH[1]}.${BASH_REMATCH[2]}
+  for library in "$work"/unpacked/vmem/*.so*; do
+    for need in $(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
+      case $need in libc.so.6 | libm.so.6 | libdl.so.2 | librt.so.1 | libpthread.so.0 | ld-linux-x86-64.so.2) ;;
+        *) [ -e "$work/unpacked/vmem/$need" ] || { echo "$library needs $need"; return 1; } ;; esac
+    done
+    for need in $(readelf -V "$library" | grep -oE 'GLIBC_[0-9.]+' | sort -u); do
+      [ "$(printf '%s\n' "${need#GLIBC_}" "$version" | sort -V | tail -1)" = "$version" ] || { echo "$library needs $need, the wheel says $version"; return 1; }
+    done
+  done
+}
+audit() {
+  local tool said; tool=$(command -v auditwheel) || { echo "auditwheel is not installed (pip install auditwheel)"; return 77; }
+  said=$("$tool" show "$wheel" 2>&1) || { echo "$said"; return 1; }
+  tr -s ' \n' ' ' <<<"$said" | grep -qF "platform tag: \"$(grep -oE 'manylinux_[0-9]+_[0-9]+_x86_64' <<<"${wheel##*/}")\"" || { echo "$said"; return 1; }
+}
+# Every archive that is linked in, and the library that lies beside, has its licence in the wheel.
+licences() {
+  local each folder; folder=$(echo "$work"/unpacked/vmem-*.dist-info/licenses)
+  [ -s "$folder/LICENSE" ] || { echo "no licence of libvmem"; return 1; }
+  [ -d /usr/share/doc/libnuma1 ] || { echo "this system keeps no licences in /usr/share/doc"; return 77; }
+  for each in liburing lz4 zstd xxhash numa stdc++ LGPL-2.1; do compgen -G "$folder/*$each*.txt" >/dev/null || { echo "no licence of $each in $folder"; return 1; }; done
+}
+stranger() { env -i PATH=/usr/bin:/bin HOME="$work" "$work/venv/bin/python" "$@"; }
+installed() {
+  [ -n "$python" ] || { echo "no Python that makes virtual environments (python3-venv)"; return 77; }
+  "$python" -m venv "$work/venv" && "$work/venv/bin/python" -m pip install --quiet "$wheel" && cd "$work" && stranger - <<'P'
+import os, vmem
+from vmem import _lib
+here = os.path.dirname(vmem.__file__)
+mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
+assert os.path.join(here, "libvmem-tier.so.1") in mapped, mapped
+assert os.path.join(here, "libnuma.so.1") in mapped, mapped
+others = [m for m in mapped if any(n in m for n in ("liburing", "liblz4", "libzstd", "libxxhash", "libstdc++"))]
+assert not others, others
+vmem.configure(device="none", host_budget="32MiB")
+with vmem.alloc("64MiB") as region:
+    view = region.memoryview()
+    for at in range(0, 64 << 20, 1 << 20): view[at] = at >> 20
+    region.evict()
+    assert all(view[at] == at >> 20 for at in range(0, 64 << 20, 1 << 20))
+    del view
+try:
+    vmem.set("no_such_setting", "1")
+except vmem.Error as e:
+    page = os.path.join(here, "docs", "settings.md")
+    assert page in e.strerror and os.path.exists(page), e.strerror
+else:
+    raise SystemExit("a setting that does not exist was taken")
+P
+}
+# The page says what Debian and Ubuntu answer outside of an environment.
+outside() {
+  local marked said
+  marked=$(compgen -G '/usr/lib/python3*/EXTERNALLY-MANAGED') || { echo "this system lets pip install outside of environments"; return 77; }
+  /usr/bin/python3 -m pip --version >/dev/null 2>&1 || { echo "the system's Python has no pip (python3-pip)"; return 77; }
+  said=$(env -u VIRTUAL_ENV -u PIP_BREAK_SYSTEM_PACKAGES PIP_CONFIG_FILE=/dev/null /usr/bin/python3 -m pip install --dry-run "$wheel" 2>&1) && { echo "pip installs it ($marked): $said"; return 1; }
+  grep -q externally-managed-environment <<<"$said" && grep -q externally-managed-environment docs/python.md || { echo "$said"; return 1; }
+}
+
+step "the wheel can be unpacked" unpack
+step "its name says what system it needs" platform
+step "auditwheel says the same" audit
+step "the licences of what is in it" licences
+step "installed by pip in a virtual environment, it works with nothing else there" installed
+step "outside of one pip answers what the page says" outside
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]
