@@ -91,8 +91,9 @@ examples: $(EXAMPLES)
 tools: $(TOOLS)
 build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
 
-.PHONY: sanitized-tests
-sanitized-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
+# What the sanitizers and the fast lane of .ci/run take.
+.PHONY: core-tests
+core-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
 
 # ---- rules ----------------------------------------------------------------------------------------------------------------
 # By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
@@ -249,7 +250,7 @@ check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header,
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
 
-# clang-tidy runs again only for files whose object was made again.
+# clang-tidy runs again only for files whose object was made again, and whose contents are not those of a run that found nothing.
 TIDY_SRC  := $(LIB_SRC) $(wildcard tools/*.cpp tools/*/*.cpp examples/*.cpp)
 TIDY      := $(TIDY_SRC:%.cpp=$(BUILD)/tidy/%.ok)
 .PHONY: tidy
@@ -257,7 +258,7 @@ tidy: $(TIDY)
 $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
 	@mkdir -p $(@D)
 	@echo "clang-tidy $<"
-	@clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
+	@scripts/lib/once.sh $(BUILD)/$*.d clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
 	@touch $@
 
 # Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime.
@@ -266,7 +267,7 @@ STATICS   := $(LIB_SRC:%.cpp=$(BUILD)/statics/%.ok)
 statics: $(STATICS)
 $(BUILD)/statics/%.ok: %.cpp $(BUILD)/%.o
 	@mkdir -p $(@D)
-	@clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors $<
+	@scripts/lib/once.sh $(BUILD)/$*.d clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors $<
 	@touch $@
 
 docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md, docs/man/*.3, *.7)

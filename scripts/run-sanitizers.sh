@@ -20,7 +20,7 @@ without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
 # build NAME [WRAP..]: to the end, or what a build before it left.
 build() {
   local sanitizer=thread; [ "$1" = tsan ] || sanitizer=address,undefined
-  "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer CUDA=no CXXFLAGS="-O1 -g1" sanitized-tests >"$base/$1.build.log" 2>&1
+  "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer CUDA=no CXXFLAGS="-O1 -g1" core-tests >"$base/$1.build.log" 2>&1
 }
 
 for name in "$@"; do
@@ -34,7 +34,7 @@ while [ $# -gt 0 ]; do
   build=$base/$name log=$base/$name.log
   [ -z "$ahead" ] || wait "$ahead"
   if ! build "$name"; then
-    tail -40 "$base/$name.build.log"; echo "FAIL $name: the build failed"; failed=$((failed + 1)); continue
+    echo "FAIL $name: the build failed"; grep -E 'error|Error' "$base/$name.build.log" | head -20 | sed 's/^/       | /'; tail -20 "$base/$name.build.log" | sed 's/^/       | /'; failed=$((failed + 1)); continue
   fi
   # The tests leave a core idle half of the time: the next build takes it.
   ahead=''

@@ -16,7 +16,8 @@
 # each alone and last. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
 # TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
-# the totals name them. Status 124 of a program means that a deadline of its own was met.
+# the totals name them. Status 124 of a program means that a deadline of its own was met. With VMEM_LONG=1 stress takes 120 s each,
+# and TEST_TIMEOUT is 1,500 s.
 # Exit: 0 when nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -25,7 +26,9 @@ cd "$(dirname "$0")/.." || exit 1
 # A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
 unset MAKEFLAGS MFLAGS MAKELEVEL GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 export BUILD=${BUILD:-build}
-home=${TESTS:-tests} timeout=${TEST_TIMEOUT:-300} seconds=${VMEM_STRESS_SECONDS:-5} beat=${TEST_HEARTBEAT:-20}
+home=${TESTS:-tests} timeout=${TEST_TIMEOUT:-${VMEM_LONG:+1500}} seconds=${VMEM_STRESS_SECONDS:-${VMEM_LONG:+120}} beat=${TEST_HEARTBEAT:-20}
+timeout=${timeout:-300} seconds=${seconds:-5}
+export VMEM_STRESS_SECONDS=$seconds
 logs=$BUILD/test-logs; mkdir -p "$logs"
 exec </dev/null
 ulimit -c 0

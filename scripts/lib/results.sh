@@ -91,4 +91,28 @@ failed_output() {
   fi
 }
 
+# failures_of LOG: what failed, in short, in a log of the runner or of the checks: of each program its name, those of its tests, and
+# for each reason that it printed a few lines, else its last ones.
+failures_of() {
+  tr -d '\r' <"$1" | awk '
+    function show(  i, shown, left) {
+      if (!open) return
+      for (i = 0; i < n; i++) if (line[i] ~ /: Failure$|Sanitizer|runtime error:|terminate called|rror: /) reason[i] = 1
+      for (i = 0; i < n && shown < 30; i++) { if (i in reason) left = 6; if (left-- > 0) { print "       | " line[i]; shown++ } }
+      if (!shown) for (i = n > 8 ? n - 8 : 0; i < n; i++) print "       | " line[i]
+      delete reason; n = 0; open = 0
+    }
+    /^FAIL/ { show(); print; open = 1; never = 0; next }
+    open && /^     \.\. / { next }
+    open && /^     / {
+      if (/^ +(FAIL|failed:|left running:) /) { print; next }
+      if (/^ +never ran, each counted/) { print; never = 1; next }
+      if (/^ +status [0-9]+; from /) { never = 0; next }
+      if (never) { if (never++ <= 20) print; next }
+      sub(/^ +(\| )?/, ""); line[n++] = $0; next
+    }
+    { show() }
+    END { show() }'
+}
+
 totals_line() { echo "$1 passed, $2 failed, $3 skipped"; }

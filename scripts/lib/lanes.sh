@@ -1,0 +1,70 @@
+# shellcheck shell=bash
+# Sourced by .ci/run: parts of lanes, each with a limit, and a summary of them. The caller sets $logs, a folder.
+
+passed=0 failed=0 skipped=0 lane='' rows=()
+deadline=$((SECONDS + ${CI_SECONDS:-3540}))
+: >"$logs/failures"; : >"$logs/names"
+
+minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
+begin_lane() { lane=$1 lane_began=$SECONDS; echo "##### lane $lane: $2"; }
+end_lane() { rows+=("$(printf '%-11s %-11s %40s %8s' "$lane" "in all" '' "$(minutes $((SECONDS - lane_began)))")"); }
+
+# start NAME LIMIT COMMAND..: in the background; wait_for NAME in a part shows what it says and takes its status.
+start() {
+  local name=$1 limit=$2; shift 2
+  rm -f "$logs/$name.end"; : >"$logs/$name.out"
+  ( timeout -k 10 "$limit" "$@" >"$logs/$name.out" 2>&1; echo "$? $SECONDS" >"$logs/$name.end.new"; mv "$logs/$name.end.new" "$logs/$name.end" ) &
+  began_at=$SECONDS started=$!
+}
+wait_for() {
+  tail --pid="$started" -n +1 -s 0.2 -f "$logs/$1.out"
+  read -r status ended <"$logs/$1.end" || return 1
+  took=$((ended - began_at))
+  return "$status"
+}
+
+# part NAME LIMIT COMMAND..: its totals are its last line of that form. Limits are multiplied by CI_TIMES.
+part() {
+  local name=$1 limit=$(($2 * ${CI_TIMES:-1})) line status p f s began=$SECONDS log=$logs/$lane-$1.log note=''; shift 2
+  [ $((deadline - SECONDS)) -ge "$limit" ] || limit=$((deadline - SECONDS > 1 ? deadline - SECONDS : 1))
+  echo "##### $lane: $name (at most $((limit / 60)) minutes)"
+  took=''
+  if [ "$1" = wait_for ]; then
+    "$@"; status=$?
+    cp "$logs/$2.out" "$log"
+  else
+    timeout -k 10 "$limit" "$@" 2>&1 | tee "$log"
+    status=${PIPESTATUS[0]}
+  fi
+  line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -1)
+  read -r p f s < <(tr -dc '0-9 \n' <<<"${line:-0 0 0}")
+  if [ "$status" != 0 ] && [ "$f" = 0 ]; then
+    f=1
+    case $status in 124 | 137) note="not done after $limit s" ;; *) note="ended with status $status" ;; esac
+  fi
+  [ $((p + f + s)) != 0 ] || { f=1; note="counted nothing"; }
+  [ -z "$note" ] || echo "ci: $name $note"
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  rows+=("$(printf '%-11s %-11s %6d passed %5d failed %5d skipped %8s' "$lane" "$name" "$p" "$f" "$s" "$(minutes "${took:-$((SECONDS - began))}")")")
+  [ "$f" = 0 ] || remember_failures
+}
+remember_failures() {
+  { echo "--- $lane: $name${note:+: $note} ($log)"
+    failures_of "$log" | grep . || [ -z "$note" ] || tail -10 "$log" | sed 's/^/       | /'; } | cut -c1-300 >>"$logs/failures"
+  { echo "--- $lane: $name${note:+: $note} ($log)"; failures_of "$log" | grep -aE '^FAIL|^ +(FAIL|failed:|left running:)'; } | cut -c1-200 >>"$logs/names"
+}
+
+# The table, what ran twice, the totals; and when anything failed, all failures once more, in short, and the totals again: the end of
+# a long log is what people see. Exit: 0 when nothing failed.
+summary() {
+  echo "##### summary"
+  printf '%s\n' ${rows[@]+"${rows[@]}"}
+  echo "in all $(minutes $SECONDS)"
+  grep -haE '^again: ' "$logs"/*-*.log
+  totals_line "$passed" "$failed" "$skipped"
+  [ "$failed" = 0 ] && return 0
+  echo "##### what failed"
+  if [ "$(wc -l <"$logs/failures")" -le 150 ]; then cat "$logs/failures"; else cat "$logs/names"; fi
+  totals_line "$passed" "$failed" "$skipped"
+  return 1
+}

@@ -1,0 +1,86 @@
+#!/bin/bash
+# What .ci/run says at its end (scripts/lib/lanes.sh), on parts that pass, fail, crash, are too slow and count nothing; and what
+# scripts/lib/once.sh remembers.
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit 1
+work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+report() { # NAME WRONG
+  if [ -z "$2" ]; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1: $2"; failed=$((failed + 1)); fi
+}
+# has TEXT PATTERN..: each must be a line of it, or with a "!" before it must not.
+has() {
+  local text=$1 pattern; shift
+  for pattern in "$@"; do
+    case $pattern in '!'*) ! grep -qE -- "${pattern#!}" <<<"$text" || echo "says '${pattern#!}'; " ;; *) grep -qE -- "$pattern" <<<"$text" || echo "no '$pattern'; " ;; esac
+  done
+}
+
+cat >"$work/red" <<'P'
+echo 'ok   unit, part 2 of 2   1 passed, 0 failed, 0 skipped  (1 s)'
+echo 'FAIL unit, part 1 of 2   1 passed, 2 failed, 0 skipped  (1 s)'
+echo '       failed: Suite.Wrong'
+echo '       failed: Suite.Dead (did not finish)'
+echo '       status 1; from build/x.log:'
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "       | noise $i"; done
+echo '       | lib/x_test.cpp:7: Failure'
+echo '       | Expected: one'
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "       | more $i"; done
+echo 'FAIL python/run.sh   0 passed, 1 failed, 0 skipped  (1 s)'
+echo '       status 1; from build/y.log:'
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "       | line $i"; done
+echo '     .. 0:20, 1 of 2 programs done; running: x'
+echo 'ok   abi/x   1 passed, 0 failed, 0 skipped  (1 s)'
+echo '       skipped: for a reason'
+echo '3 passed, 3 failed, 0 skipped'
+exit 1
+P
+printf 'echo "FAIL words"; echo "       README.md: blanks"; echo "ok   sizes"; echo "1 passed, 1 failed, 0 skipped"; sleep 0.5; exit 1\n' >"$work/check"
+ci() { # PARTS: what the lanes print that have these
+  mkdir -p "$work/logs"; rm -rf "$work"/logs/*
+  W=$work bash -c "set -uo pipefail; logs=\$W/logs; . scripts/lib/results.sh; . scripts/lib/lanes.sh; begin_lane fast test; $1; end_lane; summary" 2>&1
+}
+
+out=$(ci 'part build 60 echo "2 passed, 0 failed, 1 skipped"; part more 60 echo "3 passed, 0 failed, 0 skipped"'); status=$?
+report "green: a table, then the totals" "$([ $status = 0 ] || echo "status $status; ")$(has "$out" '^fast +build +2 passed +0 failed +1 skipped +0:0' '^fast +in all' '!what failed')$([ "$(tail -1 <<<"$out")" = "5 passed, 0 failed, 1 skipped" ] || echo "totals")"
+
+out=$(ci 'start check 60 bash $W/check; part tests 60 bash $W/red; part check 60 wait_for check; part good 60 echo "7 passed, 0 failed, 0 skipped"'); status=$?
+end=$(sed -n '/^##### what failed/,$p' <<<"$out")
+report "red: totals, all failures in short, the totals again" "$([ $status = 1 ] || echo "status $status; ")$([ "$(tail -1 <<<"$out")" = "11 passed, 4 failed, 0 skipped" ] || echo "totals; ")$(
+  [ "$(grep -c '^11 passed, 4 failed, 0 skipped$' <<<"$out")" = 2 ] || echo "not twice; ")$(
+  has "$end" '^--- fast: tests' '^FAIL unit, part 1 of 2' 'failed: Suite.Wrong' 'failed: Suite.Dead' 'x_test.cpp:7: Failure' 'Expected: one' '!noise' '!more 9' \
+    '^FAIL python/run.sh' '\| line 12$' '!line 2$' '!^ok' '!skipped: for' '!programs done' '^--- fast: check' '^FAIL words' 'README.md: blanks')"
+
+out=$(ci 'part slow 1 sleep 20; part none 60 true; part dead 60 bash -c "echo some words; kill -SEGV \$\$"')
+end=$(sed -n '/^##### what failed/,$p' <<<"$out")
+report "a limit that is met, a part that counts nothing, and a crash are failures" "$(has "$end" '^--- fast: slow: not done after 1 s' '^--- fast: none: counted nothing' '^--- fast: dead: ended with status 139' '\| some words')$(
+  [ "$(tail -1 <<<"$out")" = "0 passed, 3 failed, 0 skipped" ] || echo "totals: $(tail -1 <<<"$out")")"
+
+out=$(CI_SECONDS=2 ci 'part slow 60 sleep 20; part after 60 bash -c "sleep 5; echo 1 passed, 0 failed, 0 skipped"')
+report "the whole has a limit" "$(has "$out" '^--- fast: slow: not done after [12] s' '^--- fast: after: not done after 1 s')"
+
+out=$(ci 'part many 60 bash -c "for i in {1..200}; do echo FAIL test \$i; echo \"       failed: S.T\$i\"; echo \"       | long\"; done; echo 0 passed, 200 failed, 0 skipped; exit 1"')
+end=$(sed -n '/^##### what failed/,$p' <<<"$out")
+report "of very many failures all names are said" "$(has "$end" 'failed: S.T1$' 'failed: S.T200$' '!long')"
+
+# once.sh: a "compiler" that notes each run, and fails where the header says so.
+mkdir "$work/tree" && cp scripts/lib/once.sh "$work/tree" && cd "$work/tree" || exit 1
+printf 'echo run >>runs; [ "$1" = --version ] || ! grep -q wrong a.h\n' >tool; chmod +x tool; sed -i '1i #!/bin/bash' tool
+sed -i '2i [ "${1:-}" != --version ] || { echo 1; exit 0; }' tool
+echo 'one' >a.h; echo 'source' >a.cpp; touch .clang-tidy
+printf 'out/a.o: a.cpp \\\n a.h\na.h:\n' >a.d
+export VMEM_CACHE=$work/cache CHECK_SYSTEM=1
+runs() { wc -l 2>/dev/null <runs || echo 0; }
+once() { ./once.sh a.d ./tool a.cpp "$@" >/dev/null 2>&1; }
+bad=''
+once && once && [ "$(runs)" = 1 ] || bad+="what passed ran again; "
+echo 'two' >a.h; once; [ "$(runs)" = 2 ] || bad+="a changed header was not noticed; "
+echo 'one' >a.h; once; [ "$(runs)" = 2 ] || bad+="an old state was not known; "
+once -x; [ "$(runs)" = 3 ] || bad+="another option was not noticed; "
+CHECK_SYSTEM=2 once; [ "$(runs)" = 4 ] || bad+="other packages were not noticed; "
+echo x >.clang-tidy; once; [ "$(runs)" = 5 ] || bad+="other checks were not noticed; "
+echo wrong >a.h; once && bad+="a failure passed; "; once && bad+="a failure was remembered as good; "; [ "$(runs)" = 7 ] || bad+="a failure was remembered; "
+report "what passed does not run again until something changes" "$bad"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
