@@ -146,12 +146,19 @@ class CtlBench : public ::testing::Test {
 TEST_F(CtlBench, WritesSettingsThatAShellTakesAndTheLibraryAccepts) {
   if (IsSkipped()) return;
   const std::string file = folder_ / "vmem.env";
-  const Ran ran = bench({"--json", "--device", "sim", "-o", file});
+  const Ran ran = bench({"--json", "--device", "sim", "--spread", "1e6", "-o", file});  // this machine may be noisy
   ASSERT_EQ(ran.status, 0) << ran.err;
   const json all = ran.json();
   EXPECT_EQ(all["rows"].size(), 5u + 6 + 3);
-  for (const json& row : all["rows"])
+  for (const json& row : all["rows"]) {
     EXPECT_GT(row["ssd_to_host_gbs"].get<double>() + row["ssd_to_device_gbs"].get<double>(), 0) << row;
+    EXPECT_GE(row["rounds"].get<int>(), 5) << row;
+    for (const char* name : {"ssd_to_host_gbs", "random_touches", "ssd_to_device_gbs"}) {
+      const json& spread = row[std::string(name) + "_spread"];
+      EXPECT_LE(spread[0].get<double>(), row[name].get<double>()) << row;
+      EXPECT_GE(spread[1].get<double>(), row[name].get<double>()) << row;
+    }
+  }
   EXPECT_GT(all["disk_gbs"].get<double>(), 0);
   EXPECT_EQ(all["device"], "measured");
   const Ran sourced = run({"sh", "-c", ". " + file + " && echo $VMEM_IO_DEPTH $VMEM_BLOCK_SIZE $VMEM_SSD_PATH"});
@@ -163,6 +170,19 @@ TEST_F(CtlBench, WritesSettingsThatAShellTakesAndTheLibraryAccepts) {
   size_t left = 0;
   for (const auto& e : std::filesystem::directory_iterator(folder_.path())) left += e.path() != file;
   EXPECT_EQ(left, 0u) << "the test file is gone";
+}
+
+TEST_F(CtlBench, ChoosesNothingWhereFiguresAreNotAsSteadyAsTheyHaveToBe) {
+  if (IsSkipped()) return;
+  const std::string file = folder_ / "vmem.env";
+  const Ran ran = bench({"--json", "--device", "none", "--spread", "0", "-o", file});  // no two rounds are equal
+  EXPECT_EQ(ran.status, 1) << ran.out;
+  const json all = ran.json();
+  EXPECT_FALSE(all.contains("chosen")) << all;
+  EXPECT_EQ(all["rows"].size(), 5u) << "what was measured is shown";
+  EXPECT_EQ(all["rows"][0]["rounds"].get<int>(), 15);
+  EXPECT_HAS(all["error"]["words"].get<std::string>(), "nothing is chosen: after 15 rounds, figures of depth");
+  EXPECT_FALSE(std::filesystem::exists(file)) << "nothing is written";
 }
 
 TEST_F(CtlBench, RefusesToWriteOverAFileOrToFillADiskOrAFolderThatIsNotThere) {

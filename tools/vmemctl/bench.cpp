@@ -1,5 +1,6 @@
 // vmemctl bench: which depth and block size suit this SSD, and this GPU, measured through the library itself beside the
-// disk's own limit, and written down as settings.
+// disk's own limit, and written down as settings. Everything is measured in rounds, one after the other, until the
+// figures are steady: nothing is chosen by chance.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/statvfs.h>
@@ -17,6 +18,7 @@
 #include "common/raw_disk.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "figures.h"
 #include "ssd_path.h"
 #include "vmem/vmem.hpp"
 
@@ -26,7 +28,6 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 constexpr size_t kPart = 32 * kMiB;  // leased at once for the GPU
-constexpr double kGood = 0.95;       // of the best is as good: the smaller value costs less memory and waits less
 
 char temporary[512];  // removed also when a signal ends the program
 
@@ -46,7 +47,7 @@ void set(const char* name, const std::string& value) {
 struct Row {
   unsigned depth;
   size_t block;
-  double host_gbs = 0, random = 0, device_gbs = 0;  // 0: not measured; GB = 1e9 bytes
+  Figure host_gbs, random, device_gbs;  // none: not measured; GB = 1e9 bytes
 };
 
 class Bench {
@@ -56,23 +57,29 @@ class Bench {
   // Depth first, with large blocks; then the block size at that depth; then the device.
   void run();
   const std::vector<Row>& rows() const { return rows_; }
-  double raw_gbs() const { return raw_gbs_; }
+  const Figure& raw_gbs() const { return raw_gbs_; }
   unsigned depth() const { return depth_; }
   size_t block() const { return block_; }
   const std::string& device_words() const { return device_words_; }
+  // Why nothing is chosen; "" where something is.
+  const std::string& unsteady() const { return unsteady_; }
 
  private:
   double rate(const std::function<size_t()>& step) const;
   double sequential(size_t block);
   double random_touches(size_t block);
   double to_device();
+  void measure();
   void measure_device();
+  size_t choose(std::vector<Row>& rows, Figure Row::*figure, const char* what,
+                const std::function<void(Row&)>& measure);
 
   const BenchOptions& options_;
   const std::string file_;
   const size_t size_;
   std::vector<Row> rows_;
-  double raw_gbs_ = 0;
+  Figure raw_gbs_;
+  std::string unsteady_;
   unsigned depth_ = 16;
   size_t block_ = 2 * kMiB;
   std::string device_words_ = "not measured";
@@ -151,20 +158,69 @@ void Bench::measure_device() {
     return;
   }
   device_words_ = "measured";
-  double best = 0;
   std::vector<Row> tried;
-  for (const unsigned depth : {std::max(1u, depth_ / 2), depth_, std::min(1024u, depth_ * 2)}) {
-    set("io_depth", std::to_string(depth));
-    tried.push_back({depth, 2 * kMiB, 0, 0, to_device()});
-    best = std::max(best, tried.back().device_gbs);
-  }
-  for (const Row& row : tried) {
-    if (row.device_gbs >= kGood * best) {
-      depth_ = std::max(depth_, row.depth);
-      break;
-    }
-  }
+  for (const unsigned depth : {std::max(1u, depth_ / 2), depth_, std::min(1024u, depth_ * 2)})
+    tried.push_back({depth, 2 * kMiB, {}, {}, {}});
+  const size_t chosen = choose(tried, &Row::device_gbs, "SSD to GPU", [&](Row& row) {
+    set("io_depth", std::to_string(row.depth));
+    row.device_gbs.add(to_device());
+  });
+  depth_ = std::max(depth_, tried[chosen].depth);
   rows_.insert(rows_.end(), tried.begin(), tried.end());
+}
+
+// Measures the rows in turns, so that what disturbs for a while disturbs all of them, until `figure` of those that
+// could be chosen is steady.
+size_t Bench::choose(std::vector<Row>& rows, Figure Row::*figure, const char* what,
+                     const std::function<void(Row&)>& measure) {
+  std::vector<const Figure*> figures;
+  for (const Row& row : rows) figures.push_back(&(row.*figure));
+  Verdict verdict;
+  for (int round = 1; round <= kMaxRounds && !verdict.steady; ++round) {
+    for (Row& row : rows) measure(row);
+    verdict = decide(figures, options_.spread / 100);
+    if (isatty(STDERR_FILENO) == 1)
+      fprintf(stderr, "%s: round %d, +-%.0f %%\033[K\r", what, round, verdict.error * 100);
+  }
+  if (!verdict.steady) {
+    unsteady_ = vmem::core::strprintf(
+        "nothing is chosen: after %d rounds, figures of %s may still be off by %.0f %%, more than %g %%; measure when "
+        "the "
+        "machine has less to do, longer (--seconds), or accept it (--spread)",
+        kMaxRounds, what, verdict.error * 100, options_.spread);
+  }
+  return verdict.chosen;
+}
+
+// Stops at the first choice that would rest on noise.
+void Bench::measure() {
+  std::vector<Row> tried;
+  for (const unsigned depth : {4u, 8u, 16u, 32u, 64u}) tried.push_back({depth, 2 * kMiB, {}, {}, {}});
+  size_t chosen = choose(tried, &Row::host_gbs, "depth", [&](Row& row) {
+    set("io_depth", std::to_string(row.depth));
+    row.host_gbs.add(sequential(row.block));
+  });
+  depth_ = tried[chosen].depth;
+  rows_ = std::move(tried);
+  if (!unsteady_.empty()) return;
+  set("io_depth", std::to_string(depth_));
+  tried.clear();
+  for (size_t block = 256 << 10; block <= 8 * kMiB; block *= 2) tried.push_back({depth_, block, {}, {}, {}});
+  chosen = choose(tried, &Row::host_gbs, "block size", [&](Row& row) {
+    row.host_gbs.add(sequential(row.block));
+    row.random.add(random_touches(row.block));
+  });
+  block_ = tried[chosen].block;
+  const double host_gbs = tried[chosen].host_gbs.median();
+  rows_.insert(rows_.end(), tried.begin(), tried.end());
+  if (unsteady_.empty()) measure_device();
+  if (!unsteady_.empty()) return;
+  rawdisk::Plan plan;
+  plan.span = size_;
+  plan.total = std::max<uint64_t>(plan.block,
+                                  static_cast<uint64_t>(host_gbs * 1e9 * options_.seconds) / plan.block * plan.block);
+  plan.depth = depth_;
+  for (int round = 0; round < kMinRounds; ++round) raw_gbs_.add(rawdisk::run(file_, plan).read_gbs);
 }
 
 void Bench::run() {
@@ -172,30 +228,8 @@ void Bench::run() {
   set("readahead", "64MiB");
   set("device", options_.device);
   set("host_budget", std::to_string(std::clamp<size_t>(size_ / 4, 128 * kMiB, 1024 * kMiB)));
-  double best = 0;
-  for (const unsigned depth : {4u, 8u, 16u, 32u, 64u}) {
-    set("io_depth", std::to_string(depth));
-    rows_.push_back({depth, 2 * kMiB, sequential(2 * kMiB)});
-    best = std::max(best, rows_.back().host_gbs);
-  }
-  depth_ = std::find_if(rows_.begin(), rows_.end(), [&](const Row& r) { return r.host_gbs >= kGood * best; })->depth;
-  set("io_depth", std::to_string(depth_));
-  const size_t first = rows_.size();
-  best = 0;
-  for (size_t block = 256 << 10; block <= 8 * kMiB; block *= 2) {
-    rows_.push_back({depth_, block, sequential(block), random_touches(block)});
-    best = std::max(best, rows_.back().host_gbs);
-  }
-  block_ = std::find_if(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(), [&](const Row& r) {
-             return r.host_gbs >= kGood * best;
-           })->block;
-  measure_device();
-  rawdisk::Plan plan;
-  plan.span = size_;
-  plan.total =
-      std::max<uint64_t>(plan.block, static_cast<uint64_t>(best * 1e9 * options_.seconds) / plan.block * plan.block);
-  plan.depth = depth_;
-  raw_gbs_ = rawdisk::run(file_, plan).read_gbs;
+  measure();
+  if (isatty(STDERR_FILENO) == 1) fputs("\033[K", stderr);
   vmem_shutdown();
 }
 
@@ -222,16 +256,34 @@ void write_settings(const std::string& path, const std::string& text, bool force
   if (close(fd) != 0 || !good) throw Failure{kFailed, path + " could not be written"};
 }
 
+// "2.04 (1.98-2.10)": the median, and the least and the most of all rounds.
+std::string spread(const Figure& f, const char* format) {
+  if (f.count() == 0) return "-";
+  const auto number = [&](double v) {
+    char text[32];
+    snprintf(text, sizeof text, format, v);
+    return std::string(text);
+  };
+  return number(f.median()) + " (" + number(f.low()) + "-" + number(f.high()) + ")";
+}
+
 void print(const Bench& bench) {
-  printf("%7s %10s %14s %16s %14s\n", "depth", "block", "SSD to host", "random touches", "SSD to GPU");
+  printf("%7s %10s %22s %26s %22s\n", "depth", "block", "SSD to host, GB/s", "random touches /s", "SSD to GPU, GB/s");
   for (const Row& r : bench.rows()) {
-    const auto gbs = [](double v) { return v > 0 ? vmem::core::strprintf("%.2f GB/s", v) : std::string("-"); };
-    printf("%7u %10s %14s %16s %14s\n", r.depth, vmem::core::human_bytes(r.block).c_str(), gbs(r.host_gbs).c_str(),
-           r.random > 0 ? vmem::core::strprintf("%.0f /s", r.random).c_str() : "-", gbs(r.device_gbs).c_str());
+    printf("%7u %10s %22s %26s %22s\n", r.depth, vmem::core::human_bytes(r.block).c_str(),
+           spread(r.host_gbs, "%.2f").c_str(), spread(r.random, "%.0f").c_str(), spread(r.device_gbs, "%.2f").c_str());
   }
-  printf("the disk alone (io_uring, depth %u): %.2f GB/s\nGPU: %s\n", bench.depth(), bench.raw_gbs(),
-         printable(bench.device_words()).c_str());
-  printf("chosen: io_depth=%u block_size=%s\n", bench.depth(), vmem::core::human_bytes(bench.block()).c_str());
+  printf("in brackets: the least and the most of %d to %d rounds\n", kMinRounds, kMaxRounds);
+  printf("the disk alone (io_uring, depth %u), GB/s: %s\nGPU: %s\n", bench.depth(),
+         spread(bench.raw_gbs(), "%.2f").c_str(), printable(bench.device_words()).c_str());
+  if (bench.unsteady().empty())
+    printf("chosen: io_depth=%u block_size=%s\n", bench.depth(), vmem::core::human_bytes(bench.block()).c_str());
+}
+
+// KEY, the median; KEY_spread, the least and the most.
+void write_figure(Json& json, const std::string& key, const Figure& f) {
+  json.field(key, f.median()).key(key + "_spread").array();
+  json.value(f.low()).value(f.high()).end();
 }
 
 }  // namespace
@@ -267,26 +319,36 @@ int bench(const Common& common, const BenchOptions& options) {
   if (std::string wrong = rawdisk::fill(temporary, size, 1); !wrong.empty()) throw Failure{kFailed, wrong};
   Bench bench(options, temporary, size);
   bench.run();
+  const bool steady = bench.unsteady().empty();
   const std::string text = settings_file(bench, options, all);
-  if (!options.output.empty()) write_settings(options.output, text, options.force);
+  if (steady && !options.output.empty()) write_settings(options.output, text, options.force);
   if (!common.json) {
     print(bench);
+    if (!steady) throw Failure{kFailed, bench.unsteady()};
     printf("%s%s", options.output.empty() ? "" : ("written to " + options.output + ":\n").c_str(), text.c_str());
     return kDone;
   }
   Json json;
   json.object().key("rows").array();
   for (const Row& r : bench.rows()) {
-    json.object()
-        .field("io_depth", r.depth)
-        .field("block_size", uint64_t{r.block})
-        .field("ssd_to_host_gbs", r.host_gbs);
-    json.field("random_touches", r.random).field("ssd_to_device_gbs", r.device_gbs).end();
+    json.object().field("io_depth", r.depth).field("block_size", uint64_t{r.block});
+    json.field("rounds", uint64_t{std::max(r.host_gbs.count(), r.device_gbs.count())});
+    write_figure(json, "ssd_to_host_gbs", r.host_gbs);
+    write_figure(json, "random_touches", r.random);
+    write_figure(json, "ssd_to_device_gbs", r.device_gbs);
+    json.end();
   }
-  json.end().field("disk_gbs", bench.raw_gbs()).field("device", bench.device_words());
-  json.key("chosen").object().field("io_depth", bench.depth()).field("block_size", uint64_t{bench.block()}).end();
-  printf("%s\n", json.field("output", options.output).end().text().c_str());
-  return kDone;
+  json.end();
+  write_figure(json, "disk_gbs", bench.raw_gbs());
+  json.field("device", bench.device_words());
+  if (steady) {
+    json.key("chosen").object().field("io_depth", bench.depth()).field("block_size", uint64_t{bench.block()}).end();
+    json.field("output", options.output);
+  } else {
+    json.key("error").object().field("words", bench.unsteady()).field("exit", static_cast<int>(kFailed)).end();
+  }
+  printf("%s\n", json.end().text().c_str());
+  return steady ? kDone : kFailed;
 }
 
 }  // namespace vmemctl

@@ -36,7 +36,8 @@ struct BenchOptions {
   std::string output;  // settings file; "" none
   std::string device = "auto";
   std::string size = "1GiB";  // of the test file
-  double seconds = 1;         // each measurement
+  double seconds = 0.5;       // each measurement
+  double spread = 5;          // per cent: what is chosen from is known to this
   bool force = false;
 };
 int bench(const Common& common, const BenchOptions& options);

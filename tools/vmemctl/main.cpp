@@ -60,6 +60,8 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   bench->add_flag("--force", o.bench.force, "Write over the file");
   bench->add_option("--size", o.bench.size, "Of the test file");
   bench->add_option("--seconds", o.bench.seconds, "Of each measurement")->check(CLI::Range(0.01, 60.0));
+  bench->add_option("--spread", o.bench.spread, "Per cent that figures may be off; beyond it nothing is chosen")
+      ->check(CLI::NonNegativeNumber);
   bench->add_option("--device", o.bench.device, "As setting device")
       ->check(CLI::IsMember({"auto", "cuda", "sim", "none"}));
   bench->callback([&] { chosen = [&] { return vmemctl::bench(o.common, o.bench); }; });
