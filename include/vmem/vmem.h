@@ -29,6 +29,7 @@ extern "C" {
 
 #define VMEM_VERSION_MAJOR 1
 #define VMEM_VERSION_MINOR 0
+#define VMEM_VERSION (VMEM_VERSION_MAJOR * 1000 + VMEM_VERSION_MINOR)
 
 /* Locations */
 #define VMEM_HOST (-1)
@@ -112,6 +113,12 @@ struct vmem_device_stats {
 	uint64_t evictions, clean_drops;
 	uint64_t driver_host_bytes;   /* host pages the driver holds for blocks of this device */
 };
+
+/*
+ * The version of the library that runs, as VMEM_VERSION: it may be later than the header's. Starts nothing, and may be
+ * called anywhere: also in a forked child, and in a signal handler.
+ */
+int vmem_version(void);
 
 /*
  * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first call that needs the
@@ -260,6 +267,9 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * of a lost block get SIGBUS, an acquire -EIO; never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which
  * it is zeros, or what the file has (a shared file's too), or until vmem_free. One that could not be read is tried again
  * by an acquire.
+ *
+ * vmem_sync(NULL, 0): every region that there is when the call begins. All of them are tried; the error is the first,
+ * and -EBUSY only where there is no other. A process without regions has nothing to sync: 0, and nothing is started.
  */
 int vmem_sync(const void *ptr, size_t size);
 

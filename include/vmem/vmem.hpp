@@ -32,6 +32,14 @@ inline void check(int rc) {
   if (rc != 0) throw error(rc);
 }
 
+/* VMEM_VERSION of the library that runs. */
+inline int version() {
+  return vmem_version();
+}
+/* Every region: vmem_sync(NULL, 0). */
+inline void sync() {
+  check(vmem_sync(nullptr, 0));
+}
 inline void set(const std::string& name, const std::string& value) {
   check(vmem_set(name.c_str(), value.c_str()));
 }

@@ -211,6 +211,10 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
 
 }  // namespace
 
+VMEM_API int vmem_version(void) {
+  return VMEM_VERSION;
+}
+
 VMEM_API int vmem_init(void) {
   return with_pager([](Runtime::Use&) -> Status { return {}; });
 }
@@ -360,7 +364,12 @@ VMEM_API int vmem_evict(const void* ptr, size_t size, int location) {
 }
 
 VMEM_API int vmem_sync(const void* ptr, size_t size) {
-  return with_pager([&](Runtime::Use& pager) { return pager->sync(ptr, size); });
+  if (ptr != nullptr || size != 0) return with_pager([&](Runtime::Use& pager) { return pager->sync(ptr, size); });
+  return guarded([&]() -> Status {
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok() || !pager) return s;
+    return pager->sync_all();
+  });
 }
 
 VMEM_API int vmem_query(const void* ptr, size_t size, struct vmem_residency* out) {

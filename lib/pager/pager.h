@@ -34,7 +34,7 @@ class Pager {
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
-  core::Status start();
+  core::Status start(), sync_all();
   core::Status create(const NewRegion& what, void** ptr);
   core::Status destroy(void* ptr, bool force);
   core::Status set_name(const void* ptr, const char* name);
@@ -52,11 +52,9 @@ class Pager {
 
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
-  void set_readahead(uint64_t bytes);
+  void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes);
   void set_checksum(bool on);
-  void set_staging_share(unsigned percent);
-  void set_fault_timeout(unsigned ms);
-  void set_space_budget(uint64_t bytes);
+  void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms);
   core::Status flush_shared();  // for exit(): writes changed blocks of shared files; regions stay usable
   void shutdown();              // frees every region, whatever holds it
   bool has_regions();
@@ -184,6 +182,7 @@ class Pager {
   bool wait_on(Lock& lock, Sweep* sweep);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
+  core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
   core::Status flush_file(Lock& lock, Region& r);
   core::Status make(const NewRegion& what, void** ptr);
   void forget_region(Region& r);

@@ -110,10 +110,8 @@ Status Pager::flush_file(Lock& lock, Region& r) {
   return {};
 }
 
-Status Pager::sync(const void* ptr, size_t size) {
-  Lock lock(mutex_);
-  SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+// Locked. Some of a region, which stays meanwhile; *skipped: blocks were left for the leases that they are under.
+Status Pager::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
   Region& r = *span.region;
   ++r.in_flight;
   Sweep sweep;
@@ -126,14 +124,47 @@ Status Pager::sync(const void* ptr, size_t size) {
   if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   notify();
-  Status earlier = take_write_error();
+  *skipped |= sweep.skipped;
+  return result;
+}
+
+namespace {
+
+// What a sync answers. First what the range itself met, then what was written in the background.
+Status synced(Status result, Status earlier, bool skipped) {
   if (!result.ok()) return result;
   if (!earlier.ok()) return earlier;
-  if (sweep.skipped) {
-    return error(EBUSY,
-                 "blocks of the range are under a live lease with VMEM_WRITE and were skipped; the rest is synced");
+  if (!skipped) return {};
+  return error(EBUSY,
+               "blocks of the range are under a live lease with VMEM_WRITE and were skipped; the rest is synced");
+}
+
+}  // namespace
+
+Status Pager::sync(const void* ptr, size_t size) {
+  Lock lock(mutex_);
+  SpanOf span;
+  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  bool skipped = false;
+  Status result = sync_blocks(lock, span, &skipped);
+  return synced(std::move(result), take_write_error(), skipped);
+}
+
+// Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
+Status Pager::sync_all() {
+  Lock lock(mutex_);
+  const uint64_t end = sums_.next_region_id;
+  bool skipped = false;
+  Status first;
+  uintptr_t at = 0;
+  for (auto it = regions_.begin(); it != regions_.end(); it = regions_.lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (r.dying || r.id >= end) continue;
+    Status s = sync_blocks(lock, {&r, 0, r.blocks - 1}, &skipped);
+    if (first.ok()) first = std::move(s);
   }
-  return {};
+  return synced(std::move(first), take_write_error(), skipped);
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {

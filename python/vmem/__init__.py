@@ -19,7 +19,7 @@ them with the spawn method; a region that was mapped for reading can be pickled 
 
 from ._array import Array
 from ._lib import HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
-from ._memory import init, shutdown
+from ._memory import init, library_version, shutdown, sync
 from ._range import Advice, Lease, Residency, acquire
 from ._region import Region, alloc, map
 from ._status import DeviceStats, Stats, configure, device_stats, get, set, stats
@@ -46,10 +46,12 @@ __all__ = [
     "get",
     "human_bytes",
     "init",
+    "library_version",
     "map",
     "parse_size",
     "set",
     "shutdown",
     "stats",
+    "sync",
     "__version__",
 ]

@@ -98,9 +98,9 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_create"):
+        if hasattr(library, "vmem_version"):
             return library
-        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_create)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_version)")
     raise ImportError(
         "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
     )
@@ -110,6 +110,7 @@ def _declare(library: ctypes.CDLL) -> None:
     void, size, text, whole = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
     ranges = ctypes.POINTER(RangeStruct)
     calls = {
+        "vmem_version": [],
         "vmem_init": [],
         "vmem_set": [text, text],
         "vmem_get": [text, void, size],

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from . import _dlpack
 from ._lib import Error, check, failure, lib
@@ -151,6 +151,17 @@ def shutdown() -> None:
             f"{len(left)} regions are alive ({', '.join(left[:4])}{', ..' if len(left) > 4 else ''}); free them first",
         )
     lib.vmem_shutdown()
+
+
+def sync() -> None:
+    """Returns when every region, also those not made from Python, has a copy on the SSD; shared files are durable. All
+    are tried; the error is the first."""
+    check(lib.vmem_sync(None, 0))
+
+
+def library_version() -> Tuple[int, int]:
+    """Major and minor of the library that runs, which may be later than this package."""
+    return divmod(lib.vmem_version(), 1000)
 
 
 def init() -> None:

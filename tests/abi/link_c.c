@@ -22,7 +22,7 @@ int main(void)
 		"vmem_init", "vmem_shutdown", "vmem_set", "vmem_get", "vmem_log", "vmem_alloc", "vmem_map", "vmem_free", "vmem_create",
 		"vmem_name", "vmem_prefetch", "vmem_advise", "vmem_acquire", "vmem_release", "vmem_acquire_ranges",
 		"vmem_release_ranges", "vmem_evict", "vmem_sync", "vmem_query", "vmem_stats", "vmem_device_stats",
-		"vmem_strerror", "vmem_last_error",
+		"vmem_strerror", "vmem_last_error", "vmem_version",
 	};
 	char value[64];
 	Dl_info info;
@@ -32,6 +32,8 @@ int main(void)
 		expect(dlvsym(RTLD_DEFAULT, names[i], "VMEM_1") != NULL, names[i]);
 	expect(dladdr(dlsym(RTLD_DEFAULT, "vmem_init"), &info) && strstr(info.dli_fname, "libvmem-tier.so."),
 	       "vmem_init comes from libvmem-tier.so");
+	expect(vmem_version() == VMEM_VERSION, "the library is of the header's version");
+	expect(vmem_sync(NULL, 0) == 0, "without a region there is nothing to sync");
 	expect(vmem_set("no_such_setting", "1") == -ENOENT, "an unknown setting is -ENOENT");
 	expect(strstr(vmem_last_error(), "no_such_setting") != NULL, "the message names the setting");
 	expect(vmem_get("block_size", value, sizeof(value)) == 0, "a setting can be read");

@@ -96,3 +96,17 @@ def test_structs_calls_and_numbers_are_those_of_the_header():
         mine = getattr(vmem, name, None) or getattr(_lib, "FLAG_" + name, None)
         if mine is not None:
             assert mine == int(value, 0), name
+
+
+def test_a_sync_of_everything_and_the_librarys_version(host, tmp_path):
+    path = tmp_path / "shared"
+    path.write_bytes(bytes(2 << 20))
+    with vmem.map(path, mode="shared", host_only=True) as region, vmem.alloc(2 << 20, host_only=True) as zeros:
+        region.numpy()[:3] = 7
+        zeros.numpy()[:] = 1
+        before = vmem.stats().write_bytes
+        vmem.sync()
+        assert path.read_bytes()[:4] == b"\7\7\7\0"
+        assert vmem.stats().write_bytes - before >= 4 << 20
+    major, minor = vmem.library_version()
+    assert f"{major}.{minor}" == vmem.__version__
