@@ -169,25 +169,32 @@ void vmem_log(void (*sink)(int level, const char *line, void *user), void *user)
 
 /*
  * What a region is to be. Set `size` to sizeof(struct vmem_region_attr) and the rest to zero; then what is wanted. Zero
- * asks for the setting's value of that moment, or for nothing.
+ * asks for the setting's value of that moment, or for nothing. Later versions add fields at the end: programs built
+ * with this header go on to work with them, and get what zero asks for.
  */
 struct vmem_region_attr {
 	size_t size;       /* of this struct */
 	size_t block_size; /* a power of two from 4 KiB to 32 MiB; in a device tier 2 MiB */
 	uint64_t offset;   /* in the file */
-	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file */
+	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file. Not both: 0 or less in `fd` */
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */
 	const char *name;  /* as vmem_name */
 	int fd;            /* opened again with the flag's access; yours to close, at once if you like */
 	int advice;        /* of enum vmem_advice, for the whole region: NORMAL to PRIORITY_HIGH without WILL_NEED, DONT_NEED */
 	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
 	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
+	/*
+	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of the block size. A hint, as mmap's: nothing
+	 * that is mapped is replaced, and *ptr may be elsewhere. With a device tier it is where the driver has room.
+	 */
+	void *address;
 };
 
 /*
  * A new region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its own: nothing that `attr`
  * gives depends on settings, which other parts of the program may change. attr NULL: vmem_alloc(ptr, size, 0).
- * -EINVAL also: an attribute that is not accepted, a block_size other than 2 MiB where the region gets a device tier;
+ * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset without a flag
+ * VMEM_MAP_..; a block_size other than 2 MiB where the region gets a device tier;
  * -E2BIG a larger struct than this library knows, with something in the rest.
  */
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);

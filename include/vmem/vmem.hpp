@@ -66,8 +66,10 @@ struct attributes {
   std::string codec = {};     /* "none", "lz4", "zstd"; "": setting compression */
   int checksum = 0;           /* 1, -1: verified or not; 0: setting checksum */
   std::string name = {};
-  std::string path = {}; /* a file, from `offset` on */
+  std::string path = {}; /* a file, from `offset` on; "": `fd` is the file, or there is none */
   std::uint64_t offset = 0;
+  int fd = -1;
+  void* address = nullptr; /* a hint */
 };
 
 /* The owner of a region: freed with the object. A destructor cannot report: call free() where a shared file matters. */
@@ -90,7 +92,8 @@ class region {
     attr.codec = wanted.codec.empty() ? nullptr : wanted.codec.c_str();
     attr.name = wanted.name.empty() ? nullptr : wanted.name.c_str();
     attr.path = wanted.path.empty() ? nullptr : wanted.path.c_str();
-    attr.fd = -1;
+    attr.fd = wanted.fd;
+    attr.address = wanted.address;
     check(vmem_create(&data_, bytes, &attr));
   }
   region(region&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

@@ -137,10 +137,16 @@ Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
                  "VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE",
                  attr.flags);
   }
+  const auto given = [&](const char* problem) {
+    return error(EINVAL, "%s (path %s, fd %d, offset %llu)", problem, attr.path != nullptr ? attr.path : "not given",
+                 attr.fd, static_cast<unsigned long long>(attr.offset));
+  };
   if (kind == 0) {
-    if (attr.path == nullptr && attr.offset == 0) return {};
-    return error(EINVAL, "a path or an offset, but none of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE");
+    if (attr.path == nullptr && attr.offset == 0 && attr.fd <= 0) return {};
+    return given("a file or an offset, but none of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE");
   }
+  if (attr.path != nullptr && attr.fd > 0) return given("two files; give the path and fd -1, or the descriptor alone");
+  if (attr.path == nullptr && attr.fd < 0) return given("no file; give a path, or a descriptor that is open");
   what->path = attr.path != nullptr ? attr.path : "/proc/self/fd/" + std::to_string(attr.fd);
   what->offset = attr.offset;
   what->backing = kind == VMEM_MAP_READ     ? vmem::pager::Backing::file_read
@@ -190,6 +196,7 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
     s = error(EINVAL, "checksum %d is not accepted; give 1, -1, or 0 for the setting", attr.checksum);
   if (!s.ok()) return s;
   what.checksum = attr.checksum;
+  what.address = reinterpret_cast<uintptr_t>(attr.address);
   Runtime::Use pager;
   s = Runtime::get().use(&pager);  // reads the settings
   if (s.ok()) s = set_codec(attr.codec, &what);

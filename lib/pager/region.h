@@ -44,6 +44,7 @@ struct NewRegion {
   bool host_only = false;         // no device tier, also where there is one
   bool fixed_block_size = false;  // block_size was asked for, for this region
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
+  uintptr_t address = 0;          // where, if nothing is there; 0: anywhere
 };
 
 struct Region {

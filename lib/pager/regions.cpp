@@ -89,6 +89,11 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   size_t block_size = gpu ? kHugePage : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
+  const size_t alignment = std::max(kHugePage, std::min(block_size, core::kMaxBlock));
+  if (what.address % alignment != 0) {
+    return error(EINVAL, "address %#zx is not accepted; give a multiple of %s, or 0", size_t{what.address},
+                 core::human_bytes(alignment).c_str());
+  }
 
   uint64_t readahead;
   {
@@ -157,9 +162,7 @@ Status Pager::make(const NewRegion& what, void** ptr) {
       devices_->release(base).ignore();
       return s;
     }
-  } else if (Status s = trap_->attach_blocks(r.span, std::max(kHugePage, std::min(block_size, core::kMaxBlock)),
-                                             block_size, r.transfer, &base);
-             !s.ok()) {
+  } else if (Status s = trap_->attach_blocks(r.span, alignment, block_size, r.transfer, what.address, &base); !s.ok()) {
     return s;
   }
   r.base = static_cast<std::byte*>(base);

@@ -167,10 +167,11 @@ Status KmodTrap::map_over(uintptr_t start, size_t size, uint64_t offset) {
 }
 
 Status KmodTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
-  return attach_blocks(size, align, block_of(size), transfer, address);
+  return attach_blocks(size, align, block_of(size), transfer, 0, address);
 }
 
-Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
+Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
+                               void** address) {
   core::must_be_outside("Trap::attach_blocks");
   if (!core::is_power_of_two(align) || align < core::kPage)
     return error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
@@ -181,7 +182,7 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
                  core::human_bytes(kMostRange).c_str());
   }
   uintptr_t start = 0;
-  if (Status s = reserve_space(size, std::max(align, core::kHugePage), &start); !s.ok()) return s;
+  if (Status s = reserve_space(size, std::max(align, core::kHugePage), &start, near); !s.ok()) return s;
   OffsetMap::Entry entry{size, 0, block_size, true};
   Status s = create(VMEM_KIND_REGION, size, block_size, &entry.offset);
   if (s.ok()) s = map_over(start, size, entry.offset);

@@ -67,7 +67,8 @@ class KmodTrap final : public Trap {
   const Caps& caps() const override { return caps_; }
   core::Status attach(size_t size, size_t align, Transfer transfer, void** address) override;
   core::Status attach_at(void* address, size_t size, Transfer transfer) override;
-  core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) override;
+  core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
+                             void** address) override;
   core::Status detach(void* address, size_t size) override;
   core::Status unmap(void* address, size_t size) override;
   core::Status wait(std::span<Event> out, int timeout_ms, size_t* count) override;

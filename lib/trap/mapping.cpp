@@ -35,9 +35,18 @@ core::Status check_range(const char* call, uintptr_t start, size_t size) {
                      start, size, core::kPage);
 }
 
-core::Status reserve_space(size_t size, size_t align, uintptr_t* start) {
+core::Status reserve_space(size_t size, size_t align, uintptr_t* start, uintptr_t near) {
   const size_t spare = align > core::kPage ? align - core::kPage : 0;
   if (size + spare < size) return core::error(EINVAL, "size %zu with alignment %zu wraps around", size, align);
+  if (near != 0 && near % align == 0) {
+    auto* const wanted = reinterpret_cast<void*>(near);
+    void* const got = mmap(wanted, size, PROT_NONE, kSpaceFlags | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == wanted) {
+      *start = near;
+      return {};
+    }
+    if (got != MAP_FAILED) munmap(got, size);  // before Linux 4.17 it is a hint
+  }
   void* at = mmap(nullptr, size + spare, PROT_NONE, kSpaceFlags, -1, 0);
   if (at == MAP_FAILED) return no_space(errno, size + spare);
   const uintptr_t begin = reinterpret_cast<uintptr_t>(at);

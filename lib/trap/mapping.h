@@ -17,7 +17,8 @@ enum class HugePages : bool { no, yes };
 core::Status check_range(const char* call, uintptr_t start, size_t size);
 
 // Inaccessible, private, anonymous address space without swap reservation, aligned to `align`. Release with munmap().
-core::Status reserve_space(size_t size, size_t align, uintptr_t* start);
+// near: taken if it is so aligned and nothing is there; nothing that is mapped is replaced.
+core::Status reserve_space(size_t size, size_t align, uintptr_t* start, uintptr_t near = 0);
 // Puts such address space over whatever is mapped at `start`.
 core::Status replace_with_space(uintptr_t start, size_t size);
 // Turns reserved space into memory that the descriptor watches: `mode` is that of os::enroll(), 0 for none. It becomes

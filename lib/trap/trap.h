@@ -151,9 +151,11 @@ class Trap {
   // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is
   // in place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its
   // size may be one, else 2 MiB or 4 KiB; attach_at() over a hole in a range of this trap keeps that range's blocks.
-  // The other bodies do not care.
-  virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, void** address) {
-    (void)block_size;
+  // The other bodies do not care. near: where, if it is a multiple of `align` and nothing is there; else, and for 0,
+  // anywhere. Nothing that is mapped is replaced.
+  virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
+                                     void** address) {
+    (void)block_size, (void)near;
     return attach(size, align, transfer, address);
   }
   // Address space for frames of `frame_size` bytes each, nothing resident. Give back with release_arena().

@@ -63,7 +63,11 @@ class UserfaultTrap final : public Trap {
   UserfaultTrap& operator=(const UserfaultTrap&) = delete;
 
   const Caps& caps() const override { return caps_; }
-  Status attach(size_t size, size_t align, Transfer transfer, void** address) override;
+  Status attach(size_t size, size_t align, Transfer transfer, void** address) override {
+    return attach_blocks(size, align, 0, transfer, 0, address);
+  }
+  Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
+                       void** address) override;
   Status attach_at(void* address, size_t size, Transfer transfer) override;
   Status detach(void* address, size_t size) override;
   Status unmap(void* address, size_t size) override;
@@ -123,14 +127,15 @@ Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
   return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no);
 }
 
-Status UserfaultTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
+Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_size*/, Transfer transfer, uintptr_t near,
+                                    void** address) {
   core::must_be_outside("Trap::attach");
   if (!core::is_power_of_two(align) || align < core::kPage)
     return core::error(EINVAL, "attach: alignment %zu must be a power of two of at least %zu", align, core::kPage);
   if (Status s = check_transfer("attach", transfer, 0, size, 0); !s.ok()) return s;
   if (transfer == Transfer::move) align = std::max(align, core::kHugePage);
   uintptr_t start = 0;
-  if (Status s = reserve_space(size, align, &start); !s.ok()) return s;
+  if (Status s = reserve_space(size, align, &start, near); !s.ok()) return s;
   if (Status s = place(start, size, transfer); !s.ok()) {
     munmap(reinterpret_cast<void*>(start), size);
     return s;

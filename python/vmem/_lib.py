@@ -58,6 +58,7 @@ class RegionAttrStruct(ctypes.Structure):
         ("advice", ctypes.c_int),
         ("checksum", ctypes.c_int),
         ("flags", ctypes.c_uint),
+        ("address", ctypes.c_void_p),
     ]
 
 

@@ -7,7 +7,7 @@ import builtins
 import ctypes
 import errno
 import os
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _dlpack, _memory
 from ._array import Array
@@ -136,7 +136,7 @@ class Region(Range):
     def __reduce__(self) -> Tuple[Any, ...]:
         if self._again is None:
             raise TypeError(
-                f"{self.name} cannot be pickled: only what was mapped for reading is the same in another process"
+                f"{self.name} cannot be pickled: only a path that was mapped for reading is the same in another process"
             )
         return (_map_again, self._again)
 
@@ -146,19 +146,32 @@ class Region(Range):
         return f"<vmem.Region {self.name!r}, {human_bytes(self.nbytes)} at {self.ptr:#x}>"
 
 
+class _Attributes(NamedTuple):
+    """What vmem_create is asked for beside a file; None: as the settings have it."""
+
+    block_size: Union[int, str, None] = None
+    advice: Union[Advice, str, int, None] = None
+    codec: Optional[str] = None
+    checksum: Optional[bool] = None
+    address: Optional[int] = None
+
+
 def _create(
     nbytes: int,
     flags: int,
-    block_size: Union[int, str, None],
-    advice: Union[Advice, str, int, None],
+    wanted: _Attributes,
     path: Optional[bytes] = None,
     offset: int = 0,
+    fd: int = -1,
 ) -> ctypes.c_void_p:
     attr, ptr = RegionAttrStruct(), ctypes.c_void_p()
     attr.size = ctypes.sizeof(attr)
-    attr.block_size = 0 if block_size is None else parse_size(block_size)
-    attr.advice = 0 if advice is None else advice_of(advice)
-    attr.path, attr.offset, attr.fd, attr.flags = path, offset, -1, flags
+    attr.block_size = 0 if wanted.block_size is None else parse_size(wanted.block_size)
+    attr.advice = 0 if wanted.advice is None else advice_of(wanted.advice)
+    attr.codec = None if wanted.codec is None else wanted.codec.encode()
+    attr.checksum = 0 if wanted.checksum is None else 1 if wanted.checksum else -1
+    attr.address = wanted.address
+    attr.path, attr.offset, attr.fd, attr.flags = path, offset, fd, flags
     check(lib.vmem_create(ctypes.byref(ptr), nbytes, ctypes.byref(attr)))
     return ptr
 
@@ -170,13 +183,19 @@ def alloc(
     name: Optional[str] = None,
     block_size: Union[int, str, None] = None,
     advice: Union[Advice, str, int, None] = None,
+    codec: Optional[str] = None,
+    checksum: Optional[bool] = None,
+    address: Optional[int] = None,
 ) -> Region:
     """A region of zeros; costs address space only. host_only: no device tier, any block size.
 
-    block_size ("64KiB"): of this region, whatever the setting is. advice: of the whole region, from its beginning.
+    Of this region, whatever the settings are: block_size ("64KiB"); codec of its blocks on the SSD ("none", "lz4",
+    "zstd"); checksum: whether what is read back is verified. advice: of the whole region, from its beginning. address:
+    a hint, where the region is to be if nothing is there.
     """
     nbytes = parse_size(size)
-    ptr = _create(nbytes, FLAG_HOST_ONLY if host_only else 0, block_size, advice)
+    wanted = _Attributes(block_size, advice, codec, checksum, address)
+    ptr = _create(nbytes, FLAG_HOST_ONLY if host_only else 0, wanted)
     return _made(ptr, nbytes, name, True, host_only, None)
 
 
@@ -184,7 +203,7 @@ _MODES = {"read": FLAG_MAP_READ, "shared": FLAG_MAP_SHARED, "private": FLAG_MAP_
 
 
 def map(  # noqa: A001  (the name of the call in C)
-    path: Union[str, bytes, "os.PathLike[Any]"],
+    path: Union[str, bytes, int, "os.PathLike[Any]"],
     size: Union[int, str, None] = None,
     offset: int = 0,
     *,
@@ -193,16 +212,23 @@ def map(  # noqa: A001  (the name of the call in C)
     name: Optional[str] = None,
     block_size: Union[int, str, None] = None,
     advice: Union[Advice, str, int, None] = None,
+    codec: Optional[str] = None,
+    checksum: Optional[bool] = None,
+    address: Optional[int] = None,
 ) -> Region:
     """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
 
+    path: also a descriptor, which is opened again with the access that the mode needs, and stays yours to close.
     mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked;
-    "private": changes stay in the region. block_size, advice: as for alloc().
+    "private": changes stay in the region. The rest as for alloc().
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
     offset = parse_offset(offset)
-    where = path_bytes(path)
+    fd = path if isinstance(path, int) else -1
+    if isinstance(path, int) and path < 0:
+        raise ValueError(f"{short(path)} is no file descriptor")
+    where = b"/proc/self/fd/%d" % fd if isinstance(path, int) else path_bytes(path)
     if size is None:
         with open(where, "rb", buffering=0) as file:
             nbytes = file.seek(0, os.SEEK_END) - offset  # also right for block devices
@@ -211,18 +237,20 @@ def map(  # noqa: A001  (the name of the call in C)
     else:
         nbytes = parse_size(size)
     flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
-    ptr = _create(nbytes, flags, block_size, advice, where, offset)
-    made = (os.path.abspath(where), nbytes, offset, host_only, name, block_size, advice)
-    again = made if mode == "read" else None
-    return _made(ptr, nbytes, name or os.path.basename(os.fsdecode(where)), mode != "read", host_only, again)
+    wanted = _Attributes(block_size, advice, codec, checksum, address)
+    ptr = _create(nbytes, flags, wanted, None if fd >= 0 else where, offset, fd)
+    made = (os.path.abspath(where), nbytes, offset, host_only, name, wanted)
+    again = made if mode == "read" and fd < 0 else None
+    label = name or (f"fd {fd}" if fd >= 0 else os.path.basename(os.fsdecode(where)))
+    return _made(ptr, nbytes, label, mode != "read", host_only, again)
 
 
 def map_open(file: Any, path: str, size: int, *, host_only: bool = False) -> Region:
     """map() for reading of a file that is open; `path` is its name."""
     flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
-    ptr = _create(size, flags, None, None, b"/proc/self/fd/%d" % file.fileno())
-    name = os.path.basename(path)
-    return _made(ptr, size, name, False, host_only, (os.path.abspath(path_bytes(path)), size, 0, host_only, None))
+    ptr = _create(size, flags, _Attributes(), fd=file.fileno())
+    again = (os.path.abspath(path_bytes(path)), size, 0, host_only, None, _Attributes())
+    return _made(ptr, size, os.path.basename(path), False, host_only, again)
 
 
 def _map_again(
@@ -231,10 +259,9 @@ def _map_again(
     offset: int,
     host_only: bool,
     name: Optional[str],
-    block_size: Union[int, str, None] = None,
-    advice: Union[Advice, str, int, None] = None,
+    wanted: _Attributes = _Attributes(),
 ) -> Region:
-    return map(path, size, offset, host_only=host_only, name=name, block_size=block_size, advice=advice)
+    return map(path, size, offset, host_only=host_only, name=name, **wanted._asdict())
 
 
 def _made(

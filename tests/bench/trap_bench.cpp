@@ -52,7 +52,7 @@ class Served {
   Served(const Way& way, size_t block, size_t blocks, size_t count) : way_(way), block_(block) {
     bytes_ = block * blocks;
     arena_ = block * count;
-    must(way.trap->attach_blocks(bytes_, block, block, way.transfer, &range_));
+    must(way.trap->attach_blocks(bytes_, block, block, way.transfer, 0, &range_));
     must(way.trap->reserve_arena(arena_, block, &frames_));
     must(way.trap->populate_frames(frames_, arena_, -1));
   }

@@ -49,6 +49,43 @@ def test_block_size_and_advice_are_the_regions_own(host, tmp_path):
         vmem.alloc(MIB, advice="soon")
 
 
+def test_codec_checksum_and_address_are_the_regions_own(host):
+    used = {}
+    for codec in ("none", "lz4"):
+        with vmem.alloc(4 * MIB, host_only=True, block_size="64KiB", codec=codec, checksum=True) as region:
+            region.numpy()[:] = 3
+            before = vmem.stats().ssd_bytes
+            region.evict()
+            used[codec] = vmem.stats().ssd_bytes - before
+            assert (region.numpy() == 3).all()
+    assert used["lz4"] < used["none"] == 4 * MIB
+    with vmem.alloc("1GiB", host_only=True) as large:
+        ptr = large.ptr
+    with vmem.alloc(MIB, host_only=True, address=ptr) as region:
+        assert region.ptr == ptr
+    for wrong, words in (({"codec": "zip"}, "zip"), ({"address": 4096}, "0x1000")):
+        with pytest.raises(vmem.Error) as e:
+            vmem.alloc(MIB, host_only=True, **wrong)
+        assert e.value.errno == errno.EINVAL and words in str(e.value)
+
+
+def test_a_descriptor_serves_in_place_of_a_path(host, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(256)) * 256)
+    with open(path, "r+b") as file:
+        with vmem.map(file.fileno(), offset=4096, host_only=True) as region:
+            assert region.nbytes == 61440 and region.numpy()[7] == 7 and region.name == f"fd {file.fileno()}"
+            with pytest.raises(TypeError, match="pickled"):
+                region.__reduce__()
+        shared = vmem.map(file.fileno(), mode="shared", host_only=True)
+    shared.numpy()[0] = 99
+    shared.free()
+    assert path.read_bytes()[:2] == b"\x63\x01"
+    for wrong in (-1, 1 << 20):
+        with pytest.raises((ValueError, OSError)):
+            vmem.map(wrong, 4096)
+
+
 def test_evicted_bytes_come_back_and_query_says_where_they_are(host):
     with vmem.alloc(8 * MIB) as region:
         region.numpy()[:] = 7

@@ -2,7 +2,9 @@
 #include <sys/mman.h>
 
 #include <cerrno>
+#include <cstddef>
 
+#include "store/faulty_engine.h"
 #include "support.h"
 #include "vmem/pool.hpp"
 
@@ -10,6 +12,9 @@ namespace {
 
 using systest::SystemTest;
 using systest::TempFile;
+using vmem::store::Engine;
+using vmem::store::Fault;
+using vmem::store::FaultyEngine;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
@@ -119,6 +124,26 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_EQ(refused([](auto& a) { a.flags = VMEM_MAP_READ | VMEM_MAP_SHARED; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.offset = 4096; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.path = "/etc/passwd"; }), -EINVAL);
+  EXPECT_NE(std::string(vmem_last_error()).find("/etc/passwd"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(refused([](auto& a) { a.fd = 5; }), -EINVAL) << "a file, but no flag";
+  EXPECT_NE(std::string(vmem_last_error()).find("fd 5"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(refused([](auto& a) {
+              a.flags |= VMEM_MAP_READ;
+              a.path = "/etc/passwd";
+              a.fd = 5;
+            }),
+            -EINVAL)
+      << "two files";
+  EXPECT_EQ(refused([](auto& a) { a.address = reinterpret_cast<void*>(uintptr_t{0x201000}); }), -EINVAL);
+  EXPECT_NE(std::string(vmem_last_error()).find("0x201000"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(refused([](auto& a) {
+              a.block_size = 32 * kMiB;
+              a.address = reinterpret_cast<void*>(2 * kMiB);
+            }),
+            0)
+      << "blocks no larger than the region needs";
+  EXPECT_EQ(vmem_free(at), 0);
+  at = nullptr;
   EXPECT_LT(refused([](auto& a) {
               a.flags |= VMEM_MAP_READ;
               a.fd = -1;
@@ -127,6 +152,80 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_EQ(vmem_create(nullptr, kMiB, nullptr), -EINVAL);
   EXPECT_EQ(at, nullptr);
   EXPECT_EQ(vmem::stats().regions, 0u);
+}
+
+// The system gives address space from the top down, so the low end of a large hole is nobody else's.
+TEST_F(Attributes, AnAddressIsTakenWhereItIsFreeAndNothingMappedIsReplaced) {
+  configure({{"device", "none"}});
+  if (IsSkipped()) return;
+  constexpr size_t kHole = size_t{1} << 34, kAlign = 32 * kMiB;
+  void* const hole = mmap(nullptr, kHole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(hole, MAP_FAILED);
+  auto* const wanted = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(hole) + 2 * kAlign) / kAlign * kAlign);
+  for (const size_t block : {size_t{4} << 10, 2 * kMiB, kAlign}) {
+    const vmem::attributes attributes{.flags = VMEM_HOST_ONLY, .block_size = block, .address = wanted};
+    vmem_shutdown();
+    configure({{"host_budget", "512MiB"}});
+    const vmem::region taken(2 * kAlign, attributes);
+    EXPECT_NE(taken.data(), wanted) << "something is there";
+    EXPECT_EQ(mprotect(wanted, 2 * kAlign, PROT_NONE), 0) << "and it is there still";
+    ASSERT_EQ(munmap(hole, kHole), 0);
+    {
+      const vmem::region region(2 * kAlign, attributes);
+      EXPECT_EQ(region.data(), wanted);
+      region.view<char>()[kAlign] = 1;
+      const vmem::region beside(2 * kAlign, attributes);
+      EXPECT_NE(beside.data(), wanted) << "a region is there";
+      EXPECT_EQ(region.view<char>()[kAlign], 1);
+    }
+    ASSERT_EQ(mmap(hole, kHole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0),
+              hole);
+  }
+  munmap(hole, kHole);
+}
+
+TEST_F(Attributes, AStructOfAnEarlierVersionIsTaken) {
+  configure({{"device", "none"}});
+  if (IsSkipped()) return;
+  struct vmem_region_attr a = attr();
+  a.size = offsetof(struct vmem_region_attr, address);
+  a.address = reinterpret_cast<void*>(1);  // whatever follows is not the struct's
+  void* at = nullptr;
+  ASSERT_EQ(vmem_create(&at, kMiB, &a), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_free(at), 0);
+}
+
+// Settings that change between two regions do not reach what the first was given.
+TEST_F(Attributes, ChecksumIsTheRegions) {
+  configure({{"block_size", "64KiB"}, {"device", "none"}, {"readahead", "0"}, {"checksum", "on"}});
+  if (IsSkipped()) return;
+  for (const int checksum : {1, -1}) {
+    for (const char* setting : {"on", "off"}) {
+      FaultyEngine* disk = nullptr;
+      vmem_shutdown();
+      vmem::api::test_hooks().wrap_engine = [&](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
+        std::unique_ptr<FaultyEngine> made;
+        EXPECT_TRUE(FaultyEngine::wrap(std::move(inner), 1, &made).ok());
+        disk = made.get();
+        return made;
+      };
+      configure({{"checksum", setting}});
+      vmem::region region(kMiB, vmem::attributes{.flags = VMEM_HOST_ONLY, .checksum = checksum});
+      memset(region.data(), 5, kMiB);
+      region.evict();
+      Fault flip;
+      flip.action = Fault::Action::flip_bit;
+      flip.op = vmem::store::Io::Op::read;
+      disk->add_rule(flip);
+      const int rc = vmem_acquire(region.data(), 1, VMEM_READ, VMEM_HOST, nullptr);
+      EXPECT_EQ(rc, checksum == 1 ? -EIO : 0) << "setting " << setting << ": " << vmem_last_error();
+      if (rc == 0) {
+        EXPECT_EQ(vmem_release(region.data(), 1, nullptr), 0);
+      }
+      disk->clear_rules();
+    }
+  }
+  vmem_shutdown();
 }
 
 TEST_F(Attributes, AStructOfALaterVersionIsTakenWhereItAsksForNothingNew) {

@@ -283,7 +283,7 @@ TEST_P(TrapContract, DropMakesRangesAbsentAndLeavesTheRest) {
   void *region, *frame;
   const Transfer transfer = plain(kSize).transfer;
   const bool installs = transfer == Transfer::install;
-  OK(trap_->attach_blocks(kBlocks * kSize, kPage, kSize, transfer, &region));
+  OK(trap_->attach_blocks(kBlocks * kSize, kPage, kSize, transfer, 0, &region));
   OK(trap_->reserve_arena(2 * kBlocks * kSize, kSize, &frame));
   OK(trap_->populate_frames(frame, 2 * kBlocks * kSize, -1));
   std::byte* base = static_cast<std::byte*>(region);
