@@ -10,74 +10,20 @@
 #include <string>
 #include <vector>
 
+#include "api/boundary.h"
 #include "api/runtime.h"
 #include "core/log.h"
-#include "core/text.h"
 #include "vmem/vmem.h"
 
 #define VMEM_API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
+using vmem::api::guarded;
 using vmem::api::Runtime;
+using vmem::api::with_pager;
 using vmem::core::error;
 using vmem::core::Status;
-
-// The words of this thread's last failure. Plain bytes: they need no memory and no destructor, so that they can be
-// asked for when memory is short and while the process exits.
-constinit thread_local char last_error[1024] = "";
-
-int report(int code, std::string_view words) noexcept {
-  const size_t length = std::min(words.size(), sizeof last_error - 1);
-  memcpy(last_error, words.data(), length);
-  last_error[vmem::core::make_printable(last_error, length)] = '\0';  // the cut may be in a character
-  return code;
-}
-
-// At the end of a call, when no lock is held: the application gets the lines that it logged. The sink may call the
-// library; the message of the call stays.
-class DeliverLog {
- public:
-  DeliverLog() { vmem::core::begin_call_that_logs(); }
-  ~DeliverLog() {
-    if (!vmem::core::end_call_that_logs()) return;
-    char message[sizeof last_error];
-    memcpy(message, last_error, sizeof message);
-    vmem::core::deliver_log_of_call();
-    memcpy(last_error, message, sizeof message);
-  }
-  DeliverLog(const DeliverLog&) = delete;
-  DeliverLog& operator=(const DeliverLog&) = delete;
-};
-
-// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
-template <typename Body>
-int guarded(Body body) noexcept {
-  const DeliverLog deliver;
-  const Runtime::Call call;
-  if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");
-  try {
-    const Status s = body();
-    return s.ok() ? 0 : report(s.code(), s.text());
-  } catch (const std::bad_alloc&) {
-    return report(-ENOMEM, "no memory for bookkeeping");
-  } catch (const std::exception& e) {
-    char words[256];
-    snprintf(words, sizeof words, "unexpected failure: %s", e.what());
-    return report(-EIO, words);
-  } catch (...) {
-    return report(-EIO, "unexpected failure");
-  }
-}
-
-template <typename Body>
-int with_pager(Body body) noexcept {
-  return guarded([&]() -> Status {
-    Runtime::Use pager;
-    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
-    return body(pager);
-  });
-}
 
 Status check_access(unsigned access) {
   if (access == 0 || (access & ~(VMEM_READ | VMEM_WRITE)) != 0) {
@@ -448,5 +394,5 @@ VMEM_API const char* vmem_strerror(int err) {
 }
 
 VMEM_API const char* vmem_last_error(void) {
-  return last_error;
+  return vmem::api::last_error();
 }

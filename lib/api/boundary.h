@@ -1,0 +1,58 @@
+// How a call of the C API begins and ends: no exception passes, every failure leaves its words, and the application
+// gets the lines that the call logged, with no lock held.
+#pragma once
+
+#include <cerrno>
+#include <cstdio>
+#include <new>
+#include <string_view>
+
+#include "api/runtime.h"
+#include "core/status.h"
+
+namespace vmem::api {
+
+// The calling thread's last failure; returns `code`. Needs no memory, and may be called while the process exits.
+int report(int code, std::string_view words) noexcept;
+const char* last_error() noexcept;
+
+// At the end of a call, when no lock is held: the application gets the lines that it logged. The sink may call the
+// library; the message of the call stays.
+class DeliverLog {
+ public:
+  DeliverLog();
+  ~DeliverLog();
+  DeliverLog(const DeliverLog&) = delete;
+  DeliverLog& operator=(const DeliverLog&) = delete;
+};
+
+// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
+template <typename Body>
+int guarded(Body body) noexcept {
+  const DeliverLog deliver;
+  const Runtime::Call call;
+  if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");
+  try {
+    const core::Status s = body();
+    return s.ok() ? 0 : report(s.code(), s.text());
+  } catch (const std::bad_alloc&) {
+    return report(-ENOMEM, "no memory for bookkeeping");
+  } catch (const std::exception& e) {
+    char words[256];
+    snprintf(words, sizeof words, "unexpected failure: %s", e.what());
+    return report(-EIO, words);
+  } catch (...) {
+    return report(-EIO, "unexpected failure");
+  }
+}
+
+template <typename Body>
+int with_pager(Body body) noexcept {
+  return guarded([&]() -> core::Status {
+    Runtime::Use pager;
+    if (core::Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return body(pager);
+  });
+}
+
+}  // namespace vmem::api
