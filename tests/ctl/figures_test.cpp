@@ -39,7 +39,7 @@ TEST(CtlFigures, OneMeasurementFarOffMovesNeitherMiddleNorError) {
 
 TEST(CtlFigures, MoreRoundsOfTheSameNoiseBecomeSteady) {
   Figure f;
-  const auto next = [&, i = 0]() mutable { f.add(95 + i++ * 7 % 11); };
+  auto next = [&, i = 0]() mutable { f.add(95 + i++ * 7 % 11); };
   for (int i = 0; i < 5; ++i) next();
   EXPECT_GT(f.error(), 0.02);
   for (int i = 0; i < 400; ++i) next();

@@ -274,8 +274,10 @@ void print(const Bench& bench) {
            spread(r.host_gbs, "%.2f").c_str(), spread(r.random, "%.0f").c_str(), spread(r.device_gbs, "%.2f").c_str());
   }
   printf("in brackets: the least and the most of %d to %d rounds\n", kMinRounds, kMaxRounds);
-  printf("the disk alone (io_uring, depth %u), GB/s: %s\nGPU: %s\n", bench.depth(),
-         spread(bench.raw_gbs(), "%.2f").c_str(), printable(bench.device_words()).c_str());
+  if (bench.raw_gbs().count() != 0) {
+    printf("the disk alone (io_uring, depth %u), GB/s: %s\nGPU: %s\n", bench.depth(),
+           spread(bench.raw_gbs(), "%.2f").c_str(), printable(bench.device_words()).c_str());
+  }
   if (bench.unsteady().empty())
     printf("chosen: io_depth=%u block_size=%s\n", bench.depth(), vmem::core::human_bytes(bench.block()).c_str());
 }
