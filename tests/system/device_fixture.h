@@ -1,0 +1,178 @@
+// The application, its kernels and the fixture for what the device tier promises through the C API, with the data four
+// times the device budget. The tests are in device_suite.h.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/patience.h"
+#include "core/step.h"
+#include "support.h"
+
+namespace systest {
+
+// The application's side: streams and kernels, all asynchronous.
+class GpuApp {
+ public:
+  virtual ~GpuApp() = default;
+  // Called before vmem_init(): says how many devices there are, makes the simulated ones known.
+  virtual int prepare() = 0;
+  virtual void* stream(int device) = 0;
+  virtual void destroy(void* stream) = 0;
+  // words[i] = stamp(first + i, round), where first + i is a multiple of kStampStride
+  virtual void set(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round) = 0;
+  // Counts words that are not stamp(first + i, round).
+  virtual void check(void* stream, const uint64_t* words, size_t count, uint64_t first, uint64_t round) = 0;
+  // Counts words that are not 0.
+  virtual void check_zero(void* stream, const uint64_t* words, size_t count) = 0;
+  virtual void stand_still(void* stream, std::atomic<uint32_t>* gate) = 0;
+  // A word of memory that stand_still() can see.
+  virtual std::atomic<uint32_t>* gate() = 0;
+  virtual vmem::core::Status synchronize(void* stream) = 0;
+  // Of all checks so far whose streams were synchronised.
+  virtual uint64_t wrong() = 0;
+  virtual void capture(void* stream, bool on) = 0;
+  virtual void lose(int device) = 0;
+  // What a simulated device saw that no correct program does.
+  virtual std::vector<std::string> violations() { return {}; }
+};
+
+struct GpuBody {
+  const char* name;
+  std::unique_ptr<GpuApp> (*make)(std::string* skip);
+};
+inline void PrintTo(const GpuBody& body, std::ostream* os) {
+  *os << body.name;
+}
+
+inline constexpr size_t kMiB = 1 << 20;
+// Words whose index is a multiple of this carry stamps.
+inline constexpr size_t kStampStride = kSanitized ? 13 : 1;
+inline size_t first_stamped(uint64_t first) {
+  return (kStampStride - first % kStampStride) % kStampStride;
+}
+
+#define VMEM_DO(call) ASSERT_EQ((call), 0) << vmem_last_error()
+
+class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBody> {
+ protected:
+  static constexpr size_t kWordsPerMiB = kMiB / sizeof(uint64_t);
+
+  void SetUp() override {
+    SystemTest::SetUp();
+    std::string skip;
+    app_ = GetParam().make(&skip);
+    if (app_ == nullptr) GTEST_SKIP() << skip;
+    devices_ = app_->prepare();
+    vmem_set("device_budget", "32MiB");
+  }
+  void TearDown() override {
+    if (app_ != nullptr) {
+      vmem::core::step_hook.store(nullptr);
+      for (void* s : streams_) app_->destroy(s);
+      streams_.clear();
+      for (const std::string& v : app_->violations()) ADD_FAILURE() << v;
+    }
+    SystemTest::TearDown();
+    vmem_set("device", "auto");
+    app_.reset();
+  }
+  void start(const Settings& more = {}) {
+    Settings settings{{"device", GetParam().name}, {"host_budget", "96MiB"}};
+    settings.insert(settings.end(), more.begin(), more.end());
+    configure(settings);
+  }
+  void* stream(int device = 0) {
+    streams_.push_back(app_->stream(device));
+    return streams_.back();
+  }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  // The CPU's side, like set() and check().
+  static void cpu_set(uint64_t* w, size_t count, uint64_t first, uint64_t round) {
+    for (size_t i = first_stamped(first); i < count; i += kStampStride) w[i] = stamp(first + i, round);
+  }
+  static size_t cpu_wrong(const uint64_t* w, size_t count, uint64_t first, uint64_t round) {
+    size_t wrong = 0;
+    for (size_t i = first_stamped(first); i < count; i += kStampStride) wrong += w[i] != stamp(first + i, round);
+    return wrong;
+  }
+  struct vmem_device_stats device_stats(int d = 0) {
+    struct vmem_device_stats s = {};
+    s.size = sizeof s;
+    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
+    return s;
+  }
+  void within_budget(int d = 0) {
+    const auto s = device_stats(d);
+    EXPECT_LE(s.used_bytes, s.budget);
+    const auto all = vmem::stats();
+    EXPECT_LE(all.host_bytes, all.host_budget);
+  }
+  // Leases [at, at + count) words for a kernel.
+  int acquire(const uint64_t* at, size_t count, unsigned access, void* s, int d = 0) {
+    return vmem_acquire(at, count * 8, access, d, s);
+  }
+  int release(const uint64_t* at, size_t count, void* s) { return vmem_release(at, count * 8, s); }
+
+  static bool until(auto condition) { return vmem::test::eventually(condition); }
+
+  // A step hook: a block that is out of sight stays on its way out.
+  static void stay_taken(const char* step) {
+    if (std::strcmp(step, "evict.taken") != 0) return;
+    on_its_way_ = true;
+    while (on_its_way_) std::this_thread::yield();
+  }
+  // A step hook: the preparation of a block waits until the toucher sleeps in its page fault, or long enough.
+  static void wait_for_touch(const char* step) {
+    // Not by the count of faults: a report of the block before may be counted late.
+    if (std::strcmp(step, "fault.read") == 0) ++reads_;
+    if (std::strcmp(step, "device.preparing") != 0) return;
+    const uint64_t before = reads_;
+    on_its_way_ = true;
+    int looks = 0;
+    vmem::test::eventually([&] { return (looks = reads_ != before && in_page_fault(toucher_) ? looks + 1 : 0) == 3; },
+                           std::chrono::seconds(4), std::chrono::milliseconds(1));
+  }
+  // Asleep, and not in a system call; true also where the kernel does not say.
+  static bool in_page_fault(pid_t thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
+    std::string word;
+    return !(file >> word) || word == "-1";
+  }
+  // With that hook: sends each block from the SSD to the device, and touches it when its preparation waits.
+  static void touch_what_comes(vmem::region& r) {
+    const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
+    cpu_set(words(r), n, 0, 1);
+    r.evict();
+    for (size_t at = 0; at < n; at += part) {
+      send(words(r) + at, part);
+      ASSERT_EQ(cpu_wrong(words(r) + at, part, at, 1), 0u);
+      EXPECT_GT(vmem::stats().faults, faults_) << "the touch did not meet the trap";
+    }
+  }
+  // .. one block.
+  static void send(const uint64_t* w, size_t count) {
+    on_its_way_ = false;
+    toucher_ = gettid();
+    faults_ = vmem::stats().faults;
+    VMEM_DO(vmem_prefetch(w, count * 8, 0, nullptr));
+    while (!on_its_way_) std::this_thread::yield();
+  }
+  static inline std::atomic<bool> on_its_way_{false};
+  static inline std::atomic<uint64_t> faults_{0};
+  static inline std::atomic<uint64_t> reads_{0};  // of the trap's reports
+  static inline std::atomic<pid_t> toucher_{0};
+
+  std::unique_ptr<GpuApp> app_;
+  int devices_ = 0;
+  std::vector<void*> streams_;
+};
+
+class DeviceTierLoss : public DeviceTier {};
+
+}  // namespace systest

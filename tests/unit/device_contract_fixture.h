@@ -1,0 +1,200 @@
+// The application's side and the fixture for what every body of device::Devices promises. The tests are in
+// device_contract_suite.h.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/patience.h"
+#include "core/step.h"
+#include "device/device.h"
+#include "device/park.h"
+
+namespace vmem::device::testing {
+
+// The application's side of a body: streams and kernels. All kernels are asynchronous.
+class Bench {
+ public:
+  virtual ~Bench() = default;
+  virtual Devices& devices() = 0;
+  virtual void* stream(int device) = 0;
+  virtual void destroy(void* stream) = 0;
+  virtual void set_current_device(int device) = 0;
+  // words[i] += value
+  virtual void add(void* stream, uint64_t* words, size_t count, uint64_t value) = 0;
+  // *sum (pinned host memory) = sum of words
+  virtual void sum(void* stream, const uint64_t* words, size_t count, uint64_t* sum) = 0;
+  // The stream stands still until *gate (pinned) is not 0.
+  virtual void stand_still(void* stream, std::atomic<uint32_t>* gate) = 0;
+  // Ok, or why its work failed.
+  virtual core::Status synchronize(void* stream) = 0;
+  virtual void begin_capture(void* stream) = 0;
+  virtual void end_capture(void* stream) = 0;
+  // cudaDeviceReset
+  virtual void reset(int device) = 0;
+  // Do kernels reach ordinary host memory (HMM)?
+  virtual bool reaches_host_memory() const { return false; }
+  // Memory the body's application could otherwise use went up or down with ours; bytes of tolerance.
+  virtual uint64_t free_memory_slack() const = 0;
+};
+
+struct Body {
+  const char* name;
+  // Null with the reason in *skip.
+  std::unique_ptr<Bench> (*make)(std::string* skip);
+};
+inline void PrintTo(const Body& body, std::ostream* os) {
+  *os << body.name;
+}
+
+#define VMEM_OK(call)                                                   \
+  do {                                                                  \
+    const ::vmem::core::Status vmem_s = (call);                         \
+    ASSERT_TRUE(vmem_s.ok()) << vmem_s.code() << ": " << vmem_s.text(); \
+  } while (0)
+// Fails with that errno, and says something.
+#define VMEM_REFUSED(err, call)                              \
+  do {                                                       \
+    const ::vmem::core::Status vmem_s = (call);              \
+    ASSERT_EQ(vmem_s.code(), -(err)) << vmem_s.text();       \
+    ASSERT_GT(vmem_s.text().size(), 15u) << "without words"; \
+  } while (0)
+
+class DeviceContract : public ::testing::TestWithParam<Body> {
+ protected:
+  static constexpr size_t kWords = kUnit / sizeof(uint64_t);
+  static constexpr size_t kFrames = 32;
+  // Of the result page.
+  static constexpr size_t kGate = 0, kSum = 8;
+
+  void SetUp() override {
+    std::string skip;
+    bench_ = GetParam().make(&skip);
+    if (bench_ == nullptr) GTEST_SKIP() << skip;
+    d_ = &bench_->devices();
+    void* p = mmap(nullptr, kFrames * kUnit + kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(p, MAP_FAILED);
+    frame_map_ = p;
+    frames_ = reinterpret_cast<uint64_t*>(core::round_up(reinterpret_cast<uintptr_t>(p), kUnit));
+    VMEM_OK(d_->pin(frames_, kFrames * kUnit));
+    p = mmap(nullptr, core::kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(p, MAP_FAILED);
+    result_ = static_cast<std::byte*>(p);
+    VMEM_OK(d_->pin(result_, core::kPage));
+    stream_ = bench_->stream(0);
+  }
+  void TearDown() override {
+    if (bench_ == nullptr) return;
+    core::step_hook.store(nullptr);
+    park::set_hook(nullptr).ignore();
+    if (stream_ != nullptr) bench_->destroy(stream_);
+    for (void* base : ranges_) {
+      const core::Status s = d_->release(base);
+      EXPECT_TRUE(s.ok()) << s.text();
+    }
+    d_->unpin(frames_).ignore();  // a lost device answers -EIO
+    d_->unpin(result_).ignore();
+    bench_.reset();
+    munmap(frame_map_, kFrames * kUnit + kUnit);
+    munmap(result_, core::kPage);
+  }
+
+  // A range of n units, released at the end.
+  uint64_t* reserve(size_t units, int device = 0) {
+    void* base = nullptr;
+    const core::Status s = d_->reserve(units * kUnit, device, &base);
+    EXPECT_TRUE(s.ok()) << s.text();
+    if (s.ok()) ranges_.push_back(base);
+    return static_cast<uint64_t*>(base);
+  }
+  void release(void* base) {
+    std::erase(ranges_, base);
+    VMEM_OK(d_->release(base));
+  }
+  static uintptr_t at(const void* p) { return reinterpret_cast<uintptr_t>(p); }
+  static std::vector<Range> range(const uint64_t* base, size_t first, size_t count) {
+    return {Range{at(base) + first * kUnit, count * kUnit}};
+  }
+  core::Status prepare(std::vector<Range> ranges, int device = 0) {
+    bool torn = false;
+    core::Status s = d_->prepare(ranges, device, &torn);
+    EXPECT_TRUE(s.ok() || s.code() == -EINVAL || s.code() == -ENODEV || s.code() == -EIO || torn);
+    return s;
+  }
+  uint64_t* frame(size_t i) { return frames_ + i * kWords; }
+  void fill_frame(size_t i, uint64_t first) {
+    for (size_t w = 0; w < kWords; ++w) frame(i)[w] = first + w;
+  }
+  static uint64_t sum_of(uint64_t first, size_t n = kWords) { return n * first + n * (n - 1) / 2; }
+  // Unit `u` on the device with first, first + 1, ..; shut.
+  void bring(uint64_t* base, size_t u, uint64_t first, int device = 0) {
+    VMEM_OK(prepare(range(base, u, 1), device));
+    fill_frame(0, first);
+    copy_in(base, u, 0, device);
+  }
+  void copy_in(uint64_t* base, size_t u, size_t f, int device = 0) {
+    Ticket done;
+    const Copy copy{at(base) + u * kUnit, frame(f), kUnit};
+    VMEM_OK(d_->copy_in(device, std::span(&copy, 1), &done));
+    VMEM_OK(d_->wait(done));
+  }
+  void copy_out(uint64_t* base, size_t u, size_t f, int device = 0) {
+    Ticket done;
+    const Copy copy{at(base) + u * kUnit, frame(f), kUnit};
+    VMEM_OK(d_->copy_out(device, std::span(&copy, 1), &done));
+    VMEM_OK(d_->wait(done));
+  }
+  // Unit `u` leaves the device; its hole is settled.
+  void drop(uint64_t* base, size_t u) {
+    VMEM_OK(d_->hold(range(base, u, 1), Access::none));
+    VMEM_OK(d_->punch(range(base, u, 1)));
+    VMEM_OK(d_->settle(range(base, u, 1)));
+  }
+  uint64_t* sum_cell(size_t i = 0) { return reinterpret_cast<uint64_t*>(result_ + kSum) + i; }
+  uint64_t kernel_sum(const uint64_t* words, size_t n) {
+    *sum_cell() = ~uint64_t{0};
+    bench_->sum(stream_, words, n, sum_cell());
+    const core::Status s = bench_->synchronize(stream_);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return *sum_cell();
+  }
+  std::atomic<uint32_t>* gate() { return reinterpret_cast<std::atomic<uint32_t>*>(result_ + kGate); }
+  uint64_t used(int device = 0) {
+    Memory m{};
+    const core::Status s = d_->memory(device, &m);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return m.used;
+  }
+  // Returns when `n` threads are parked in the SIGSEGV handler.
+  static void until_parked(uint32_t n) {
+    while (park::stats().waiting < n) std::this_thread::yield();
+  }
+  static bool anything_mapped(uintptr_t address, size_t size) {
+    for (uintptr_t p = address; p < address + size; p += core::kPage) {
+      unsigned char byte;
+      if (mincore(reinterpret_cast<void*>(p), core::kPage, &byte) == 0) return true;
+    }
+    return false;
+  }
+
+  std::unique_ptr<Bench> bench_;
+  Devices* d_ = nullptr;
+  void* stream_ = nullptr;
+  void* frame_map_ = nullptr;
+  uint64_t* frames_ = nullptr;
+  std::byte* result_ = nullptr;
+  std::vector<void*> ranges_;
+};
+
+class DeviceLoss : public DeviceContract {};
+
+}  // namespace vmem::device::testing

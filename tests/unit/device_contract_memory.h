@@ -1,0 +1,262 @@
+// Ranges and their memory: made, filled, copied out, given back.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "device_contract_fixture.h"
+
+namespace vmem::device::testing {
+
+TEST_P(DeviceContract, ReserveGivesAlignedAddressSpaceWithoutMemory) {
+  uint64_t* base = reserve(64);
+  ASSERT_NE(base, nullptr);
+  EXPECT_EQ(at(base) % kUnit, 0u);
+  EXPECT_EQ(used(), 0u);
+  uint64_t bytes = 1;
+  VMEM_OK(d_->host_resident_bytes({at(base), 64 * kUnit}, &bytes));
+  EXPECT_EQ(bytes, 0u);
+}
+
+TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
+  uint64_t* base = reserve(4);
+  VMEM_OK(prepare(range(base, 0, 4)));
+  EXPECT_EQ(kernel_sum(base, 4 * kWords), 0u);
+  VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
+  for (size_t w = 0; w < 4 * kWords; w += 512) ASSERT_EQ(base[w], 0u) << w;
+}
+
+TEST_P(DeviceContract, BytesCopiedInAreSeenByKernelAndCpu) {
+  uint64_t* base = reserve(3);
+  bring(base, 1, 1000);
+  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(1000));
+  VMEM_OK(d_->open(range(base, 1, 1), Access::read_write));
+  for (size_t w = 0; w < kWords; w += 101) ASSERT_EQ(base[kWords + w], 1000 + w);
+}
+
+TEST_P(DeviceContract, CpuStoresAfterOpenAreSeenByKernels) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 5);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  base[7] += 100;
+  EXPECT_EQ(kernel_sum(base, kWords), sum_of(5) + 100);
+  EXPECT_EQ(base[7], 112u);
+}
+
+TEST_P(DeviceContract, CopyOutBringsWhatKernelsStored) {
+  uint64_t* base = reserve(2);
+  bring(base, 0, 77);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  bench_->add(stream_, base, kWords, 3);
+  VMEM_OK(bench_->synchronize(stream_));
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  copy_out(base, 0, 1);
+  for (size_t w = 0; w < kWords; ++w) ASSERT_EQ(frame(1)[w], 80 + w);
+}
+
+TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 10);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  base[kWords - 1] = 4711;
+  base[0] = 4712;
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  copy_out(base, 0, 1);
+  EXPECT_EQ(frame(1)[0], 4712u);
+  EXPECT_EQ(frame(1)[1], 11u);
+  EXPECT_EQ(frame(1)[kWords - 1], 4711u);
+}
+
+TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 10);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  base[kWords / 2] = 4711;
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
+  copy_out(base, 0, 1);
+  EXPECT_EQ(frame(1)[kWords / 2], 4711u);
+  EXPECT_EQ(frame(1)[kWords / 2 + 1], 10 + kWords / 2 + 1);
+}
+
+TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 10);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read));
+  for (size_t w = 0; w < kWords; w += 512) {
+    EXPECT_EQ(base[w], 10 + w);
+    if (w % 65536 == 0) {
+      EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+    }
+  }
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+  copy_out(base, 0, 1);
+  for (size_t w = 0; w < kWords; ++w) ASSERT_EQ(frame(1)[w], 10 + w);
+}
+
+TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
+  uint64_t* base = reserve(2);
+  VMEM_OK(prepare(range(base, 0, 2)));
+  fill_frame(0, 1);
+  const Copy copies[] = {{at(base) + 4096, frame(0), 4096}, {at(base) + kUnit - 8192, frame(0), 16384}};
+  Ticket done;
+  VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->wait(done));
+  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(1, 512) + sum_of(1, 2048));
+}
+
+TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
+  uint64_t* base = reserve(64);
+  Memory before{}, full{}, after{};
+  VMEM_OK(prepare(range(base, 0, 64)));  // the first use of a device costs more than the units
+  VMEM_OK(d_->punch(range(base, 0, 64)));
+  VMEM_OK(d_->memory(0, &before));
+  VMEM_OK(prepare(range(base, 0, 64)));
+  VMEM_OK(d_->memory(0, &full));
+  EXPECT_EQ(full.used, 64 * kUnit);
+  VMEM_OK(d_->punch(range(base, 0, 64)));
+  VMEM_OK(d_->memory(0, &after));
+  EXPECT_EQ(after.used, 0u);
+  const uint64_t slack = bench_->free_memory_slack();
+  EXPECT_LE(full.free, before.free - 64 * kUnit + slack);
+  EXPECT_GE(after.free + slack, before.free);
+  VMEM_OK(d_->settle(range(base, 0, 64)));
+}
+
+TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
+  uint64_t* base = reserve(2);
+  for (int round = 0; round < 5; ++round) {
+    bring(base, 0, 1 + static_cast<uint64_t>(round));
+    drop(base, 0);
+    VMEM_OK(prepare(range(base, 0, 1)));
+    EXPECT_EQ(kernel_sum(base, kWords), 0u);
+    drop(base, 0);
+  }
+}
+
+TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
+  uint64_t* base = reserve(8);
+  VMEM_OK(prepare({{at(base) + 4 * kUnit, 4 * kUnit}, {at(base), 4 * kUnit}}));  // joined, whatever the order
+  for (size_t u = 0; u < 8; ++u) {
+    fill_frame(u, 100 * u);
+    copy_in(base, u, u);
+  }
+  drop(base, 3);
+  EXPECT_EQ(used(), 7 * kUnit);
+  VMEM_OK(d_->open(range(base, 0, 3), Access::read));
+  VMEM_OK(d_->open(range(base, 4, 4), Access::read_write));
+  for (size_t u = 0; u < 8; ++u)
+    if (u != 3) {
+      EXPECT_EQ(kernel_sum(base + u * kWords, kWords), sum_of(100 * u)) << u;
+      EXPECT_EQ(base[u * kWords + 9], 100 * u + 9) << u;
+    }
+  bring(base, 3, 42);
+  EXPECT_EQ(kernel_sum(base + 3 * kWords, kWords), sum_of(42));
+}
+
+TEST_P(DeviceContract, ManyThreadsMakeFillCheckAndDestroyAtOnce) {
+  uint64_t* base = reserve(16);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      void* stream = bench_->stream(0);
+      for (uint64_t round = 0; round < 8; ++round) {
+        const size_t u = t * 4 + round % 4;
+        const uint64_t first = 1000 * t + round;
+        fill_frame(t, first);
+        Ticket in, used_up, out;
+        const Copy copy{at(base) + u * kUnit, frame(t), kUnit};
+        bool ok = prepare(range(base, u, 1)).ok() && d_->copy_in(0, std::span(&copy, 1), &in).ok() &&
+                  d_->order_after(in, stream, 0).ok();
+        if (ok) bench_->add(stream, base + u * kWords, kWords, 7);
+        ok = ok && d_->record(stream, 0, &used_up).ok() && d_->wait(in).ok() &&
+             d_->open(range(base, u, 1), Access::read).ok() && d_->wait(used_up).ok() &&
+             d_->hold(range(base, u, 1), Access::read).ok() && d_->copy_out(0, std::span(&copy, 1), &out).ok() &&
+             d_->wait(out).ok() && d_->punch(range(base, u, 1)).ok() && d_->settle(range(base, u, 1)).ok();
+        for (size_t w = 0; w < kWords && ok; ++w) ok = frame(t)[w] == first + 7 + w;
+        if (!ok) ++wrong;
+      }
+      bench_->destroy(stream);
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_P(DeviceContract, ReleaseWorksWithHolesMadePartsAndForeignMappingsInside) {
+  uint64_t* base = reserve(6);
+  bring(base, 0, 1);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  bring(base, 2, 2);
+  drop(base, 2);
+  bring(base, 3, 3);
+  VMEM_OK(d_->punch(range(base, 3, 1)));
+  void* foreign =
+      mmap(base + 2 * kWords, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  ASSERT_EQ(foreign, base + 2 * kWords);
+  base[2 * kWords] = 5;
+  release(base);
+  EXPECT_FALSE(anything_mapped(at(base), 6 * kUnit));
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_P(DeviceContract, ManySmallRangesComeAndGoWithoutATrace) {
+  for (int i = 0; i < 50; ++i) {
+    uint64_t* base = reserve(1);
+    ASSERT_NE(base, nullptr);
+    VMEM_OK(prepare(range(base, 0, 1)));
+    EXPECT_EQ(kernel_sum(base, kWords), 0u);
+    release(base);
+    EXPECT_FALSE(anything_mapped(at(base), kUnit));
+  }
+  EXPECT_EQ(used(), 0u);
+}
+
+TEST_P(DeviceContract, NoOtherMappingLandsInAHole) {
+  uint64_t* base = reserve(8);
+  std::atomic<bool> stop{false};
+  std::atomic<int> inside{0};
+  std::thread mapper([&] {
+    while (!stop) {
+      void* p = mmap(nullptr, kUnit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (at(p) + kUnit > at(base) && at(p) < at(base) + 8 * kUnit) ++inside;
+      munmap(p, kUnit);
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    VMEM_OK(prepare(range(base, 0, 8)));
+    VMEM_OK(d_->punch(range(base, 0, 8)));
+    VMEM_OK(d_->settle(range(base, 0, 8)));
+  }
+  stop = true;
+  mapper.join();
+  EXPECT_EQ(inside, 0);
+}
+
+TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
+  uint64_t* base = reserve(2);
+  bring(base, 0, 3);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  for (size_t u = 0; u < 2; ++u) {
+    const pid_t child = fork();
+    if (child == 0) {
+      // Nobody would ever open anything in the child: the touch must kill it, not park it.
+      signal(SIGALRM, SIG_DFL);
+      alarm(20 * vmem::test::patience());
+      volatile uint64_t* words = base + u * kWords;
+      const uint64_t seen = *words;
+      _exit(seen == 3 ? 41 : 42);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    // A sanitizer's own handler turns the signal into an exit code.
+    EXPECT_TRUE(WIFSIGNALED(status)
+                    ? WTERMSIG(status) == SIGSEGV || WTERMSIG(status) == SIGBUS
+                    : WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != 41 && WEXITSTATUS(status) != 42)
+        << status;
+  }
+  EXPECT_EQ(base[0], 3u);
+}
+
+}  // namespace vmem::device::testing

@@ -1,0 +1,161 @@
+// Streams and tickets, and several devices.
+#pragma once
+
+#include <cerrno>
+
+#include "device_contract_fixture.h"
+
+namespace vmem::device::testing {
+
+TEST_P(DeviceContract, WorkPutOnAStreamAfterTheTicketSeesTheData) {
+  constexpr size_t kUnits = 16;
+  uint64_t* base = reserve(kUnits);
+  VMEM_OK(prepare(range(base, 0, kUnits)));
+  std::vector<Copy> copies;
+  uint64_t expected = 0;
+  for (size_t u = 0; u < kUnits; ++u) {
+    fill_frame(u, 3 * u);
+    expected += sum_of(3 * u);
+    copies.push_back({at(base) + u * kUnit, frame(u), kUnit});
+  }
+  Ticket done;
+  VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->order_after(done, stream_, 0));
+  // Thousands of launches behind one ticket: nothing may depend on a queue that is long enough.
+  bench_->sum(stream_, base, kUnits * kWords, sum_cell(0));
+  for (int i = 0; i < 3000; ++i) bench_->add(stream_, base + 5 * kWords, 64, 1);
+  bench_->sum(stream_, base, kUnits * kWords, sum_cell(1));
+  VMEM_OK(bench_->synchronize(stream_));
+  EXPECT_EQ(*sum_cell(0), expected);
+  EXPECT_EQ(*sum_cell(1), expected + 3000 * 64);
+}
+
+TEST_P(DeviceContract, ARecordedTicketIsReachedWhenTheStreamGetsThere) {
+  *gate() = 0;
+  bench_->stand_still(stream_, gate());
+  Ticket ticket;
+  VMEM_OK(d_->record(stream_, 0, &ticket));
+  bool done = true;
+  VMEM_OK(d_->poll(ticket, &done));
+  EXPECT_FALSE(done);
+  *gate() = 1;
+  VMEM_OK(bench_->synchronize(stream_));
+  VMEM_OK(d_->poll(ticket, &done));
+  EXPECT_TRUE(done);
+  VMEM_OK(d_->wait(ticket));
+}
+
+TEST_P(DeviceContract, MovesGoOnWhileAUsersStreamStandsStill) {
+  uint64_t* base = reserve(4);
+  *gate() = 0;
+  bench_->stand_still(stream_, gate());
+  bring(base, 0, 12);
+  VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  EXPECT_EQ(base[2], 14u);
+  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  copy_out(base, 0, 3);
+  EXPECT_EQ(frame(3)[4], 16u);
+  drop(base, 0);
+  *gate() = 1;
+  VMEM_OK(bench_->synchronize(stream_));
+}
+
+TEST_P(DeviceContract, TheDefaultStreamMayHoldALease) {
+  uint64_t* base = reserve(1);
+  bench_->set_current_device(0);
+  VMEM_OK(d_->check_stream(nullptr, 0));
+  VMEM_OK(prepare(range(base, 0, 1)));
+  fill_frame(0, 9);
+  Ticket in, out;
+  const Copy copy{at(base), frame(0), kUnit};
+  VMEM_OK(d_->copy_in(0, std::span(&copy, 1), &in));
+  VMEM_OK(d_->order_after(in, nullptr, 0));
+  bench_->sum(nullptr, base, kWords, sum_cell());
+  VMEM_OK(d_->record(nullptr, 0, &out));
+  VMEM_OK(d_->wait(out));
+  EXPECT_EQ(*sum_cell(), sum_of(9));
+}
+
+TEST_P(DeviceContract, AnEmptyTicketIsDone) {
+  bool done = false;
+  VMEM_OK(d_->poll(Ticket(), &done));
+  EXPECT_TRUE(done);
+  VMEM_OK(d_->wait(Ticket()));
+  VMEM_OK(d_->order_after(Ticket(), stream_, 0));
+}
+
+TEST_P(DeviceContract, ManyTicketsLiveAtOnce) {
+  std::vector<Ticket> tickets(5000);
+  for (Ticket& t : tickets) VMEM_OK(d_->record(stream_, 0, &t));
+  VMEM_OK(bench_->synchronize(stream_));
+  for (const Ticket& t : tickets) {
+    bool done = false;
+    VMEM_OK(d_->poll(t, &done));
+    ASSERT_TRUE(done);
+  }
+}
+
+// --- several devices ------------------------------------------------------------------------------------------------
+
+TEST_P(DeviceContract, EveryDeviceIsDescribed) {
+  ASSERT_GE(d_->count(), 1);
+  for (int d = 0; d < d_->count(); ++d) {
+    const Info& info = d_->info(d);
+    EXPECT_EQ(info.device, d);
+    EXPECT_FALSE(info.name.empty());
+    EXPECT_GT(info.total_bytes, 0u);
+    ASSERT_EQ(info.links.size(), static_cast<size_t>(d_->count()));
+    EXPECT_EQ(info.links[static_cast<size_t>(d)], Link::self);
+  }
+}
+
+TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  uint64_t* base = reserve(4);
+  for (size_t u = 0; u < 4; ++u) bring(base, u, 50 * u);
+  VMEM_OK(d_->open(range(base, 0, 2), Access::read_write));
+  VMEM_OK(d_->migrate(range(base, 0, 4), 1));
+  EXPECT_EQ(used(0), 0u);
+  EXPECT_EQ(used(1), 4 * kUnit);
+  void* other = bench_->stream(1);
+  bench_->sum(other, base, 4 * kWords, sum_cell());
+  VMEM_OK(bench_->synchronize(other));
+  EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(50) + sum_of(100) + sum_of(150));
+  EXPECT_EQ(base[kWords], 50u);  // still open, still right
+  copy_out(base, 3, 1, 1);
+  EXPECT_EQ(frame(1)[1], 151u);
+  bench_->destroy(other);
+}
+
+TEST_P(DeviceContract, ABlockMadeOnTheSecondDeviceIsCountedThere) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  uint64_t* base = reserve(2);
+  bring(base, 0, 1, 1);
+  EXPECT_EQ(used(0), 0u);
+  EXPECT_EQ(used(1), kUnit);
+  void* other = bench_->stream(1);
+  Ticket done;
+  VMEM_OK(d_->record(other, 1, &done));
+  VMEM_OK(d_->order_after(done, stream_, 0));  // across devices
+  VMEM_OK(bench_->synchronize(stream_));
+  bench_->destroy(other);
+  const Copy copy{at(base), frame(0), kUnit};
+  VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&copy, 1), &done));
+}
+
+TEST_P(DeviceContract, AStreamOfAnotherDeviceIsRefused) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  void* other = bench_->stream(1);
+  Ticket t;
+  VMEM_REFUSED(EINVAL, d_->check_stream(other, 0));
+  VMEM_REFUSED(EINVAL, d_->record(other, 0, &t));
+  VMEM_OK(d_->check_stream(other, 1));
+  bench_->set_current_device(1);
+  VMEM_REFUSED(EINVAL, d_->check_stream(nullptr, 0));
+  VMEM_OK(d_->check_stream(nullptr, 1));
+  bench_->set_current_device(0);
+  VMEM_OK(d_->check_stream(nullptr, 0));
+  bench_->destroy(other);
+}
+
+}  // namespace vmem::device::testing
