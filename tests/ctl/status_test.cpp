@@ -313,6 +313,25 @@ TEST_F(Ctl, TopAdvisesWhatTheFiguresAskFor) {
   EXPECT_EQ(vmem_set("block_size", "2MiB"), 0) << vmem_last_error();
 }
 
+// What is written to `name` is read from `screen`, and the other way round; `inside` keeps it open.
+struct Terminal {
+  Terminal() : screen(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
+    if (screen < 0 || grantpt(screen) != 0 || unlockpt(screen) != 0) return;
+    name = ptsname(screen);
+    inside = open(name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  }
+  ~Terminal() {
+    if (inside >= 0) close(inside);
+    if (screen >= 0) close(screen);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+  bool made() const { return inside >= 0; }
+  const int screen;
+  int inside = -1;
+  std::string name;
+};
+
 TEST_F(Ctl, TopScrollsSortsAndFiltersByKeys) {
   if (IsSkipped()) return;
   std::vector<vmem::region> regions;
@@ -320,23 +339,20 @@ TEST_F(Ctl, TopScrollsSortsAndFiltersByKeys) {
     regions.emplace_back(static_cast<size_t>(80 - i) * kMiB, VMEM_HOST_ONLY);
     regions.back().name("part-" + std::to_string(i) + ".");
   }
-  const int screen = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  ASSERT_GE(screen, 0);
-  ASSERT_EQ(grantpt(screen), 0);
-  ASSERT_EQ(unlockpt(screen), 0);
-  const std::string terminal = ptsname(screen);
-  const int keeps_it_open = open(terminal.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  Terminal terminal;
+  ASSERT_TRUE(terminal.made());
   const winsize size{24, 80, 0, 0};
-  ASSERT_EQ(ioctl(keeps_it_open, TIOCSWINSZ, &size), 0);
-  Running top({"sh", "-c", tool() + " --folder " + folder() + " top --interval 3600 <" + terminal + " >" + terminal});
+  ASSERT_EQ(ioctl(terminal.inside, TIOCSWINSZ, &size), 0);
+  Running top(
+      {"sh", "-c", tool() + " --folder " + folder() + " top --interval 3600 <" + terminal.name + " >" + terminal.name});
   std::string seen;
   // What is drawn after `keys`, up to the end of a frame that has `wanted`.
   const auto shows = [&](const std::string& keys, const std::string& wanted) {
     seen.clear();
-    if (!keys.empty() && write(screen, keys.data(), keys.size()) < 0) return false;
+    if (!keys.empty() && write(terminal.screen, keys.data(), keys.size()) < 0) return false;
     while (seen.find(wanted) == std::string::npos || seen.find("\033[J", seen.find(wanted)) == std::string::npos) {
       char buffer[4096];
-      const ssize_t n = read(screen, buffer, sizeof buffer);
+      const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
       if (n <= 0) return false;
       seen.append(buffer, static_cast<size_t>(n));
     }
@@ -350,45 +366,37 @@ TEST_F(Ctl, TopScrollsSortsAndFiltersByKeys) {
   ASSERT_TRUE(shows("s", "sorts (device)"));
   ASSERT_TRUE(shows("/part-17.\r", "(part-17.)"));
   EXPECT_NE(seen.find("  part-17."), std::string::npos) << seen;
-  ASSERT_EQ(write(screen, "q", 1), 1);
+  ASSERT_EQ(write(terminal.screen, "q", 1), 1);
   EXPECT_EQ(top.finish().status, 0);
-  close(keeps_it_open);
-  close(screen);
 }
 
 TEST_F(Ctl, TopDrawsOnATerminalUntilQAndLeavesItAsItWas) {
   if (IsSkipped()) return;
   vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
   r.name("weights");
-  const int screen = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  ASSERT_GE(screen, 0);
-  ASSERT_EQ(grantpt(screen), 0);
-  ASSERT_EQ(unlockpt(screen), 0);
-  const std::string terminal = ptsname(screen);
-  const int keeps_it_open = open(terminal.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  Terminal terminal;
+  ASSERT_TRUE(terminal.made());
   termios before{}, after{};
-  ASSERT_EQ(tcgetattr(keeps_it_open, &before), 0);
-  Running top({"sh", "-c", tool() + " --folder " + folder() + " top <" + terminal + " >" + terminal});
+  ASSERT_EQ(tcgetattr(terminal.inside, &before), 0);
+  Running top({"sh", "-c", tool() + " --folder " + folder() + " top <" + terminal.name + " >" + terminal.name});
   std::string seen;
   char buffer[4096];
   while (seen.find("weights") == std::string::npos) {
-    const ssize_t n = read(screen, buffer, sizeof buffer);
+    const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
     ASSERT_GT(n, 0) << seen;
     seen.append(buffer, static_cast<size_t>(n));
   }
   EXPECT_NE(seen.find("\033[?1049h"), std::string::npos) << "the other screen";
   EXPECT_NE(seen.find("q quits"), std::string::npos);
-  ASSERT_EQ(write(screen, "q", 1), 1);
+  ASSERT_EQ(write(terminal.screen, "q", 1), 1);
   EXPECT_EQ(top.finish().status, 0);
   while (seen.find("\033[?1049l") == std::string::npos) {
-    const ssize_t n = read(screen, buffer, sizeof buffer);
+    const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
     ASSERT_GT(n, 0);
     seen.append(buffer, static_cast<size_t>(n));
   }
-  ASSERT_EQ(tcgetattr(keeps_it_open, &after), 0);
+  ASSERT_EQ(tcgetattr(terminal.inside, &after), 0);
   EXPECT_EQ(after.c_lflag, before.c_lflag);
-  close(keeps_it_open);
-  close(screen);
 }
 
 TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {

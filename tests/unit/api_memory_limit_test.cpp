@@ -27,6 +27,11 @@ class ApiMemoryLimit : public ::testing::Test {
     fs::create_directories(fs::path(root + path).parent_path());
     std::ofstream(root + path) << text;
   }
+  // This process is in a cgroup "job" with that limit, of version 2.
+  void put_job(const char* bytes) const {
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/sys/fs/cgroup/job/memory.max", std::string(bytes) + "\n");
+  }
   std::string root;
   static constexpr uint64_t kAvailable = 16384 * kMiB;
 };
@@ -88,8 +93,7 @@ TEST_F(ApiMemoryLimit, OnAHybridSystemBothHierarchiesCount) {
 }
 
 TEST_F(ApiMemoryLimit, ALimitAboveWhatIsAvailableChangesNothing) {
-  put("/proc/self/cgroup", "0::/job\n");
-  put("/sys/fs/cgroup/job/memory.max", "68719476736\n");
+  put_job("68719476736");
   EXPECT_EQ(usable_memory(root), kAvailable);
 }
 
@@ -102,8 +106,7 @@ TEST_F(ApiMemoryLimit, NeverAnswersNothing) {
 }
 
 TEST_F(ApiMemoryLimit, ABudgetAboveTheLimitIsWarnedOfWithBothNumbers) {
-  put("/proc/self/cgroup", "0::/job\n");
-  put("/sys/fs/cgroup/job/memory.max", "268435456\n");
+  put_job("268435456");
   EXPECT_EQ(vmem::api::warn_of_budget(256 * kMiB, 0, root), "");
   const std::string line = vmem::api::warn_of_budget(512 * kMiB, 0, root);
   EXPECT_NE(line.find("512 MiB"), std::string::npos) << line;
@@ -133,8 +136,7 @@ TEST_F(ApiMemoryLimit, TheSmallestOfNestedV1LimitsCounts) {
 }
 
 TEST_F(ApiMemoryLimit, AnotherProcessHasLimitsOfItsOwn) {
-  put("/proc/self/cgroup", "0::/job\n");
-  put("/sys/fs/cgroup/job/memory.max", "268435456\n");
+  put_job("268435456");
   put("/proc/77/cgroup", "0::/other\n");
   put("/sys/fs/cgroup/other/memory.max", "536870912\n");
   EXPECT_EQ(usable_memory(root, 0, "77"), 512 * kMiB);

@@ -36,6 +36,13 @@ class SignatureTest : public testing::Test {
     EXPECT_EQ(pwrite(file_.fd(), bytes.data(), bytes.size(), offset), static_cast<ssize_t>(bytes.size()));
     return check_block_device_unused("/dev/thing", file_.fd());
   }
+  // The same, which has to be refused by name and with a way out.
+  void expect_known(std::string_view bytes, off_t offset, const char* word) {
+    const core::Status status = check(bytes, offset);
+    EXPECT_EQ(status.code(), -EEXIST) << word;
+    EXPECT_NE(status.text().find(word), std::string_view::npos) << status.text();
+    EXPECT_NE(status.text().find("wipefs"), std::string_view::npos) << status.text();
+  }
   test::TempDir dir_;
   TempFile file_{dir_.path()};
 };
@@ -78,12 +85,7 @@ TEST_F(SignatureTest, KnownContentsAreRefusedByNameWithAWayOut) {
       {"\x0c\xb1\xba\x00\x00\x00\x00\x00"sv, (128 << 10) + 4096, "ZFS"},
       {"\x53\xef"sv, 1080, "ext4"},
   };
-  for (const auto& known : cases) {
-    const core::Status status = check(known.bytes, known.offset);
-    EXPECT_EQ(status.code(), -EEXIST) << known.word;
-    EXPECT_NE(status.text().find(known.word), std::string_view::npos) << status.text();
-    EXPECT_NE(status.text().find("wipefs"), std::string_view::npos) << status.text();
-  }
+  for (const auto& known : cases) expect_known(known.bytes, known.offset, known.word);
   std::string table(66, '\0');
   table[4] = '\x83';
   table[64] = '\x55';
@@ -108,12 +110,8 @@ TEST_F(SignatureTest, WhatLiesAtTheEndIsFoundThoughTheStartIsBlank) {
       {"EFI PART"sv, 512, "partition"},
       {"EFI PART"sv, 4096, "partition"},
   };
-  for (const auto& known : cases) {
-    const core::Status status = check(known.bytes, static_cast<off_t>(kDeviceBytes) - known.before_end);
-    EXPECT_EQ(status.code(), -EEXIST) << known.word;
-    EXPECT_NE(status.text().find(known.word), std::string_view::npos) << status.text();
-    EXPECT_NE(status.text().find("wipefs"), std::string_view::npos) << status.text();
-  }
+  for (const auto& known : cases)
+    expect_known(known.bytes, static_cast<off_t>(kDeviceBytes) - known.before_end, known.word);
   EXPECT_TRUE(check("EFI PART", static_cast<off_t>(kDeviceBytes) - 1000).ok()) << "what a store left is no signature";
 }
 
