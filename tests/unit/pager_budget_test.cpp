@@ -26,11 +26,7 @@ class PagerBudget : public vmem::pager::test::PagerSteps {
     what.block_size = block_size;
     return pager->create(what, at);
   }
-  uint64_t held() {
-    struct vmem_stats out = {};
-    pager->stats(&out);
-    return out.host_bytes;
-  }
+  uint64_t held() { return stats().host_bytes; }
   void expect_numbers(const Status& s, int code, std::initializer_list<const char*> numbers) {
     EXPECT_EQ(s.code(), code) << s.text();
     for (const char* n : numbers) EXPECT_NE(s.text().find(n), std::string_view::npos) << n << " in: " << s.text();

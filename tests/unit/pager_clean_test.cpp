@@ -15,17 +15,7 @@ using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
 
-constexpr vmem::store::FileId kFile = 1;
-
-class PagerClean : public PagerSteps {
- protected:
-  uint64_t in_file(size_t offset) {
-    uint64_t value = 0;
-    const std::vector<uint8_t> bytes = engine->bytes(kFile);
-    if (offset + sizeof value <= bytes.size()) memcpy(&value, bytes.data() + offset, sizeof value);
-    return value;
-  }
-};
+class PagerClean : public PagerSteps {};
 
 // A network card that has the block's pages pinned stores into them past any protection.
 TEST_F(PagerClean, WhatADeviceStoresUnderAWriteLeaseIsWrittenEachTime) {

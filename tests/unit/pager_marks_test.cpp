@@ -20,8 +20,6 @@ using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
 
-constexpr vmem::store::FileId kFile = 1;
-
 class PagerMarks : public PagerSteps {
  protected:
   // The block is lost: its touch gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
@@ -46,17 +44,6 @@ class PagerMarks : public PagerSteps {
     evict(r, block);
     EXPECT_EQ(get(r), 5u);
     EXPECT_EQ(get(r + block), 9u) << "its neighbour is as it was";
-  }
-  struct vmem_stats stats() {
-    struct vmem_stats out = {};
-    pager->stats(&out);
-    return out;
-  }
-  uint64_t in_file(size_t offset) {
-    uint64_t value = 0;
-    const std::vector<uint8_t> bytes = engine->bytes(kFile);
-    if (offset + sizeof value <= bytes.size()) memcpy(&value, bytes.data() + offset, sizeof value);
-    return value;
   }
 };
 
@@ -122,13 +109,7 @@ TEST_F(PagerMarks, AStoredBlockTornByAFailedOverwriteIsNeverDroppedAsClean) {
   put(r, 7);
   evict(r, kHugePage);
   EXPECT_EQ(get(r), 7u);
-  put(r, 8);
-  engine->tear(EIO);
-  EXPECT_EQ(pager->sync(r, kHugePage).code(), -EIO);
-  put(r, 7);
-  evict(r, kHugePage);
-  EXPECT_EQ(get(r), 7u);
-  EXPECT_EQ(pager->counters().checksum_errors, 0u);
+  tear_and_take_back(r, kHugePage, 7);
 }
 
 TEST_F(PagerMarks, ABlockThatCouldNotBeTakenOutWhollyIsLostAndSaysSo) {

@@ -8,8 +8,7 @@
 
 #include "common/patience.h"
 #include "device/sim_device.h"
-#include "pager/pager.h"
-#include "pager_fakes.h"
+#include "pager_steps.h"
 
 namespace {
 
@@ -22,62 +21,31 @@ using vmem::pager::Parts;
 using vmem::pager::test::FakeEngine;
 using vmem::pager::test::FakeSpace;
 using vmem::pager::test::FakeTrap;
+using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
 
-constexpr size_t kBlock = 64 << 10;
+constexpr size_t kBlock = vmem::pager::test::kSmall;
 constexpr uint64_t kBudget = 64 * kBlock;
 
-class PagerPressure : public ::testing::Test {
+class PagerPressure : public PagerSteps {
  protected:
   void SetUp() override {
     auto made = std::make_unique<FakeTrap>(false, true, true);
-    trap = made.get();
     knobs.frame_limit = uint64_t{1} << 40;
     knobs.readahead_bytes = uint64_t{1} << 30;
     knobs.fault_timeout_ms = 60000;
-    trap->set_knobs(knobs);
-    Parts parts;
-    parts.trap = std::move(made);
-    parts.engine = std::make_unique<FakeEngine>();
-    engine = static_cast<FakeEngine*>(parts.engine.get());
-    parts.space = std::make_unique<FakeSpace>();
-    Config config;
-    config.host_budget = kBudget;
-    config.readahead_bytes = 16 * kBlock;
-    config.fault_timeout_ms = 60000;
-    pager = std::make_unique<Pager>(std::move(parts), std::move(config));
-    ASSERT_TRUE(pager->start().ok());
+    made->set_knobs(knobs);
+    Config c = config(kBudget);
+    c.readahead_bytes = 16 * kBlock;
+    start(std::move(c), std::move(made));
   }
   void TearDown() override {
-    pager->shutdown();
-    EXPECT_EQ(pager->check(), "");
+    PagerSteps::TearDown();
     EXPECT_GE(kBudget, trap->frame_bytes());
   }
-  std::byte* region(size_t blocks) {
-    void* at = nullptr;
-    NewRegion what;
-    what.size = blocks * kBlock;
-    what.block_size = kBlock;
-    const Status s = pager->create(what, &at);
-    EXPECT_TRUE(s.ok()) << s.text();
-    return static_cast<std::byte*>(at);
-  }
-  void put(void* at, uint64_t value) { EXPECT_TRUE(trap->store(at, value)); }
-  uint64_t get(const void* at) {
-    uint64_t value = 0;
-    EXPECT_TRUE(trap->load(at, &value)) << "SIGBUS";
-    return value;
-  }
-  uint64_t budget() {
-    struct vmem_stats out = {};
-    pager->stats(&out);
-    return out.host_budget;
-  }
+  uint64_t budget() { return stats().host_budget; }
 
-  std::unique_ptr<Pager> pager;
   vmem::trap::Knobs knobs;
-  FakeTrap* trap = nullptr;
-  FakeEngine* engine = nullptr;
 };
 
 TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {

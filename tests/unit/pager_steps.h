@@ -5,11 +5,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "pager/pager.h"
 #include "pager_fakes.h"
@@ -21,9 +24,11 @@ inline constexpr size_t kSmall = 64 << 10;
 // Copy mode unless a test asks for blocks of 2 MiB, which are moved.
 class PagerSteps : public ::testing::Test {
  protected:
-  void start(Config config) {
+  void start(Config config, std::unique_ptr<FakeTrap> with = std::make_unique<FakeTrap>(),
+             std::unique_ptr<device::Devices> devices = nullptr) {
     Parts parts;
-    parts.trap = std::make_unique<FakeTrap>();
+    parts.trap = std::move(with);
+    parts.devices = std::move(devices);
     parts.engine = std::make_unique<FakeEngine>();
     parts.space = std::make_unique<FakeSpace>();
     trap = static_cast<FakeTrap*>(parts.trap.get());
@@ -93,6 +98,16 @@ class PagerSteps : public ::testing::Test {
   std::future<core::Status> calling(Call call) {
     return std::async(std::launch::async, call);
   }
+  // A write of the block stops half way, and the program takes its change back: what the block was has to come back.
+  void tear_and_take_back(std::byte* at, size_t block, uint64_t was) {
+    put(at, was + 1);
+    engine->tear(EIO);
+    EXPECT_EQ(pager->sync(at, block).code(), -EIO);
+    put(at, was);
+    evict(at, block);
+    EXPECT_EQ(get(at), was);
+    EXPECT_EQ(pager->counters().checksum_errors, 0u);
+  }
   void evict(void* at, size_t size) {
     const core::Status s = pager->evict(at, size, VMEM_SSD);
     EXPECT_TRUE(s.ok()) << s.text();
@@ -101,6 +116,18 @@ class PagerSteps : public ::testing::Test {
     vmem_residency out = {};
     EXPECT_TRUE(pager->query(at, size, &out).ok());
     return out.ssd_bytes;
+  }
+  // A word of the first file that was mapped, as the engine has it.
+  uint64_t in_file(size_t offset) {
+    uint64_t value = 0;
+    const std::vector<uint8_t> bytes = engine->bytes(1);
+    if (offset + sizeof value <= bytes.size()) memcpy(&value, bytes.data() + offset, sizeof value);
+    return value;
+  }
+  struct vmem_stats stats() {
+    struct vmem_stats out = {};
+    pager->stats(&out);
+    return out;
   }
   static vmem_range range(void* at, size_t size, unsigned access = VMEM_READ) { return {at, size, access, 0}; }
 

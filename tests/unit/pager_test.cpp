@@ -258,12 +258,7 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheStoreIsFull) {
   evict(r, kSmall);
   EXPECT_EQ(get(r), 8u);
   // Torn there, it is in memory still, and is never taken for clean.
-  put(r, 9);
-  engine->tear(EIO);
-  EXPECT_EQ(pager->sync(r, kSmall).code(), -EIO);
-  put(r, 8);
-  evict(r, kSmall);
-  EXPECT_EQ(get(r), 8u);
+  tear_and_take_back(r, kSmall, 8);
   EXPECT_EQ(get(r + kSmall), 2u);
   EXPECT_EQ(pager->counters().checksum_errors, 0u);
 }
@@ -348,12 +343,10 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   std::byte* r = region(16, kHugePage);
   space->set_budget(0);  // before the first store: nothing leaves while the budget fills
   uint64_t n = 0;
-  struct vmem_stats stats = {};
   do {
     put(r + n * kHugePage, n + 100);
     ++n;
-    pager->stats(&stats);
-  } while (stats.host_bytes + kHugePage <= c.host_budget);
+  } while (stats().host_bytes + kHugePage <= c.host_budget);
   auto toucher = std::async(std::launch::async, [&] { return trap->store(r + n * kHugePage, n + 100); });
   const auto leased_range = std::vector{range(r + (n + 1) * kHugePage, 1)};
   auto acquiring = calling([&] { return pager->acquire(leased_range, VMEM_HOST, nullptr); });
@@ -391,12 +384,10 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
   ASSERT_TRUE(pager->acquire({&stays, 1}, VMEM_HOST, nullptr).ok());
   space->set_budget(2 * kSmall);
   uint64_t n = 0;
-  struct vmem_stats stats = {};
   do {
     put(large + n * kHugePage, 101 + n);
     ++n;
-    pager->stats(&stats);
-  } while (stats.host_bytes + kHugePage <= c.host_budget);
+  } while (stats().host_bytes + kHugePage <= c.host_budget);
   auto toucher = std::async(std::launch::async, [&] { return trap->store(large + n * kHugePage, 101 + n); });
   // The store has room for the small block alone: for three times the time-out nothing else is written.
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3 * timeout_ms);
@@ -664,9 +655,7 @@ TEST_F(PagerSteps, MemoryStaysWithinTheBudgetUnderManyThreads) {
     }
     for (std::thread& t : threads) t.join();
     EXPECT_EQ(wrong, 0u);
-    struct vmem_stats stats = {};
-    pager->stats(&stats);
-    EXPECT_LE(stats.host_bytes, stats.host_budget);
+    EXPECT_LE(stats().host_bytes, stats().host_budget);
     TearDown();
     pager.reset();
   }

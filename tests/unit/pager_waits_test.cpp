@@ -12,11 +12,6 @@ using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::device::SimKernel;
 using vmem::pager::Config;
-using vmem::pager::NewRegion;
-using vmem::pager::Pager;
-using vmem::pager::Parts;
-using vmem::pager::test::FakeEngine;
-using vmem::pager::test::FakeSpace;
 using vmem::pager::test::FakeTrap;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
@@ -26,23 +21,14 @@ class PagerWaits : public PagerSteps {
   static constexpr size_t kStaging = 16, kOnDevice = 24;  // blocks that fit
 
   void start_with_device(unsigned timeout_ms) {
-    Parts parts;
-    parts.trap = std::make_unique<FakeTrap>(false, true, false);
-    parts.engine = std::make_unique<FakeEngine>();
-    parts.space = std::make_unique<FakeSpace>();
-    trap = static_cast<FakeTrap*>(parts.trap.get());
-    engine = static_cast<FakeEngine*>(parts.engine.get());
-    space = static_cast<FakeSpace*>(parts.space.get());
     std::unique_ptr<vmem::device::SimDevices> made;
     vmem::device::SimOptions options;
     options.memory_bytes = 2 * kOnDevice * kHugePage;
     ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
-    parts.devices = std::move(made);
     Config c = config(64 << 20);  // half of it for staging frames
     c.fault_timeout_ms = timeout_ms;
     c.device_budget = kOnDevice * kHugePage;
-    pager = std::make_unique<Pager>(std::move(parts), std::move(c));
-    ASSERT_TRUE(pager->start().ok());
+    start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
     r = region(4 * kOnDevice, kHugePage);
   }
   Status acquire(size_t first, size_t count, int location, unsigned access = VMEM_READ) {
