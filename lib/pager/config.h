@@ -6,12 +6,17 @@
 #include <vector>
 
 #include "device/device.h"
+#include "memory/frame_pool.h"
+#include "memory/staging.h"
 #include "policy/evictor.h"
 #include "store/io.h"
 #include "store/space.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
+
+using memory::FramePool;
+using memory::Staging;
 
 struct Config {
   uint64_t host_budget = 0;     // bytes

@@ -18,12 +18,10 @@
 #include "core/counters.h"
 #include "core/options.h"
 #include "pager/config.h"
-#include "pager/frames.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
 #include "pager/region.h"
-#include "pager/staging.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {

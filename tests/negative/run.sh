@@ -15,7 +15,7 @@ unknown_mark   | long  | unit PagerMarks.*
 write_report   | long  | unit PagerSteps.ABackgroundFailureIsReportedByTheNextSyncOnce
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
-budget         | long  | unit PagerFrames.FramesAreDistinctAndEndWithTheBudget
+budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
 lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocksThemAll
 stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim

@@ -18,7 +18,7 @@
 #include "core/types.h"
 #include "trap/trap.h"
 
-namespace vmem::pager {
+namespace vmem::memory {
 
 class FramePool {
  public:
@@ -133,4 +133,4 @@ class FramePool {
   std::vector<trap::Range> beside_;  // slabs of buffers beside the module's frames
 };
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

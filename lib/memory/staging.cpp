@@ -1,4 +1,4 @@
-#include "pager/staging.h"
+#include "memory/staging.h"
 
 #include <numaif.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 
 #include "core/log.h"
 
-namespace vmem::pager {
+namespace vmem::memory {
 
 using core::Status;
 
@@ -127,4 +127,4 @@ bool Staging::owns(const std::byte* at) const {
   return false;
 }
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

@@ -3,7 +3,7 @@
 // the kernel when the process ends. Not thread-safe: the pager's lock protects it, except make_slab(). The memory of
 // the slabs is paid for from the host budget by the caller, once and for good.
 //
-// Faults never wait for a staging frame: they have frames of their own (frames.h).
+// Faults never wait for a staging frame: they have frames of their own (frame_pool.h).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "trap/trap.h"
 
-namespace vmem::pager {
+namespace vmem::memory {
 
 class Staging {
  public:
@@ -57,4 +57,4 @@ class Staging {
   size_t total_ = 0;
 };
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

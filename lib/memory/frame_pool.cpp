@@ -1,4 +1,4 @@
-#include "pager/frames.h"
+#include "memory/frame_pool.h"
 
 #include <numaif.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include "core/break.h"
 #include "core/log.h"
 
-namespace vmem::pager {
+namespace vmem::memory {
 
 using core::kHugePage;
 
@@ -336,4 +336,4 @@ void FramePool::trim() {
   if (used_ > budget()) shrink_bounce(used_ - budget());
 }
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

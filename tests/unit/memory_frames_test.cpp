@@ -6,25 +6,25 @@
 #include <random>
 #include <set>
 
-#include "pager/frames.h"
+#include "memory/frame_pool.h"
 #include "pager_fakes.h"
 
 namespace {
 
 using vmem::core::kHugePage;
 using vmem::core::Status;
-using vmem::pager::FramePool;
+using vmem::memory::FramePool;
 using vmem::pager::test::FakeTrap;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class PagerFrames : public ::testing::Test {
+class MemoryFrames : public ::testing::Test {
  protected:
   FakeTrap trap;
   FramePool pool{trap, 16 * kMiB, {}};
 };
 
-TEST_F(PagerFrames, FramesAreDistinctAndEndWithTheBudget) {
+TEST_F(MemoryFrames, FramesAreDistinctAndEndWithTheBudget) {
   std::set<std::byte*> frames;
   for (int i = 0; i < 8; ++i) {
     std::byte* f = pool.get(kHugePage, 0);
@@ -41,7 +41,7 @@ TEST_F(PagerFrames, FramesAreDistinctAndEndWithTheBudget) {
   EXPECT_EQ(pool.used(), 16 * kMiB);
 }
 
-TEST_F(PagerFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
+TEST_F(MemoryFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
   std::byte* f = pool.get(kHugePage, 0);
   pool.put(f, kHugePage);
   EXPECT_EQ(pool.used(), 2 * kMiB);
@@ -51,7 +51,7 @@ TEST_F(PagerFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
   EXPECT_EQ(pool.used(), 2 * kMiB);
 }
 
-TEST_F(PagerFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
+TEST_F(MemoryFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
   std::byte* big[8];
   for (auto& f : big) f = pool.get(kHugePage, 0);
   for (auto& f : big) pool.put(f, kHugePage);
@@ -61,7 +61,7 @@ TEST_F(PagerFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
   EXPECT_EQ(pool.get(64 << 10, 0), nullptr);
 }
 
-TEST_F(PagerFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
+TEST_F(MemoryFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
   for (int i = 0; i < 6; ++i) ASSERT_NE(pool.get(kHugePage, 4 * kMiB), nullptr);
   EXPECT_EQ(pool.get(kHugePage, 4 * kMiB), nullptr);
   EXPECT_FALSE(pool.take_credit(1, 4 * kMiB));
@@ -69,7 +69,7 @@ TEST_F(PagerFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
   EXPECT_NE(pool.get(kHugePage, 0), nullptr);
 }
 
-TEST_F(PagerFrames, ACreditTravelsWithoutAFrame) {
+TEST_F(MemoryFrames, ACreditTravelsWithoutAFrame) {
   ASSERT_TRUE(pool.take_credit(3 * kMiB, 0));
   EXPECT_EQ(pool.used(), 3 * kMiB);
   // A block moved in place: the frame's slot comes back, its credit stays with the region.
@@ -81,7 +81,7 @@ TEST_F(PagerFrames, ACreditTravelsWithoutAFrame) {
   EXPECT_EQ(pool.used(), 0u);
 }
 
-TEST_F(PagerFrames, ALoweredBudgetIsReachedByTrimAndByFramesThatComeBack) {
+TEST_F(MemoryFrames, ALoweredBudgetIsReachedByTrimAndByFramesThatComeBack) {
   std::byte* frames[8];
   for (auto& f : frames) f = pool.get(kHugePage, 0);
   for (int i = 0; i < 4; ++i) pool.put(frames[i], kHugePage);
@@ -97,7 +97,7 @@ TEST_F(PagerFrames, ALoweredBudgetIsReachedByTrimAndByFramesThatComeBack) {
   EXPECT_EQ(pool.available(), 2 * kMiB);
 }
 
-TEST_F(PagerFrames, BounceBuffersAreBoundedAndReused) {
+TEST_F(MemoryFrames, BounceBuffersAreBoundedAndReused) {
   EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asked for any";
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
   EXPECT_EQ(pool.used(), 2 * kMiB) << "the first slab is there before the first fault";
@@ -118,7 +118,7 @@ TEST_F(PagerFrames, BounceBuffersAreBoundedAndReused) {
   EXPECT_EQ(pool.used(), 4 * kMiB);
 }
 
-TEST_F(PagerFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
+TEST_F(MemoryFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
   ASSERT_TRUE(pool.take_credit(15 * kMiB, 0));
   const Status s = pool.want_bounce(4096, 4 * kMiB);
   EXPECT_EQ(s.code(), -ENOMEM);
@@ -126,7 +126,7 @@ TEST_F(PagerFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
   EXPECT_EQ(pool.used(), 15 * kMiB);
 }
 
-TEST_F(PagerFrames, BuffersGoWithTheirLastUser) {
+TEST_F(MemoryFrames, BuffersGoWithTheirLastUser) {
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
   std::byte* b = pool.get_bounce(64 << 10);
@@ -138,7 +138,7 @@ TEST_F(PagerFrames, BuffersGoWithTheirLastUser) {
   EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asks for any";
 }
 
-TEST_F(PagerFrames, IdleBuffersBeyondTheLeastMakeRoomForBlocks) {
+TEST_F(MemoryFrames, IdleBuffersBeyondTheLeastMakeRoomForBlocks) {
   ASSERT_TRUE(pool.want_bounce(64 << 10, 8 * kMiB).ok());
   std::vector<std::byte*> buffers;
   while (std::byte* b = pool.get_bounce(64 << 10)) buffers.push_back(b);
@@ -154,7 +154,7 @@ TEST_F(PagerFrames, IdleBuffersBeyondTheLeastMakeRoomForBlocks) {
   EXPECT_NE(pool.get_bounce(64 << 10), nullptr);
 }
 
-TEST_F(PagerFrames, ALoweredBudgetTakesIdleBuffersAndThoseThatComeBack) {
+TEST_F(MemoryFrames, ALoweredBudgetTakesIdleBuffersAndThoseThatComeBack) {
   ASSERT_TRUE(pool.want_bounce(kHugePage, 8 * kMiB, 2 * kHugePage).ok());
   EXPECT_EQ(pool.least_overhead(), 4 * kMiB);
   std::byte* buffers[4];
@@ -167,7 +167,7 @@ TEST_F(PagerFrames, ALoweredBudgetTakesIdleBuffersAndThoseThatComeBack) {
   EXPECT_EQ(pool.used(), 4 * kMiB);
 }
 
-TEST_F(PagerFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
+TEST_F(MemoryFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
   pool.set_tables(3 * kMiB);
   EXPECT_EQ(pool.used(), 3 * kMiB);
   EXPECT_EQ(pool.overhead(), 3 * kMiB);
@@ -180,7 +180,7 @@ TEST_F(PagerFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
   EXPECT_EQ(pool.available(), 11 * kMiB);
 }
 
-TEST_F(PagerFrames, AFrameFromTheSystemIsZeroAfterRelease) {
+TEST_F(MemoryFrames, AFrameFromTheSystemIsZeroAfterRelease) {
   std::byte* slot = pool.get_slot(kHugePage);
   ASSERT_NE(slot, nullptr);
   EXPECT_EQ(pool.used(), 0u) << "a slot is address space only";
@@ -191,7 +191,7 @@ TEST_F(PagerFrames, AFrameFromTheSystemIsZeroAfterRelease) {
 }
 
 // The equation, after each of many random calls, against a model that counts by hand.
-TEST_F(PagerFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
+TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
   std::mt19937 random(7);
   constexpr size_t kSizes[] = {4096, 64 << 10, kHugePage};
   std::vector<std::pair<std::byte*, size_t>> frames, bounce;
