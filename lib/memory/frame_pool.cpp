@@ -7,17 +7,19 @@
 #include <bit>
 #include <cerrno>
 
-#include "core/break.h"
 #include "core/log.h"
 
 namespace vmem::memory {
 
 using core::kHugePage;
 
-FramePool::FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> numa_nodes)
-    : trap_(trap), install_(trap.caps().install), budget_(budget_bytes), nodes_(std::move(numa_nodes)) {}
+FramePool::FramePool(trap::Trap& trap, HostBudget& budget, std::vector<int> numa_nodes)
+    : trap_(trap), budget_(budget), install_(trap.caps().install), nodes_(std::move(numa_nodes)) {
+  budget_.set_idle(this);
+}
 
 FramePool::~FramePool() {
+  budget_.set_idle(nullptr);
   for (const trap::Range& arena : arenas_)
     trap_.release_arena(reinterpret_cast<void*>(arena.address), arena.size).ignore();
   for (const trap::Range& slab : beside_) munmap(reinterpret_cast<void*>(slab.address), slab.size);
@@ -27,55 +29,18 @@ size_t FramePool::index(size_t size) {
   return static_cast<size_t>(std::countr_zero(size / core::kPage));
 }
 
-void FramePool::set_tables(uint64_t bytes) {
-  used_ = used_ - tables_ + bytes;
-  tables_ = bytes;
-  trim();
-}
-
-// Whether there is room within the budget, free frames not counted; makes some of idle buffers.
-bool FramePool::fits(uint64_t bytes, uint64_t reserve) {
-  const uint64_t most = budget(), needed = in_use() + bytes + reserve;
-  return needed <= most || shrink_bounce(needed - most) >= needed - most;
-}
-
-bool FramePool::take_credit(uint64_t bytes, uint64_t reserve) {
-  const uint64_t most = core::broken("budget") ? UINT64_MAX / 2 : budget();
-  if (most == budget() && !fits(bytes, reserve)) return false;
-  const uint64_t needed = used_ + bytes + reserve;
-  if (needed > most && shrink_free(needed - most) < needed - most) return false;
-  used_ += bytes;
-  return true;
-}
-
-void FramePool::give_credit(uint64_t bytes) {
-  used_ -= bytes;
-}
-
-bool FramePool::take_fixed(uint64_t bytes, uint64_t reserve) {
-  if (!take_credit(bytes, reserve)) return false;
-  fixed_ += bytes;
-  return true;
-}
-
-void FramePool::give_fixed(uint64_t bytes) {
-  fixed_ -= bytes;
-  give_credit(bytes);
-}
-
 std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
   Class& c = classes_[index(size)];
   if (fresh != nullptr) *fresh = false;
   if (!c.free.empty()) {
-    if (!fits(size, reserve)) return nullptr;
+    if (!budget_.charge_idle(size, reserve)) return nullptr;
     std::byte* frame = c.free.back();
     c.free.pop_back();
-    free_bytes_ -= size;
     return frame;
   }
-  if (!take_credit(size, reserve)) return nullptr;
+  if (!budget_.charge(size, reserve)) return nullptr;
   std::byte* slot = get_slot(size);
-  if (slot == nullptr) give_credit(size);
+  if (slot == nullptr) budget_.credit(size);
   if (fresh != nullptr) *fresh = install_;
   return slot;
 }
@@ -87,7 +52,7 @@ core::Status FramePool::populate(std::byte* frame, size_t size) const {
 
 void FramePool::put_fresh(std::byte* frame, size_t size) {
   put_slot(frame, size);
-  give_credit(size);
+  budget_.credit(size);
 }
 
 // False: somebody pins it, so it keeps its memory.
@@ -101,13 +66,13 @@ bool FramePool::release(std::byte* frame, size_t size) {
 }
 
 void FramePool::put(std::byte* frame, size_t size) {
-  if (used_ > budget() && release(frame, size)) {  // the budget was lowered, or tables grew
-    used_ -= size;
+  if (budget_.over() && release(frame, size)) {  // it was lowered, or tables grew
+    budget_.credit(size);
     put_slot(frame, size);
     return;
   }
   classes_[index(size)].free.push_back(frame);
-  free_bytes_ += size;
+  budget_.credit_idle(size);
 }
 
 std::byte* FramePool::get_slot(size_t size) {
@@ -184,10 +149,10 @@ std::byte* FramePool::get_bounce(size_t size) {
   const size_t slab = slab_of(size), buffers = slab / size;
   auto it = std::find_if(c.slabs.begin(), c.slabs.end(), [&](const Slab& s) { return s.busy < buffers; });
   if (it == c.slabs.end()) {
-    if ((c.slabs.size() + 1) * slab > c.bounce_limit || !take_credit(slab, 0)) return nullptr;
+    if ((c.slabs.size() + 1) * slab > c.bounce_limit || !budget_.charge(slab, 0, Use::buffers)) return nullptr;
     std::byte* at = get_slab(slab);
     if (at == nullptr) {
-      give_credit(slab);
+      budget_.credit(slab, Use::buffers);
       return nullptr;
     }
     it = c.slabs.insert(c.slabs.end(), Slab{at});
@@ -208,7 +173,7 @@ void FramePool::put_bounce(std::byte* buffer, size_t size) {
   const size_t i = static_cast<size_t>(buffer - it->at) / size;
   it->taken[i / 64] &= ~(uint64_t{1} << i % 64);
   if (--it->busy != 0 || c.slabs.size() * slab <= c.bounce_least) return;
-  if (used_ > budget() || c.slabs.size() * slab > c.bounce_limit) release_slab(size, it);
+  if (budget_.over() || c.slabs.size() * slab > c.bounce_limit) release_slab(size, it);
 }
 
 // An idle slab goes back to the system. False: somebody pins its memory.
@@ -223,12 +188,12 @@ bool FramePool::release_slab(size_t size, std::vector<Slab>::iterator slab) {
     put_slot(at, bytes);
   }
   classes_[index(size)].slabs.erase(slab);
-  give_credit(bytes);
+  budget_.credit(bytes, Use::buffers);
   return true;
 }
 
 // Takes idle slabs beyond what each size must keep; returns how many bytes of the budget came free.
-uint64_t FramePool::shrink_bounce(uint64_t bytes) {
+uint64_t FramePool::release_buffers(uint64_t bytes) {
   uint64_t freed = 0;
   for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
     Class& c = classes_[i];
@@ -275,14 +240,14 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t 
   reserve_slabs(c, slab, std::max({c.bounce_limit, limit_bytes, least}));
   c.bounce_limit = std::max({c.bounce_limit, limit_bytes, least});
   while (c.slabs.size() * slab < least) {
-    const bool room = take_credit(slab, 0);
+    const bool room = budget_.charge(slab, 0, Use::buffers);
     std::byte* const at = room ? get_slab(slab) : nullptr;
     if (at == nullptr) {
-      if (room) give_credit(slab);
+      if (room) budget_.credit(slab, Use::buffers);
       c.bounce_limit = limit;
       return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
-                         core::human_bytes(budget()).c_str(), core::human_bytes(slab).c_str(),
-                         core::human_bytes(used_ - free_bytes_).c_str());
+                         core::human_bytes(budget_.limit()).c_str(), core::human_bytes(slab).c_str(),
+                         core::human_bytes(budget_.in_use()).c_str());
     }
     c.slabs.push_back(Slab{at});
   }
@@ -301,19 +266,13 @@ void FramePool::unwant_bounce(size_t size) {
   }
 }
 
-uint64_t FramePool::overhead() const {
-  uint64_t bytes = tables_ + fixed_;
-  for (size_t i = 0; i < classes_.size(); ++i) bytes += classes_[i].slabs.size() * slab_of(core::kPage << i);
-  return bytes;
-}
-
 uint64_t FramePool::least_overhead() const {
-  uint64_t bytes = tables_ + fixed_;
+  uint64_t bytes = budget_.charged(Use::tables) + budget_.charged(Use::fixed);
   for (const Class& c : classes_) bytes += c.bounce_least;
   return bytes;
 }
 
-uint64_t FramePool::shrink_free(uint64_t bytes) {
+uint64_t FramePool::release_frames(uint64_t bytes) {
   uint64_t freed = 0;
   for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
     const size_t size = core::kPage << i;
@@ -323,17 +282,22 @@ uint64_t FramePool::shrink_free(uint64_t bytes) {
       if (!release(frame, size)) continue;
       c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last, unless others are pinned
       put_slot(frame, size);
-      free_bytes_ -= size;
-      used_ -= size;
+      budget_.credit(size, Use::idle);
       freed += size;
     }
   }
   return freed;
 }
 
-void FramePool::trim() {
-  if (used_ > budget()) shrink_free(used_ - budget());
-  if (used_ > budget()) shrink_bounce(used_ - budget());
+std::string FramePool::check() const {
+  uint64_t idle = 0, buffers = 0;
+  for (size_t i = 0; i < classes_.size(); ++i) {
+    idle += classes_[i].free.size() * (core::kPage << i);
+    buffers += classes_[i].slabs.size() * slab_of(core::kPage << i);
+  }
+  if (idle != budget_.charged(Use::idle)) return "free frames and their charge disagree";
+  if (buffers != budget_.charged(Use::buffers)) return "slabs of buffers and their charge disagree";
+  return budget_.check();
 }
 
 }  // namespace vmem::memory

@@ -1,62 +1,35 @@
-// Host memory of bounded size: the budget, frames to move blocks through, and buffers to read into. Not thread-safe:
-// the pager's lock protects it, except populate().
+// Frames to move blocks through, and buffers to read into, within the host budget.
 //
-//   used = credits handed out + populated free frames + bounce slabs + tables   <=   budget, always
+//   charged for idle = free frames, charged for buffers = slabs; what is handed out is charged for blocks
 //
-// A credit is the right to keep that many bytes of memory. It travels with the bytes: frame -> region -> frame.
+// Not thread-safe: the pager's lock protects it, except populate().
 //
 // Over the module a frame has memory only after populate(), which may be refused: by a limit of the machine, or because
-// memory is short. The pool is then capped below its budget for a while, so that blocks are evicted for frames.
+// memory is short. The budget is then capped for a while, so that blocks are evicted for frames.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
+#include "memory/host_budget.h"
 #include "trap/trap.h"
 
 namespace vmem::memory {
 
-class FramePool {
+class FramePool final : private IdleMemory {
  public:
-  FramePool(trap::Trap& trap, uint64_t budget_bytes, std::vector<int> numa_nodes);
+  // The budget asks this pool for room from now on.
+  FramePool(trap::Trap& trap, HostBudget& budget, std::vector<int> numa_nodes);
   ~FramePool();
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
-  // In force: what was set, or less while the machine gives less.
-  uint64_t budget() const { return std::min({budget_, cap_, ceiling_}); }
-  uint64_t wanted_budget() const { return budget_; }
-  void set_budget(uint64_t bytes) { budget_ = bytes; }
-  // Until lift_cap(); UINT64_MAX: none.
-  void set_cap(uint64_t bytes) { cap_ = bytes; }
-  void lift_cap() { cap_ = UINT64_MAX; }
-  bool capped() const { return cap_ != UINT64_MAX; }
-  // An administrator's limit; UINT64_MAX: none.
-  void set_ceiling(uint64_t bytes) { ceiling_ = bytes; }
-  uint64_t used() const { return used_; }
-  uint64_t in_use() const { return used_ - free_bytes_; }
-  // Bytes that could be handed out now.
-  uint64_t available() const { return budget() > in_use() ? budget() - in_use() : 0; }
-  // What may hold blocks that were read ahead and not used yet: the rest is for what readers are at, and for what they
-  // have passed, which leaves first.
-  uint64_t ahead_limit() const { return (budget() - std::min(budget(), overhead())) / 2; }
-  // Memory of the library's own tables, counted like frames; free frames and idle buffers make room for them. Whoever
-  // has not asked for room before may push `used` over the budget until blocks are evicted.
-  void set_tables(uint64_t bytes);
-
-  // A credit without a frame; false when it would exceed budget - reserve.
-  bool take_credit(uint64_t bytes, uint64_t reserve);
-  void give_credit(uint64_t bytes);
-
-  // Memory outside the pool that counts against the budget for good; false when it would exceed budget - reserve.
-  bool take_fixed(uint64_t bytes, uint64_t reserve);
-  void give_fixed(uint64_t bytes);
-
-  // A frame of `size` bytes with its credit: contents undefined. nullptr: no memory within budget - reserve. *fresh: it
+  // A frame of `size` bytes with its charge: contents undefined. nullptr: no memory within budget - reserve. *fresh: it
   // has no memory yet, see populate().
   std::byte* get(size_t size, uint64_t reserve, bool* fresh = nullptr);
   // Gives a fresh frame memory, zeroed. Without the lock; may wait for the system. On an error it is still fresh.
@@ -68,7 +41,7 @@ class FramePool {
   // Address space for the first frames of this size, so that none of its blocks ever waits for that. False: there is
   // none.
   bool want_slots(size_t size);
-  // Address space of a frame without memory or credit: where take() puts a block's pages. nullptr: no address space.
+  // Address space of a frame without memory or charge: where take() puts a block's pages. nullptr: no address space.
   std::byte* get_slot(size_t size);
   void put_slot(std::byte* slot, size_t size);
 
@@ -89,15 +62,12 @@ class FramePool {
 
   // Asks the kernel to take memory for [at, at + size) from the chosen NUMA nodes.
   void place(void* at, size_t size) const;
-  // Part of used() that is not blocks: tables, bounce slabs, fixed memory.
-  uint64_t overhead() const;
-  // .. and cannot be had for blocks: idle slabs beyond the least go to whoever needs the room.
+  // What cannot be had for blocks: tables, fixed memory, and of each size's slabs the least. Idle slabs beyond that go
+  // to whoever needs the room.
   uint64_t least_overhead() const;
-  uint64_t tables() const { return tables_; }
-  uint64_t fixed() const { return fixed_; }
 
-  // Gives populated free frames, then idle slabs, back to the system until used <= budget or there are none left.
-  void trim();
+  // Tests: what is wrong; empty: nothing.
+  std::string check() const;
 
  private:
   struct Slab {  // of bounce buffers
@@ -118,15 +88,13 @@ class FramePool {
   std::byte* get_slab(size_t size);
   void reserve_slabs(Class& c, size_t slab, uint64_t limit);
   bool release(std::byte* frame, size_t size);
-  uint64_t shrink_free(uint64_t bytes);
-  bool fits(uint64_t bytes, uint64_t reserve);
   bool release_slab(size_t size, std::vector<Slab>::iterator slab);
-  uint64_t shrink_bounce(uint64_t bytes);
+  uint64_t release_frames(uint64_t bytes) override;
+  uint64_t release_buffers(uint64_t bytes) override;
 
   trap::Trap& trap_;
+  HostBudget& budget_;
   const bool install_;  // frames are the module's
-  uint64_t budget_, used_ = 0, free_bytes_ = 0, tables_ = 0, fixed_ = 0;
-  uint64_t cap_ = UINT64_MAX, ceiling_ = UINT64_MAX;
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
   std::vector<trap::Range> arenas_;  // of frames

@@ -98,10 +98,10 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
   return {};
 }
 
-bool Staging::reserve(size_t frames) noexcept try {
+bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
   slabs_.reserve(slabs_.size() + 1);
   free_.reserve(total_ + frames);  // giving one back needs no memory
-  return true;
+  return budget_.charge(frames * kFrame, keep, Use::fixed);
 } catch (const std::bad_alloc&) {
   return false;
 }

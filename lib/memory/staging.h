@@ -1,7 +1,8 @@
 // Host memory that devices copy from and to at full speed: frames of one size, pinned for every device, in slabs that
 // stay. Where the module is the trap they are its frames: contiguous, charged to the machine's limits, given back by
-// the kernel when the process ends. Not thread-safe: the pager's lock protects it, except make_slab(). The memory of
-// the slabs is paid for from the host budget by the caller, once and for good.
+// the kernel when the process ends. Not thread-safe: the pager's lock protects it, except make_slab().
+//
+//   charged from reserve() on, for good: the fixed memory of the host budget has every slab in it
 //
 // Faults never wait for a staging frame: they have frames of their own (frame_pool.h).
 #pragma once
@@ -13,6 +14,7 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "memory/host_budget.h"
 #include "trap/trap.h"
 
 namespace vmem::memory {
@@ -21,7 +23,7 @@ class Staging {
  public:
   static constexpr size_t kFrame = core::kHugePage;  // bytes
 
-  Staging() = default;
+  explicit Staging(HostBudget& budget) : budget_(budget) {}
   struct Slab {
     std::byte* at = nullptr;
     size_t size = 0;
@@ -37,8 +39,10 @@ class Staging {
   // thread, no lock.
   static core::Status make_slab(device::Devices& devices, trap::Trap& trap, size_t frames,
                                 const std::vector<int>& nodes, Slab* slab);
-  // Memory to know so many frames more by. False: there is none.
-  bool reserve(size_t frames) noexcept;
+  // Charges so many frames more, and makes room to know them by. False: the budget has no room beside `keep` bytes, or
+  // there is no memory. unreserve(): they could not be made.
+  bool reserve(size_t frames, uint64_t keep) noexcept;
+  void unreserve(size_t frames) { budget_.credit(frames * kFrame, Use::fixed); }
   // From now on its frames are handed out. After reserve().
   void add_slab(device::Devices& devices, const Slab& slab);
 
@@ -51,6 +55,7 @@ class Staging {
   uint64_t bytes() const { return total_ * kFrame; }
 
  private:
+  HostBudget& budget_;
   device::Devices* devices_ = nullptr;
   std::vector<Slab> slabs_;
   std::vector<std::byte*> free_;

@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "memory/frame_pool.h"
+#include "memory/host_budget.h"
 #include "memory/staging.h"
 #include "policy/evictor.h"
 #include "store/io.h"
@@ -16,7 +17,9 @@
 namespace vmem::pager {
 
 using memory::FramePool;
+using memory::HostBudget;
 using memory::Staging;
+using memory::Use;
 
 struct Config {
   uint64_t host_budget = 0;     // bytes

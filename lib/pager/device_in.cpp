@@ -288,7 +288,7 @@ void Pager::pull(Batch& batch, int d) {
         block.device = static_cast<uint8_t>(d);
         resident.pool = static_cast<uint8_t>(kDevicePools + d);
       }
-      frames_.give_credit(r.block_size);
+      budget_.credit(r.block_size);
       block.flags &= static_cast<uint16_t>(~core::kProtected);
       resident.in_place = resident.dropping = false;
       resident.frame = nullptr;

@@ -389,7 +389,7 @@ Status Pager::no_staging_frame() {
   Status why = take_write_error();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
-               config_.fault_timeout_ms, core::human_bytes(frames_.budget()).c_str(),
+               config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),
                core::human_bytes(staging_.bytes()).c_str());
 }
 

@@ -227,7 +227,7 @@ size_t Pager::staging_reserve() const {
 }
 
 bool Pager::staging_may_grow() const {
-  return staging_.bytes() + 4 * Staging::kFrame <= staging_most(frames_.budget(), config_.staging_share);
+  return staging_.bytes() + 4 * Staging::kFrame <= staging_most(budget_.limit(), config_.staging_share);
 }
 
 void Pager::set_staging_share(unsigned percent) {
@@ -244,12 +244,12 @@ bool Pager::must_evict_staging() const {
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
 void Pager::grow_staging(Lock& lock) {
-  const uint64_t most = staging_most(frames_.budget(), config_.staging_share);
+  const uint64_t most = staging_most(budget_.limit(), config_.staging_share);
   const uint64_t room = most - std::min(most, staging_.bytes());
   const size_t frames = std::min<size_t>(kSlabFrames, room / Staging::kFrame);
   staging_wanted_ = false;
   if (frames == 0 || staging_growing_) return;
-  if (!staging_.reserve(frames) || !frames_.take_fixed(frames * Staging::kFrame, sums_.reserve_bytes)) {
+  if (!staging_.reserve(frames, sums_.reserve_bytes)) {
     // Until then the pool gives up what it has.
     staging_wanted_ = staging_refused_ = true;
     grow_again_ns_ = now_ns() + kGrowAgain;
@@ -267,7 +267,7 @@ void Pager::grow_staging(Lock& lock) {
     staging_.add_slab(*devices_, slab);
     resize_policies();
   } else {
-    frames_.give_fixed(frames * Staging::kFrame);
+    staging_.unreserve(frames);
     grow_again_ns_ = now_ns() + 100 * kGrowAgain;
     core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", staging_.total(),
               static_cast<int>(s.text().size()), s.text().data());

@@ -33,11 +33,11 @@ constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kM
 
 // Free memory, or on its way to being free, is short of the low watermark.
 bool Pager::must_evict() const {
-  const uint64_t budget = frames_.budget();
+  const uint64_t budget = budget_.limit();
   const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
   const uint64_t low =
       std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * sums_.largest_block)), budget / 100 * percent);
-  return frames_.in_use() + std::max(low, sums_.room_wanted) > budget + sums_.leaving_bytes;
+  return budget_.in_use() + std::max(low, sums_.room_wanted) > budget + sums_.leaving_bytes;
 }
 
 void Pager::evict_loop() {
@@ -371,7 +371,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if (m->in_place) {
-    if (!core::broken("credit")) frames_.give_credit(r.block_size);
+    if (!core::broken("credit")) budget_.credit(r.block_size);
   } else if (m->from_held) {
     give_frame(r, m->image);
   } else {

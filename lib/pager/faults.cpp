@@ -223,7 +223,7 @@ void Pager::used(Region& r, BlockIndex b) {
 
 // Tells read-ahead of a fault, and does what follows from it.
 void Pager::follow(Region& r, BlockIndex b, bool marker) {
-  const uint64_t limit = frames_.ahead_limit();
+  const uint64_t limit = budget_.ahead_limit();
   const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, sums_.evicted_pages});
   pass(r, r.readahead.passed(), true);
   pass(r, r.readahead.given_up(), false);
@@ -239,7 +239,7 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
 // else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
 // that is true.
 void Pager::pass(Region& r, const policy::Run& run, bool used) {
-  const bool leave = !used || scanned(r, frames_.budget());
+  const bool leave = !used || scanned(r, budget_.limit());
   forget_ahead(queues_.speculative, r, run);
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
@@ -263,7 +263,7 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
 // There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
 // make some.
 void Pager::give_up_idle(uint64_t bytes) {
-  const uint64_t budget = frames_.budget() / core::kPage;
+  const uint64_t budget = budget_.limit() / core::kPage;
   if (sums_.evicted_pages < sums_.looked_ahead + budget / 8 || sums_.evicted_pages < kIdleBudgets * budget) return;
   sums_.looked_ahead = sums_.evicted_pages;
   for (auto& [base, region] : regions_) {
@@ -279,7 +279,7 @@ void Pager::give_up_idle(uint64_t bytes) {
 // What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
 // and write-back keeps step with the stores.
 void Pager::drop_behind(Region& r) {
-  if (!scanned(r, frames_.budget()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
+  if (!scanned(r, budget_.limit()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =

@@ -75,9 +75,9 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   if (overtakes(r)) return false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
   if (r.transfer == Transfer::copy) {
-    if (frames_.take_credit(size, keep)) {
+    if (budget_.charge(size, keep)) {
       image = frames_.get_bounce(size);
-      if (image == nullptr) frames_.give_credit(size);
+      if (image == nullptr) budget_.credit(size);
     }
   } else {
     image = frames_.get(size, keep, &fresh);
@@ -322,7 +322,7 @@ bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* 
   Block& block = r.table[b];
   const bool staged = residents_[block.aux].pool == kStagingPool;
   // The bytes will be in two places for a moment.
-  if (staged && !frames_.take_credit(r.block_size, 0)) return false;
+  if (staged && !budget_.charge(r.block_size, 0)) return false;
   Move* m = new_move(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
@@ -340,7 +340,7 @@ void Pager::give_frame(Region& r, std::byte* image) {
     staging_.put(image);
   } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(image, r.block_size);
-    frames_.give_credit(r.block_size);
+    budget_.credit(r.block_size);
   } else {
     frames_.put(image, r.block_size);
   }
@@ -368,7 +368,7 @@ void Pager::install(Move* m, After& after) {
   if (!s.ok() && m->staged && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
     // The trap's own copy of it was refused memory: as for any frame, others leave for it.
     r.table.change(m->block, State::installing, State::held);
-    frames_.give_credit(r.block_size);
+    budget_.credit(r.block_size);
     admit(r, m->block, 0);
     hold_back_after_refusal(s);
     block.flags |= core::kWanted;
@@ -382,7 +382,7 @@ void Pager::install(Move* m, After& after) {
     core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
               static_cast<int>(s.text().size()), s.text().data(), where(r, m->block).c_str());
     r.table.change(m->block, State::installing, State::held);
-    if (m->staged) frames_.give_credit(r.block_size);
+    if (m->staged) budget_.credit(r.block_size);
     admit(r, m->block, 0);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     m->status = s;
@@ -520,7 +520,7 @@ void Pager::pump(After& after) {
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
   if (!queues_.refused.empty()) table_may_grow(*queues_.refused.front().first, queues_.refused.front().second);
-  if (!queues_.dropped.empty() && frames_.available() >= sums_.largest_block) revive_dropped();
+  if (!queues_.dropped.empty() && budget_.available() >= sums_.largest_block) revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
 }
@@ -543,7 +543,7 @@ void Pager::pump_speculative(After& after) {
       queues_.speculative.pop_front();
       continue;
     }
-    if (s.urgency == Urgency::readahead && sums_.ahead_bytes + r.block_size > frames_.ahead_limit()) {
+    if (s.urgency == Urgency::readahead && sums_.ahead_bytes + r.block_size > budget_.ahead_limit()) {
       r.readahead.on_cut({s.next, s.stride, s.count});
       queues_.speculative.pop_front();
       continue;
@@ -644,7 +644,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
       // Its bytes are here and nowhere else: they stay, and so does the toucher.
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
-                core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
+                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
       queues_.starved.front() = {&r, s.block, Urgency::fault, now, look(now)};
       queues_.starved.front_to_back();
       return false;
@@ -660,7 +660,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     queues_.starved.pop_front();
     const Status why = core::error(
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
-        core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
+        core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
         static_cast<int>(write_back_.error.text().size()), write_back_.error.text().data(), where(r, s.block).c_str());
     core::log(core::Level::error, "%.*s: a touch gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());

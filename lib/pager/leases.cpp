@@ -45,11 +45,11 @@ Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
   auto it = r.leases.find(b);
   if (it == r.leases.end()) {
     const uint64_t kept = sums_.reserve_bytes + frames_.least_overhead();
-    if (sums_.leased_bytes + r.block_size + kept > frames_.budget()) {
+    if (sums_.leased_bytes + r.block_size + kept > budget_.limit()) {
       return error(ENOMEM,
                    "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
                    "holders: %s",
-                   core::human_bytes(frames_.budget()).c_str(), core::human_bytes(kept).c_str(),
+                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
                    core::human_bytes(sums_.leased_bytes).c_str(), lease_holders().c_str());
     }
     std::vector<Lease> first{{VMEM_HOST, nullptr}};
@@ -249,7 +249,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         block.flags &= static_cast<uint16_t>(~core::kStarved);
         if (!write_back_.error.ok()) return take_write_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
-                     core::human_bytes(frames_.budget()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
+                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }
       changed_.wait_for(lock, std::chrono::milliseconds(50));
     } else {

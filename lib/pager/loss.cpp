@@ -186,7 +186,7 @@ void Pager::lose_filled(Move* m, const Status& why) {
   free_resident(m->block, r);
   if (m->staged) {
     staging_.put(m->image);
-    frames_.give_credit(r.block_size);
+    budget_.credit(r.block_size);
   } else {
     give_frame(r, m->image);
   }
@@ -220,7 +220,7 @@ void Pager::lose_taken(Move* m) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if ((m->keep || m->probe) && residents_[id].admitted) policy(id).unhold(id);
   frames_.put_slot(m->image, r.block_size);
-  frames_.give_credit(r.block_size);
+  budget_.credit(r.block_size);
   free_resident(m->block, r);
   mark_lost(r, m->block, State::taking, m->status);
   m->status = r.reason(m->block);

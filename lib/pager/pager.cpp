@@ -23,7 +23,8 @@ Pager::Pager(Parts parts, Config config)
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
       config_(std::move(config)),
-      frames_(*trap_, config_.host_budget, config_.numa_nodes) {
+      budget_(config_.host_budget),
+      frames_(*trap_, budget_, config_.numa_nodes) {
   if (parts.devices != nullptr) devices_ = std::move(parts.devices);
   const size_t devices = devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0;
   for (size_t i = 0; i < kDevicePools + devices; ++i) policies_.push_back(policy::make_evictor(config_.evictor));
@@ -37,7 +38,7 @@ Pager::Pager(Parts parts, Config config)
 Status Pager::start() {
   {
     Lock lock(mutex_);
-    if (config_.io_buffer_bytes != 0 && !frames_.take_fixed(config_.io_buffer_bytes, 0)) {
+    if (config_.io_buffer_bytes != 0 && !budget_.charge(config_.io_buffer_bytes, 0, Use::fixed)) {
       return error(EINVAL, "host_budget %s has no room for %s of buffers for encrypted I/O",
                    core::human_bytes(config_.host_budget).c_str(), core::human_bytes(config_.io_buffer_bytes).c_str());
     }
@@ -175,7 +176,7 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
 
 void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
-    const uint64_t bytes = i == kHostPool      ? frames_.budget()
+    const uint64_t bytes = i == kHostPool      ? budget_.limit()
                            : i == kStagingPool ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
                                                : std::max<uint64_t>(gpus_[i - kDevicePools].budget, Staging::kFrame);
     policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
@@ -302,8 +303,8 @@ void Pager::stats(struct vmem_stats* out) {
   out->lost_blocks = read(counters_.lost_blocks);
   out->ssd_bytes = space_->used();
   Lock lock(mutex_);
-  out->host_bytes = frames_.used();
-  out->host_budget = frames_.budget();
+  out->host_bytes = budget_.charged();
+  out->host_budget = budget_.limit();
   out->device_bytes = 0;
   for (const Gpu& g : gpus_) out->device_bytes += g.used;
   out->regions = regions_.size();
@@ -325,13 +326,13 @@ Status Pager::set_host_budget(uint64_t bytes) {
                  core::human_bytes(needed - fixed - sums_.leased_bytes).c_str(),
                  core::human_bytes(sums_.largest_block).c_str());
   }
-  frames_.set_budget(bytes);
+  budget_.set(bytes);
   count_blocks();
   for (const auto& [base, r] : regions_) {
     if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r));
   }
   progress_.made();
-  frames_.trim();
+  budget_.trim();
   resize_policies();
   need_evict_.notify_all();
   pump(after);
@@ -380,7 +381,7 @@ Status Pager::take_write_error() {
 
 std::string Pager::check() {
   Lock lock(mutex_);
-  uint64_t blocks_in_memory = 0, leased = 0;
+  uint64_t blocks_in_memory = 0, leased = 0, charged = 0;
   size_t staged = 0, copies = 0;
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
@@ -390,6 +391,7 @@ std::string Pager::check() {
         const Resident& resident = residents_[r->table[b].aux];
         if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
         if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
+        if (resident.pool == kHostPool) charged += r->block_size;
         if (resident.copy == core::kNoResident) continue;
         ++copies;
         const Resident& copy = residents_[resident.copy];
@@ -404,6 +406,14 @@ std::string Pager::check() {
     }
   }
   if (blocks_in_memory + copies != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  if (std::string s = frames_.check(); !s.empty()) return s;
+  if (charged != budget_.charged(Use::blocks)) {
+    return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
+                           static_cast<unsigned long long>(budget_.charged(Use::blocks)),
+                           static_cast<unsigned long long>(charged));
+  }
+  if (staging_.bytes() + config_.io_buffer_bytes != budget_.charged(Use::fixed))
+    return "staging frames and their charge disagree";
   uint64_t ahead = 0;
   for (const Resident& resident : residents_) ahead += resident.ahead ? resident.region->block_size : 0;
   if (ahead != sums_.ahead_bytes) return "ahead_bytes and residents disagree";

@@ -271,6 +271,7 @@ class Pager {
   std::condition_variable need_evict_;                      // the evictors have work
   std::map<uintptr_t, std::unique_ptr<Region>> regions_;    // by base
   std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
+  HostBudget budget_;
   FramePool frames_;
   std::deque<Resident> residents_;  // references stay good while it grows
   std::vector<core::ResidentId> free_residents_;
@@ -288,7 +289,7 @@ class Pager {
   std::thread fault_thread_, renew_thread_;
   std::vector<std::thread> evict_threads_, gpu_threads_;
   std::vector<Gpu> gpus_;
-  Staging staging_;
+  Staging staging_{budget_};
   // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
   bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
   uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where

@@ -52,23 +52,23 @@ bool Pager::populate(Move* m, After& after) {
 
 // Locked. No more than `bytes` of frames for `ns`; what is above it leaves.
 void Pager::hold_back(uint64_t bytes, uint64_t ns) {
-  frames_.set_cap(bytes);
+  budget_.set_cap(bytes);
   machine_.cap_until_ns = now_ns() + ns;
-  frames_.trim();
+  budget_.trim();
   resize_policies();
   need_evict_.notify_all();
 }
 
 void Pager::hold_back_after_refusal(const Status& why) {
-  hold_back(frames_.used(), kAfterRefusal);
+  hold_back(budget_.charged(), kAfterRefusal);
   VMEM_LOG_ONCE(core::Level::warning, "going on with %s of host_budget %s: %.*s",
-                core::human_bytes(frames_.budget()).c_str(), core::human_bytes(frames_.wanted_budget()).c_str(),
+                core::human_bytes(budget_.limit()).c_str(), core::human_bytes(budget_.wanted()).c_str(),
                 static_cast<int>(why.text().size()), why.text().data());
 }
 
 void Pager::lift_cap(uint64_t now) {
-  if (!frames_.capped() || now < machine_.cap_until_ns) return;
-  frames_.lift_cap();
+  if (!budget_.capped() || now < machine_.cap_until_ns) return;
+  budget_.lift_cap();
   resize_policies();
 }
 
@@ -76,7 +76,7 @@ void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
   // Below this faults could no longer be served.
   const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
-  const uint64_t used = frames_.used();
+  const uint64_t used = budget_.charged();
   hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure);
 }
 
@@ -95,9 +95,9 @@ void Pager::on_knobs() {
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
   const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
-  frames_.set_ceiling(std::max(limit, least));
-  frames_.lift_cap();  // a refusal may have been of the old limit
-  frames_.trim();
+  budget_.set_ceiling(std::max(limit, least));
+  budget_.lift_cap();  // a refusal may have been of the old limit
+  budget_.trim();
   resize_policies();
   need_evict_.notify_all();
 }

@@ -198,7 +198,7 @@ uint64_t Pager::reserve_for(uint64_t largest, uint64_t budget) {
 
 uint64_t Pager::bounce_limit(const Region& r) const {
   const uint64_t most = std::max<uint64_t>(2 * r.block_size, uint64_t{2} * config_.io_depth * r.block_size);
-  return std::max(least_bounce(r), std::min<uint64_t>({most, frames_.budget() / 8, uint64_t{64} << 20}));
+  return std::max(least_bounce(r), std::min<uint64_t>({most, budget_.limit() / 8, uint64_t{64} << 20}));
 }
 
 // The largest block and the reserve follow the regions there are.
@@ -207,12 +207,12 @@ void Pager::count_blocks() {
   for (size_t i = 0; i < sums_.regions_by_size.size(); ++i) {
     if (sums_.regions_by_size[i] != 0) sums_.largest_block = core::kPage << i;
   }
-  sums_.reserve_bytes = reserve_for(sums_.largest_block, frames_.budget());
+  sums_.reserve_bytes = reserve_for(sums_.largest_block, budget_.limit());
 }
 
 // Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
 Status Pager::charge_region(Lock& lock, Region& r) {
-  const uint64_t budget = frames_.budget(), overhead = frames_.least_overhead();
+  const uint64_t budget = budget_.limit(), overhead = frames_.least_overhead();
   if (budget < overhead + 4 * r.block_size) {
     return error(ENOMEM,
                  "host_budget %s holds fewer than 4 blocks of %s beside %s of tables and buffers; raise host_budget or "
@@ -221,7 +221,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
                  core::human_bytes(overhead).c_str());
   }
   if (!reserve_blocks(r)) return no_memory(r.size);
-  r.table_granted = std::min<size_t>(r.table.most(), frames_.wanted_budget() / 32);
+  r.table_granted = std::min<size_t>(r.table.most(), budget_.wanted() / 32);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
     const uint64_t mark = look(now_ns());
@@ -229,7 +229,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-      const bool never = frames_.least_overhead() + least + sums_.leased_bytes + sums_.reserve_bytes > frames_.budget();
+      const bool never = frames_.least_overhead() + least + sums_.leased_bytes + sums_.reserve_bytes > budget_.limit();
       if (never || hopeless(mark)) {
         sums_.room_wanted = 0;
         sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
@@ -244,11 +244,11 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   charge_table(r);
   count_blocks();
   const uint64_t kept = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes;
-  if (kept <= frames_.budget()) return {};
+  if (kept <= budget_.limit()) return {};
   Status s = error(ENOMEM,
                    "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
                    "for faults; raise host_budget, lower block_size or release leases",
-                   core::human_bytes(frames_.budget()).c_str(), core::human_bytes(r.block_size).c_str(),
+                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(r.block_size).c_str(),
                    core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.leased_bytes).c_str(),
                    core::human_bytes(sums_.reserve_bytes).c_str());
   credit_region(r);
@@ -276,7 +276,7 @@ Status Pager::want_staging() {
                "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u %% of "
                "the budget, "
                "setting staging_share); raise host_budget, or make the region with VMEM_HOST_ONLY",
-               core::human_bytes(frames_.budget()).c_str(), config_.staging_share);
+               core::human_bytes(budget_.limit()).c_str(), config_.staging_share);
 }
 
 // Nothing that waits in a queue names the region any more.
@@ -385,7 +385,7 @@ Status Pager::destroy(void* ptr, bool force) {
     if (frame != nullptr) {
       give_frame(r, frame);
     } else {
-      frames_.give_credit(r.block_size);
+      budget_.credit(r.block_size);
     }
     free_resident(b, r);
   }

@@ -68,7 +68,7 @@ bool Pager::reserve_block() {
 // kMostReserved. Beyond that memory is asked for when it is needed, and without it blocks wait for others to leave.
 bool Pager::reserve_blocks(Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
-  const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, frames_.wanted_budget() / r.block_size);
+  const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
   const uint64_t wanted = std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved);
   if (!frames_.want_slots(r.block_size) || !reserve_residents(wanted) || !reserve_move(kMoves) ||
       !queues_.starved.reserve(kWaiting) || !queues_.speculative.reserve(kWaiting) ||
@@ -88,7 +88,7 @@ uint64_t Pager::counted_tables(uint64_t more) const {
 }
 
 void Pager::count_tables() {
-  frames_.set_tables(counted_tables(0));
+  budget_.set_tables(counted_tables(0));
 }
 
 // What the budget must have room for beside the frame of block b, so that its table can be charged at once.
@@ -97,7 +97,7 @@ uint64_t Pager::table_growth(const Region& r, BlockIndex b) const {
   if (cost == 0) return 0;
   const size_t grown = r.table.footprint() + cost;
   const uint64_t counted = counted_tables(grown > r.table_charged ? grown - r.table_charged : 0);
-  return counted > frames_.tables() ? counted - frames_.tables() : 0;
+  return counted > budget_.charged(Use::tables) ? counted - budget_.charged(Use::tables) : 0;
 }
 
 // Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
@@ -111,10 +111,10 @@ void Pager::charge_table(Region& r) {
 
 bool Pager::table_fits(const Region& r, BlockIndex b) const {
   const size_t more = r.table.cost(b);
-  if (more == 0 || r.table.footprint() + more <= r.table_charged || frames_.tables() == 0) return true;
+  if (more == 0 || r.table.footprint() + more <= r.table_charged || budget_.charged(Use::tables) == 0) return true;
   const uint64_t kept =
       frames_.least_overhead() + std::max(sums_.leased_bytes + sums_.reserve_bytes, 4 * sums_.largest_block);
-  return kept + more <= frames_.wanted_budget();
+  return kept + more <= budget_.wanted();
 }
 
 // Locked. Whether a block may be the first of its page in the region's table. If so, all that were refused before and
@@ -138,10 +138,10 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
       "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
       "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
       "VMEM_ADVISE_DONT_NEED; %s",
-      core::human_bytes(frames_.wanted_budget()).c_str(), core::human_bytes(sums_.table_bytes).c_str(),
+      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(sums_.table_bytes).c_str(),
       core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
-      core::human_bytes(frames_.least_overhead() - frames_.tables()).c_str(),
+      core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
       core::human_bytes(sums_.leased_bytes).c_str(),
       core::human_bytes(std::max(sums_.reserve_bytes, 4 * sums_.largest_block)).c_str(), where(r, b).c_str());
 }

@@ -1,4 +1,4 @@
-// Host memory of bounded size: used = credits + free frames + bounce slabs + tables, and never above the budget.
+// Frames and buffers within the host budget: charges = blocks + free frames + slabs of buffers + tables.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -14,6 +14,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::memory::FramePool;
+using vmem::memory::HostBudget;
 using vmem::pager::test::FakeTrap;
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -21,7 +22,10 @@ constexpr uint64_t kMiB = 1 << 20;
 class MemoryFrames : public ::testing::Test {
  protected:
   FakeTrap trap;
-  FramePool pool{trap, 16 * kMiB, {}};
+  void TearDown() override { EXPECT_EQ(pool.check(), ""); }
+
+  HostBudget budget{16 * kMiB};
+  FramePool pool{trap, budget, {}};
 };
 
 TEST_F(MemoryFrames, FramesAreDistinctAndEndWithTheBudget) {
@@ -33,75 +37,75 @@ TEST_F(MemoryFrames, FramesAreDistinctAndEndWithTheBudget) {
     memset(f, i, kHugePage);
     EXPECT_TRUE(frames.insert(f).second);
   }
-  EXPECT_EQ(pool.used(), 16 * kMiB);
-  EXPECT_EQ(pool.available(), 0u);
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
+  EXPECT_EQ(budget.available(), 0u);
   EXPECT_EQ(pool.get(kHugePage, 0), nullptr);
   EXPECT_EQ(pool.get(4096, 0), nullptr);
-  EXPECT_FALSE(pool.take_credit(1, 0));
-  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_FALSE(budget.charge(1, 0));
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
 }
 
 TEST_F(MemoryFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
   std::byte* f = pool.get(kHugePage, 0);
   pool.put(f, kHugePage);
-  EXPECT_EQ(pool.used(), 2 * kMiB);
-  EXPECT_EQ(pool.in_use(), 0u);
-  EXPECT_EQ(pool.available(), 16 * kMiB);
+  EXPECT_EQ(budget.charged(), 2 * kMiB);
+  EXPECT_EQ(budget.in_use(), 0u);
+  EXPECT_EQ(budget.available(), 16 * kMiB);
   EXPECT_EQ(pool.get(kHugePage, 0), f);
-  EXPECT_EQ(pool.used(), 2 * kMiB);
+  EXPECT_EQ(budget.charged(), 2 * kMiB);
 }
 
 TEST_F(MemoryFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
   std::byte* big[8];
   for (auto& f : big) f = pool.get(kHugePage, 0);
   for (auto& f : big) pool.put(f, kHugePage);
-  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
   for (int i = 0; i < 256; ++i) ASSERT_NE(pool.get(64 << 10, 0), nullptr) << i;
-  EXPECT_EQ(pool.used(), 16 * kMiB);
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
   EXPECT_EQ(pool.get(64 << 10, 0), nullptr);
 }
 
 TEST_F(MemoryFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
   for (int i = 0; i < 6; ++i) ASSERT_NE(pool.get(kHugePage, 4 * kMiB), nullptr);
   EXPECT_EQ(pool.get(kHugePage, 4 * kMiB), nullptr);
-  EXPECT_FALSE(pool.take_credit(1, 4 * kMiB));
+  EXPECT_FALSE(budget.charge(1, 4 * kMiB));
   EXPECT_NE(pool.get(kHugePage, 2 * kMiB), nullptr);
   EXPECT_NE(pool.get(kHugePage, 0), nullptr);
 }
 
 TEST_F(MemoryFrames, ACreditTravelsWithoutAFrame) {
-  ASSERT_TRUE(pool.take_credit(3 * kMiB, 0));
-  EXPECT_EQ(pool.used(), 3 * kMiB);
+  ASSERT_TRUE(budget.charge(3 * kMiB, 0));
+  EXPECT_EQ(budget.charged(), 3 * kMiB);
   // A block moved in place: the frame's slot comes back, its credit stays with the region.
   std::byte* f = pool.get(kHugePage, 0);
   pool.put_slot(f, kHugePage);
-  EXPECT_EQ(pool.used(), 5 * kMiB);
-  pool.give_credit(2 * kMiB);
-  pool.give_credit(3 * kMiB);
-  EXPECT_EQ(pool.used(), 0u);
+  EXPECT_EQ(budget.charged(), 5 * kMiB);
+  budget.credit(2 * kMiB);
+  budget.credit(3 * kMiB);
+  EXPECT_EQ(budget.charged(), 0u);
 }
 
 TEST_F(MemoryFrames, ALoweredBudgetIsReachedByTrimAndByFramesThatComeBack) {
   std::byte* frames[8];
   for (auto& f : frames) f = pool.get(kHugePage, 0);
   for (int i = 0; i < 4; ++i) pool.put(frames[i], kHugePage);
-  pool.set_budget(6 * kMiB);
-  pool.trim();
-  EXPECT_EQ(pool.used(), 8 * kMiB) << "what is handed out cannot be taken back";
-  EXPECT_EQ(pool.available(), 0u);
+  budget.set(6 * kMiB);
+  budget.trim();
+  EXPECT_EQ(budget.charged(), 8 * kMiB) << "what is handed out cannot be taken back";
+  EXPECT_EQ(budget.available(), 0u);
   EXPECT_EQ(pool.get(kHugePage, 0), nullptr);
   pool.put(frames[4], kHugePage);
-  EXPECT_EQ(pool.used(), 6 * kMiB) << "a frame that comes back above the budget is not kept";
+  EXPECT_EQ(budget.charged(), 6 * kMiB) << "a frame that comes back above the budget is not kept";
   pool.put(frames[5], kHugePage);
-  EXPECT_EQ(pool.used(), 6 * kMiB);
-  EXPECT_EQ(pool.available(), 2 * kMiB);
+  EXPECT_EQ(budget.charged(), 6 * kMiB);
+  EXPECT_EQ(budget.available(), 2 * kMiB);
 }
 
 TEST_F(MemoryFrames, BounceBuffersAreBoundedAndReused) {
   EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asked for any";
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
-  EXPECT_EQ(pool.used(), 2 * kMiB) << "the first slab is there before the first fault";
-  EXPECT_EQ(pool.overhead(), 2 * kMiB);
+  EXPECT_EQ(budget.charged(), 2 * kMiB) << "the first slab is there before the first fault";
+  EXPECT_EQ(budget.overhead(), 2 * kMiB);
   std::set<std::byte*> buffers;
   for (int i = 0; i < 64; ++i) {
     EXPECT_EQ(pool.free_bounce(64 << 10), 64u - static_cast<size_t>(i));
@@ -111,19 +115,19 @@ TEST_F(MemoryFrames, BounceBuffersAreBoundedAndReused) {
     EXPECT_TRUE(buffers.insert(b).second);
   }
   EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "the limit holds";
-  EXPECT_EQ(pool.used(), 4 * kMiB);
+  EXPECT_EQ(budget.charged(), 4 * kMiB);
   std::byte* one = *buffers.begin();
   pool.put_bounce(one, 64 << 10);
   EXPECT_EQ(pool.get_bounce(64 << 10), one);
-  EXPECT_EQ(pool.used(), 4 * kMiB);
+  EXPECT_EQ(budget.charged(), 4 * kMiB);
 }
 
 TEST_F(MemoryFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
-  ASSERT_TRUE(pool.take_credit(15 * kMiB, 0));
+  ASSERT_TRUE(budget.charge(15 * kMiB, 0));
   const Status s = pool.want_bounce(4096, 4 * kMiB);
   EXPECT_EQ(s.code(), -ENOMEM);
   EXPECT_NE(s.text().find("16 MiB"), std::string_view::npos) << s.text();
-  EXPECT_EQ(pool.used(), 15 * kMiB);
+  EXPECT_EQ(budget.charged(), 15 * kMiB);
 }
 
 TEST_F(MemoryFrames, BuffersGoWithTheirLastUser) {
@@ -131,10 +135,10 @@ TEST_F(MemoryFrames, BuffersGoWithTheirLastUser) {
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
   std::byte* b = pool.get_bounce(64 << 10);
   pool.unwant_bounce(64 << 10);
-  EXPECT_EQ(pool.used(), 2 * kMiB);
+  EXPECT_EQ(budget.charged(), 2 * kMiB);
   pool.put_bounce(b, 64 << 10);
   pool.unwant_bounce(64 << 10);
-  EXPECT_EQ(pool.used(), 0u);
+  EXPECT_EQ(budget.charged(), 0u);
   EXPECT_EQ(pool.get_bounce(64 << 10), nullptr) << "nobody asks for any";
 }
 
@@ -143,14 +147,14 @@ TEST_F(MemoryFrames, IdleBuffersBeyondTheLeastMakeRoomForBlocks) {
   std::vector<std::byte*> buffers;
   while (std::byte* b = pool.get_bounce(64 << 10)) buffers.push_back(b);
   EXPECT_EQ(buffers.size(), 128u);
-  EXPECT_EQ(pool.used(), 8 * kMiB);
+  EXPECT_EQ(budget.charged(), 8 * kMiB);
   EXPECT_EQ(pool.least_overhead(), 2 * kMiB);
-  EXPECT_FALSE(pool.take_credit(10 * kMiB, 0)) << "all are in use";
+  EXPECT_FALSE(budget.charge(10 * kMiB, 0)) << "all are in use";
   for (std::byte* b : buffers) pool.put_bounce(b, 64 << 10);
-  EXPECT_FALSE(pool.take_credit(15 * kMiB, 0)) << "the first slab stays";
-  EXPECT_TRUE(pool.take_credit(14 * kMiB, 0));
-  EXPECT_EQ(pool.used(), 16 * kMiB);
-  EXPECT_EQ(pool.overhead(), 2 * kMiB);
+  EXPECT_FALSE(budget.charge(15 * kMiB, 0)) << "the first slab stays";
+  EXPECT_TRUE(budget.charge(14 * kMiB, 0));
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
+  EXPECT_EQ(budget.overhead(), 2 * kMiB);
   EXPECT_NE(pool.get_bounce(64 << 10), nullptr);
 }
 
@@ -160,30 +164,30 @@ TEST_F(MemoryFrames, ALoweredBudgetTakesIdleBuffersAndThoseThatComeBack) {
   std::byte* buffers[4];
   for (auto& b : buffers) b = pool.get_bounce(kHugePage);
   pool.put_bounce(buffers[3], kHugePage);
-  pool.set_budget(4 * kMiB);
-  pool.trim();
-  EXPECT_EQ(pool.used(), 6 * kMiB);
+  budget.set(4 * kMiB);
+  budget.trim();
+  EXPECT_EQ(budget.charged(), 6 * kMiB);
   for (int i = 0; i < 3; ++i) pool.put_bounce(buffers[i], kHugePage);
-  EXPECT_EQ(pool.used(), 4 * kMiB);
+  EXPECT_EQ(budget.charged(), 4 * kMiB);
 }
 
 TEST_F(MemoryFrames, TablesCountAndMayExceedTheBudgetUntilBlocksLeave) {
-  pool.set_tables(3 * kMiB);
-  EXPECT_EQ(pool.used(), 3 * kMiB);
-  EXPECT_EQ(pool.overhead(), 3 * kMiB);
-  ASSERT_TRUE(pool.take_credit(13 * kMiB, 0));
-  pool.set_tables(5 * kMiB);
-  EXPECT_EQ(pool.used(), 18 * kMiB);
-  EXPECT_EQ(pool.available(), 0u);
-  EXPECT_FALSE(pool.take_credit(4096, 0));
-  pool.give_credit(13 * kMiB);
-  EXPECT_EQ(pool.available(), 11 * kMiB);
+  budget.set_tables(3 * kMiB);
+  EXPECT_EQ(budget.charged(), 3 * kMiB);
+  EXPECT_EQ(budget.overhead(), 3 * kMiB);
+  ASSERT_TRUE(budget.charge(13 * kMiB, 0));
+  budget.set_tables(5 * kMiB);
+  EXPECT_EQ(budget.charged(), 18 * kMiB);
+  EXPECT_EQ(budget.available(), 0u);
+  EXPECT_FALSE(budget.charge(4096, 0));
+  budget.credit(13 * kMiB);
+  EXPECT_EQ(budget.available(), 11 * kMiB);
 }
 
 TEST_F(MemoryFrames, AFrameFromTheSystemIsZeroAfterRelease) {
   std::byte* slot = pool.get_slot(kHugePage);
   ASSERT_NE(slot, nullptr);
-  EXPECT_EQ(pool.used(), 0u) << "a slot is address space only";
+  EXPECT_EQ(budget.charged(), 0u) << "a slot is address space only";
   memset(slot, 7, kHugePage);
   ASSERT_TRUE(trap.release_frames(slot, kHugePage).ok());
   EXPECT_EQ(slot[12345], std::byte{0});
@@ -197,7 +201,7 @@ TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
   std::vector<std::pair<std::byte*, size_t>> frames, bounce;
   uint64_t credits = 0, tables = 0, handed = 0, slabs = 0;
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
-  slabs = pool.overhead();
+  slabs = budget.overhead();
   for (int n = 0; n < 20000; ++n) {
     const size_t size = kSizes[random() % 3];
     const uint64_t reserve = random() % 2 == 0 ? 0 : kMiB;
@@ -216,10 +220,10 @@ TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
         }
         break;
       case 4:
-        if (pool.take_credit(size, reserve)) credits += size;
+        if (budget.charge(size, reserve)) credits += size;
         break;
       case 5:
-        if (credits != 0) pool.give_credit(credits), credits = 0;
+        if (credits != 0) budget.credit(credits), credits = 0;
         break;
       case 6:
         if (bounce.empty() || random() % 2 == 0) {
@@ -230,14 +234,15 @@ TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
         }
         break;
       default:
-        if (pool.available() > 2 * kMiB) tables = random() % kMiB, pool.set_tables(tables);
+        if (budget.available() > 2 * kMiB) tables = random() % kMiB, budget.set_tables(tables);
         break;
     }
-    slabs = pool.overhead() - tables;  // idle ones may have made room
-    ASSERT_EQ(pool.in_use(), credits + handed + slabs + tables) << n;
-    if (pool.used() > pool.budget()) pool.trim();
-    ASSERT_LE(pool.used(), pool.budget()) << n;
-    ASSERT_LE(pool.used() - pool.in_use(), pool.budget()) << n;
+    slabs = budget.overhead() - tables;  // idle ones may have made room
+    ASSERT_EQ(pool.check(), "") << n;
+    ASSERT_EQ(budget.in_use(), credits + handed + slabs + tables) << n;
+    if (budget.charged() > budget.limit()) budget.trim();
+    ASSERT_LE(budget.charged(), budget.limit()) << n;
+    ASSERT_LE(budget.charged() - budget.in_use(), budget.limit()) << n;
   }
 }
 
