@@ -100,11 +100,20 @@ void RangeMap::cut(uintptr_t start, size_t size) {
   auto it = entries_.upper_bound(start);
   if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
   while (it != entries_.end() && it->first < end) {
-    const uintptr_t from = it->first;
-    const Entry entry = it->second;
-    it = entries_.erase(it);
-    if (from < start) entries_[from] = {start - from, entry.transfer, entry.owned};
-    if (from + entry.size > end) entries_[end] = {from + entry.size - end, entry.transfer, entry.owned};
+    const uintptr_t from = it->first, to = from + it->second.size;
+    const Entry rest{to - end, it->second.transfer, it->second.owned};  // where to > end
+    if (from < start) {
+      if (to > end) entries_.emplace(end, rest);
+      it->second.size = start - from;
+      ++it;
+    } else if (to > end) {
+      auto node = entries_.extract(it);
+      node.key() = end;
+      node.mapped() = rest;
+      it = std::next(entries_.insert(std::move(node)).position);
+    } else {
+      it = entries_.erase(it);
+    }
   }
 }
 
@@ -114,22 +123,11 @@ void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) 
     const auto& [from, known] = *std::prev(after);
     if (from + known.size >= start + size && known.transfer == transfer && !known.owned) return;
   }
+  // Neighbours stay apart, so that to forget one of them needs no memory.
+  std::map<uintptr_t, Entry> alone;
+  alone.emplace(start, Entry{size, transfer, owned});
   cut(start, size);
-  // Neighbouring blocks attached one by one become one entry.
-  auto next = entries_.find(start + size);
-  if (next != entries_.end() && !owned && !next->second.owned && next->second.transfer == transfer) {
-    size += next->second.size;
-    entries_.erase(next);
-  }
-  auto at = entries_.lower_bound(start);
-  if (at != entries_.begin() && !owned) {
-    Entry& before = std::prev(at)->second;
-    if (std::prev(at)->first + before.size == start && !before.owned && before.transfer == transfer) {
-      before.size += size;
-      return;
-    }
-  }
-  entries_[start] = {size, transfer, owned};
+  entries_.merge(alone);
 }
 
 void RangeMap::erase(uintptr_t start, size_t size) {

@@ -41,6 +41,7 @@ class RangeMap {
 
   // Needs no memory where the range is in one that is known already, and is the same. Throws without a change.
   void set(uintptr_t start, size_t size, Transfer transfer, bool owned);
+  // Needs no memory unless the range is the middle of what was set together.
   void erase(uintptr_t start, size_t size);
   // False when `address` is in no attached range.
   bool find(uintptr_t address, Entry* out) const;
