@@ -140,6 +140,7 @@ Status Publisher::create_in(const std::string& path) {
   if (fchmodat(folder.get(), socket_name(name).c_str(), 0600, 0) != 0) return fail("cannot close a socket to others");
   if (listen(socket.get(), 16) != 0) return fail("cannot listen");
   if (renameat(folder.get(), unfinished.c_str(), folder.get(), name.c_str()) != 0) return fail("cannot name a file");
+  std::string folder_path = path, named = name, socket_named = socket_name(name);
   std::lock_guard lock(mutex_);
   open_here[0] = folder.get();
   open_here[1] = file.get();
@@ -148,8 +149,9 @@ Status Publisher::create_in(const std::string& path) {
   folder_ = std::move(folder);
   file_ = std::move(file);
   socket_ = std::move(socket);
-  folder_path_ = path;
-  name_ = name;
+  folder_path_.swap(folder_path);
+  name_.swap(named);
+  socket_name_.swap(socket_named);
   return {};
 }
 
@@ -157,7 +159,7 @@ void Publisher::remove() {
   std::lock_guard lock(mutex_);
   if (name_.empty() || !folder_) return;
   unlinkat(folder_.get(), name_.c_str(), 0);
-  unlinkat(folder_.get(), socket_name(name_).c_str(), 0);
+  unlinkat(folder_.get(), socket_name_.c_str(), 0);
 }
 
 // False: somebody cleaned up (a logout, a sweep of old files).

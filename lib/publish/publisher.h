@@ -47,7 +47,7 @@ class Publisher {
   explicit Publisher(const Source& source) : source_(source) {}
   core::Status create();
   core::Status create_in(const std::string& folder);
-  void remove();
+  void remove();  // needs no memory
   void run();
   void write();
   bool still_there() const;
@@ -64,7 +64,7 @@ class Publisher {
   bool said_full_ = false;
 
   mutable std::mutex mutex_;  // protects the rest; a leaf, held for system calls on the folder only
-  std::string folder_path_, name_;
+  std::string folder_path_, name_, socket_name_;
   Fd folder_, file_, socket_;
 };
 
