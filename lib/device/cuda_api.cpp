@@ -2,6 +2,8 @@
 
 #include <errno.h>
 
+#include <cstdio>
+
 #include "device/device.h"
 #include "device/presence.h"
 
@@ -50,7 +52,7 @@ Status load_driver(Driver* out, int* devices) {
   const cudaError_t e = cudaGetDeviceCount(devices);
   // CUDA calls a machine without a GPU one whose driver is too old.
   if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice) {
-    const std::string words = error_words(e);
+    const Words words = error_words(e);
     const Presence presence = gpu_presence("");
     if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU was found in this machine");
     if (presence == Presence::no_driver)
@@ -76,9 +78,11 @@ bool did(cudaError_t e) {
   return e == cudaSuccess;
 }
 
-std::string error_words(cudaError_t e) {
+Words error_words(cudaError_t e) {
   cudaGetLastError();
-  return core::strprintf("%s (CUDA error %d)", cudaGetErrorString(e), static_cast<int>(e));
+  Words words;
+  snprintf(words.text, sizeof words.text, "%s (CUDA error %d)", cudaGetErrorString(e), static_cast<int>(e));
+  return words;
 }
 
 bool is_sticky(cudaError_t e) {

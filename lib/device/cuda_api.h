@@ -6,8 +6,6 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <string>
-
 #include "core/status.h"
 
 namespace vmem::device::cuda {
@@ -30,8 +28,13 @@ core::Status load_driver(Driver* out, int* devices);
 
 // Did the call succeed? If not, forgets it as this thread's last error: for calls that may fail.
 bool did(cudaError_t error);
-// "an illegal memory access was encountered (CUDA error 700)"; also forgets it as this thread's last error.
-std::string error_words(cudaError_t error);
+// "an illegal memory access was encountered (CUDA error 700)"; needs no memory.
+struct Words {
+  char text[160];
+  const char* c_str() const { return text; }
+};
+// Also forgets it as this thread's last error.
+Words error_words(cudaError_t error);
 int errno_of(cudaError_t error);
 // Every later call in this context fails the same way.
 bool is_sticky(cudaError_t error);

@@ -81,8 +81,8 @@ Status CudaDevices::start() {
   if (Status s = try_unit(first); !s.ok())
     return error(ENODEV,
                  "this driver does not let a destroyed part of a managed range be made again (tried with one "
-                 "block on device %d): %s",
-                 first, std::string(s.text()).c_str());
+                 "block on device %d): %.*s",
+                 first, static_cast<int>(s.text().size()), s.text().data());
   return {};
 }
 
@@ -175,26 +175,28 @@ Status CudaDevices::open_gpu(Gpu& g) {
 
 // --- health ---------------------------------------------------------------------------------------------------------
 
-void CudaDevices::lose(Gpu& g, const std::string& reason) {
+void CudaDevices::lose(Gpu& g, const char* reason) {
   {
     std::lock_guard lock(g.mutex);
     if (g.lost.load()) return;
-    g.reason = reason;
+    snprintf(g.reason, sizeof g.reason, "%s", reason);
     g.lost.store(true);
   }
-  core::log(core::Level::error, "device %d is lost: %s", g.device, reason.c_str());
+  core::log(core::Level::error, "device %d is lost: %s", g.device, reason);
 }
 
 Status CudaDevices::lost_status(Gpu& g) {
   std::lock_guard lock(g.mutex);
-  return error(EIO, "device %d is lost: %s", g.device, g.reason.c_str());
+  return error(EIO, "device %d is lost: %s", g.device, g.reason);
 }
 
 Status CudaDevices::result(Gpu& g, cudaError_t e, const char* what) {
   if (e == cudaSuccess) return {};
   if (cuda::is_sticky(e)) {
-    lose(g, core::strprintf("%s (seen while %s); the CUDA context can only be left by ending the process",
-                            cuda::error_words(e).c_str(), what));
+    char reason[sizeof g.reason];
+    snprintf(reason, sizeof reason, "%s (seen while %s); the CUDA context can only be left by ending the process",
+             cuda::error_words(e).c_str(), what);
+    lose(g, reason);
     return lost_status(g);
   }
   return error(cuda::errno_of(e), "device %d, %s: %s", g.device, what, cuda::error_words(e).c_str());

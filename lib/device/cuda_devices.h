@@ -39,10 +39,17 @@ struct Gpu {
   std::atomic<bool> lost{false};
   std::atomic<bool> reset{false};  // lost, and the driver unmapped its allocations: made parts, holes and traps
   std::mutex mutex;
-  std::string reason;                      // protected by mutex
+  char reason[300] = "";                   // protected by mutex
   std::vector<cudaStream_t> idle_streams;  // protected by mutex; nothing is queued on them
   std::vector<cudaEvent_t> idle_events;    // protected by mutex
+  size_t streams = 0, events = 0;          // made; there is room for all when they are idle. Protected by mutex
 };
+
+// So that `count` of them can be given back without memory.
+template <typename T>
+void make_room(std::vector<T>& idle, size_t count) {
+  if (idle.capacity() < count) idle.reserve(2 * count);
+}
 
 struct CudaEvent : Event {
   CudaEvent(Gpu& g, cudaEvent_t e) : gpu(g), event(e) {}
@@ -87,7 +94,7 @@ class CudaDevices final : public ManagedDevices {
   // Context and streams, at the first use.
   core::Status open_gpu(Gpu& g);
   core::Status any_gpu(Gpu** out);
-  void lose(Gpu& g, const std::string& reason);
+  void lose(Gpu& g, const char* reason);
   // What a CUDA call answered, as a status; a sticky error loses the device.
   core::Status result(Gpu& g, cudaError_t e, const char* what);
   core::Status lost_status(Gpu& g);

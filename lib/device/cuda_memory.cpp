@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -61,7 +62,7 @@ void CudaDevices::body_release(Reservation& r) {
     Enter here(driver_, g.context);
     Status s = result(g, cudaFree(r.body), "freeing a managed range");
     if (s.ok()) return;
-    core::log(core::Level::warning, "%s", std::string(s.text()).c_str());
+    core::log(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
   // CUDA believes that the range exists: destroy what is in it and keep the address space without access for ever,
   // since a later mapping there could be torn down by the driver at exit. After a reset it is not ours any more.
@@ -70,8 +71,9 @@ void CudaDevices::body_release(Reservation& r) {
 
 Status CudaDevices::body_present(const Reservation& r) {
   if (health(r.device).ok() || !gpu(r.device).reset.load()) return {};
-  return error(EIO, "the managed range at %#zx ended with its context; whatever is there now is not libvmem's: %s",
-               r.base, std::string(lost_status(gpu(r.device)).text()).c_str());
+  const Status lost = lost_status(gpu(r.device));
+  return error(EIO, "the managed range at %#zx ended with its context; whatever is there now is not libvmem's: %.*s",
+               r.base, static_cast<int>(lost.text().size()), lost.text().data());
 }
 
 // The process has several files on /dev/nvidia-uvm open; one takes mappings. Maps the range with it.
@@ -130,7 +132,7 @@ Status CudaDevices::body_map(const Span& span) {
                             errno == ENOMEM ? " (raise vm.max_map_count?)" : "");
 }
 
-Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) {
+Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) try {
   {
     std::lock_guard lock(g.mutex);
     if (!g.idle_streams.empty()) {
@@ -138,8 +140,11 @@ Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) {
       g.idle_streams.pop_back();
       return {};
     }
+    make_room(g.idle_streams, ++g.streams);
   }
   return result(g, cudaStreamCreateWithFlags(out, cudaStreamNonBlocking), "creating a stream");
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory to know a stream by");
 }
 
 void CudaDevices::give_stream(Gpu& g, cudaStream_t stream) {

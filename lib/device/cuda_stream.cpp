@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <utility>
 
 #include "core/big_lock.h"
@@ -22,20 +23,30 @@ static constexpr size_t kCopyPiece = kUnit;
 
 Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out) {
   cudaEvent_t event = nullptr;
-  {
+  try {
     std::lock_guard lock(g.mutex);
     if (!g.idle_events.empty()) {
       event = g.idle_events.back();
       g.idle_events.pop_back();
+    } else {
+      make_room(g.idle_events, ++g.events);
     }
+  } catch (const std::bad_alloc&) {
+    return error(ENOMEM, "no memory to know an event by");
   }
   if (event == nullptr) {
     // Blocking: a waiting thread sleeps instead of turning a core.
     const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
     if (Status s = result(g, e, "creating an event"); !s.ok()) return s;
   }
-  *out = std::make_shared<CudaEvent>(g, event);
-  return {};
+  try {
+    *out = std::make_shared<CudaEvent>(g, event);
+    return {};
+  } catch (const std::bad_alloc&) {
+    std::lock_guard lock(g.mutex);
+    g.idle_events.push_back(event);
+    return error(ENOMEM, "no memory to know an event by");
+  }
 }
 
 Status CudaDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {

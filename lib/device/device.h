@@ -18,8 +18,12 @@
 // calls with such a buffer answer EFAULT instead: nothing in user space can park them.
 //
 // Threads: every call may come from any thread, except that two calls never name overlapping ranges at once (the pager
-// owns a block's transition). No call needs a lock of the caller's; all may allocate memory. "Blocks" below says which
-// calls wait for a device. A thread's current CUDA device, its capture mode and its last error stay as they were.
+// owns a block's transition). No call needs a lock of the caller's. "Blocks" below says which calls wait for a device.
+// A thread's current CUDA device, its capture mode and its last error stay as they were.
+//
+// Memory: no call throws; without memory that it needs it answers -ENOMEM. What ends a move, or a range, needs none:
+// open(), punch() and hold() (but for a SIGSEGV handler that the program has put over ours since), settle(), release(),
+// poll(), wait(), health(), unpin(), and the end of a ticket.
 //
 // Errors: -ENODEV no such device; -EINVAL misaligned or foreign address, unit in the wrong state, stream of another
 // device; -EBUSY stream captures a graph; -ENOMEM; -EIO the device is lost (sticky CUDA error such as 700, or
@@ -46,7 +50,8 @@ namespace vmem::device {
 
 inline constexpr size_t kUnit = core::kHugePage;  // ranges are multiples of it, and aligned to it
 inline constexpr unsigned kMaxDevices = 64;
-inline constexpr int kHost = -1;  // a location of advise()
+inline constexpr size_t kMostRanges = 64;  // named in one call, ranges or copies; more: -EINVAL
+inline constexpr int kHost = -1;           // a location of advise()
 
 // prepare(): another thread reached the block in the microseconds between map and mprotect and saw an empty page. Its
 // computation is wrong already: say so and abort.

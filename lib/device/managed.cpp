@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "core/big_lock.h"
 #include "core/block_table.h"
@@ -83,7 +84,18 @@ Status ManagedDevices::reserve(size_t size, int device, void** base) {
   if (size == 0 || size % kUnit != 0 || size > size_t{1} << 46)
     return error(EINVAL, "a managed range of %#zx bytes: the size must be a multiple of 2 MiB, at most 64 TiB", size);
   if (Status s = usable(device); !s.ok()) return s;
+  try {
+    return make_range(size, device, base);
+  } catch (const std::bad_alloc&) {
+    return error(ENOMEM, "no memory to know a managed range of %#zx bytes by", size);
+  }
+}
+
+Status ManagedDevices::make_range(size_t size, int device, void** base) {
   auto r = std::make_shared<Reservation>();
+  std::map<uintptr_t, ReservationPtr> alone;  // what the registry needs later is had now
+  alone.emplace(0, r);
+  auto node = alone.extract(alone.begin());
   void* units = mmap(nullptr, size / kUnit * sizeof(Unit), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (units == MAP_FAILED) return core::system_error(errno, "no memory for the state of %zu units", size / kUnit);
@@ -96,8 +108,9 @@ Status ManagedDevices::reserve(size_t size, int device, void** base) {
     body_release(*r);
     return s;
   }
+  node.key() = r->base;
   std::unique_lock lock(registry_mutex_);
-  registry_[r->base] = r;
+  registry_.insert(std::move(node));
   *base = at;
   return {};
 }
@@ -126,7 +139,10 @@ Status ManagedDevices::release(void* base) {
 
 Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
                                Spans* out) const {
-  std::vector<Range> sorted(ranges.begin(), ranges.end());
+  if (ranges.size() > kMostRanges)
+    return error(EINVAL, "%s: %zu ranges in one call, %zu are the most", what, ranges.size(), kMostRanges);
+  core::Few<Range, kMostRanges> sorted;
+  for (const Range& range : ranges) sorted.push_back(range);
   std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
   uintptr_t end = 0;
   for (const Range& range : sorted) {
@@ -149,7 +165,7 @@ Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, 
     else
       out->list.push_back(span);
     end = range.address + range.size;
-    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(std::move(r));
+    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(r);
   }
   return {};
 }
@@ -223,6 +239,8 @@ Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* 
 Status ManagedDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                                     Spans* keep) {
   if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);
+  if (copies.size() > kMostRanges)
+    return error(EINVAL, "%s: %zu copies in one call, %zu are the most", what, copies.size(), kMostRanges);
   for (const Copy& copy : copies) {
     ReservationPtr r = find(copy.block);
     if (copy.size == 0 || r == nullptr || copy.size > r->base + r->size - copy.block)
@@ -242,7 +260,7 @@ Status ManagedDevices::check_copies(const char* what, int device, std::span<cons
     if (pin == pins_.begin() || (--pin, frame - pin->first >= pin->second) ||
         copy.size > pin->second - (frame - pin->first))
       return error(EINVAL, "%s: %#zx bytes of host memory at %p are not pinned", what, copy.size, copy.frame);
-    if (keep->keep.empty() || keep->keep.back() != r) keep->keep.push_back(std::move(r));
+    if (keep->keep.empty() || keep->keep.back() != r) keep->keep.push_back(r);
   }
   return {};
 }
@@ -383,8 +401,9 @@ Status ManagedDevices::advise(Range range, Advice advice, int location, bool set
             set ? wanted.accessed_by | uint64_t{1} << location : wanted.accessed_by & ~(uint64_t{1} << location);
       auto known = std::find(advice_table_.begin(), advice_table_.end(), wanted);
       if (known == advice_table_.end()) {
-        if (advice_table_.size() == 256) return error(ENOSPC, "more than 255 different combinations of advice");
-        known = advice_table_.insert(known, wanted);
+        if (advice_table_.full()) return error(ENOSPC, "more than 255 different combinations of advice");
+        advice_table_.push_back(wanted);
+        known = advice_table_.end() - 1;
       }
       span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
     }
@@ -452,7 +471,11 @@ Status ManagedDevices::pin(void* frames, size_t size) {
     if ((next != pins_.end() && next->first - base < size) ||
         (next != pins_.begin() && base - std::prev(next)->first < std::prev(next)->second))
       return error(EEXIST, "pinning %#zx bytes at %p: some are pinned already", size, frames);
-    pins_[base] = size;
+    try {
+      pins_[base] = size;
+    } catch (const std::bad_alloc&) {
+      return error(ENOMEM, "no memory to know %#zx bytes of pinned memory by", size);
+    }
   }
   Status status = body_pin(frames, size);
   if (!status.ok()) {

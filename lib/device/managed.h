@@ -11,6 +11,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "core/few.h"
 #include "device/device.h"
 
 namespace vmem::device {
@@ -73,11 +74,11 @@ class ManagedDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  ManagedDevices() = default;
+  ManagedDevices() { advice_table_.push_back({}); }
   // Adjacent units of one reservation.
   struct Span {
-    Reservation* reservation;
-    size_t first, count;
+    Reservation* reservation = nullptr;
+    size_t first = 0, count = 0;
     uintptr_t address() const { return reservation->base + first * kUnit; }
     size_t size() const { return count * kUnit; }
     Unit& unit(size_t i) const { return reservation->units[first + i]; }
@@ -124,15 +125,16 @@ class ManagedDevices : public Devices {
     uint64_t accessed_by = 0;  // bit per device
     friend bool operator==(const AdviceSet&, const AdviceSet&) = default;
   };
-  // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive.
+  // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive. Needs no memory.
   struct Spans {
-    std::vector<Span> list;
-    std::vector<ReservationPtr> keep;
+    core::Few<Span, kMostRanges> list;
+    core::Few<ReservationPtr, kMostRanges> keep;
   };
   core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
   core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                             Spans* keep);
   core::Status present(const Spans& spans);
+  core::Status make_range(size_t size, int device, void** base);
   core::Status make(const Span& span, int device);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
@@ -142,7 +144,7 @@ class ManagedDevices : public Devices {
   mutable std::shared_mutex registry_mutex_;
   std::map<uintptr_t, ReservationPtr> registry_;  // by base; protected by registry_mutex_
   std::mutex advice_mutex_;
-  std::vector<AdviceSet> advice_table_{AdviceSet{}};  // at most 256; protected by advice_mutex_
+  core::Few<AdviceSet, 256> advice_table_;  // protected by advice_mutex_
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units

@@ -26,6 +26,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -402,7 +403,8 @@ core::Status put_in_front() {
                          "the SIGSEGV handler was replaced by %u different others; CPU touches of moving blocks can no "
                          "longer be held. Install handlers before vmem_init",
                          kMaxChain);
-    node = new Previous{now, newest.load(std::memory_order_relaxed)};
+    node = new (std::nothrow) Previous{now, newest.load(std::memory_order_relaxed)};
+    if (node == nullptr) return core::error(ENOMEM, "no memory to know another SIGSEGV handler by");
     ++chain_length;
   }
   node->spent.store(false);
@@ -463,10 +465,15 @@ core::Status add(void* base, size_t size) {
     munmap(gates, size / kGateUnit);
     return core::error(ENOSPC, "%zu regions with a device tier exist, the most there can be", kMaxRanges);
   }
+  try {
+    by_address()[begin] = &slots[i];
+  } catch (const std::bad_alloc&) {
+    munmap(gates, size / kGateUnit);
+    return core::error(ENOMEM, "no memory to know a region with a device tier by");
+  }
   slots[i].end.store(begin + size, std::memory_order_relaxed);
   slots[i].gates.store(static_cast<std::atomic<uint8_t>*>(gates), std::memory_order_release);
   slots[i].begin.store(begin, std::memory_order_seq_cst);
-  by_address()[begin] = &slots[i];
   if (i == used) slots_used.store(used + 1, std::memory_order_release);
   return {};
 }

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <utility>
 
 #include "core/big_lock.h"
 #include "core/block_table.h"
@@ -124,17 +126,21 @@ Status SimDevices::health(int device) {
   return {};
 }
 
-void SimDevices::lose(int device, const std::string& reason) {
+void SimDevices::lose(int device, std::string_view reason) {
   {
     std::lock_guard lock(mutex_);
     Device& d = *devices_[static_cast<size_t>(device)];
-    if (!d.lost) d.reason = reason;
-    d.lost = true;
+    if (!std::exchange(d.lost, true)) {
+      try {
+        d.reason = reason;
+      } catch (const std::bad_alloc&) {  // lost without words
+      }
+    }
   }
   changed_.notify_all();
 }
 
-void SimDevices::reset(const std::string& reason) {
+void SimDevices::reset(std::string_view reason) {
   reset_ = true;
   for (int d = 0; d < count(); ++d) lose(d, reason);
 }
@@ -318,21 +324,27 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
     ReservationPtr r;
     Copy copy;
   };
-  std::vector<Item> items;
-  for (const Copy& copy : copies) {
-    items.push_back({find(copy.block), copy});
-    if (moving(*items.back().r, copy, true)) violation(strprintf("two copies of the unit at %#zx at once", copy.block));
-  }
   Device& d = *devices_[static_cast<size_t>(device)];
   const auto side = static_cast<size_t>(direction);
   Stream* stream = d.copy_streams[side][d.next[side].fetch_add(1) % d.copy_streams[side].size()].get();
-  auto event = std::make_shared<SimEvent>(device);
-  enqueue(stream, [this, device, in, moving, items = std::move(items), event] {
-    for (const Item& item : items) {
+  std::shared_ptr<std::vector<Item>> items;
+  std::shared_ptr<SimEvent> event;
+  try {
+    items = std::make_shared<std::vector<Item>>();
+    for (const Copy& copy : copies) items->push_back({find(copy.block), copy});
+    event = std::make_shared<SimEvent>(device);
+  } catch (const std::bad_alloc&) {
+    return error(ENOMEM, "no memory for a list of copies");
+  }
+  for (const Item& item : *items)
+    if (moving(*item.r, item.copy, true))
+      violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
+  const Status queued = enqueue(stream, [this, device, in, moving, items, event] {
+    for (const Item& item : *items) {
       const Copy& copy = item.copy;
       core::step(in ? "device.copying_in" : "device.copying_out");
       Status s = run_hook(in ? SimOp::copy_in : SimOp::copy_out, device, copy.block, copy.size);
-      if (!s.ok()) lose(device, std::string(s.text()));
+      if (!s.ok()) lose(device, s.text());
       if (health(device).ok()) {
         std::byte* bytes = view(*item.r, copy.block);
         std::memcpy(in ? static_cast<void*>(bytes) : copy.frame, in ? copy.frame : bytes, copy.size);
@@ -345,6 +357,10 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
     }
     changed_.notify_all();
   });
+  if (!queued.ok()) {
+    for (const Item& item : *items) moving(*item.r, item.copy, false);
+    return queued;
+  }
   if (done != nullptr) *done = std::move(event);
   return {};
 }
@@ -384,7 +400,9 @@ SimDevices::Stream* SimDevices::stream_of(void* stream, int device_if_null) {
   return live_streams_.count(stream) != 0 ? static_cast<Stream*>(stream) : nullptr;
 }
 
-void SimDevices::enqueue(Stream* stream, std::function<void()> work) {
+// A template, so that a function that needs memory is made in here.
+template <typename Work>
+Status SimDevices::enqueue(Stream* stream, Work work) try {
   {
     std::unique_lock lock(stream->mutex);
     if (stream->queue.size() >= stream->limit) {
@@ -392,14 +410,17 @@ void SimDevices::enqueue(Stream* stream, std::function<void()> work) {
       stream->changed.wait(lock, [&] { return stream->queue.size() < stream->limit; });
       --waiting_;
     }
-    if (!stream->thread.joinable() && !core::start_thread(
-                                           "vmem-sim", [stream] { stream->run(); }, &stream->thread)
-                                           .ok()) {
-      core::fatal("no thread for a stream of the simulated device");
+    if (!stream->thread.joinable()) {
+      Status s = core::start_thread(
+          "vmem-sim", [stream] { stream->run(); }, &stream->thread);
+      if (!s.ok()) return s;
     }
-    stream->queue.push_back(std::move(work));
+    stream->queue.emplace_back(std::move(work));
   }
   stream->changed.notify_all();
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory to put work on a stream");
 }
 
 void SimDevices::set_current_device(int device) {
@@ -458,27 +479,31 @@ Status SimDevices::order_after(const Ticket& ticket, void* stream, int device_of
   if (ticket == nullptr) return {};
   auto event = std::static_pointer_cast<SimEvent>(ticket);
   if (Status h = health(event->device); !h.ok()) return h;
-  enqueue(s, [this, event] {
+  return enqueue(s, [this, event] {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
   });
-  return {};
 }
 
 Status SimDevices::record(void* stream, int device, Ticket* out) {
   core::must_be_outside("Devices::record");
   Stream* s = nullptr;
   if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
-  auto event = std::make_shared<SimEvent>(device);
-  enqueue(s, [this, event] {
+  std::shared_ptr<SimEvent> event;
+  try {
+    event = std::make_shared<SimEvent>(device);
+  } catch (const std::bad_alloc&) {
+    return error(ENOMEM, "no memory for an event");
+  }
+  Status queued = enqueue(s, [this, event] {
     // Told under the lock: whoever sees it may be the one that ends these devices, while this stream is the
     // application's.
     std::lock_guard lock(mutex_);
     event->reached = true;
     changed_.notify_all();
   });
-  *out = std::move(event);
-  return {};
+  if (queued.ok()) *out = std::move(event);
+  return queued;
 }
 
 Status SimDevices::poll(const Ticket& ticket, bool* done) {
@@ -507,12 +532,11 @@ Status SimDevices::launch(void* stream, SimFunction kernel) {
   Stream* s = stream_of(stream, current_device);
   if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
   if (Status h = health(s->device); !h.ok()) return h;
-  enqueue(s, [this, s, kernel = std::move(kernel)] {
+  return enqueue(s, [this, s, kernel = std::move(kernel)] {
     if (!health(s->device).ok()) return;
     SimKernel here(*this, s->device);
     kernel(here);
   });
-  return {};
 }
 
 Status SimDevices::synchronize(void* stream) {

@@ -14,6 +14,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "device/managed.h"
@@ -88,9 +89,9 @@ class SimDevices final : public ManagedDevices {
   void capture(void* stream, bool on);     // as if a graph were being captured
   size_t waiting();                        // threads that wait because a queue is full
   // A fault nobody saw coming.
-  void lose(int device, const std::string& reason);
+  void lose(int device, std::string_view reason);
   // As cudaDeviceReset: every device is lost, and no range has addresses of its own any more.
-  void reset(const std::string& reason);
+  void reset(std::string_view reason);
   void set_hook(SimHook hook);
   std::vector<std::string> violations() const;
 
@@ -123,7 +124,8 @@ class SimDevices final : public ManagedDevices {
   };
   Stream* stream_of(void* stream, int device_if_null);
   core::Status checked_stream(void* stream, int device, Stream** out);
-  void enqueue(Stream* stream, std::function<void()> work);  // waits while its queue is full
+  template <typename Work>
+  core::Status enqueue(Stream* stream, Work work);  // waits while its queue is full
   core::Status run_hook(SimOp op, int device, uintptr_t address, size_t size);
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);

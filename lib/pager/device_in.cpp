@@ -321,7 +321,9 @@ void Pager::enter_batch(Batch& batch, int d) {
   bool torn = false;
   device::Ticket ticket;
   Status s = devices_->prepare(ranges, d, &torn);
-  if (s.code() == -device::kIntruder) core::fatal("%.*s", static_cast<int>(s.text().size()), s.text().data());
+  if (s.code() == -device::kIntruder)
+    core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
+                s.text().data());
   bool made = s.ok();
   if (made) {
     // Threads that met the trap before it went: their next try meets the device's door and parks there.
@@ -379,7 +381,7 @@ void Pager::enter_batch(Batch& batch, int d) {
     admit(r, m->block, stamp);
     free_move(m);
   }
-  if (!s.ok() && s.code() == -ENOMEM) {
+  if (!made && s.code() == -ENOMEM) {
     Gpu& g = gpus_[static_cast<size_t>(d)];
     if (g.follows_free && g.used >= Staging::kFrame && g.used < g.budget) {
       core::log(core::Level::warning, "device %d has less free memory than when libvmem began: its budget is %s now", d,

@@ -110,10 +110,10 @@ Status Pager::use_device(int d) {
 }
 
 Status Pager::set_device_budget(uint64_t bytes) {
-  std::vector<bool> known;
+  std::vector<bool> known(gpus_.size());
   {
     Lock lock(mutex_);
-    for (const Gpu& g : gpus_) known.push_back(g.budget != 0);
+    for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget != 0;
   }
   for (size_t d = 0; d < known.size(); ++d) {
     if (!known[d]) continue;

@@ -94,8 +94,8 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   if (Status s = check_location(location, false); !s.ok()) return s;
   if (location >= 0) return acquire_on_device(ranges, location, stream);
   stream = nullptr;  // the CPU and DMA have none
-  Lock lock(mutex_);
   std::vector<SpanOf> spans(ranges.size());
+  Lock lock(mutex_);
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     if (spans[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
@@ -229,7 +229,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
         lock.unlock();
         leave_batch({&m, 1});
         lock.lock();
-        if (!job.status.ok()) return Status(EIO, std::string(job.status.text()));
+        if (!job.status.ok())
+          return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, std::string(job.status.text()));
         continue;
       }
       default:

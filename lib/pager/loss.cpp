@@ -1,6 +1,7 @@
 // A device is lost: with setting debug, what libvmem knew then, so that the lease that was missing can be found.
 #include <algorithm>
 #include <cerrno>
+#include <new>
 
 #include "core/log.h"
 #include "pager/pager.h"
@@ -230,7 +231,7 @@ void Pager::lose_taken(Move* m) {
 
 // Locked. Some call failed, and the device was asked then: if it is lost, that is said, once. The books say how things
 // stood when libvmem noticed; between the illegal touch and now blocks may have moved.
-void Pager::saw_loss(int d, const Status& s) {
+void Pager::saw_loss(int d, const Status& s) try {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (s.ok() || g.lost || g.budget == 0) return;
   g.lost = true;
@@ -260,6 +261,8 @@ void Pager::saw_loss(int d, const Status& s) {
   core::log(Level::error,
             "debug: a kernel that touches an absent range has no lease for it: vmem_acquire() it before the launch, on "
             "the same stream; the kernel's log (Xid 31) names the address");
+} catch (const std::bad_alloc&) {
+  core::log(Level::error, "debug: no memory to say more");
 }
 
 void Pager::look_for_loss() {

@@ -249,8 +249,7 @@ class Pager {
   bool on_touch(uintptr_t address, bool store);
   // loss.cpp
   void saw_loss(int d, const core::Status& health);
-  void mark_unknown(Region& r, core::BlockIndex b);
-  void clear_unknown(core::Block& block);
+  void mark_unknown(Region&r, core::BlockIndex b), clear_unknown(core::Block&block);
   void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
   void fail_touches(Region& r, core::BlockIndex b);
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);

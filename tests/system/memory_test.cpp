@@ -11,23 +11,14 @@
 #include "child.h"
 #include "core/mappings.h"
 #include "core/thread.h"
+#include "refusals.h"
 #include "support.h"
 
 namespace {
 
-// Which allocation of this thread is refused next: the n-th from now on, and those after it too unless `once`.
-constinit thread_local int64_t refused_in = -1;
-constinit thread_local bool once = false;
-constinit thread_local uint64_t refusals = 0;
+using namespace systest;
 
-// Of the library's threads, and of calls under Starving, each so-many-th is refused; 0: none.
-std::atomic<uint64_t> refuse_every{0}, asked{0};
-constinit thread_local bool starving = false;
-
-struct Starving {
-  Starving() { starving = true; }
-  ~Starving() { starving = false; }
-};
+std::atomic<uint64_t> asked{0};
 
 bool refuse() {
   if (const uint64_t every = refuse_every.load(std::memory_order_relaxed); every != 0) {
@@ -56,33 +47,9 @@ void operator delete(void* p, size_t) noexcept {
 
 namespace {
 
-using systest::stamp;
-using systest::SystemTest;
-
 constexpr size_t kBlock = 64 << 10, kBlocks = 256;
 
-class Memory : public SystemTest {
- protected:
-  // Calls with each of its allocations refused in turn, until it needs no more of them. Every answer is of this thread.
-  template <typename Call, typename Then>
-  static void refuse_each(Call call, Then then) {
-    for (const bool only_once : {true, false}) {
-      for (int n = 0;; ++n) {
-        ASSERT_LT(n, 2000) << "the call never got through";
-        refusals = 0;
-        once = only_once;
-        refused_in = n;
-        const int rc = call(n);
-        refused_in = -1;
-        if (rc != 0) {
-          EXPECT_STRNE(vmem_last_error(), "");
-        }
-        then(n, rc);
-        if (refusals == 0 || HasFatalFailure()) break;
-      }
-    }
-  }
-};
+class Memory : public SystemTest {};
 
 TEST_F(Memory, AnErrorNeedsNone) {
   configure({});
