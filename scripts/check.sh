@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings manual readme words sizes shell python statics tidy
+#   format layers doors header names settings manual docs readme words sizes shell python statics tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -119,6 +119,13 @@ check_manual() {
   rm -rf "$folder"
 }
 
+# Lines of the documents are short, tables whole; links, files, functions and tests that they name are there; the
+# architecture's picture has the folders of lib, no more and no less.
+check_docs() {
+  command -v python3 >/dev/null || { missing docs python3; return; }
+  tracked '*.md' ':!tests/**' | xargs -r python3 scripts/lib/check_docs.py 2>&1 | report docs
+}
+
 # The README's example is the one that is built and run.
 check_readme() {
   { diff -q <(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d') examples/hello.cpp >/dev/null || echo "README.md: its example is not examples/hello.cpp"; } | report readme
@@ -179,7 +186,7 @@ check_tidy() {
 packages=$(dpkg-query -W -f '${Package} ${Version}\n' '*-dev' 2>/dev/null) && CHECK_SYSTEM=$(sha256sum <<<"$packages") && export CHECK_SYSTEM
 find "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed" -type f -mtime +30 -delete 2>/dev/null
 
-[ $# -gt 0 ] || set -- format layers doors header names settings manual readme words sizes shell python statics tidy
+[ $# -gt 0 ] || set -- format layers doors header names settings manual docs readme words sizes shell python statics tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"

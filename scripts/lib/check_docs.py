@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
+each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md draws and
+lists exactly the folders of lib/, and its walks name functions that are in the files they name."""
+
+import glob
+import os
+import re
+import sys
+
+COLUMNS = 100
+ARCHITECTURE = "docs/architecture.md"
+# Named in `..`: a path of this repository, patterns with * included.
+PATH = re.compile(r"`((?:lib|include|tests|tools|scripts|examples|docs|kmod|python|packages)/[\w./*-]+)`")
+
+
+# A test, as GoogleTest names it: Suite.NameThatIsASentence.
+TEST = re.compile(r"`([A-Z]\w+)\.([A-Z]\w{12,})`")
+
+
+def tests():
+    found = set()
+    for path in glob.glob("tests/**/*.*", recursive=True):
+        if path.endswith((".cpp", ".h", ".cu")):
+            with open(path, encoding="utf-8", errors="replace") as f:
+                found.update(re.findall(r"TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", f.read()))
+    return found
+
+
+def blocks(text):
+    """The lines of a document with their numbers and what they are part of: text, code or a table."""
+    fence = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fence = not fence
+            yield number, line, "code"
+        elif fence or line.startswith("    "):
+            yield number, line, "code"
+        else:
+            yield number, line, "table" if line.startswith("|") else "text"
+
+
+def anchors(path):
+    """What a link to a heading of this document may name."""
+    with open(path, encoding="utf-8") as f:
+        heads = [line.lstrip("#").strip() for _, line, kind in blocks(f.read()) if kind == "text" and line[:1] == "#"]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def check_links(path, number, line):
+    for target in re.findall(r"\]\(([^)\s]+)\)", line):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        full = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
+        if not os.path.exists(full):
+            print(f"{path}:{number}: links to {target}, which is not there")
+        elif anchor and anchor not in anchors(full):
+            print(f"{path}:{number}: links to {target}: there is no such heading")
+
+
+def check(path, known):
+    with open(path, encoding="utf-8") as f:
+        lines = list(blocks(f.read()))
+    before = ""
+    for at, (number, line, kind) in enumerate(lines):
+        if kind == "text" and len(line) > COLUMNS and " " in line.strip():
+            print(f"{path}:{number}: {len(line)} columns, at most {COLUMNS}")
+        if kind == "table" and before != "table":
+            following = lines[at + 1][1] if at + 1 < len(lines) else ""
+            if not re.fullmatch(r"\|[-:| ]+\|", following):
+                print(f"{path}:{number}: a table without a head (a blank line ends a table)")
+        if kind != "code":
+            check_links(path, number, line)
+            for name in PATH.findall(line):
+                if not glob.glob(name.rstrip("/")) and not glob.glob(name + ".c*"):  # a program, by its source
+                    print(f"{path}:{number}: names {name}, which is not there")
+            for test in TEST.findall(line):
+                if test not in known:
+                    print(f"{path}:{number}: names the test {'.'.join(test)}, which is not there")
+        before = kind
+
+
+def check_architecture():
+    """The picture is the first block of code; the list is the first table; the walks are the tables with functions."""
+    with open(ARCHITECTURE, encoding="utf-8") as f:
+        text = f.read()
+    rooms = {f"lib/{name}" for name in os.listdir("lib") if os.path.isdir(f"lib/{name}")}
+    picture = re.search(r"^```\n(.*?)^```", text, re.M | re.S)
+    drawn = re.findall(r"\blib/\w+", picture.group(1)) if picture else []
+    listed = re.findall(r"^\| `(lib/\w+)` \|", text, re.M)
+    for what, found in (("picture", drawn), ("table", listed)):
+        for room in sorted(rooms - set(found)):
+            print(f"{ARCHITECTURE}: {room} is not in its {what}")
+        for room in sorted(set(found) - rooms):
+            print(f"{ARCHITECTURE}: {room} of its {what} is no folder")
+        for room in sorted({room for room in found if found.count(room) > 1}):
+            print(f"{ARCHITECTURE}: {room} is twice in its {what}")
+    walks = 0
+    for path, functions in re.findall(r"^\| `(lib/[\w/]+\.cpp)` \| ([^|]*) \|", text, re.M):
+        walks += 1
+        if not os.path.exists(path):
+            continue  # said already
+        with open(path, encoding="utf-8") as f:
+            code = f.read()
+        for name in re.findall(r"`(\w+)`", functions):
+            if not re.search(rf"^[\w\s:<>,&*\[\]]*\b{name}\(", code, re.M):
+                print(f"{ARCHITECTURE}: {path} has no function {name}")
+    if walks < 12:
+        print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
+
+
+everything = tests()
+for argument in sys.argv[1:]:
+    check(argument, everything)
+    if argument == ARCHITECTURE:
+        check_architecture()
