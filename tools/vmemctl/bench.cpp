@@ -174,6 +174,7 @@ void Bench::measure_device() {
 size_t Bench::choose(std::vector<Row>& rows, Figure Row::*figure, const char* what,
                      const std::function<void(Row&)>& measure) {
   std::vector<const Figure*> figures;
+  figures.reserve(rows.size());
   for (const Row& row : rows) figures.push_back(&(row.*figure));
   Verdict verdict;
   for (int round = 1; round <= kMaxRounds && !verdict.steady; ++round) {
