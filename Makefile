@@ -98,7 +98,7 @@ core-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)
 # ---- rules ----------------------------------------------------------------------------------------------------------------
 # By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
 # The mark of a group stays only where nothing of it is missing (3: something is, and the build may do without).
-$(foreach group,build test check vm package bench,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh $(if $(INSTALL),ask)
+$(foreach group,build test check vm package bench wheel,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh $(if $(INSTALL),ask)
 	@mkdir -p $(@D)
 	@$(if $(NO_SETUP),touch $@,scripts/setup.sh --quiet$(if $(INSTALL),, --check) $* && touch $@ || [ $$? -eq 3 ])
 .PHONY: ask
@@ -297,7 +297,7 @@ $(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 	$(call say,LINK,$@)
 	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete -Wl,--gc-sections \
 	  -Wl,-z,relro -Wl,--exclude-libs,ALL -Wl,--strip-debug -Wl,-rpath,'$$ORIGIN' $(LIB_OBJ) $(WHEEL_LIBS) -o $@
-wheel: $(BUILD)/wheel/$(SONAME)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
+wheel: $(BUILD)/wheel/$(SONAME) | $(call SETUP,wheel)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
 	@rm -f $(BUILD)/wheel/*.whl
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)" --licences $(WHEEL_LICENCES)
 

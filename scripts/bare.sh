@@ -1,5 +1,5 @@
 #!/bin/bash
-# bare.sh [demo|test|demo test] [RELEASE..]: the README's commands, taken out of its text and run as they stand, on bare Debian
+# bare.sh [demo|test|wheel..] [RELEASE..]: the README's commands, taken out of its text and run as they stand, on bare Debian
 # systems: a copy of this working tree, make, and nothing else that the release does not bring by itself; what is missing they
 # install. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
 #
@@ -11,17 +11,25 @@ passed=0 failed=0 skipped=0
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed = 0 ]; exit; }
 skip_all() { echo "skipped: $1"; skipped=1; finish; }
 goals=() releases=()
-for word in "$@"; do case $word in demo | test) goals+=("$word") ;; [a-z]*) releases+=("$word") ;; *) sed -n '2,4s/^# \?//p' "$0"; exit 2 ;; esac; done
+for word in "$@"; do case $word in demo | test | wheel) goals+=("$word") ;; [a-z]*) releases+=("$word") ;; *) sed -n '2,4s/^# \?//p' "$0"; exit 2 ;; esac; done
 [ ${#goals[@]} -gt 0 ] || goals=(demo)
 [ ${#releases[@]} -gt 0 ] || releases=(bookworm trixie)
 work=$(realpath -m "${BUILD:-build}")/bare
 . scripts/lib/clean_system.sh
 need_clean_systems
 
-# The README's first block: its commands, without what it says of them.
-command_of() { awk '/^```/ {if (inside) exit; inside = 1; next} inside' README.md | sed 's/ *#.*//' | grep -x "make $1"; }
+# The block of the README that begins with a line.
+block_of() { awk -v wanted="$1" '/^```/ {if (inside && index(text, wanted) == 1) {printf "%s", text; exit} inside = !inside; text = ""; next} inside {text = text $0 "\n"}' README.md; }
+# A command of the README, without what it says of it; wheel: the whole block, after the packages that it is said to need.
+command_of() {
+  case $1 in
+    wheel) [ -n "$(block_of 'make wheel')" ] && block_of 'make wheel' >"$root/tmp/wheel.sh" && echo "scripts/setup.sh build wheel && sh -e /tmp/wheel.sh" ;;
+    *) block_of 'make demo' | sed 's/ *#.*//' | grep -x "make $1" ;;
+  esac
+}
 # What the command has to have said at its end.
 demo_is_right() { grep -qE 'verified \| 0 mismatches' "$1"; }
+wheel_is_right() { grep -qE '^Successfully installed vmem-' "$1" && inside "$root" sh -c 'cd /src && env/bin/python -c "import vmem; print(vmem.stats())"' >>"$1" 2>&1; }
 test_is_right() { tail -1 "$1" | grep -qE '^[1-9][0-9]* passed, 0 failed, [0-9]+ skipped$'; }
 
 for release in "${releases[@]}"; do

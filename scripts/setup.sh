@@ -1,7 +1,7 @@
 #!/bin/bash
 # setup.sh [--quiet] [--check] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
 #
-# Groups: build (default), test, check, vm, kernel; package (Debian packages: debhelper, lintian and what makes a clean
+# Groups: build (default), test, check, vm, kernel; wheel (make wheel, and an environment to install it into); package (Debian packages: debhelper, lintian and what makes a clean
 # system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
 # Prometheus server, for the tests of the dashboard). CUDA is never installed: the library builds without it and takes a
 # toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
@@ -11,7 +11,8 @@ set -euo pipefail
 
 declare -A packages=(
   [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev libmicrohttpd-dev"
-  [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev"
+  [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev cmake"
+  [wheel]="python3-venv"
   [monitoring]="prometheus"
   [torch]="python3-torch"
   [check]="clang clang-format clang-tidy shellcheck groff-base"
@@ -22,7 +23,7 @@ declare -A packages=(
 )
 # A package that provides the name counts too (pkgconf for pkg-config).
 declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
-  [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [busybox-static]=busybox)
+  [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [cmake]=cmake [busybox-static]=busybox)
 
 quiet='' check='' groups=()
 for word in "$@"; do

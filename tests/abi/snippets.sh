@@ -60,11 +60,43 @@ in_venv() { [ -x "$work/venv/bin/python" ] || { echo "no virtual environment"; r
 memory_snippet() {
   in_venv -c 'import numpy' 2>/dev/null || { echo "NumPy is not installed"; return 77; }
   mkdir -p "$work/py" && cd "$work/py" && head -c 1000000 /dev/urandom >in.bin || return
-  # What the page leaves to the reader: the stream, and the array that the kernel writes.
-  { echo 'import vmem; stream, out, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), lambda device: None'
+  # What the page leaves to the reader: the stream, the array that the kernel writes, and an open file.
+  { echo 'import vmem; stream, out, file, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), open("in.bin", "rb"), lambda device: None'
     sed -e 's/location=0,/location=vmem.HOST,/' "$(block docs/python.md/2.python)"; echo 'import os; assert os.path.getsize("out.bin") == region.nbytes'
   } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
   in_venv snippet.py
+}
+# docs/choosing.md: regions with attributes, as written there; what the page leaves to the reader stands before.
+choosing_cpp() {
+  mkdir -p "$work/choosing" && cd "$work/choosing" && head -c 65536 /dev/urandom >input.bin || return
+  { printf '#include <vmem/vmem.hpp>\nint main() {\n  vmem::set("device", "none");\n  const size_t bytes = 16 << 20, size = 65536;\n'
+    cat "$(block docs/choosing.md/1.cpp)"; printf '  table.view<char>()[1] = 2;\n  return table.view<char>()[1] == 2 && input.size() == size ? 0 : 1;\n}\n'; } >choosing.cpp
+  # shellcheck disable=SC2046  # flags are words
+  g++ -std=c++20 -Wall -Wextra -Werror choosing.cpp -o cpp $(pkg-config --cflags --libs vmem) && ./cpp
+}
+choosing_c() {
+  mkdir -p "$work/choosing" && cd "$work/choosing" || return
+  { printf '#include <vmem/vmem.h>\nint main(void) {\n  void *table = 0;\n  const size_t bytes = 16 << 20;\n'; sed 's/^/  /' "$(block docs/choosing.md/2.c)"
+    printf '  return table == 0 || *(char *)table != 0 || vmem_free(table) != 0;\n}\n'; } >choosing.c
+  # shellcheck disable=SC2046
+  cc -std=c99 -Wall -Werror choosing.c -o c $(pkg-config --cflags --libs vmem) && VMEM_DEVICE=none ./c
+}
+choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
+# Each block of each page is run by a step here or by another test, or is none to run. A new one needs a step, or a reason.
+every_block() {
+  local known=" README.md/1 README.md/5 docs/python.md/1 docs/packages.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
+  known+="README.md/2 README.md/3 README.md/4 docs/packages.md/2 docs/packages.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
+  known+="README.md/6 docs/python.md/3 docs/python.md/4 "                       # need a model: the step on names; tests/python/test_torch_*.py
+  known+="docs/architecture.md/1 docs/vmemctl.md/1 "                            # no commands
+  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/testing.md/1 "  # long runs, and guests
+  local each wrong=0 name
+  while read -r each; do
+    name=${each%.*}
+    [[ $known == *" $name "* ]] || { echo "$name is run by nothing: $(head -3 "$work/blocks/$each")"; wrong=1; }
+    known=${known/ $name / }
+  done < <(cd "$work/blocks" && find . -type f -printf '%P\n')
+  [ -z "${known// /}" ] || { echo "not there:$known"; wrong=1; }
+  return $wrong
 }
 names() {
   cat >"$work/names.py" <<'P'
@@ -96,6 +128,10 @@ step "docs/packages.md: programs by pkg-config" packages_by_pkg_config
 step "docs/packages.md: a program by CMake" packages_by_cmake
 step "a wheel, installed by pip in a virtual environment" wheel
 step "docs/python.md: memory, as it stands but smaller" memory_snippet
+step "docs/choosing.md: attributes in C++" choosing_cpp
+step "docs/choosing.md: attributes in C" choosing_c
+step "docs/choosing.md: attributes in Python" choosing_python
+step "every block of every page is run, or known to be none to run" every_block
 step "README.md, docs/python.md: every name that they use exists" names
 
 echo "$passed passed, $failed failed, $skipped skipped"
