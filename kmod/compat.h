@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/*
- * compat.h - every difference between kernels, chosen by the probes that Kbuild
- * compiles (probes/NAME.c sets VMEM_HAVE_NAME), never by version numbers
- */
+/* compat.h - differences of kernels: by what Kbuild finds (probes/), never by version numbers */
 #ifndef VMEM_KMOD_COMPAT_H
 #define VMEM_KMOD_COMPAT_H
 
 #include <linux/eventfd.h>
+#include <linux/list_lru.h>
 #include <linux/mm.h>
 #include <linux/shrinker.h>
 
@@ -29,13 +27,12 @@ static inline void release_fault_lock(struct vm_fault *vmf)
 }
 #endif
 
-/* Page table entries that map any part of the folio; exact under the folio's lock. */
+/* Page table entries that map any part of the folio; exact under its lock. Not exported to 6.9. */
 static inline long vmem_folio_mapcount(struct folio *folio)
 {
 #ifdef VMEM_HAVE_FOLIO_LARGE_MAPCOUNT
 	return folio_mapcount(folio);
 #else
-	/* folio_mapcount() is not exported here, and the counts differ in meaning. */
 	long i, nr = folio_nr_pages(folio);
 	long entire = folio_test_large(folio) ? folio_entire_mapcount(folio) : 0, sum = entire;
 
@@ -46,31 +43,44 @@ static inline long vmem_folio_mapcount(struct folio *folio)
 #endif
 }
 
-/* Registers a shrinker like @model, which stays; NULL: no memory. */
-static inline struct shrinker *vmem_shrinker_start(struct shrinker *model)
+#ifndef VMEM_HAVE_LIST_LRU_ADD_OBJ
+#define list_lru_add_obj(lru, item) list_lru_add(lru, item)
+#define list_lru_del_obj(lru, item) list_lru_del(lru, item)
+#endif
+
+/* The parameters of a function that list_lru_walk_one() calls. */
+#ifdef VMEM_HAVE_LIST_LRU_WALK_UNLOCKED
+#define VMEM_LRU_ITEM struct list_head *item, struct list_lru_one *list, void *arg
+#else
+#define VMEM_LRU_ITEM struct list_head *item, struct list_lru_one *list, spinlock_t *lock, void *arg
+#endif
+
+/* Registers a shrinker like @model, which stays, and its @lru; NULL: no memory. */
+static inline struct shrinker *vmem_shrinker_start(struct shrinker *model, struct list_lru *lru)
 {
 #ifdef VMEM_HAVE_SHRINKER_ALLOC
-	struct shrinker *shrinker = shrinker_alloc(0, "vmem");
+	struct shrinker *shrinker = shrinker_alloc(model->flags, "vmem");
 
 	if (!shrinker)
 		return NULL;
 	shrinker->count_objects = model->count_objects;
 	shrinker->scan_objects = model->scan_objects;
+	shrinker->batch = model->batch;
 	shrinker->seeks = model->seeks;
-	shrinker_register(shrinker);
-	return shrinker;
-#else
-	return register_shrinker(model, "vmem") ? NULL : model;
-#endif
-}
-
-static inline void vmem_shrinker_stop(struct shrinker *shrinker)
-{
-#ifdef VMEM_HAVE_SHRINKER_ALLOC
+	if (!list_lru_init_memcg(lru, shrinker)) {
+		shrinker_register(shrinker);
+		return shrinker;
+	}
 	shrinker_free(shrinker);
-#else
-	unregister_shrinker(shrinker);
+#else	/* the list needs the number that a shrinker gets here; without frames it finds none */
+#define shrinker_free(shrinker) unregister_shrinker(shrinker)
+	if (register_shrinker(model, "vmem"))
+		return NULL;
+	if (!list_lru_init_memcg(lru, model))
+		return model;
+	unregister_shrinker(model);
 #endif
+	return NULL;
 }
 
 #endif /* VMEM_KMOD_COMPAT_H */

@@ -2,17 +2,14 @@
 /*
  * context.c - loading; an open file, its ranges of offsets, its mappings, its calls
  *
- * All opens of one device node share the node's address_space, and zapping an
- * offset there would zap it in every context. So each context has an inode of its
- * own, from a pseudo file system nobody can mount.
+ * All opens of one device node share its address_space, and zapping an offset there would zap it
+ * in all. So each context has an inode of its own, of a pseudo file system nobody can mount.
  */
 
-#include <linux/delay.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mount.h>
 #include <linux/pseudo_fs.h>
-#include <linux/random.h>
 
 #include "vmem.h"
 
@@ -20,22 +17,12 @@
 
 LIST_HEAD(vmem_ctx_list);
 static LIST_HEAD(vmem_users);		/* vmem_ctx_list_lock */
-DEFINE_SPINLOCK(vmem_ctx_list_lock);
+DEFINE_MUTEX(vmem_ctx_list_lock);
 static struct vfsmount *vmem_mnt;
 static struct shrinker *vmem_shrinker;
 
 #ifdef VMEM_DELAY
-static unsigned int delay_us;
-module_param(delay_us, uint, 0644);
-MODULE_PARM_DESC(delay_us, "Longest sleep at a point where calls race (0: none)");
-
-void vmem_point(void)
-{
-	u32 random = get_random_u32();
-
-	if (delay_us && random % 4 == 0)
-		usleep_range(random / 4 % delay_us, random / 4 % delay_us + 50);
-}
+#include "delay/point.h"
 #endif
 
 static int vmem_fs_init_context(struct fs_context *fc)
@@ -79,31 +66,28 @@ struct vmem_user *vmem_user_get(struct vmem_user *user)
 		return NULL;
 	fresh->uid = current_uid();
 	refcount_set(&fresh->ref, 1);
-	spin_lock(&vmem_ctx_list_lock);
+	mutex_lock(&vmem_ctx_list_lock);
 	list_for_each_entry(user, &vmem_users, link) {
 		if (uid_eq(user->uid, fresh->uid)) {
 			refcount_inc(&user->ref);
-			spin_unlock(&vmem_ctx_list_lock);
+			mutex_unlock(&vmem_ctx_list_lock);
 			kfree(fresh);
 			return user;
 		}
 	}
 	list_add(&fresh->link, &vmem_users);
-	spin_unlock(&vmem_ctx_list_lock);
+	mutex_unlock(&vmem_ctx_list_lock);
 	return fresh;
 }
 
 void vmem_user_put(struct vmem_user *user)
 {
-	bool last;
-
-	spin_lock(&vmem_ctx_list_lock);
-	last = refcount_dec_and_test(&user->ref);
-	if (last)
+	mutex_lock(&vmem_ctx_list_lock);
+	if (refcount_dec_and_test(&user->ref)) {
 		list_del(&user->link);
-	spin_unlock(&vmem_ctx_list_lock);
-	if (last)
 		kfree(user);
+	}
+	mutex_unlock(&vmem_ctx_list_lock);
 }
 
 static void vmem_range_free(struct kref *ref)
@@ -147,8 +131,8 @@ struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind)
 }
 
 /*
- * The range of @kind that has @count units from @offset on, referenced, and the number
- * of the first, or an error. @offset is the start of a unit.
+ * The range of @kind that has @count units from @offset on, referenced, and the number of the
+ * first, or an error. @offset is the start of a unit.
  */
 struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
 				   unsigned long *index)
@@ -173,7 +157,6 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	struct vmem_create *arg = argument;
 	struct vmem_range *range;
 	pgoff_t align, start, pages = arg->size >> PAGE_SHIFT;
-	bool fits;
 	int err;
 
 	if (arg->pad || arg->flags & ~VMEM_CREATE_LONGTERM ||
@@ -185,15 +168,15 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 		return -EPERM;
 
 	align = max_t(pgoff_t, arg->unit, PMD_SIZE) >> PAGE_SHIFT;
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	start = ALIGN(ctx->next_pgoff, align);
-	fits = start + pages <= (MAX_LFS_FILESIZE >> PAGE_SHIFT) - 2 * align;
+	err = start + pages > (MAX_LFS_FILESIZE >> PAGE_SHIFT) - 2 * align ? -ENOSPC : 0;
 	/* A gap between ranges: no mapping grows or merges from one into the next. */
-	if (fits)
+	if (!err)
 		ctx->next_pgoff = start + pages + align;
-	spin_unlock(&ctx->lock);
-	if (!fits)
-		return -ENOSPC;
+	vmem_unlock(ctx);
+	if (err)
+		return err;
 	if (!vmem_record(ctx, 1))
 		return -EDQUOT;
 	range = kzalloc(sizeof(*range), GFP_KERNEL_ACCOUNT);
@@ -226,17 +209,15 @@ static int vmem_destroy(struct vmem_ctx *ctx, void *argument)
 
 	if (!range)
 		return -ENXIO;
-	vmem_point();
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	if (range->dead || arg->offset != vmem_unit_offset(range, 0))
 		err = -ENXIO;
 	else if (range->kind == VMEM_KIND_POOL && !xa_empty(&range->units))
 		err = -EBUSY;
 	else
 		range->dead = true;	/* from here on this thread alone ends it */
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (!err) {
-		vmem_point();
 		if (range->kind == VMEM_KIND_REGION)
 			vmem_region_empty(range);
 		vmem_point();
@@ -254,19 +235,17 @@ static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
 	struct vmem_ctx *ctx = file->private_data;
 	struct vmem_range *range;
 
-	if (!READ_ONCE(ctx->ready))
-		return -EPROTO;
-	if (READ_ONCE(ctx->dead))
-		return -ESHUTDOWN;
+	if (!READ_ONCE(ctx->ready) || READ_ONCE(ctx->dead))
+		return READ_ONCE(ctx->ready) ? -ESHUTDOWN : -EPROTO;
 	if (!(vma->vm_flags & VM_SHARED))
 		return -EINVAL;
 	range = vmem_range_find(ctx, (u64)vma->vm_pgoff << PAGE_SHIFT, 0);
-	if (range && vma_pages(vma) > range->pages - (vma->vm_pgoff - range->pgoff)) {
-		vmem_range_put(range);
-		range = NULL;
-	}
 	if (!range)
 		return -ENXIO;
+	if (vma_pages(vma) > range->pages - (vma->vm_pgoff - range->pgoff)) {
+		vmem_range_put(range);
+		return -ENXIO;
+	}
 	vmem_point();
 	/* DONTEXPAND: mremap cannot grow it; mlock, KSM, khugepaged, migration let it be. */
 	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
@@ -287,18 +266,20 @@ static int vmem_open(struct inode *inode, struct file *file)
 	if (!ctx)
 		return -ENOMEM;
 	ctx->user = vmem_user_get(NULL);
-	if (!ctx->user) {
-		err = -ENOMEM;
-		goto err_free;
-	}
 	ctx->unlimited = ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
-	err = -EDQUOT;
-	if (!vmem_record(ctx, VMEM_CTX_RECORDS))
-		goto err_user;
-	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
-	err = PTR_ERR_OR_ZERO(ctx->inode);
-	if (err)
-		goto err_record;
+	err = !ctx->user ? -ENOMEM : !vmem_record(ctx, VMEM_CTX_RECORDS) ? -EDQUOT : 0;
+	if (!err) {
+		ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
+		err = PTR_ERR_OR_ZERO(ctx->inode);
+		if (err)
+			vmem_record(ctx, -VMEM_CTX_RECORDS);
+	}
+	if (err) {
+		if (ctx->user)
+			vmem_user_put(ctx->user);
+		kfree(ctx);
+		return err;
+	}
 	/* The kernel maps nothing as huge that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
@@ -314,19 +295,11 @@ static int vmem_open(struct inode *inode, struct file *file)
 
 	file->private_data = ctx;
 	file->f_mapping = ctx->inode->i_mapping;
-	spin_lock(&vmem_ctx_list_lock);
+	mutex_lock(&vmem_ctx_list_lock);
 	list_add_tail(&ctx->link, &vmem_ctx_list);
-	spin_unlock(&vmem_ctx_list_lock);
+	mutex_unlock(&vmem_ctx_list_lock);
 	vmem_add(vmem_contexts, 1);
 	return nonseekable_open(inode, file);
-
-err_record:
-	vmem_record(ctx, -VMEM_CTX_RECORDS);
-err_user:
-	vmem_user_put(ctx->user);
-err_free:
-	kfree(ctx);
-	return err;
 }
 
 /* Parked threads find the context dead and get SIGBUS; what is present stays so. */
@@ -334,9 +307,9 @@ static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 {
 	int i;
 
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	ctx->dead = true;
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	for (i = 0; i < VMEM_QUEUES; i++)
 		wake_up_all(&ctx->fault_wq[i]);
 	wake_up_all(&ctx->event_wq);
@@ -344,9 +317,9 @@ static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 }
 
 /*
- * Each close(2), the one at exit included. Mappings hold the file, so ->release
- * would come too late for whoever waits in one of them, in another process or for
- * the GPU: when the process that opened closes, nobody will answer any more.
+ * Each close(2), the one at exit included. Mappings hold the file, so ->release would come too late
+ * for whoever waits in one of them, in another process or for the GPU: when the process that opened
+ * closes, nobody will answer any more.
  */
 static int vmem_flush(struct file *file, fl_owner_t id)
 {
@@ -362,9 +335,9 @@ static int vmem_file_release(struct inode *inode, struct file *file)
 	struct vmem_range *range;
 	unsigned long index = 0;
 
-	spin_lock(&vmem_ctx_list_lock);
+	mutex_lock(&vmem_ctx_list_lock);
 	list_del(&ctx->link);
-	spin_unlock(&vmem_ctx_list_lock);
+	mutex_unlock(&vmem_ctx_list_lock);
 	vmem_unpin_all(ctx);
 	/* Regions first: they hand their frames back to the pools. */
 	mt_for_each(&ctx->ranges, range, index, ULONG_MAX)
@@ -431,11 +404,11 @@ static int vmem_info(struct vmem_ctx *ctx, void *argument)
 	arg->watermark_high = vmem_get(vmem_watermark_high_percent);
 	arg->frame_order = vmem_get(vmem_frame_order);
 	arg->pinned_bytes = atomic64_read(&ctx->pinned_bytes);
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	arg->frame_bytes = ctx->frame_bytes;
 	arg->installed_bytes = ctx->installed_bytes;
-	arg->asked_bytes = ctx->asked_bytes;
-	spin_unlock(&ctx->lock);
+	arg->asked_bytes = vmem_asked(ctx);
+	vmem_unlock(ctx);
 	return 0;
 }
 
@@ -517,9 +490,11 @@ static struct miscdevice vmem_misc = {
 /* Ends what vmem_init() began, however far it came. No file is open: each pins the module. */
 static void vmem_cleanup(void)
 {
-	if (vmem_shrinker)
-		vmem_shrinker_stop(vmem_shrinker);
 	vmem_frames_end();
+	if (vmem_shrinker) {
+		shrinker_free(vmem_shrinker);
+		list_lru_destroy(&vmem_frames);
+	}
 	kern_unmount(vmem_mnt);
 	rcu_barrier();	/* ranges on their way through kfree_rcu() */
 	vmem_sysfs_exit();
@@ -531,11 +506,6 @@ static int __init vmem_init(void)
 	int err;
 
 	BUILD_BUG_ON(BITS_PER_LONG != 64);
-	BUILD_BUG_ON(sizeof(struct vmem_hello) != 40);
-	BUILD_BUG_ON(sizeof(struct vmem_create) != 32);
-	BUILD_BUG_ON(sizeof(struct vmem_op) != 32);
-	BUILD_BUG_ON(sizeof(struct vmem_event) != 40);
-	BUILD_BUG_ON(sizeof(struct vmem_info) != 72);
 
 	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
 	/* One user leaves a quarter to others; records of 1 % to 2 % of RAM. */
@@ -546,8 +516,10 @@ static int __init vmem_init(void)
 		atomic64_set(&vmem_files[vmem_fault_timeout_ms].value,
 			     clamp(fault_timeout_ms, 100U, 3600000U));
 	vmem_mnt = kern_mount(&vmem_fs);
-	vmem_shrinker = vmem_shrinker_start(&vmem_shrinker_model);
-	err = PTR_ERR_OR_ZERO(vmem_mnt) ?: (vmem_shrinker ? vmem_sysfs_init() : -ENOMEM);
+	vmem_shrinker = vmem_shrinker_start(&vmem_shrinker_model, &vmem_frames);
+	vmem_frame_cache = KMEM_CACHE(vmem_frame, SLAB_ACCOUNT);
+	err = PTR_ERR_OR_ZERO(vmem_mnt) ?:
+	      (vmem_shrinker && vmem_frame_cache ? vmem_sysfs_init() : -ENOMEM);
 	if (!err)
 		err = misc_register(&vmem_misc);
 	if (err)

@@ -2,17 +2,19 @@
 /*
  * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
  *
- * The queue is a list of blocks, so an event costs no memory, a block is never in it
- * twice, and posting cannot fail.
+ * The queue is a list of blocks, so an event costs no memory, a block is never in it twice, and
+ * posting cannot fail.
  */
 
+#include <linux/memcontrol.h>
 #include <linux/poll.h>
 
 #include "vmem.h"
 
-#define VMEM_ANSWER_TIME	(2 * HZ)
-#define VMEM_ASKED_OLD		(10 * HZ)	/* what was asked so long ago is forgotten */
-#define VMEM_ASK_CONTEXTS	128	/* looked at in one go, under the list's lock */
+#define VMEM_ANSWER_TIME	(2 * HZ)	/* without a release: does not answer */
+#define VMEM_ASKED_HALF		(5 * HZ)
+#define VMEM_ASK_FRAMES		128UL		/* looked at in one go, under a lock */
+#define VMEM_LINGER		(HZ / 50)	/* at a cgroup's limit, each time it is scanned */
 
 /* Something new is there. ctx->lock. */
 void vmem_notify(struct vmem_ctx *ctx)
@@ -36,7 +38,7 @@ static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vme
 
 	*event = (struct vmem_event){};
 	*block = NULL;
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	if (ctx->pressure_bytes) {
 		event->type = VMEM_EVENT_PRESSURE;
 		event->bytes = ctx->pressure_bytes;
@@ -51,14 +53,14 @@ static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vme
 		(*block)->users++;
 		kref_get(&(*block)->region->ref);
 	}
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	return event->type;
 }
 
 /* The reader could not take it: as if it had never been taken. */
 static void vmem_give_back(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block *block)
 {
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	if (event->type == VMEM_EVENT_PRESSURE)
 		ctx->pressure_bytes += event->bytes;
 	else if (event->type == VMEM_EVENT_KNOBS)
@@ -66,7 +68,7 @@ static void vmem_give_back(struct vmem_ctx *ctx, struct vmem_event *event, struc
 	else if (block->flags & VMEM_STATE_WAITED && list_empty(&block->event) &&
 		 !block->region->dead)
 		list_add(&block->event, &ctx->events);
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 }
 
 ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
@@ -130,89 +132,157 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 		if (IS_ERR(eventfd))
 			return PTR_ERR(eventfd);
 	}
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	swap(ctx->eventfd, eventfd);
 	/* What is there already was signalled to nobody. */
 	if (ctx->eventfd && vmem_has_events(ctx))
 		eventfd_signal(ctx->eventfd);
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (eventfd)
 		eventfd_ctx_put(eventfd);
 	return 0;
 }
 
 /*
- * When the machine is short of memory the shrinker frees nothing itself, as only the
- * runtime knows which frame can go. It divides what is wanted among contexts by what
- * they hold, posts an event, and reports who does not answer. It takes only
- * spinlocks, since it runs in the middle of other people's allocations.
+ * When memory is short the shrinker frees nothing itself, as only the runtime knows which frame can
+ * go: it asks contexts, by an event, and reports who does not answer. Frames are listed by the
+ * memory cgroup that pays for them, and each is on a node, so those are asked who hold what is
+ * short: the machine's memory, a node's, or that below a cgroup's limit. It takes only spinlocks,
+ * since it runs in the middle of other people's allocations. Only who is about to fail for its own
+ * cgroup's limit gives the contexts there time to answer.
  */
-static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_control *sc)
+struct list_lru vmem_frames;
+DECLARE_WAIT_QUEUE_HEAD(vmem_given);
+
+/* What was asked counts half as much each five seconds: to be short then is news. ctx->lock. */
+u64 vmem_asked(struct vmem_ctx *ctx)
 {
-	/* Page cache that churns is no shortage: what is available can be had without us. */
-	if (si_mem_available() >= (long)(totalram_pages() / 100 * vmem_get(vmem_pressure_percent)))
-		return SHRINK_EMPTY;
-	return vmem_get(vmem_frame_bytes) >> PAGE_SHIFT ?: SHRINK_EMPTY;
+	unsigned long halves = (jiffies - ctx->asked_at) / VMEM_ASKED_HALF;
+
+	lockdep_assert_held(&ctx->lock);
+	ctx->asked_at += halves * VMEM_ASKED_HALF;
+	ctx->asked_bytes >>= min(halves, 63UL);
+	if (ctx->asked_bytes < PAGE_SIZE)
+		ctx->asked_bytes = 0;
+	ctx->pressure_bytes = min(ctx->pressure_bytes, ctx->asked_bytes);
+	return ctx->asked_bytes;
 }
 
-static void vmem_ask(struct vmem_ctx *ctx, u64 bytes)
+/* Whether a cgroup around @memcg is at its limit, and the page cache on the way is no way out. */
+static bool vmem_memcg_short(struct mem_cgroup *memcg)
 {
-	bool late;
+#ifdef CONFIG_MEMCG
+	unsigned long limit, *pages, cache = 0;
+	int nid, zone;
 
+	for (; memcg && parent_mem_cgroup(memcg); memcg = parent_mem_cgroup(memcg)) {
+		for_each_node_state(nid, N_MEMORY)
+			for (zone = 0; zone < MAX_NR_ZONES; zone++) {
+				pages = memcg->nodeinfo[nid]->lru_zone_size[zone];
+				cache += READ_ONCE(pages[LRU_INACTIVE_FILE]) +
+					 READ_ONCE(pages[LRU_ACTIVE_FILE]);
+			}
+		limit = min(READ_ONCE(memcg->memory.max), READ_ONCE(memcg->memory.high));
+		if (limit < PAGE_COUNTER_MAX && limit + cache < page_counter_read(&memcg->memory) +
+		    limit / 100 * vmem_get(vmem_pressure_percent))
+			return true;
+	}
+#endif
+	return false;
+}
+
+static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_control *sc)
+{
+	unsigned long frames = 0, all = max(1UL, list_lru_count(&vmem_frames));
+	int nid;
+
+	for_each_node_state(nid, N_MEMORY)
+		frames += list_lru_count_one(&vmem_frames, nid, sc->memcg);
+	if (!frames)
+		return SHRINK_EMPTY;
+	/* Page cache that churns is no shortage: what is available can be had without us. */
+	if (!vmem_memcg_short(sc->memcg) && si_mem_available() >=
+	    (long)(totalram_pages() / 100 * vmem_get(vmem_pressure_percent)))
+		return 0;
+	/* Pages, as if all frames were of one size. */
+	return max(1UL, mult_frac(vmem_get(vmem_frame_bytes) >> PAGE_SHIFT, frames, all));
+}
+
+struct vmem_asking {
+	u64 bytes;	/* still wanted */
+	int nid;	/* on this node, or NUMA_NO_NODE */
+	bool hope;	/* who was asked may answer yet */
+};
+
+/* Asks the context of one frame for as much as the frame has. The list's lock. */
+static enum lru_status vmem_ask(VMEM_LRU_ITEM)
+{
+	struct vmem_frame *frame = container_of(item, struct vmem_frame, link);
+	struct vmem_ctx *ctx = frame->ctx;
+	struct vmem_asking *asking = arg;
+	u64 bytes;
+
+	if (!asking->bytes)
+		return LRU_SKIP;
+	if (asking->nid != NUMA_NO_NODE && asking->nid != page_to_nid(frame->piece[0]))
+		return LRU_ROTATE;
 	spin_lock(&ctx->lock);
-	if (!ctx->asked_bytes) {
-		ctx->asked_since = jiffies;
+	if (!vmem_asked(ctx)) {
+		ctx->asked_at = jiffies;
+		ctx->answered_at = jiffies;
 		ctx->asked_reported = false;
 	}
-	late = !ctx->asked_reported && time_after(jiffies, ctx->asked_since + VMEM_ANSWER_TIME);
-	ctx->asked_reported |= late;
-	/* Who took so long will not do it: ask for what is wanted now. */
-	if (time_after(jiffies, ctx->asked_since + VMEM_ASKED_OLD)) {
-		ctx->asked_bytes = 0;
-		ctx->pressure_bytes = 0;
-		ctx->asked_since = jiffies;
+	if (time_before(jiffies, ctx->answered_at + VMEM_ANSWER_TIME)) {
+		asking->hope = true;
+	} else if (!ctx->asked_reported) {
+		ctx->asked_reported = true;
+		vmem_add(vmem_pressure_unanswered, 1);
+		pr_info_ratelimited("vmem: process %d gives back none of its %llu MiB of frames\n",
+				    pid_nr(ctx->owner), ctx->frame_bytes >> 20);
 	}
-	bytes = min(bytes, ctx->frame_bytes - min(ctx->frame_bytes, ctx->asked_bytes));
-	if (bytes) {
-		ctx->asked_bytes += bytes;
-		ctx->pressure_bytes += bytes;
+	bytes = min3((u64)frame->pieces * (PAGE_SIZE << frame->order), asking->bytes,
+		     ctx->frame_bytes - min(ctx->frame_bytes, ctx->asked_bytes));
+	asking->bytes -= bytes;
+	ctx->asked_bytes += bytes;
+	ctx->pressure_bytes += bytes;
+	if (bytes && ctx->pressure_bytes == bytes) {	/* else an event is there already */
 		vmem_add(vmem_pressure_requests, 1);
 		vmem_notify(ctx);
 	}
 	spin_unlock(&ctx->lock);
-	if (late) {
-		vmem_add(vmem_pressure_unanswered, 1);
-		pr_info_ratelimited("vmem: process %d gives back none of its %llu MiB of frames\n",
-				    pid_nr(ctx->owner), READ_ONCE(ctx->frame_bytes) >> 20);
-	}
+	return LRU_ROTATE;
 }
 
 static unsigned long vmem_shrink_scan(struct shrinker *shrinker, struct shrink_control *sc)
 {
-	u64 all = vmem_get(vmem_frame_bytes);
-	u64 want = (u64)sc->nr_to_scan << PAGE_SHIFT;
-	unsigned int n = min_t(u64, vmem_get(vmem_contexts), VMEM_ASK_CONTEXTS);
-	struct vmem_ctx *ctx;
+	bool own = false, limit = vmem_memcg_short(sc->memcg);
+	struct vmem_asking asking = { .bytes = (u64)sc->nr_to_scan << PAGE_SHIFT,
+				      .nid = limit ? NUMA_NO_NODE : sc->nid };
+	s64 before = vmem_get(vmem_frame_bytes);
+	int nid;
 
-	if (!all)
-		return SHRINK_STOP;
-	spin_lock(&vmem_ctx_list_lock);
-	/* The next call goes on where this one ends. */
-	while (n-- && !list_empty(&vmem_ctx_list)) {
-		u64 own;
+	for_each_node_state(nid, N_MEMORY) {
+		unsigned long frames = min(sc->nr_to_scan, VMEM_ASK_FRAMES);
 
-		list_rotate_left(&vmem_ctx_list);
-		ctx = list_last_entry(&vmem_ctx_list, struct vmem_ctx, link);
-		own = READ_ONCE(ctx->frame_bytes);
-		if (own)
-			vmem_ask(ctx, PAGE_ALIGN(mul_u64_u64_div_u64(want, own, all)));
+		list_lru_walk_one(&vmem_frames, nid, sc->memcg, vmem_ask, &asking, &frames);
 	}
-	spin_unlock(&vmem_ctx_list_lock);
+#ifdef CONFIG_MEMCG
+	rcu_read_lock();
+	own = limit && mem_cgroup_from_task(current) == sc->memcg;
+	rcu_read_unlock();
+#endif
+	/* Who asks for its own cgroup, may sleep, and would not rather fail: waits a little. */
+	if (own && asking.hope && !(current->flags & (PF_KTHREAD | PF_EXITING)) &&
+	    (sc->gfp_mask & (GFP_KERNEL | __GFP_NORETRY | __GFP_RETRY_MAYFAIL)) == GFP_KERNEL)
+		wait_event_killable_timeout(vmem_given, vmem_get(vmem_frame_bytes) < before,
+					    VMEM_LINGER);
 	return SHRINK_STOP;
 }
 
 struct shrinker vmem_shrinker_model = {
 	.count_objects = vmem_shrink_count,
 	.scan_objects = vmem_shrink_scan,
+	.batch = 1024,		/* pages: what is asked for in one go */
 	.seeks = DEFAULT_SEEKS,
+	.flags = SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE | SHRINKER_NONSLAB,
 };

@@ -2,9 +2,8 @@
 /*
  * frames.c - memory that stays: the frames of pools, and pins of the caller's buffers
  *
- * A frame is the size of a block, made of equal, physically contiguous pieces, one
- * where memory allows. It is zeroed before anybody sees it and belongs to its
- * context alone until it is freed.
+ * A frame is the size of a block, made of equal, physically contiguous pieces, one where memory
+ * allows. It is zeroed before anybody sees it and belongs to its context alone until it is freed.
  */
 
 #include <linux/capability.h>
@@ -19,10 +18,9 @@
 #define VMEM_PIN_STEP	512	/* pages between looks at signals */
 
 /*
- * A fault installs its entry under the lock of the piece, after a look at the state
- * under that same lock. So whoever changes the state and then passes through every
- * lock knows: all entries of the old state stand, and unmapping removes them all.
- * May sleep; the caller keeps the frame alive.
+ * A fault installs its entry under the lock of the piece, after a look at the state under that same
+ * lock. So whoever changes the state and then passes through every lock knows: all entries of the
+ * old state stand, and unmapping removes them all. May sleep; the caller keeps the frame alive.
  */
 void vmem_frame_barrier(struct vmem_frame *frame)
 {
@@ -75,13 +73,12 @@ bool vmem_frame_broken(const struct vmem_frame *frame)
 }
 
 /*
- * Whether anybody holds the frame beyond the module, page tables and pins. Where
- * entries can still come and go (the pool's own mapping) they are told apart under
- * the piece's lock: none is added there, and the references are read first, so one
- * that vanishes in between makes the frame look held, never free. Who deals with a
- * memory error keeps a reference for good: a broken piece is never used again, so it
- * does not matter who holds it. Without @wait it never sleeps, and a piece that is
- * locked counts as held.
+ * Whether anybody holds the frame beyond the module, page tables and pins. Where entries can still
+ * come and go (the pool's own mapping) they are told apart under the piece's lock: none is added
+ * there, and the references are read first, so one that vanishes in between makes the frame look
+ * held, never free. Who deals with a memory error keeps a reference for good: a broken piece is
+ * never used again, so it does not matter who holds it. Without @wait it never sleeps, and a piece
+ * that is locked counts as held.
  */
 bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 {
@@ -110,9 +107,8 @@ bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 }
 
 /*
- * Whether the frame is in use: by more than @base_pins pins at once; by a plain
- * reference after some patience, as a fault may be about to give it back.
- * *@patience_us is used up.
+ * Whether the frame is in use: by more than @base_pins pins at once; by a plain reference after
+ * some patience, as a fault may be about to give it back. *@patience_us is used up.
  */
 bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us)
 {
@@ -134,12 +130,12 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 	u64 user = ctx->unlimited ? 0 : vmem_get(vmem_user_limit_bytes);
 	bool over;
 
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	over = bytes > 0 && ((limit && all > limit) || (user && users > user) ||
 			     (own && ctx->frame_bytes + bytes > own));
 	if (!over)
 		ctx->frame_bytes += bytes;
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (!over)
 		return 0;
 	vmem_add(vmem_frame_bytes, -bytes);
@@ -149,15 +145,16 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 }
 
 /*
- * Frames that nobody owns any more, but somebody refers to: pages in a pipe or in a
- * socket's queue, a transfer or a long pin under way when the context ended. They stay
- * charged, to the user and to the machine's limit, until the last such reference is
- * gone. Core code tells nobody when that is, so they are looked at, ever more seldom.
+ * Frames that nobody owns any more, but somebody refers to: pages in a pipe or in a socket's queue,
+ * a transfer or a long pin under way when the context ended. They stay charged, to the user and to
+ * the machine's limit, until the last such reference is gone. Core code tells nobody when that is,
+ * so they are looked at, ever more seldom.
  */
 #define VMEM_LEFT_SOON	(HZ / 20)
 #define VMEM_LEFT_LATE	(10 * HZ)
 
-static void vmem_left_work(struct work_struct *work);
+static void vmem_left_work(struct work_struct *unless_end);
+struct kmem_cache *vmem_frame_cache;
 static LIST_HEAD(vmem_left);
 static DEFINE_SPINLOCK(vmem_left_lock);
 static unsigned long vmem_left_pause;	/* vmem_left_lock */
@@ -193,16 +190,22 @@ static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
 	return !left;
 }
 
-static void vmem_left_scan(bool anyway)
+static void vmem_frame_forget(struct vmem_frame *frame)
 {
+	kvfree(frame->piece);
+	kmem_cache_free(vmem_frame_cache, frame);
+}
+
+static void vmem_left_work(struct work_struct *unless_end)
+{
+	bool some = false, anyway = !unless_end;
 	struct vmem_frame *frame, *next;
-	bool some = false;
 	LIST_HEAD(list);
 
 	spin_lock(&vmem_left_lock);
 	list_splice_init(&vmem_left, &list);
 	spin_unlock(&vmem_left_lock);
-	list_for_each_entry_safe(frame, next, &list, left) {
+	list_for_each_entry_safe(frame, next, &list, link) {
 		s64 bytes = (s64)frame->pieces * (PAGE_SIZE << frame->order);
 		bool gone = vmem_pieces_free(frame, anyway);
 
@@ -212,9 +215,9 @@ static void vmem_left_scan(bool anyway)
 		vmem_add(vmem_frame_bytes, -bytes);
 		atomic64_sub(bytes, &frame->user->frame_bytes);
 		if (gone) {
-			list_del(&frame->left);
+			list_del(&frame->link);
 			vmem_user_put(frame->user);
-			kvfree(frame);
+			vmem_frame_forget(frame);
 		}
 		cond_resched();
 	}
@@ -226,42 +229,40 @@ static void vmem_left_scan(bool anyway)
 	spin_unlock(&vmem_left_lock);
 }
 
-static void vmem_left_work(struct work_struct *work)
-{
-	vmem_left_scan(false);
-}
-
 /* The module goes: whoever refers to a page keeps it alive, and nobody counts it. */
 void vmem_frames_end(void)
 {
 	cancel_delayed_work_sync(&vmem_left_later);
-	vmem_left_scan(true);
+	vmem_left_work(NULL);
+	kmem_cache_destroy(vmem_frame_cache);
 }
 
 /*
- * Gives the memory back, or leaves it to vmem_left_work() as long as somebody refers to
- * it. A piece with a memory error is kept from everybody, for good: core code would
- * hand on what of a large one is next to the error, and on some kernels the error too.
+ * Gives the memory back, or leaves it to vmem_left_work() as long as somebody refers to it. A piece
+ * with a memory error is kept from everybody, for good: core code would hand on what of a large one
+ * is next to the error, and on some kernels the error too.
  */
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 {
-	bool gone = vmem_pieces_free(frame, false);
-	s64 left = (s64)frame->pieces * (PAGE_SIZE << frame->order);
+	s64 left;
 
-	if (!gone) {
+	list_lru_del_obj(&vmem_frames, &frame->link);	/* nobody looks at it from here on */
+	if (!vmem_pieces_free(frame, false)) {
+		left = (s64)frame->pieces * (PAGE_SIZE << frame->order);
 		frame->user = vmem_user_get(pool->ctx->user);
 		vmem_add(vmem_left_bytes, left);
 		vmem_add(vmem_frame_bytes, left);
 		atomic64_add(left, &frame->user->frame_bytes);
 		spin_lock(&vmem_left_lock);
 		vmem_left_pause = VMEM_LEFT_SOON;
-		list_add_tail(&frame->left, &vmem_left);
+		list_add_tail(&frame->link, &vmem_left);
 		mod_delayed_work(system_wq, &vmem_left_later, vmem_left_pause);
 		spin_unlock(&vmem_left_lock);
 	} else {
-		kvfree(frame);
+		vmem_frame_forget(frame);
 	}
 	vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
+	wake_up(&vmem_given);
 }
 
 /* A frame for @pool in pieces of @order, zeroed and charged, or an error. */
@@ -278,14 +279,18 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 		gfp |= __GFP_THISNODE;
 	if (vmem_charge(pool->ctx, vmem_unit_bytes(pool)))
 		return ERR_PTR(-EDQUOT);
-	frame = kvzalloc(struct_size(frame, piece, pieces), GFP_KERNEL_ACCOUNT);
+	frame = kmem_cache_alloc_lru(vmem_frame_cache, &vmem_frames,
+				     GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 	if (!frame) {
 		vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
 		return ERR_PTR(-ENOMEM);
 	}
+	INIT_LIST_HEAD(&frame->link);
+	frame->ctx = pool->ctx;
 	frame->order = order;
+	frame->piece = kvcalloc(pieces, sizeof(*frame->piece), GFP_KERNEL_ACCOUNT);
 	while (frame->pieces < pieces) {
-		struct page *page = alloc_pages_node(arg->node, gfp, order);
+		struct page *page = frame->piece ? alloc_pages_node(arg->node, gfp, order) : NULL;
 
 		if (!page) {
 			vmem_frame_free(pool, frame);
@@ -296,6 +301,7 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 		frame->piece[frame->pieces++] = page;
 		atomic64_add((s64)PAGE_SIZE << order, &vmem_node_files[page_to_nid(page)].value);
 	}
+	list_lru_add_obj(&vmem_frames, &frame->link);
 	return frame;
 }
 
@@ -316,16 +322,14 @@ static int vmem_populate_slot(struct vmem_range *pool, unsigned long index, void
 	vmem_point();
 	err = xa_insert(&pool->units, index, frame, GFP_KERNEL_ACCOUNT);
 	if (!err) {
-		vmem_point();
-		spin_lock(&pool->ctx->lock);
+		vmem_lock(pool->ctx);
 		if (pool->dead) {
 			xa_erase(&pool->units, index);
 			err = -ENXIO;
 		} else {
 			frame->state = VMEM_FREE;
 		}
-		spin_unlock(&pool->ctx->lock);
-		vmem_point();
+		vmem_unlock(pool->ctx);
 	}
 	if (err) {
 		vmem_frame_free(pool, frame);
@@ -343,7 +347,7 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 	struct vmem_frame *frame;
 	int err = 0;
 
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	frame = xa_load(&pool->units, index);
 	if (!frame)
 		err = -ENOENT;
@@ -351,7 +355,7 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 		err = frame->state == VMEM_INSTALLED ? -EBUSY : -EINPROGRESS;
 	else
 		frame->state = VMEM_MOVING;
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (err)
 		return err;
 
@@ -360,15 +364,14 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 	unmap_mapping_range(ctx->inode->i_mapping, frame->offset, bytes, 1);
 	if (vmem_frame_pinned(frame, 0, patience_us))
 		err = -EBUSY;
-	vmem_point();
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	frame->state = VMEM_FREE;
 	if (!err) {
 		xa_erase(&pool->units, index);
 		ctx->asked_bytes -= min(ctx->asked_bytes, bytes);
+		ctx->answered_at = jiffies;
 	}
-	spin_unlock(&ctx->lock);
-	vmem_point();
+	vmem_unlock(ctx);
 	if (err)
 		vmem_add(vmem_refused_pinned, 1);
 	else

@@ -2,17 +2,11 @@
 /*
  * ops.c - batches of operations on blocks, and the end of a region
  *
- * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT
- * and WATCH unmap, which sleeps, so they take three steps:
- *
- *  1. begin, under the lock: the new state, and busy = true, which turns every other
- *     operation on the block away (-EINPROGRESS)
- *  2. barrier (see vmem_frame_barrier()), then unmap: no entry of the old state is
- *     left, the GPU's included
- *  3. finish, under the lock: if somebody still pins the frame the old state comes
- *     back, as if nothing had been asked
- *
- * A batch does each step for all of its operations and unmaps neighbours at once.
+ * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT and WATCH
+ * unmap, which sleeps: (1) the new state, and busy, which turns every other operation on the block
+ * away; (2) barrier (vmem_frame_barrier()) and unmapping: no entry of the old state is left, the
+ * GPU's included; (3) if somebody still pins the frame the old state comes back. A batch does each
+ * step for all of its operations. docs/kernel-module.md: "How a block leaves".
  */
 
 #include "vmem.h"
@@ -146,8 +140,7 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 		return op->op == VMEM_OP_UNFAIL ? -ENODATA : op->op <= VMEM_OP_WATCH ? -ENOENT : 0;
 	if (op->op == VMEM_OP_INSTALL)
 		pool = vmem_units_find(ctx, op->frame, VMEM_KIND_POOL, 1, &slot);
-	vmem_point();
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	op->state = vmem_block_state(block);
 	if (IS_ERR(pool))
 		err = PTR_ERR(pool);
@@ -157,7 +150,7 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 		err = -EINVAL;
 	else
 		err = vmem_begin_locked(block, pool, slot, op, task);
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (!IS_ERR_OR_NULL(pool))
 		vmem_range_put(pool);
 	if (!task->block)
@@ -170,8 +163,7 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 {
 	bool pinned = vmem_frame_pinned(block->frame, block->frame->base_pins, patience_us);
 
-	vmem_point();
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	block->busy = false;
 	if (op->op == VMEM_OP_REMOVE && !pinned) {
 		vmem_put_frame(block, NULL, 0);
@@ -186,7 +178,7 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 		}
 		vmem_block_kick(block);
 	}
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 }
 
 /* Unmaps the blocks of all pending tasks, neighbours in one go. */
@@ -254,9 +246,8 @@ out:
 }
 
 /*
- * The end of a region that is marked dead, so that nothing enters any more: parked
- * threads leave with SIGBUS, frames go back. Waits for operations under way, which
- * end by themselves. May sleep.
+ * The end of a region that is marked dead, so that nothing enters any more: parked threads leave
+ * with SIGBUS, frames go back. Waits for operations under way, which end by themselves. May sleep.
  */
 void vmem_region_empty(struct vmem_range *region)
 {
@@ -270,12 +261,10 @@ void vmem_region_empty(struct vmem_range *region)
 		if (!block)
 			continue;
 		wait_event(*vmem_block_queue(block), !READ_ONCE(block->busy));
-		vmem_point();
 		/* Whoever was busy gives the frame back after it says so, under the lock. */
-		spin_lock(&ctx->lock);
+		vmem_lock(ctx);
 		frame = block->frame;
-		spin_unlock(&ctx->lock);
-		vmem_point();
+		vmem_unlock(ctx);
 		if (frame)
 			vmem_frame_barrier(frame);
 		vmem_block_put(block);
@@ -288,8 +277,7 @@ void vmem_region_empty(struct vmem_range *region)
 		block = vmem_block_get(region, index, false);
 		if (!block)
 			continue;
-		vmem_point();
-		spin_lock(&ctx->lock);
+		vmem_lock(ctx);
 		frame = block->frame;
 		if (frame) {
 			frame->suspect = true;
@@ -297,7 +285,7 @@ void vmem_region_empty(struct vmem_range *region)
 		} else {
 			vmem_block_answer(block);
 		}
-		spin_unlock(&ctx->lock);
+		vmem_unlock(ctx);
 		vmem_block_put(block);
 		cond_resched();
 	}

@@ -2,8 +2,7 @@
 /*
  * sysfs.c - /sys/class/misc/vmem/: one value a file; docs/sysfs.md has a row for each
  *
- * A changed knob is told in two ways: poll(2) on its file, and an event to every
- * context.
+ * A changed knob is told in two ways: poll(2) on its file, and an event to every context.
  */
 
 #include <linux/kstrtox.h>
@@ -36,9 +35,10 @@ static int vmem_knob_set(struct vmem_file *knob, u64 value)
 		return 0;
 	atomic_inc(&vmem_knobs_seq);
 	list_for_each_entry(ctx, &vmem_ctx_list, link) {
-		spin_lock(&ctx->lock);
+		vmem_lock(ctx);
 		vmem_notify(ctx);
-		spin_unlock(&ctx->lock);
+		vmem_unlock(ctx);
+		cond_resched();
 	}
 	return 1;
 }
@@ -51,9 +51,9 @@ static ssize_t vmem_store(struct device *dev, struct device_attribute *attr, con
 
 	if (ret)
 		return ret;
-	spin_lock(&vmem_ctx_list_lock);
+	mutex_lock(&vmem_ctx_list_lock);
 	ret = vmem_knob_set(container_of(attr, struct vmem_file, attr), value);
-	spin_unlock(&vmem_ctx_list_lock);
+	mutex_unlock(&vmem_ctx_list_lock);
 	if (ret > 0)
 		sysfs_notify(&dev->kobj, NULL, attr->attr.name);
 	return ret < 0 ? ret : size;
@@ -114,7 +114,6 @@ int vmem_sysfs_init(void)
 	return 0;
 }
 
-/* Also after vmem_sysfs_init() failed, or was not reached. */
 void vmem_sysfs_exit(void)
 {
 	kfree(vmem_node_files);

@@ -2,23 +2,9 @@
 /*
  * trap.c - faults: serve, or report and wait
  *
- * Six kinds of callers, six ways to wait; none without an end:
- *
- *  - may retry (CPU touches, most pins): drop mmap_lock, sleep until an answer, the
- *    deadline, a signal or the context's death, and say RETRY.
- *  - may retry, but not sleep (FOLL_NOWAIT): report and say RETRY.
- *  - may not retry (/proc/PID/mem, ptrace, pins in old kernels): who wants mmap_lock for
- *    writing queues behind the caller, who keeps it however often it asks. Sleep at
- *    most VMEM_HELD_WAIT_MS; no answer by then is SIGBUS, which they turn into an errno.
- *  - may not retry, but lets go of mmap_lock by itself (a GPU through HMM): sleep as
- *    long, then unmap the (absent) page: HMM's caller sees its range changed, lets go
- *    and tries again.
- *  - comes out of a system call of its own (read(2) into a block, a pin) and may not
- *    make it wait: who waits there can hold a lock of a file that others want, so that
- *    is for who is trusted (VMEM_FEATURE_KERNEL_FAULTS). It is refused at once.
- *  - exits or dumps core: no signal reaches it any more. It is refused at once.
- *
- * The deadline is the report's: however often a caller comes back, it gets SIGBUS then.
+ * Each kind of caller waits as far as it harms nobody, and none without an end: the table in
+ * docs/kernel-module.md, "Why each wait ends". The deadline is the report's: however often a
+ * caller comes back, it gets SIGBUS then.
  */
 
 #include <linux/file.h>
@@ -27,28 +13,22 @@
 
 #include "vmem.h"
 
-static unsigned long vmem_block_index(const struct vmem_block *block)
-{
-	return (block->offset - vmem_unit_offset(block->region, 0)) >> PAGE_SHIFT >>
-	       block->region->unit_shift;
-}
-
 /* The block's record if there is one, counted as in use. Takes ctx->lock. */
 static struct vmem_block *vmem_block_find(struct vmem_range *region, unsigned long index)
 {
 	struct vmem_block *block;
 
-	spin_lock(&region->ctx->lock);
+	vmem_lock(region->ctx);
 	block = xa_load(&region->units, index);
 	if (block)
 		block->users++;
-	spin_unlock(&region->ctx->lock);
+	vmem_unlock(region->ctx);
 	return block;
 }
 
 /*
- * The same, and with @create one is made where there is none: an error pointer then, of
- * a limit or of no memory, else NULL. May sleep. The caller holds the region.
+ * The same, and with @create one is made where there is none: an error pointer then, of a limit or
+ * of no memory, else NULL. May sleep. The caller holds the region.
  */
 struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create)
 {
@@ -87,12 +67,13 @@ void vmem_block_put(struct vmem_block *block)
 	struct vmem_ctx *ctx = block->region->ctx;
 	bool idle;
 
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	idle = !--block->users && block->state == VMEM_ABSENT && !block->busy &&
 	       !(block->flags & VMEM_STATE_WAITED);
 	if (idle)
-		xa_erase(&block->region->units, vmem_block_index(block));
-	spin_unlock(&ctx->lock);
+		xa_erase(&block->region->units, ((block->offset >> PAGE_SHIFT) -
+			 block->region->pgoff) >> block->region->unit_shift);
+	vmem_unlock(ctx);
 	if (idle) {
 		kfree(block);
 		vmem_record(ctx, -1);
@@ -126,8 +107,8 @@ static bool vmem_fault_remote(const struct vm_fault *vmf)
 }
 
 /*
- * Of a fault that may not retry: whether it may come from hmm_range_fault(). That is
- * called for a process's own memory or by a kernel thread, with an mmu notifier.
+ * Of a fault that may not retry: whether it may come from hmm_range_fault(). That is called for a
+ * process's own memory or by a kernel thread, with an mmu notifier.
  */
 static bool vmem_fault_hmm(const struct vm_fault *vmf)
 {
@@ -143,10 +124,10 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 }
 
 /*
- * Whether a wait of this fault harms nobody. In a system call: if that was granted, and
- * not when the task is to freeze with its cgroup, came back once and still is without
- * its block: it cannot freeze there, and who could answer is frozen too, most likely.
- * A wait of user code ends by itself for that.
+ * Whether a wait of this fault harms nobody. In a system call: if that was granted, and not when
+ * the task is to freeze with its cgroup, came back once and still is without its block: it cannot
+ * freeze there, and who could answer is frozen too, most likely. A wait of user code ends by itself
+ * for that.
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
@@ -181,9 +162,8 @@ static void vmem_report(struct vm_fault *vmf, struct vmem_block *block)
 }
 
 /*
- * For a fault that cannot be served: SIGBUS, or reports the block if that was not
- * done and waits by the rules above. Comes with ctx->lock and a use of the block, goes
- * without.
+ * For a fault that cannot be served: SIGBUS, or reports the block if that was not done and waits by
+ * the rules above. Comes with ctx->lock and a use of the block, goes without.
  */
 static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	__releases(&block->region->ctx->lock)
@@ -201,7 +181,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	bool answered;
 
 	if (gone || (expired && !leaving && time_before(jiffies, block->deadline + VMEM_EXPIRED))) {
-		spin_unlock(&ctx->lock);
+		vmem_unlock(ctx);
 		vmem_block_put(block);
 		vmem_add(gone ? vmem_sigbus : vmem_timeouts, 1);
 		return VM_FAULT_SIGBUS;
@@ -213,8 +193,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		timeout = max_t(long, block->deadline - jiffies, 0) + 1;
 		vmem_add(vmem_faults_protected, block->state == VMEM_PRESENT);
 	}
-	spin_unlock(&ctx->lock);
-	vmem_point();
+	vmem_unlock(ctx);
 
 	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT) {
 		vmem_block_put(block);
@@ -260,9 +239,9 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 }
 
 /*
- * The page that the fault may be served with now, or NULL. Its block gets @marks: what
- * is marked under the page's lock stands marked before the entry that follows does
- * (see vmem_frame_barrier()). ctx->lock.
+ * The page that the fault may be served with now, or NULL. Its block gets @marks: what is marked
+ * under the page's lock stands marked before the entry that follows does (see
+ * vmem_frame_barrier()). ctx->lock.
  */
 static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range, u32 marks)
 {
@@ -294,10 +273,9 @@ static bool vmem_enter(struct vm_fault *vmf, struct vmem_range *range, struct pa
 
 	vmem_point();
 	lock_page(page);
-	vmem_point();
-	spin_lock(&range->ctx->lock);
+	vmem_lock(range->ctx);
 	stands = vmem_standing(vmf, range, marks) == page;
-	spin_unlock(&range->ctx->lock);
+	vmem_unlock(range->ctx);
 	if (!stands)
 		unlock_page(page);
 	return stands;
@@ -318,15 +296,14 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 	if (range->kind == VMEM_KIND_REGION)
 		vmem_add(vmem_fault_remote(vmf) ? vmem_faults_remote :
 			 vmf->flags & FAULT_FLAG_WRITE ? vmem_faults_write : vmem_faults_read, 1);
-	spin_lock(&ctx->lock);
+	vmem_lock(ctx);
 	page = vmem_standing(vmf, range, 0);
 	if (!page && range->kind == VMEM_KIND_REGION) {
-		spin_unlock(&ctx->lock);
+		vmem_unlock(ctx);
 		block = vmem_block_get(range, index, true);
 		if (IS_ERR(block))
 			return PTR_ERR(block) == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
-		vmem_point();
-		spin_lock(&ctx->lock);
+		vmem_lock(ctx);
 		page = vmem_standing(vmf, range, 0);
 		if (!page)
 			return vmem_wait(vmf, block);
@@ -334,7 +311,7 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 	moving = !page && xa_load(&range->units, index);
 	if (page)
 		get_page(page);
-	spin_unlock(&ctx->lock);
+	vmem_unlock(ctx);
 	if (block)
 		vmem_block_put(block);
 	if (moving)	/* RELEASE works on it, perhaps on this CPU: let it */
@@ -358,9 +335,9 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 }
 
 /*
- * The first store through an entry. A store that must wait loses its entry, so that
- * it comes again as a fault: that may wait without mmap_lock, and without the
- * reference to the page that core code holds here.
+ * The first store through an entry. A store that must wait loses its entry, so that it comes again
+ * as a fault: that may wait without mmap_lock, and without the reference to the page that core code
+ * holds here.
  */
 static vm_fault_t vmem_mkwrite(struct vm_fault *vmf)
 {
@@ -374,9 +351,7 @@ static vm_fault_t vmem_mkwrite(struct vm_fault *vmf)
 
 static void vmem_vma_open(struct vm_area_struct *vma)
 {
-	struct vmem_range *range = vma->vm_private_data;
-
-	kref_get(&range->ref);
+	kref_get(&((struct vmem_range *)vma->vm_private_data)->ref);
 }
 
 static void vmem_vma_close(struct vm_area_struct *vma)

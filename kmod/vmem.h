@@ -2,38 +2,35 @@
 /*
  * vmem.h - what the files of vmem.ko share
  *
- * Who may see an object, and until when. Each is complete before it can be found;
- * what is decided about it is decided under one lock, where the decision is also
- * looked at. So of two calls that race, the later one sees what the earlier one did.
+ * Who may see an object, and until when. Each is complete before it can be found; what is decided
+ * about it is decided under one lock, where the decision is also looked at. So of two calls that
+ * race, the later one sees what the earlier one did.
  *
- * context	found through its file and vmem_ctx_list. Each mapping, parked thread,
- *		poll and system call holds the file; the list is walked under its lock,
- *		under which ->release takes the context out before it frees anything.
- * range	found in ctx->ranges under RCU, by kref_get_unless_zero(); freed after a
- *		grace period, when its context, mappings, parked threads and calls let
- *		go. DESTROY sets @dead under ctx->lock, once; who changes anything in a
- *		range looks at @dead under ctx->lock: it comes first, and DESTROY finds
- *		what it did, or it comes second and is refused.
- * frame	found in pool->units. POPULATE puts it there as MOVING, when nobody may
- *		use it, map it or release it, and frees it to use only under ctx->lock,
- *		if the pool is not dead; a pool with anything in it does not die. So a
- *		frame in use has a pool that lives. RELEASE turns a FREE one to MOVING,
- *		and erases it, under ctx->lock, and then frees it. Whoever follows a
- *		pointer to a frame holds ctx->lock, or made it MOVING, or made the block
- *		it stands in busy, or found, under ctx->lock, that block not busy in a
- *		region that it marked dead itself: nobody else changes those.
- * page		of a frame: a fault references it under ctx->lock, locks it, and looks
- *		again under both before it is mapped; see vmem_frame_barrier().
- * block	found in region->units, ABSENT at first, which is no promise to anybody.
- *		Followed under ctx->lock, or by those counted in @users under it. The
- *		last of them erases one that says nothing (absent, nobody waits) under
- *		the same lock; else it lives until the region goes.
- * event	is a block in ctx->events. It gets there under ctx->lock while its region
- *		is not dead, and DESTROY and ->release empty every block after that, so
- *		a region that is freed has none. read(2) references the region before
- *		it lets go of ctx->lock.
- * pin		found in ctx->pins; xa_erase() gives it to one UNPIN alone. PIN looks at
- *		it no more once it is there.
+ * context: found through its file and vmem_ctx_list. Each mapping, parked thread, poll and
+ *   system call holds the file; the list is walked under its lock, under which ->release takes the
+ *   context out before it frees anything.
+ * range: found in ctx->ranges under RCU, by kref_get_unless_zero(); freed after a grace period,
+ *   when its context, mappings, parked threads and calls let go. DESTROY sets @dead under
+ *   ctx->lock, once; who changes anything in a range looks at @dead under ctx->lock: it comes
+ *   first, and DESTROY finds what it did, or it comes second and is refused.
+ * frame: found in pool->units, and in vmem_frames under its lock, under which it is taken out
+ *   before it is freed. POPULATE puts it there as MOVING, when nobody may use it, map it
+ *   or release it, and frees it to use only under ctx->lock, if the pool is not dead; a pool with
+ *   anything in it does not die. So a frame in use has a pool that lives. RELEASE turns a FREE one
+ *   to MOVING, and erases it, under ctx->lock, and then frees it. Whoever follows a pointer to a
+ *   frame holds ctx->lock, or made it MOVING, or made the block it stands in busy, or found, under
+ *   ctx->lock, that block not busy in a region that it marked dead itself: nobody else changes
+ *   those.
+ * page: of a frame: a fault references it under ctx->lock, locks it, and looks again under both
+ *   before it is mapped; see vmem_frame_barrier().
+ * block: found in region->units, ABSENT at first, which is no promise to anybody. Followed under
+ *   ctx->lock, or by those counted in @users under it. The last of them erases one that says
+ *   nothing (absent, nobody waits) under the same lock; else it lives until the region goes.
+ * event: is a block in ctx->events. It gets there under ctx->lock while its region is not dead,
+ *   and DESTROY and ->release empty every block after that, so a region that is freed has none.
+ *   read(2) references the region before it lets go of ctx->lock.
+ * pin: found in ctx->pins; xa_erase() gives it to one UNPIN alone. PIN looks at it no more once
+ *   it is there.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
@@ -42,7 +39,9 @@
 #include <linux/eventfd.h>
 #include <linux/fs.h>
 #include <linux/kref.h>
+#include <linux/list_lru.h>
 #include <linux/maple_tree.h>
+#include <linux/mutex.h>
 #include <linux/pagemap.h>
 #include <linux/pid.h>
 #include <linux/sched/signal.h>
@@ -60,6 +59,8 @@ void vmem_point(void);
 #else
 static inline void vmem_point(void) { }
 #endif
+#define vmem_lock(ctx)	do { vmem_point(); spin_lock(&(ctx)->lock); } while (0)
+#define vmem_unlock(ctx) do { spin_unlock(&(ctx)->lock); vmem_point(); } while (0)
 
 #define VMEM_UNIT_MIN		PAGE_SIZE
 #define VMEM_UNIT_MAX		(32UL << 20)
@@ -72,18 +73,11 @@ static inline void vmem_point(void) { }
 #define VMEM_FREEZE_LOOK	(HZ / 2)	/* so often a system call that waits looks */
 #define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
 
-enum vmem_block_state {
-	VMEM_ABSENT,
-	VMEM_PRESENT,
-	VMEM_LEAVING,	/* REMOVE is taking it out: faults wait, unreported */
-	VMEM_FAILED,
-};
+/* LEAVING: REMOVE is taking it out, faults wait, unreported. */
+enum vmem_block_state { VMEM_ABSENT, VMEM_PRESENT, VMEM_LEAVING, VMEM_FAILED };
 
-enum vmem_frame_state {
-	VMEM_FREE,	/* the runtime's */
-	VMEM_INSTALLED,	/* stands in a block */
-	VMEM_MOVING,	/* POPULATE is giving it, RELEASE taking it: theirs alone */
-};
+/* FREE: the runtime's. INSTALLED: in a block. MOVING: POPULATE gives, RELEASE takes it: theirs. */
+enum vmem_frame_state { VMEM_FREE, VMEM_INSTALLED, VMEM_MOVING };
 
 /* struct vmem_user - what all contexts and left frames of one user (uid) hold */
 struct vmem_user {
@@ -97,15 +91,10 @@ struct vmem_user {
 /*
  * struct vmem_ctx - one open file
  *
- * Lock order, outermost first. Never taken under any of them: mmap_lock, so no
- * copy to or from user memory, and no allocation that may sleep.
- *
- *	mmap_lock		(held by whoever faults)
- *	  page lock		of a frame's pieces, see trap.c
- *	    i_mmap_rwsem, mmu notifiers, page table locks: in unmap_mapping_range()
- *	    vmem_ctx_list_lock
- *	      ctx->lock
- *		wait queues, eventfd
+ * Lock order, outermost first: mmap_lock (of who faults), page lock of a frame's pieces (trap.c),
+ * i_mmap_rwsem, mmu notifiers and page table locks (in unmap_mapping_range()), vmem_frames' locks,
+ * ctx->lock, wait queues. vmem_ctx_list_lock is outside ctx->lock. Under none of them is mmap_lock
+ * taken, so no copy to or from user memory, nor memory allocated that may sleep.
  */
 struct vmem_ctx {
 	spinlock_t lock;		/* see above */
@@ -124,14 +113,11 @@ struct vmem_ctx {
 	struct eventfd_ctx *eventfd;
 	pgoff_t next_pgoff;
 	u64 frame_bytes, installed_bytes;
-	u64 pressure_bytes;		/* asked for, event not read */
-	u64 asked_bytes;		/* asked for, not released */
-	unsigned long asked_since;	/* jiffies */
+	u64 pressure_bytes, asked_bytes; /* asked for: event not read; not released, vmem_asked() */
+	unsigned long asked_at, answered_at;	/* jiffies: halved; last release, or first asking */
 	bool asked_reported;
 	int knobs_seen;			/* vmem_knobs_seq that read(2) delivered */
-	bool kernel_faults;		/* system calls may wait too; only ever set */
-	bool ready;			/* handshake done; only ever set */
-	bool dead;			/* only ever set */
+	bool ready, dead, kernel_faults; /* only ever set: handshake; end; system calls may wait */
 
 	atomic64_t pinned_bytes;
 };
@@ -142,8 +128,7 @@ struct vmem_range {
 	struct rcu_head rcu;
 	struct vmem_ctx *ctx;
 	u32 kind;
-	bool longterm;
-	bool dead;			/* ctx->lock; only ever set */
+	bool longterm, dead;		/* dead: ctx->lock; only ever set */
 	unsigned int unit_shift;	/* log2 of pages in a block or frame */
 	pgoff_t pgoff;
 	unsigned long pages;
@@ -152,17 +137,17 @@ struct vmem_range {
 
 /* struct vmem_frame - the memory of one slot: 1 << (unit_shift - order) pieces */
 struct vmem_frame {
+	struct list_head link;		/* vmem_frames; vmem_left once it is nobody's, but in use */
+	struct vmem_ctx *ctx;		/* constant, valid while in vmem_frames */
+	struct vmem_user *user;		/* who is charged, once it is in vmem_left */
 	u64 offset;			/* in the file, constant */
 	unsigned int order, pieces;	/* of each piece; how many; constant */
-	struct list_head left;		/* once nobody's, while somebody refers to a piece */
-	struct vmem_user *user;		/* then: who is charged */
+	struct page **piece;
 
 	/* protected by ctx->lock */
 	enum vmem_frame_state state;
 	bool suspect;			/* left a destroyed region, perhaps in use */
 	unsigned int base_pins;		/* pins when it was installed */
-
-	struct page *piece[];
 };
 
 /* struct vmem_block - one block of a region that is present, failed, or waited for */
@@ -187,13 +172,11 @@ enum vmem_value {
 	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
 	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,
 	vmem_frame_order, vmem_trap_enabled, vmem_user_limit_bytes, vmem_user_limit_records,
-	vmem_pressure_percent,
-	vmem_contexts, vmem_regions, vmem_frame_bytes, vmem_installed_bytes, vmem_pinned_bytes,
-	vmem_scattered_frames, vmem_faults_read, vmem_faults_write, vmem_faults_protected,
-	vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts, vmem_sigbus,
-	vmem_refused_pinned, vmem_refused_limit, vmem_pressure_requests,
-	vmem_pressure_unanswered, vmem_broken_bytes, vmem_left_bytes, vmem_records,
-	vmem_values_end
+	vmem_pressure_percent, vmem_contexts, vmem_regions, vmem_frame_bytes, vmem_installed_bytes,
+	vmem_pinned_bytes, vmem_scattered_frames, vmem_faults_read, vmem_faults_write,
+	vmem_faults_protected, vmem_faults_remote, vmem_events, vmem_waits, vmem_timeouts,
+	vmem_sigbus, vmem_refused_pinned, vmem_refused_limit, vmem_pressure_requests,
+	vmem_pressure_unanswered, vmem_broken_bytes, vmem_left_bytes, vmem_records, vmem_values_end
 };
 
 struct vmem_file {
@@ -222,7 +205,7 @@ static inline void vmem_add(enum vmem_value v, s64 n)
 
 /* context.c */
 extern struct list_head vmem_ctx_list;
-extern spinlock_t vmem_ctx_list_lock;
+extern struct mutex vmem_ctx_list_lock;
 struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind);
 struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
 				   unsigned long *index);
@@ -243,6 +226,7 @@ static inline u64 vmem_unit_offset(const struct vmem_range *range, unsigned long
 }
 
 /* frames.c */
+extern struct kmem_cache *vmem_frame_cache;
 int vmem_populate(struct vmem_ctx *ctx, void *argument);
 int vmem_release(struct vmem_ctx *ctx, void *argument);
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame);
@@ -272,6 +256,9 @@ void vmem_notify(struct vmem_ctx *ctx);
 ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos);
 __poll_t vmem_poll(struct file *file, struct poll_table_struct *table);
 int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument);
+u64 vmem_asked(struct vmem_ctx *ctx);
+extern struct list_lru vmem_frames;		/* by who pays: memory cgroup and node */
+extern struct wait_queue_head vmem_given;	/* some were given back */
 extern struct shrinker vmem_shrinker_model;
 
 #endif /* VMEM_KMOD_VMEM_H */

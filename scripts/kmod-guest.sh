@@ -18,7 +18,7 @@ module=$(scripts/kmod-build.sh "$kernel" ${delay[@]+"${delay[@]}"}); rc=$?
 [ "$kernel" = debug ] && options+=(--helper "$(scripts/vm/kernel.sh debug)/test_hmm.ko")
 programs=()
 for program in "$build"/tests/kmod/*_test; do
-  [ "$label" = numa ] && [[ $program != *knobs_test && $program != *trap_test ]] && continue
+  [ "$label" = numa ] && [[ $program != *knobs_test && $program != *trap_test && $program != *pressure_test ]] && continue
   programs+=(-- "$program")
 done
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" '--gtest_filter=*Trap*/kmod')

@@ -255,7 +255,7 @@ struct vmem_unpin {
  * @frame_bytes:	(out) of this context
  * @installed_bytes:	(out) those of @frame_bytes that stand in regions
  * @pinned_bytes:	(out) by VMEM_IOC_PIN
- * @asked_bytes:	(out) asked back by PRESSURE and not yet released
+ * @asked_bytes:	(out) asked back by PRESSURE and not released; halved every five seconds
  * @readahead_bytes:	(out) knob
  * @fault_timeout_ms:	(out) knob
  * @watermark_low:	(out) knob, percent of the limit that should be free

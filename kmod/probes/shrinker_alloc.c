@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* 6.7: shrinkers are allocated by the kernel. */
+#include <linux/mm.h>
 #include <linux/shrinker.h>
 
 struct shrinker *probe(void);

@@ -27,8 +27,13 @@ if [ ${#scripts[@]} = 0 ] || ! command -v perl >/dev/null; then
   missing "checkpatch: no checkpatch.pl; VMEM_CHECKPATCH names one"
 else
   check() { perl "${scripts[0]}" --no-tree --terse --show-types --max-line-length=100 "$@" 2>&1 | grep -E ': (ERROR|WARNING|CHECK):'; }
-  report checkpatch "$(check --strict -f kmod/*.[ch] kmod/probes/*.c; check -f include/vmem/vmem_uapi.h)"
+  report checkpatch "$(check --strict -f kmod/*.[ch] kmod/delay/*.h kmod/probes/*.c; check -f include/vmem/vmem_uapi.h)"
 fi
+# A probe that fails for a reason of its own must stop the build: here a compiler that breaks, at all or at one probe.
+broken=$(mktemp); trap 'rm -f "$broken"' EXIT
+printf '#!/bin/sh\ncase "$*" in *vm_flags_set.c) echo "x.h:1: error: unknown type name" >&2; exit 1 ;; esac\n' >"$broken"; chmod +x "$broken"
+loud() { sh kmod/probes/probe.sh kmod/probes "$1" | grep -q '^error: ' || echo "nothing was said of a compiler like $1"; }
+report "probes that fail" "$(loud false; loud "$broken")"
 report size "$(cat kmod/*.[ch] | wc -l | awk '$1 >= 2500 {print $1 " lines, under 2500 promised"}')"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
