@@ -35,7 +35,7 @@ RegionCensus count(const Region& r) {
                                 : c.ssd_bytes) += blocks * r.block_size;
   }
   (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
-  c.leased_bytes = r.leases.size() * r.block_size;
+  c.leased_bytes = r.leases.blocks() * r.block_size;
   c.backing = r.backing;
   c.gpu = r.gpu;
   copy_name(c.name, r.name);

@@ -82,7 +82,7 @@ void Pager::become_copy(Region& r, BlockIndex b) {
   resident.stamp = stamp_now();
   r.table[b].aux = id;
   policy(id).unhold(id);
-  if (leased(r, b)) policy(id).hold(id);
+  match_hold(r, b);
 }
 
 // Locked. A staging frame while more than `keep` are free; else one of a block that the SSD or a device has too, which

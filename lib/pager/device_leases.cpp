@@ -27,10 +27,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
 
-bool all_end(const std::vector<Lease>& leases) {
-  return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
-}
-
 bool ending_anywhere(const std::list<Ending>& endings, const Region& r) {
   return std::any_of(endings.begin(), endings.end(), [&](const Ending& e) {
     return std::any_of(e.spans.begin(), e.spans.end(), [&](const SpanOf& s) { return s.region == &r; });
@@ -48,24 +44,33 @@ void forget_ending(std::list<Ending>& endings, std::list<Ending>::iterator e, st
   to->splice(to->end(), endings, e);
 }
 
-// The leases of a release that is not to be.
-void give_leases_back(const Ending& ending, std::vector<Gpu>& gpus) {
-  for (const SpanOf& s : ending.spans) {
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      std::vector<Lease>& leases = s.region->leases.find(b)->second;
-      if (all_end(leases)) gpus[static_cast<size_t>(ending.device)].ending -= s.region->block_size;
-      const auto lease = std::find_if(leases.begin(), leases.end(),
-                                      [&](const Lease& l) { return l.stream == ending.stream && l.pending != 0; });
-      lease->access |= lease->ended;
-      lease->reads += (lease->ended & VMEM_READ) != 0;
-      lease->writes += (lease->ended & VMEM_WRITE) != 0;  // rather one too many
-      if (--lease->pending == 0) lease->ended = 0;
-      ++lease->count;
-    }
+// The blocks of a range that are leased, in runs at one location, until each(first, last, location) returns false.
+template <typename Each>
+void each_run(const LeaseMap& leases, BlockIndex first, BlockIndex end, Each each) {
+  while (first < end) {
+    const int location = leases.find(first)->front().location;
+    BlockIndex last = first;
+    leases.visit(first, end - 1, [&](BlockIndex, BlockIndex to, const Leases& l) {
+      if (l.front().location != location) return false;
+      last = to;
+      return true;
+    });
+    if (!each(first, last, location)) return;
+    first = last + 1;
   }
 }
 
 }  // namespace
+
+// Locked. The leases of a release that is not to be.
+void Pager::give_leases_back(const Ending& ending) {
+  for (const SpanOf& s : ending.spans) {
+    const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
+    count_leases(*s.region, ending.device, 0, change.ending, false);
+    s.region->leases.join(s.first, s.last);
+    charge_leases(*s.region);
+  }
+}
 
 // Locked on entry and on return, and not meanwhile: a driver may take its time to answer. Ends the releases whose
 // streams have got there. Any number of threads may be here at once, and one that does not come back keeps nobody: each
@@ -79,7 +84,7 @@ void Pager::reap(Lock& lock) {
     Status health;
   };
   std::array<Look, 16> looks;
-  std::list<Ending> over;  // a ticket ends without the lock too
+  std::list<Ending> over;  // a ticket ends without the lock too; their regions are in flight
   for (uint64_t after = 0;;) {
     size_t count = 0;
     for (auto e = queues_.endings.begin(); e != queues_.endings.end() && count < looks.size(); ++e) {
@@ -109,32 +114,22 @@ void Pager::reap(Lock& lock) {
       if (!look.over || e == queues_.endings.end()) continue;
       if (!look.health.ok()) saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) {
-        for (BlockIndex b = s.first; b <= s.last; ++b) end_lease(*s.region, b, e->stream);
+        ++s.region->in_flight;
+        const LeaseMap::Change change = s.region->leases.end(s.first, s.last, e->stream);
+        count_leases(*s.region, e->device, change.leased, change.ending, false);
+        charge_leases(*s.region);
       }
       forget_ending(queues_.endings, e, &over);
       after = 0;  // the next of its lane may be over too
     }
+    for (const Ending& e : over) {
+      for (const SpanOf& s : e.spans) {
+        match_holds(lock, s);
+        --s.region->in_flight;
+      }
+    }
     if (!over.empty()) notify();
   }
-}
-
-// Locked. One ending release of the stream's lease is over.
-void Pager::end_lease(Region& r, BlockIndex b, void* stream) {
-  auto it = r.leases.find(b);
-  auto lease = std::find_if(it->second.begin(), it->second.end(),
-                            [&](const Lease& l) { return l.stream == stream && l.pending != 0; });
-  if (--lease->pending == 0) lease->ended = 0;
-  if (lease->pending != 0 || lease->count != 0) return;
-  const int d = lease->location;
-  it->second.erase(lease);
-  if (!it->second.empty()) return;
-  r.leases.erase(it);
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  g.leased -= r.block_size;
-  g.ending -= r.block_size;
-  const Block& block = r.table[b];
-  const bool known = core::in_memory(block.state) || core::on_a_device(block.state);
-  if (known && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
 }
 
 namespace {
@@ -157,18 +152,19 @@ class Patience {
 Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* wait) {
   for (const SpanOf& s : spans) {
     if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
-    if (s.region->leases.empty()) continue;
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      const auto it = s.region->leases.find(b);
-      if (it == s.region->leases.end()) continue;
-      for (const Lease& l : it->second) {
-        if (l.location == location) continue;
-        if (l.count != 0) {
-          return error(EBUSY, "%s is leased at location %d; release it there first", where(*s.region, b).c_str(),
-                       l.location);
-        }
-        *wait = true;
-      }
+    const Lease* live = nullptr;
+    BlockIndex at = 0;
+    s.region->leases.visit(s.first, s.last, [&](BlockIndex first, BlockIndex, const Leases& leases) {
+      if (leases.front().location == location) return true;
+      const auto found = std::find_if(leases.begin(), leases.end(), [](const Lease& l) { return l.count != 0; });
+      if (found != leases.end()) live = &*found;
+      at = first;
+      *wait = true;
+      return live == nullptr;
+    });
+    if (live != nullptr) {
+      return error(EBUSY, "%s is leased at location %d; release it there first", where(*s.region, at).c_str(),
+                   live->location);
     }
   }
   return {};
@@ -179,13 +175,7 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   uint64_t need = 0;
   for (const SpanOf& s : spans) {
-    if (s.region->leases.empty()) {
-      need += (s.last - s.first + 1) * s.region->block_size;
-      continue;
-    }
-    for (BlockIndex b = s.first; b <= s.last; ++b) {
-      if (!leased(*s.region, b)) need += s.region->block_size;
-    }
+    need += (s.last - s.first + 1 - s.region->leases.leased(s.first, s.last)) * s.region->block_size;
   }
   if (g.leased + need <= g.budget) return {};
   if (g.leased - g.ending + need > g.budget) {
@@ -280,24 +270,24 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   if (Status s = wait_for_turn(lock, spans, apart, d); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
-  BlockIndex next = 0;
   core::OnExit undo([&] {
     if (!lock.owns_lock()) lock.lock();
-    for (size_t i = 0; i <= done && i < spans.size(); ++i) {
-      const BlockIndex end = i < done ? spans[i].last + 1 : next;
-      for (BlockIndex b = spans[i].first; b < end; ++b)
-        drop_device_lease(*spans[i].region, b, ranges[i].access, stream);
-    }
+    for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
     gpu_work_.notify_all();
   });
-  for (done = 0; done < spans.size(); ++done) {
-    Region& r = *spans[done].region;
+  for (; done < spans.size(); ++done) {
+    if (Status s = lease(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+  }
+  for (const SpanOf& s : spans) {
+    Region& r = *s.region;
     uint64_t hits = 0;
-    for (next = spans[done].first; next <= spans[done].last; ++next) {
-      hits += r.table[next].state == State::on_device && r.table[next].device == d;
-      add_device_lease(r, next, ranges[done].access, d, stream);
+    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
+      hits += r.table[b].state == State::on_device && r.table[b].device == d;
+      match_hold(r, b);
+      if (b % kTurn == 0) lock.give_way();
     }
-    core::add(counters_.lease_blocks, spans[done].last - spans[done].first + 1);
+    core::add(counters_.lease_blocks, s.last - s.first + 1);
     core::add(counters_.lease_hits, hits);
   }
   // Everything that is missing is asked for before anything is waited for.
@@ -464,120 +454,62 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
   return {};
 }
 
-// Locked; the budget has been checked. Throws without a change.
-void Pager::add_device_lease(Region& r, BlockIndex b, unsigned access, int d, void* stream) {
-  auto it = r.leases.find(b);
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (it == r.leases.end()) {
-    std::vector<Lease> first{{d, stream}};
-    first.back().grant(access);
-    r.leases.emplace(b, std::move(first));
-    ++r.granted;
-    g.leased += r.block_size;
-    const Block& block = r.table[b];
-    const bool known = core::in_memory(block.state) || core::on_a_device(block.state);
-    if (known && residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
-    return;
-  }
-  it->second.reserve(it->second.size() + 1);
-  ++r.granted;
-  const bool all_ending =
-      std::all_of(it->second.begin(), it->second.end(), [](const Lease& l) { return l.count == 0; });
-  if (all_ending) g.ending -= r.block_size;
-  for (Lease& lease : it->second) {
-    if (lease.stream != stream) continue;
-    if (lease.count == 0) lease.access = lease.reads = lease.writes = 0;
-    lease.grant(access);
-    return;
-  }
-  it->second.push_back({d, stream});
-  it->second.back().grant(access);
-}
-
-// Locked. The lease ends now: nothing was put on the stream under it.
-void Pager::drop_device_lease(Region& r, BlockIndex b, unsigned access, void* stream) {
-  auto it = r.leases.find(b);
-  if (it == r.leases.end()) return;  // released by somebody who had not acquired it
-  auto lease = std::find_if(it->second.begin(), it->second.end(),
-                            [&](const Lease& l) { return l.stream == stream && l.count != 0; });
-  if (lease == it->second.end()) return;
-  Gpu& g = gpus_[static_cast<size_t>(lease->location)];
-  ++lease->pending;
-  lease->take_back(access);
-  if (std::all_of(it->second.begin(), it->second.end(), [](const Lease& l) { return l.count == 0; })) {
-    g.ending += r.block_size;
-  }
-  end_lease(r, b, stream);
-}
-
-namespace {
-
-// The live lease that a release with this stream ends. At the host there is one, whatever the stream.
-Lease* live_lease(Region& r, BlockIndex b, void* stream) {
-  const auto it = r.leases.find(b);
-  if (it == r.leases.end()) return nullptr;
-  const auto lease = std::find_if(it->second.begin(), it->second.end(), [&](const Lease& l) {
-    return l.count != 0 && (l.location < 0 || l.stream == stream);
-  });
-  return lease == it->second.end() ? nullptr : &*lease;
-}
-
-}  // namespace
-
 // Locked. Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its
 // spans are noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never
 // told to anybody): there is no room in `endings`, which the caller makes without the lock.
 Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings) {
-  Status failure;
-  const auto take = [&](Region& r, BlockIndex b, bool goes_on) -> Status {
-    Lease* lease = live_lease(r, b, stream);
-    if (lease == nullptr) {
+  size_t divided = 0, i = 0;
+  BlockIndex next = 0;  // of span i
+  const auto join = [&] {
+    for (size_t k = 0; k < divided; ++k) {
+      Region& r = *spans[k].region;
+      const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
+      count_leases(r, VMEM_HOST, lost, 0, false);
+      charge_leases(r);
+      if (lost != 0) progress_.made();
+    }
+  };
+  core::OnExit undo([&] {
+    for (Ending& e : *endings) e.spans.clear();
+    for (size_t k = 0; k <= i && k < spans.size(); ++k) {
+      Region& r = *spans[k].region;
+      each_run(r.leases, spans[k].first, k == i ? next : spans[k].last + 1,
+               [&](BlockIndex first, BlockIndex last, int location) {
+                 const LeaseMap::Change change = r.leases.revive(first, last, stream);
+                 count_leases(r, location, 0, change.ending, false);
+                 return true;
+               });
+    }
+    join();
+  });
+  for (; divided < spans.size(); ++divided) {
+    if (!spans[divided].region->leases.divide(spans[divided].first, spans[divided].last)) return no_memory();
+  }
+  for (; i < spans.size(); ++i) {
+    Region& r = *spans[i].region;
+    next = spans[i].first;
+    if (const BlockIndex b = r.leases.unleased(next, spans[i].last, stream); b <= spans[i].last) {
       return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", where(r, b).c_str(),
                    stream);
     }
-    if (lease->location >= 0) {
-      const auto e = std::find_if(endings->begin(), endings->end(),
-                                  [&](const Ending& x) { return x.device == lease->location || x.spans.empty(); });
-      if (e == endings->end()) return Status(ENOBUFS, "");
-      if (goes_on && !e->spans.empty() && e->spans.back().region == &r && e->spans.back().last + 1 == b) {
-        e->spans.back().last = b;
-      } else {
-        if (e->spans.size() == e->spans.capacity()) return Status(ENOBUFS, "");
-        e->spans.push_back({&r, b, b});
+    each_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
+      if (location >= 0) {
+        const auto e = std::find_if(endings->begin(), endings->end(),
+                                    [&](const Ending& x) { return x.device == location || x.spans.empty(); });
+        if (e == endings->end() || e->spans.size() == e->spans.capacity()) return false;
+        e->spans.push_back({&r, first, last});
+        e->device = location;
+        e->stream = stream;
       }
-      e->device = lease->location;
-      e->stream = stream;
-      ++lease->pending;
-      lease->ended |= lease->access;
-    }
-    --lease->count;
-    if (lease->location >= 0 && all_end(r.leases.find(b)->second))
-      gpus_[static_cast<size_t>(lease->location)].ending += r.block_size;
-    return {};
-  };
-  size_t i = 0;
-  BlockIndex b = 0;
-  for (; i < spans.size(); ++i) {
-    for (b = spans[i].first; b <= spans[i].last; ++b) {
-      failure = take(*spans[i].region, b, b != spans[i].first);
-      if (failure.ok()) continue;
-      for (Ending& e : *endings) {
-        give_leases_back(e, gpus_);
-        e.spans.clear();
-      }
-      for (size_t k = 0; k <= i; ++k) {
-        const BlockIndex end = k == i ? b : spans[k].last + 1;
-        for (BlockIndex c = spans[k].first; c < end; ++c) {
-          std::vector<Lease>& leases = spans[k].region->leases.find(c)->second;
-          if (leases.front().location < 0) ++leases.front().count;
-        }
-      }
-      return failure;
-    }
+      const LeaseMap::Change change = r.leases.release(first, last, stream);
+      count_leases(r, location, 0, change.ending, true);
+      next = last + 1;
+      return true;
+    });
+    if (next <= spans[i].last) return Status(ENOBUFS, "");
   }
-  for (const SpanOf& s : spans) {
-    for (b = s.first; b <= s.last; ++b) forget_host_lease(*s.region, b);
-  }
+  undo.dismiss();
+  join();
   return {};
 }
 
@@ -612,6 +544,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
       }
       e = next;
     }
+    for (const SpanOf& s : spans) ++s.region->in_flight;
+    for (const SpanOf& s : spans) match_holds(lock, s);
+    for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
     need_evict_.notify_all();
   }
@@ -623,7 +558,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
     const Status health = recorded.ok() ? Status() : devices_->health(e->device);
     Lock lock(mutex_);
     if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {
-      give_leases_back(*e, gpus_);
+      give_leases_back(*e);
       const auto at =
           std::find_if(queues_.endings.begin(), queues_.endings.end(), [&](const Ending& x) { return &x == e; });
       forget_ending(queues_.endings, at, &made);

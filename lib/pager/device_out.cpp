@@ -332,7 +332,8 @@ bool Pager::evict_from_device(Lock& lock, int d) {
     Region& r = *resident.region;
     const BlockIndex b = resident.block;
     resident.admitted = false;
-    Move* m = r.dying || r.table[b].state != State::on_device ? nullptr : begin_leave(r, b, Leave::evict);
+    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
+    Move* m = stays ? nullptr : begin_leave(r, b, Leave::evict);
     if (m != nullptr) {
       batch.push_back(m);
     } else if (!r.dying) {

@@ -103,7 +103,8 @@ void Pager::evict_loop() {
       const bool probe = victims[i].probe && r.table[b].state == State::resident;
       if (!victims[i].probe) resident.admitted = false;
       if (victims[i].probe && !probe) continue;
-      Move* m = r.dying ? nullptr : begin_take(r, b, false, probe);
+      // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
+      Move* m = r.dying || holds_for_lease(r, b) ? nullptr : begin_take(r, b, false, probe);
       if (m != nullptr) {
         batch.push_back(m);
       } else if (!victims[i].probe && !r.dying) {

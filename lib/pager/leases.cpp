@@ -25,7 +25,7 @@ std::string Pager::lease_holders() const try {
     if (++named > 4) return text + ", ..";
     text += core::strprintf("%sregion %s%llu %s", text.empty() ? "" : ", ",
                             r->name.empty() ? "" : (r->name + " #").c_str(), static_cast<unsigned long long>(r->id),
-                            core::human_bytes(r->leases.size() * r->block_size).c_str());
+                            core::human_bytes(r->leases.blocks() * r->block_size).c_str());
   }
   return text.empty() ? "none" : text;
 } catch (const std::bad_alloc&) {
@@ -40,54 +40,96 @@ Status no_memory() {
 
 }  // namespace
 
-// Throws without a change.
-Status Pager::add_lease(Region& r, BlockIndex b, unsigned access) {
-  auto it = r.leases.find(b);
-  if (it == r.leases.end()) {
-    const uint64_t kept = sums_.reserve_bytes + frames_.least_overhead();
-    if (sums_.leased_bytes + r.block_size + kept > budget_.limit()) {
-      return error(ENOMEM,
-                   "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
-                   "holders: %s",
-                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
-                   core::human_bytes(sums_.leased_bytes).c_str(), lease_holders().c_str());
-    }
-    std::vector<Lease> first{{VMEM_HOST, nullptr}};
-    first.back().grant(access);
-    r.leases.emplace(b, std::move(first));
-    sums_.leased_bytes += r.block_size;
-    ++r.granted;
-    const Block& block = r.table[b];
-    if (core::in_memory(block.state) && residents_[block.aux].admitted && !core::broken("lease_hold"))
-      policy(block.aux).hold(block.aux);
-    return {};
+// Locked. After a change of the block's leases, and when it is admitted: the policy holds it once for all of them.
+void Pager::match_hold(Region& r, BlockIndex b) {
+  const Block& block = r.table[b];
+  if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
+  Resident& resident = residents_[block.aux];
+  if (!resident.admitted || resident.leased == holds_for_lease(r, b)) return;
+  resident.leased = !resident.leased;
+  if (resident.leased) {
+    policy(block.aux).hold(block.aux);
+  } else {
+    policy(block.aux).unhold(block.aux);
   }
-  Lease& lease = it->second.front();  // the only one, unless they are a device's
-  if (lease.location != VMEM_HOST) {
-    return error(EBUSY, "%s is leased at location %d; release it there first", where(r, b).c_str(), lease.location);
+}
+
+// Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
+// there are by then. An evictor may get to a block first that was leased just now, and leaves it alone; one that was
+// released just now it finds when this has passed it.
+void Pager::match_holds(Lock& lock, const SpanOf& span) {
+  Region& r = *span.region;
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {
+    match_hold(r, b);
+    if (b % kTurn == 0) lock.give_way();
   }
-  lease.grant(access);
+}
+
+// Locked. So many blocks are leased, and of them so many under ending leases alone: more than before, or fewer.
+void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
+  uint64_t& sum = location < 0 ? sums_.leased_bytes : gpus_[static_cast<size_t>(location)].leased;
+  const uint64_t bytes = leased * r.block_size, ending_bytes = ending * r.block_size;
+  sum = more ? sum + bytes : sum - bytes;
+  if (location < 0) return;
+  uint64_t& ends = gpus_[static_cast<size_t>(location)].ending;
+  ends = more ? ends + ending_bytes : ends - ending_bytes;
+}
+
+// Locked. The memory that the region's leases are kept in is the host budget's.
+void Pager::charge_leases(Region& r) {
+  const size_t bytes = r.leases.bytes();
+  if (bytes == r.leases_charged) return;
+  sums_.table_bytes += bytes - r.leases_charged;
+  r.leases_charged = bytes;
+  count_tables();
+}
+
+// Locked; room on a device has been made sure of. Leases all of the span or nothing; match_holds() comes after it.
+Status Pager::lease(const SpanOf& span, unsigned access, int location, void* stream) {
+  Region& r = *span.region;
+  int other = location;
+  BlockIndex at = 0;
+  r.leases.visit(span.first, span.last, [&](BlockIndex first, BlockIndex, const Leases& leases) {
+    other = leases.front().location;
+    at = first;
+    return other == location;
+  });
+  if (other != location) {
+    return error(EBUSY, "%s is leased at location %d; release it there first", where(r, at).c_str(), other);
+  }
+  const uint64_t tables = budget_.charged(memory::Use::tables);
+  const bool prepared = r.leases.prepare(span.first, span.last, stream);
+  charge_leases(r);
+  const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
+  const uint64_t wanted = location < 0 ? fresh : 0, kept = sums_.reserve_bytes + frames_.least_overhead();
+  const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
+  const bool fits = !costs || sums_.leased_bytes + wanted + kept <= budget_.limit();
+  if (!prepared || !fits) {
+    r.leases.join(span.first, span.last);
+    charge_leases(r);
+    if (!prepared) return no_memory();
+    return error(ENOMEM,
+                 "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
+                 "holders: %s",
+                 core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
+                 core::human_bytes(sums_.leased_bytes).c_str(), lease_holders().c_str());
+  }
+  const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
+  charge_leases(r);
+  count_leases(r, location, change.leased, 0, true);
+  count_leases(r, location, 0, change.ending, false);
   ++r.granted;
   return {};
 }
 
-// Locked. An acquire of a host lease is as if it had never been; `refused`: what it had asked for.
-void Pager::remove_lease(Region& r, BlockIndex b, unsigned refused) {
-  const auto it = r.leases.find(b);
-  if (it == r.leases.end() || it->second.front().location != VMEM_HOST) return;  // released by who had not acquired it
-  it->second.front().take_back(refused);
-  forget_host_lease(r, b);
-}
-
-// A lease at the host that nobody has any more.
-void Pager::forget_host_lease(Region& r, BlockIndex b) {
-  const auto it = r.leases.find(b);
-  if (it == r.leases.end() || it->second.front().location >= 0 || it->second.front().count != 0) return;
-  r.leases.erase(it);
-  sums_.leased_bytes -= r.block_size;
-  progress_.made();
-  const Block& block = r.table[b];
-  if (core::in_memory(block.state) && residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
+// Locked. The acquire is as if it had never been; match_holds() comes after it.
+void Pager::take_back_lease(const SpanOf& span, unsigned access, int location, void* stream) {
+  Region& r = *span.region;
+  const LeaseMap::Change change = r.leases.take_back(span.first, span.last, location, stream, access);
+  charge_leases(r);
+  count_leases(r, location, change.leased, 0, false);
+  count_leases(r, location, 0, change.ending, true);
+  if (change.leased != 0) progress_.made();
 }
 
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream) {
@@ -102,70 +144,75 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
   }
-  if (!queues_.endings.empty()) {
-    for (const SpanOf& s : spans) ++s.region->in_flight;
-    Status waited = wait_for_turn(lock, spans, {}, location);
+  for (const SpanOf& s : spans) ++s.region->in_flight;
+  const core::OnExit let_regions_go([&] {
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
-    if (!waited.ok()) return waited;
+  });
+  if (!queues_.endings.empty()) {
+    if (Status s = wait_for_turn(lock, spans, {}, location); !s.ok()) return s;
   }
   // However this ends but well, also for want of memory: nothing is leased.
-  size_t done = 0, in_flight = 0;
-  BlockIndex next = 0;
-  const core::OnExit let_regions_go([&] {
-    for (size_t i = 0; i < in_flight; ++i) --spans[i].region->in_flight;
-    notify();
-  });
+  size_t done = 0;
   core::OnExit undo([&] {
     if (!lock.owns_lock()) lock.lock();
-    for (size_t i = 0; i <= done && i < spans.size(); ++i) {
-      const BlockIndex end = i < done ? spans[i].last + 1 : next;
-      for (BlockIndex b = spans[i].first; b < end; ++b) remove_lease(*spans[i].region, b, ranges[i].access);
-    }
+    for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, location, stream);
+    for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
   });
-  for (done = 0; done < spans.size(); ++done) {
-    const SpanOf& s = spans[done];
-    for (next = s.first; next <= s.last; ++next) {
-      if (Status failure = add_lease(*s.region, next, ranges[done].access); !failure.ok()) return failure;
-    }
+  for (; done < spans.size(); ++done) {
+    if (Status s = lease(spans[done], ranges[done].access, location, stream); !s.ok()) return s;
   }
   for (const SpanOf& s : spans) {
+    Region& r = *s.region;
     uint64_t hits = 0;
-    for (BlockIndex b = s.first; b <= s.last; ++b) hits += s.region->table[b].state == State::resident;
+    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
+      hits += r.table[b].state == State::resident;
+      match_hold(r, b);
+      if (b % kTurn == 0) lock.give_way();
+    }
     core::add(counters_.lease_blocks, s.last - s.first + 1);
     core::add(counters_.lease_hits, hits);
-    ++s.region->in_flight;
-    ++in_flight;
   }
   // Start all reads that memory allows before waiting for the first.
-  After after;
   bool room = true;
   for (size_t i = 0; i < spans.size() && room; ++i) {
     Region& r = *spans[i].region;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last && room; ++b) {
-      const Block& block = r.table[b];
-      if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0) {
-        try {
-          room = start_fill(r, b, Urgency::acquire, after);
-        } catch (const std::bad_alloc&) {
-          room = false;  // what has begun must go on
-        }
+    for (BlockIndex next = spans[i].first; next <= spans[i].last && room && !r.dying;) {
+      After after;
+      room = start_fills(r, &next, spans[i].last, after);
+      if (after.empty()) {
+        lock.give_way();
+        continue;
       }
+      lock.unlock();
+      core::step("acquire.started");
+      run(after);
+      lock.lock();
     }
-  }
-  if (!after.empty()) {
-    lock.unlock();
-    core::step("acquire.started");
-    run(after);
-    lock.lock();
   }
   for (size_t i = 0; i < spans.size(); ++i) {
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
       if (Status failure = bring(lock, *spans[i].region, b, ranges[i].access); !failure.ok()) return failure;
+      if (b % kTurn == 0) lock.give_way();
     }
   }
   undo.dismiss();
   return {};
+}
+
+// Locked. Begins to fill the blocks of a turn, from *next on. False: memory allows no more.
+bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& after) {
+  do {
+    const Block& block = r.table[*next];
+    if ((block.state != State::untouched && block.state != State::stored) || (block.flags & core::kStarved) != 0)
+      continue;
+    try {
+      if (!start_fill(r, *next, Urgency::acquire, after)) return false;
+    } catch (const std::bad_alloc&) {
+      return false;  // what has begun must go on
+    }
+  } while (++*next <= last && *next % kTurn != 0);
+  return true;
 }
 
 // Waits until leased block b is in place; the lease keeps it there.

@@ -29,14 +29,15 @@ class Runs {
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
   // Blocks come in order; "" for one that is of no interest.
-  void add(BlockIndex b, const std::string& words) {
-    if (words == words_ && b == last_ + 1) {
-      last_ = b;
+  void add(BlockIndex first, BlockIndex last, const std::string& words) {
+    if (words == words_ && first == last_ + 1) {
+      last_ = last;
       return;
     }
     end();
     words_ = words;
-    first_ = last_ = b;
+    first_ = first;
+    last_ = last;
   }
 
  private:
@@ -53,7 +54,7 @@ class Runs {
   size_t lines_ = 0;
 };
 
-std::string words_of(const std::vector<Lease>& leases) {
+std::string words_of(const Leases& leases) {
   std::string text;
   for (const Lease& l : leases) {
     const char* access = (l.access & VMEM_WRITE) == 0 ? "READ" : (l.access & VMEM_READ) == 0 ? "WRITE" : "READ|WRITE";
@@ -244,18 +245,18 @@ void Pager::saw_loss(int d, const Status& s) try {
     core::log(Level::error, "debug: region %s%llu at %p, %s", r->name.empty() ? "" : (r->name + " #").c_str(),
               static_cast<unsigned long long>(r->id), static_cast<void*>(r->base), core::human_bytes(r->size).c_str());
     {
-      std::vector<BlockIndex> blocks;
-      for (const auto& [b, leases] : r->leases) blocks.push_back(b);
-      std::sort(blocks.begin(), blocks.end());
       Runs leased(*r, "leased");
-      for (BlockIndex b : blocks) leased.add(b, words_of(r->leases.find(b)->second));
-      if (blocks.empty()) core::log(Level::error, "debug:   no lease");
+      r->leases.visit(0, r->blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
+        leased.add(first, last, words_of(leases));
+        return true;
+      });
+      if (r->leases.empty()) core::log(Level::error, "debug:   no lease");
     }
     Runs absent(*r, "absent");
     for (BlockIndex b = 0; b < r->blocks; ++b) {
       const core::Block& block = r->table[b];
       const bool here = block.state == State::on_device && block.device == d;
-      absent.add(b, here ? "" : place_of(*r, block));
+      absent.add(b, b, here ? "" : place_of(*r, block));
     }
   }
   core::log(Level::error,

@@ -25,6 +25,7 @@ class Pager;
 struct Census;
 
 inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
+inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;  // blocks that move together: 32 MiB, where the driver's cost is spread thin
 inline constexpr size_t kPeerBatch = 128;   // .. between devices: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
 // Someone who waits for several moves; lives on the waiter's stack.
@@ -110,6 +111,7 @@ struct Resident {  // indexed by ResidentId
   int32_t stride = 0;          // of its read-ahead window
   uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
   bool admitted = false;       // known to the policy
+  bool leased = false;         // .. which holds it for its leases
   bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came

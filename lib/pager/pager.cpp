@@ -214,7 +214,8 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   if (stamp != 0) a.age = age_of(stamp);
   policy(a.id).admit(a);
   resident.admitted = true;
-  if (leased(r, b) && !core::broken("lease_hold")) policy(a.id).hold(a.id);
+  resident.leased = false;
+  match_hold(r, b);
 }
 
 // After reserve_move(), or reserve_block().
@@ -401,8 +402,16 @@ std::string Pager::check() {
         }
       }
     }
-    for (const auto& [b, leases] : r->leases) {
-      if (leases.front().location == VMEM_HOST) leased += r->block_size;
+    if (std::string s = r->leases.check(); !s.empty()) return s;
+    r->leases.visit(0, r->blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
+      if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * r->block_size;
+      return true;
+    });
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
+      const Resident& resident = residents_[r->table[b].aux];
+      if (resident.admitted && resident.leased != holds_for_lease(*r, b))
+        return "a lease holds no block: " + where(*r, b);
     }
   }
   if (blocks_in_memory + copies != residents_.size() - free_residents_.size()) return "residents and tables disagree";

@@ -166,10 +166,12 @@ class Pager {
   void revive(Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
-  bool leased(const Region& r, core::BlockIndex b) const { return r.leases.count(b) != 0; }
-  core::Status add_lease(Region& r, core::BlockIndex b, unsigned access);
-  void remove_lease(Region& r, core::BlockIndex b, unsigned refused);
-  void forget_host_lease(Region& r, core::BlockIndex b);
+  bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }
+  void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
+  void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
+  void charge_leases(Region&r), take_back_lease(const SpanOf&span, unsigned access, int location, void*stream);
+  core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
+  bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
   std::string lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
@@ -241,9 +243,7 @@ class Pager {
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location);
   void reap(Lock& lock);
   void stays(Region& r, core::BlockIndex b);
-  void end_lease(Region& r, core::BlockIndex b, void* stream);
-  void add_device_lease(Region& r, core::BlockIndex b, unsigned access, int d, void* stream);
-  void drop_device_lease(Region& r, core::BlockIndex b, unsigned access, void* stream);
+  void give_leases_back(const Ending& ending);
   core::Status take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   bool on_touch(uintptr_t address, bool store);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/block_table.h"
+#include "core/break.h"
 #include "core/types.h"
 #include "pager/lease_map.h"
 #include "policy/evictor.h"
@@ -81,7 +82,8 @@ struct Region {
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
   std::string name;
-  std::unordered_map<core::BlockIndex, std::vector<Lease>> leases;
+  LeaseMap leases;
+  size_t leases_charged = 0;                                   // bytes
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
   uint64_t granted = 0;                                        // leases, ever
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
@@ -120,19 +122,23 @@ inline bool proven_clean(const core::Block& block) {
   return (block.flags & (core::kDirty | core::kUnknown)) == 0;
 }
 
+// The policy is to hold the block: nobody evicts what is leased.
+inline bool holds_for_lease(const Region& r, core::BlockIndex b) {
+  return r.leases.leased(b) && !core::broken("lease_hold");
+}
+
 // Some stream may write to it, or its writes have not been reached.
 inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
-  const auto it = r.leases.find(b);
-  return it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(),
-                                             [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && std::any_of(leases->begin(), leases->end(),
+                                          [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
 }
 
 // A stream has not come to a release after which its writes are complete.
 inline bool awaits_writes(const Region& r, core::BlockIndex b) {
-  const auto it = r.leases.find(b);
-  return it != r.leases.end() && std::any_of(it->second.begin(), it->second.end(), [](const Lease& l) {
-           return l.count == 0 && (l.ended & VMEM_WRITE) != 0;
-         });
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && std::any_of(leases->begin(), leases->end(),
+                                          [](const Lease& l) { return l.count == 0 && (l.ended & VMEM_WRITE) != 0; });
 }
 
 }  // namespace vmem::pager

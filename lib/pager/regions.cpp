@@ -260,7 +260,7 @@ void Pager::credit_region(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
   --sums_.regions_by_size[size_class(r.block_size)];
-  sums_.table_bytes -= std::exchange(r.table_charged, 0);
+  sums_.table_bytes -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
   count_tables();
   count_blocks();
 }
@@ -300,8 +300,8 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);
-    const bool live = std::any_of(r.leases.begin(), r.leases.end(), [](const auto& block) {
-      return std::any_of(block.second.begin(), block.second.end(), [](const Lease& l) { return l.count != 0; });
+    const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
+      return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
     });
     if (live || round == 16) {
       return error(EBUSY, "region %llu is leased while its changes are written; release it first",
@@ -323,8 +323,8 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   Region& r = *it->second;
   const auto live = [&]() -> Status {
-    return error(EBUSY, "region %llu has %zu leased blocks; release them first", static_cast<unsigned long long>(r.id),
-                 r.leases.size());
+    return error(EBUSY, "region %llu has %llu leased blocks; release them first", static_cast<unsigned long long>(r.id),
+                 static_cast<unsigned long long>(r.leases.blocks()));
   };
   if (!force && r.gpu) {
     ++r.in_flight;
@@ -389,17 +389,12 @@ Status Pager::destroy(void* ptr, bool force) {
     }
     free_resident(b, r);
   }
-  for (const auto& [b, leases] : r.leases) {
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
     const int location = leases.front().location;
-    if (location < 0) {
-      sums_.leased_bytes -= r.block_size;
-      continue;
-    }
-    Gpu& g = gpus_[static_cast<size_t>(location)];
-    g.leased -= r.block_size;
-    if (std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; }))
-      g.ending -= r.block_size;
-  }
+    const bool ending = std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
+    count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
+    return true;
+  });
   for (Ending& e : queues_.endings) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
   credit_region(r);
   std::unique_ptr<Region> gone = std::move(it->second);

@@ -43,10 +43,10 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::held) continue;
     if (!sweep->all) {
-      const auto it = r.leases.find(b);
-      const bool busy =
-          it != r.leases.end() && (!keep || std::any_of(it->second.begin(), it->second.end(),
-                                                        [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
+      const Leases* leases = r.leases.find(b);
+      const bool busy = leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(), [](const Lease& l) {
+                          return (l.access & VMEM_WRITE) != 0;
+                        }));
       if (busy) {
         sweep->skipped = true;
         continue;
