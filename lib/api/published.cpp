@@ -61,6 +61,8 @@ publish::Region region(const pager::RegionCensus& c) {
   r.leased_bytes = c.leased_bytes;
   r.backing = static_cast<uint32_t>(c.backing);
   r.has_device_tier = c.gpu ? 1 : 0;
+  static_assert(sizeof r.heat == sizeof c.heat);
+  std::copy(c.heat.begin(), c.heat.end(), r.heat);
   publish::put_text(r.name, c.name);
   return r;
 }

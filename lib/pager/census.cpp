@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "pager/clock.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -17,7 +18,7 @@ void copy_name(char (&to)[64], const std::string& from) {
   to[n] = '\0';
 }
 
-RegionCensus count(const Region& r) {
+RegionCensus count(Region& r, uint64_t now) {
   RegionCensus c{};
   c.id = r.id;
   c.base = reinterpret_cast<uintptr_t>(r.base);
@@ -38,6 +39,7 @@ RegionCensus count(const Region& r) {
   c.leased_bytes = r.leases.blocks() * r.block_size;
   c.backing = r.backing;
   c.gpu = r.gpu;
+  c.heat = r.heat.levels(now);
   copy_name(c.name, r.name);
   return c;
 }
@@ -49,11 +51,12 @@ void Pager::census(size_t max_regions, Census* out) {
   out->regions.reserve(max_regions);  // before the lock: it is everybody's
   out->devices.assign(gpus_.size(), DeviceCensus{});
   for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  const uint64_t now = now_ns();
   Lock lock(mutex_);
   out->regions_total = regions_.size();
   for (const auto& [base, r] : regions_) {
     if (out->regions.size() == max_regions) break;
-    if (!r->dying) out->regions.push_back(count(*r));
+    if (!r->dying) out->regions.push_back(count(*r, now));
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
     const Gpu& g = gpus_[d];

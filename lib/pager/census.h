@@ -13,7 +13,8 @@ struct RegionCensus {
   uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes, failed_bytes;
   uint64_t leased_bytes;
   Backing backing;
-  bool gpu;       // has a device tier
+  bool gpu;  // has a device tier
+  policy::Heat::Levels heat;
   char name[64];  // "" when it has none
 };
 

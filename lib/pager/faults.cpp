@@ -119,6 +119,8 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
   Block& block = r->table[b];
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
+  if ((block.flags & core::kWanted) == 0 && block.state != State::resident && block.state != State::failed)
+    r->heat.note(b, r->blocks, now);
   switch (block.state) {
     case State::untouched:
     case State::stored: {

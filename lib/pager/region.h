@@ -13,6 +13,7 @@
 #include "core/types.h"
 #include "pager/lease_map.h"
 #include "policy/evictor.h"
+#include "policy/heat.h"
 #include "policy/readahead.h"
 #include "store/codec.h"
 #include "store/file.h"
@@ -79,6 +80,7 @@ struct Region {
   uint64_t reserved_blocks = 0;  // there is memory to move so many at once
   uint64_t stored_span = 0;      // .. and so many bytes in the store
   policy::ReadAhead readahead;
+  policy::Heat heat;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
   std::string name;

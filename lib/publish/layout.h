@@ -78,7 +78,8 @@ struct Region {
   uint64_t id, base, size, block_size;
   uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes, failed_bytes, leased_bytes;
   uint32_t backing, has_device_tier;
-  uint64_t reserved[4];  // 0
+  uint8_t
+      heat[32];  // of 32 equal parts: the bits of a number of late faults there (policy::Heat); 0 where nobody counts
   char name[64];
 };
 

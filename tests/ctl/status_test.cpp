@@ -44,6 +44,39 @@ TEST_F(Ctl, StatusShowsNamedRegionsAndTheBytesOfEachTier) {
   FAIL() << p.dump(1);
 }
 
+TEST_F(Ctl, TopShowsInWhichPartsOfARegionItsFaultsAre) {
+  if (IsSkipped()) return;
+  vmem::region r(64 * kMiB, VMEM_HOST_ONLY);
+  r.name("warm");
+  std::atomic<bool> stop{false};
+  std::thread worker([&] {
+    while (!stop) {
+      memset(r.view<char>().data() + 32 * kMiB, 1, 4 * kMiB);
+      r.evict();
+    }
+  });
+  json heat;
+  const bool warm = vmem::test::eventually([&] {
+    const json p = mine();  // a name: the loop does not keep it
+    for (const json& g : p["regions"]) heat = g["heat"];
+    return heat.size() == 32 && heat[16] != 0;
+  });
+  std::string row;
+  const bool shown = vmem::test::eventually([&] {
+    row = ctl({"top", "--once", "--interval", "0.1", "--columns", "80"}).out;
+    return row.find("faults in ................") != std::string::npos;
+  });
+  stop = true;
+  worker.join();
+  EXPECT_TRUE(warm) << heat;
+  for (size_t i = 0; i < heat.size(); ++i) {
+    if (i < 16 || i >= 18) {
+      EXPECT_EQ(heat[i], 0) << i;
+    }
+  }
+  EXPECT_TRUE(shown) << row;
+}
+
 TEST_F(Ctl, RatesAreWhatHappenedBetweenTwoLooks) {
   if (IsSkipped()) return;
   vmem::region r(32 * kMiB, VMEM_HOST_ONLY);

@@ -342,7 +342,10 @@ void write_process(Json& json, const Process& process, const Rates& r) {
     json.field("block_size", g.block_size).field("backing", publish::kBackingNames[g.backing]);
     json.field("device_tier", g.has_device_tier != 0).field("zero_bytes", g.zero_bytes).field("ssd_bytes", g.ssd_bytes);
     json.field("host_bytes", g.host_bytes).field("device_bytes", g.device_bytes);
-    json.field("failed_bytes", g.failed_bytes).field("leased_bytes", g.leased_bytes).end();
+    json.field("failed_bytes", g.failed_bytes).field("leased_bytes", g.leased_bytes);
+    json.key("heat").array();
+    for (const uint8_t level : g.heat) json.value(static_cast<int>(level));
+    json.end().end();
   }
   json.end().end();
 }

@@ -241,7 +241,7 @@ int top(const Common& common, const TopOptions& options) {
     const std::vector<Process> now = look();
     if (!common.json) {
       const Pane pane(options);
-      const ViewOptions shown{static_cast<size_t>(options.columns), 0, pane.sort(), pane.filter()};
+      const ViewOptions shown{static_cast<size_t>(options.columns), 0, pane.sort(), true, pane.filter()};
       for (const std::string& line : frame({before, now}, {}, shown, vmem::publish::kMaxRegions)) {
         printf("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
       }
@@ -275,7 +275,8 @@ int top(const Common& common, const TopOptions& options) {
     }
     winsize size{};
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) size.ws_col = 80, size.ws_row = 24;
-    const auto lines = frame(seen, histories, {size.ws_col, 0, pane.sort(), pane.filter()}, vmem::publish::kMaxRegions);
+    const auto lines =
+        frame(seen, histories, {size.ws_col, 0, pane.sort(), true, pane.filter()}, vmem::publish::kMaxRegions);
     screen.draw(pane.visible(lines, size.ws_col, size.ws_row), size.ws_row);
     pollfd key{STDIN_FILENO, POLLIN, 0};
     poll(&key, 1, static_cast<int>(std::lround(std::max(0.0, next - seconds_now()) * 1000) + 1));

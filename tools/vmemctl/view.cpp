@@ -115,9 +115,11 @@ publish::Histogram difference(const publish::Histogram& before, const publish::H
   return out;
 }
 
+namespace {
+constexpr const char* kHeights[] = {"\u2581", "\u2582", "\u2583", "\u2584", "\u2585", "\u2586", "\u2587", "\u2588"};
+}
+
 std::string sparkline(const std::vector<double>& values) {
-  static const char* const kHeights[] = {"\u2581", "\u2582", "\u2583", "\u2584",
-                                         "\u2585", "\u2586", "\u2587", "\u2588"};
   const double most = values.empty() ? 0 : *std::max_element(values.begin(), values.end());
   std::string out;
   for (const double v : values)
@@ -136,6 +138,20 @@ std::string where_row(const publish::Region& g, size_t width) {
     out.append(std::min(end, width) - std::min(out.size(), std::min(end, width)), letter);
   }
   return out + std::string(width - out.size(), '.');
+}
+
+std::string heat_row(const publish::Region& g) {
+  const size_t all = std::size(g.heat);
+  const uint64_t blocks = g.block_size != 0 ? (g.size + g.block_size - 1) / g.block_size : all;
+  const size_t parts = static_cast<size_t>(std::clamp<uint64_t>(blocks, 1, all));
+  const uint8_t most = *std::max_element(std::begin(g.heat), std::end(g.heat));
+  std::string out;
+  if (most == 0) return out;
+  for (size_t i = 0; i < parts; ++i) {
+    const uint8_t level = g.heat[i * all / parts];
+    out += level == 0 ? "." : kHeights[std::min(7, std::max(0, 7 - (most - level)))];
+  }
+  return out;
 }
 
 std::vector<std::string> folded(const std::string& line, size_t columns, size_t indent) {
@@ -238,6 +254,7 @@ std::vector<std::string> view(const Process& process, const Rates& r, const View
                          words(g.zero_bytes), words(g.leased_bytes)}) +
                   "  " + where_row(g, row) + (narrow ? "" : "  " + kind));
     if (narrow && !failed.empty()) out.push_back("    " + failed);
+    if (const std::string heat = options.heat ? heat_row(g) : ""; !heat.empty()) out.push_back("    faults in " + heat);
   }
   const uint64_t shown = std::min(options.regions, sorted.size());
   if (options.filter.empty() && h.regions_total > shown)
