@@ -29,7 +29,7 @@ step() {
 }
 
 # A folder to work in, as the reader has it after "make install".
-env -u MAKEFLAGS make BUILD="$build" PREFIX="$work/prefix" NO_SETUP=1 install >"$work/log" 2>&1 || { cat "$work/log"; echo "make install failed"; exit 1; }
+env -u MAKEFLAGS make BUILD="${BUILD:-build}" PREFIX="$work/prefix" NO_SETUP=1 install >"$work/log" 2>&1 || { cat "$work/log"; echo "make install failed"; exit 1; }
 export PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig CMAKE_PREFIX_PATH=$work/prefix LD_LIBRARY_PATH=$work/prefix/lib
 prefix_lib=$work/prefix/lib
 hello_is_right() { grep -qE '^sum 562949936644096, [1-9][0-9]* MiB written to and [1-9][0-9]* MiB read' "$1"; }

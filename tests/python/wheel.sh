@@ -17,7 +17,7 @@ step() { # NAME COMMAND..: 0 passes, 77 skips (its last line says why)
   esac
 }
 
-make BUILD="$build" NO_SETUP=1 wheel >"$work/log" 2>&1 || { cat "$work/log"; echo "make wheel failed"; exit 1; }
+make BUILD="${BUILD:-build}" NO_SETUP=1 wheel >"$work/log" 2>&1 || { cat "$work/log"; echo "make wheel failed"; exit 1; }
 wheel=$(echo "$build"/wheel/*.whl)
 python=''
 for each in python3 /usr/bin/python3; do "$each" -c 'import venv, ensurepip' 2>/dev/null && { python=$each; break; }; done

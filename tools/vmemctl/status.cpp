@@ -44,7 +44,8 @@ int status(const Common& common, const StatusOptions& options) {
       write_process(json, p, r);
       continue;
     }
-    for (const std::string& line : view(p, r, {0, vmem::publish::kMaxRegions, 0, false, ""})) printf("%s\n", line.c_str());
+    for (const std::string& line : view(p, r, {0, vmem::publish::kMaxRegions, 0, false, ""}))
+      printf("%s\n", line.c_str());
     printf("\n");
   }
   json.end();
