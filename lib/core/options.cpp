@@ -26,8 +26,8 @@ constexpr OptionInfo kTable[] = {
      "0.8 of the device memory that is free; follows it until set", 2 * kMiB, kPiB, nullptr, true,
      "Device memory that libvmem may use on each GPU, moves in flight included."},
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
-     "Part of host_budget that blocks of the device tier may take on their way and, unchanged, afterwards: pinned "
-     "memory that is taken with need and kept. The rest is for what the CPU touches."},
+     "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
+     "memory that is taken with need and kept. The rest is for what the CPU accesses."},
     {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
      "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
      "unlinked file; several are striped. A name that means nothing yet becomes a file, unless it ends in /: then it "
@@ -56,7 +56,8 @@ constexpr OptionInfo kTable[] = {
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,
-     "Who stands where a block is absent: the module vmem.ko or userfaultfd; auto takes the module where it is loaded "
+     "Who stands where a block is not present: the module vmem.ko or userfaultfd; auto takes the module where it is "
+     "loaded "
      "and "
      "the user may open it."},
     {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
@@ -80,7 +81,7 @@ constexpr OptionInfo kTable[] = {
      "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's."},
     {Option::debug, "debug", OptionKind::boolean, "", "off", 0, 1, nullptr, true,
      "After a device is lost (an illegal address, say), log the live leases, the regions and which ranges were "
-     "absent."},
+     "not present."},
 };
 static_assert(std::size(kTable) == static_cast<size_t>(Option::count_));
 

@@ -50,7 +50,8 @@ bool Pager::serve_events(int timeout_ms) {
   std::array<trap::Event, 64> room;
   size_t count = 0;
   if (Status s = trap_->wait(room, timeout_ms, &count); !s.ok()) {
-    VMEM_LOG_ONCE(core::Level::error, "faults can no longer be read, threads that touch absent blocks will wait: %.*s",
+    VMEM_LOG_ONCE(core::Level::error,
+                  "faults can no longer be read, threads that access blocks that are not present will wait: %.*s",
                   static_cast<int>(s.text().size()), s.text().data());
     return false;
   }

@@ -223,7 +223,7 @@ void Pager::finish_read(Move* m, After& after) {
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // still filling, so nobody else acts on the block
-    core::log(core::Level::error, "%.*s: a touch %sgets SIGBUS", static_cast<int>(m->status.text().size()),
+    core::log(core::Level::error, "%.*s: an access %sgets SIGBUS", static_cast<int>(m->status.text().size()),
               m->status.text().data(), m->cut ? "beyond its end " : "");
     core::settle_log();
     if (m->cut) shows_file = show_file(m);
@@ -643,7 +643,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     if (block.state == State::held) {
       // Its bytes are here and nowhere else: they stay, and so does the toucher.
       core::log(core::Level::error,
-                "no memory within host_budget %s for %u ms to put a block in place, %s; its touch waits",
+                "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                 core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
       queues_.starved.front() = {&r, s.block, Urgency::fault, now, look(now)};
       queues_.starved.front_to_back();
@@ -662,7 +662,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
         core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
         static_cast<int>(write_back_.error.text().size()), write_back_.error.text().data(), where(r, s.block).c_str());
-    core::log(core::Level::error, "%.*s: a touch gets SIGBUS; the contents are intact",
+    core::log(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());
     // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
     ++r.in_flight;

@@ -252,7 +252,7 @@ void Pager::saw_loss(int d, const Status& s) try {
       });
       if (r->leases.empty()) core::log(Level::error, "debug:   no lease");
     }
-    Runs absent(*r, "absent");
+    Runs absent(*r, "not present");
     for (BlockIndex b = 0; b < r->blocks; ++b) {
       const core::Block& block = r->table[b];
       const bool here = block.state == State::on_device && block.device == d;
@@ -260,8 +260,8 @@ void Pager::saw_loss(int d, const Status& s) try {
     }
   }
   core::log(Level::error,
-            "debug: a kernel that touches an absent range has no lease for it: vmem_acquire() it before the launch, on "
-            "the same stream; the kernel's log (Xid 31) names the address");
+            "debug: a kernel that accesses a range that is not present has no lease for it: vmem_acquire() it before "
+            "the launch, on the same stream; the kernel's log (Xid 31) names the address");
 } catch (const std::bad_alloc&) {
   core::log(Level::error, "debug: no memory to say more");
 }

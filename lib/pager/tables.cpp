@@ -149,7 +149,7 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
 // Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
 void Pager::refuse_touch(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
-  core::log(core::Level::error, "%.*s: a touch gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
+  core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
   if (queues_.refused.size() >= kMostRefused) {  // the oldest may ask again
     const auto [region, block] = queues_.refused.front();
     queues_.refused.pop_front();

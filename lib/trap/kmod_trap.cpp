@@ -136,7 +136,7 @@ KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls)
 KmodTrap::~KmodTrap() {
   uintptr_t begin = 0;
   if (OffsetMap::Entry left{}; regions_.first(&begin, &left)) {
-    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; its touches get SIGBUS from now on",
+    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; accesses of it get SIGBUS from now on",
               core::human_bytes(left.size).c_str(), begin);
   }
   // Mappings keep the context alive; this makes absent blocks answer SIGBUS at once.
@@ -558,7 +558,7 @@ Status KmodTrap::release_arena(void* address, size_t size) {
 
 Status KmodTrap::knobs(Knobs* out) {
   vmem_info info{};
-  if (const int err = call(fd_, VMEM_IOC_INFO, &info); err != 0) return system_error(err, "the module's knobs");
+  if (const int err = call(fd_, VMEM_IOC_INFO, &info); err != 0) return system_error(err, "the module's tunables");
   *out = {info.frame_limit,      info.context_limit, info.readahead_bytes,
           info.fault_timeout_ms, info.watermark_low, info.watermark_high};
   return {};

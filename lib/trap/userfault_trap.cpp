@@ -106,11 +106,11 @@ class UserfaultTrap final : public Trap {
 UserfaultTrap::~UserfaultTrap() {
   Range left;
   while (ranges_.first_owned(&left)) {
-    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; its touches get SIGBUS from now on",
+    core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; accesses of it get SIGBUS from now on",
               core::human_bytes(left.size).c_str(), left.address);
     if (!detach(reinterpret_cast<void*>(left.address), left.size).ok()) {
       // Leaking the descriptor hangs whoever touches the range; closing it would hand out zeros for data.
-      core::log(core::Level::error, "trap: cannot end it; its touches will wait for ever");
+      core::log(core::Level::error, "trap: cannot end it; accesses of it will wait for ever");
       return;
     }
   }

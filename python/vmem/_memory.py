@@ -36,7 +36,7 @@ def check_fork() -> None:
         raise Error(
             errno.ECHILD,
             "this process was forked from one that uses libvmem; regions are not inherited. Start it with the spawn "
-            "method, or touch no region in it",
+            "method, or use no region in it",
         )
 
 

@@ -287,7 +287,7 @@ TEST(LogAtTheEnd, TheReasonOfASignalIsSaidBeforeIt) {
       const Ending child("LogChild.DISABLED_DiesOfSigbus", how);
       if (child.skipped()) GTEST_SKIP() << "no way to trap absent blocks here";
       EXPECT_TRUE(WIFSIGNALED(child.status) && WTERMSIG(child.status) == SIGBUS) << how << ": " << child.status;
-      EXPECT_NE(child.said.find("a touch gets SIGBUS"), std::string::npos) << how << ": " << child.said;
+      EXPECT_NE(child.said.find("an access gets SIGBUS"), std::string::npos) << how << ": " << child.said;
     }
   }
 }

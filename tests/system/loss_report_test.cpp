@@ -97,8 +97,8 @@ TEST_F(LossReport, NamesLiveLeasesRegionsAndTheRangesThatWereAbsent) {
   EXPECT_TRUE(says({"region cache #"})) << everything();
   EXPECT_TRUE(says({"leased:", "offset 0 bytes, 2 MiB", "device 0", "READ", "acquired 2 times"})) << everything();
   EXPECT_TRUE(says({"leased:", "offset 2 MiB, 2 MiB", "acquired 1 times"})) << everything();
-  EXPECT_TRUE(says({"absent:", "offset 4 MiB, 8 MiB", "on the SSD"})) << everything();
-  EXPECT_TRUE(says({"absent:", "offset 12 MiB, 4 MiB", "never written"})) << everything();
+  EXPECT_TRUE(says({"not present:", "offset 4 MiB, 8 MiB", "on the SSD"})) << everything();
+  EXPECT_TRUE(says({"not present:", "offset 12 MiB, 4 MiB", "never written"})) << everything();
   EXPECT_TRUE(says({"no lease"})) << everything();
   EXPECT_TRUE(says({"vmem_acquire() it before the launch"})) << everything();
   const size_t said = debug_lines().size();
@@ -119,7 +119,7 @@ TEST_F(LossReport, AReleaseSeesTheLossToo) {
   touch(stream, at + 4 * kMiB);
   ASSERT_EQ(vmem_release(at, 2 * kMiB, stream), 0) << vmem_last_error();
   EXPECT_TRUE(says({"leased:", "offset 0 bytes, 2 MiB", "WRITE"})) << everything();
-  EXPECT_TRUE(says({"absent:", "offset 2 MiB, 6 MiB", "never written"})) << everything();
+  EXPECT_TRUE(says({"not present:", "offset 2 MiB, 6 MiB", "never written"})) << everything();
   sim().destroy_stream(stream);
 }
 
@@ -146,7 +146,7 @@ TEST_F(LossReport, ManyScatteredRangesAreCutShortAndCounted) {
   lease(at, 2 * kMiB, VMEM_READ, stream);
   touch(stream, at + 4 * kMiB);
   EXPECT_EQ(vmem_acquire(at, 2 * kMiB, VMEM_READ, 0, stream), -EIO);
-  EXPECT_TRUE(says({"more ranges absent"})) << everything();
+  EXPECT_TRUE(says({"more ranges not present"})) << everything();
   EXPECT_LE(debug_lines().size(), 72u);
   vmem_release(at, 2 * kMiB, stream);
   sim().destroy_stream(stream);

@@ -55,7 +55,7 @@ bool read_trace(const std::string& path, Trace* trace, std::string* why) {
     trace->push_back({value >> 1, (value & 1) != 0});
   }
   if (in.gcount() == 0) return true;
-  *why = "it ends inside a touch";
+  *why = "it ends inside an access";
   return false;
 }
 
@@ -91,7 +91,7 @@ double percent(uint64_t part, uint64_t whole) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Replays a trace of block touches, or a generated one, through every evictor and the read-ahead.");
+  CLI::App app("Replays a trace of accesses of blocks, or a generated one, through every evictor and the read-ahead.");
   std::string file, save;
   replay::Pattern pattern;
   std::vector<double> fractions = {0.1, 0.25, 0.5};
@@ -103,7 +103,7 @@ int run(int argc, char** argv) {
                  "Generate: all, or one of seq, cyclic, uniform, zipf, scan, mixed, phase, "
                  "stride, two-tenants, rewrite, merge, loops");
   app.add_option("--blocks", pattern.blocks, "Generated: blocks of data")->check(CLI::Range(2, 1 << 26));
-  app.add_option("--length", pattern.length, "Generated: touches")->check(CLI::Range(1, 1 << 28));
+  app.add_option("--length", pattern.length, "Generated: accesses")->check(CLI::Range(1, 1 << 28));
   app.add_option("--seed", pattern.seed, "Generated: seed");
   app.add_option("--skew", pattern.skew, "Generated: exponent of zipf");
   app.add_option("--hot", pattern.hot,
@@ -142,7 +142,7 @@ int run(int argc, char** argv) {
       return 1;
     }
     if (trace.empty()) {
-      fprintf(stderr, "vmem-replay: %s: no touches: %s\n", printable(name).c_str(),
+      fprintf(stderr, "vmem-replay: %s: no accesses: %s\n", printable(name).c_str(),
               why.empty() ? "empty trace" : printable(why).c_str());
       return 1;
     }

@@ -269,7 +269,7 @@ std::string spread(const Figure& f, const char* format) {
 }
 
 void print(const Bench& bench) {
-  printf("%7s %10s %22s %26s %22s\n", "depth", "block", "SSD to host, GB/s", "random touches /s", "SSD to GPU, GB/s");
+  printf("%7s %10s %22s %26s %22s\n", "depth", "block", "SSD to host, GB/s", "random accesses /s", "SSD to GPU, GB/s");
   for (const Row& r : bench.rows()) {
     printf("%7u %10s %22s %26s %22s\n", r.depth, vmem::core::human_bytes(r.block).c_str(),
            spread(r.host_gbs, "%.2f").c_str(), spread(r.random, "%.0f").c_str(), spread(r.device_gbs, "%.2f").c_str());

@@ -262,7 +262,7 @@ void Doctor::driver() {
   } else {
     add("HMM", State::degraded,
         disabled.empty() ? "this driver has none" : "switched off (uvm_disable_hmm=" + disabled + ")",
-        "nothing, while every GPU touch is under a lease; else the open driver, and options nvidia_uvm "
+        "nothing, while every GPU access is under a lease; else the open driver, and options nvidia_uvm "
         "uvm_disable_hmm=0");
   }
 }

@@ -47,11 +47,11 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   top->add_option("--filter", o.top.filter, "Only what has this in its command or its region's name");
   top->callback([&] { chosen = [&] { return vmemctl::top(o.common, o.top); }; });
 
-  CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or knobs of the module");
+  CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or tunables of the module");
   tune->add_option("settings", o.tune.assignments, "NAME=VALUE, or NAME to see it; none: all of them");
   tune->add_option("--pid", o.tune.pid, "The process")->check(CLI::PositiveNumber);
-  tune->add_flag("--machine", o.tune.machine, "The module's knobs (docs/sysfs.md)");
-  tune->add_option("--sysfs", o.tune.sysfs, "Folder of the module's knobs");
+  tune->add_flag("--machine", o.tune.machine, "The module's tunables (docs/sysfs.md)");
+  tune->add_option("--sysfs", o.tune.sysfs, "Folder of the module's tunables");
   tune->callback([&] { chosen = [&] { return vmemctl::tune(o.common, o.tune); }; });
 
   CLI::App* bench = app.add_subcommand("bench", "Find depth and block size for this SSD and this GPU");

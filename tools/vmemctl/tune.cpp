@@ -41,7 +41,7 @@ Assignment parse(const std::string& text) {
 // A knob's name is a file's, in the one folder.
 std::string knob_path(const std::string& sysfs, const std::string& name) {
   if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") != std::string::npos)
-    throw Failure{kUsage, "\"" + printable(name) + "\" is no name of a knob; docs/sysfs.md lists them"};
+    throw Failure{kUsage, "\"" + printable(name) + "\" is no name of a tunable; docs/sysfs.md lists them"};
   return sysfs + "/" + name;
 }
 
@@ -52,7 +52,7 @@ std::string read_knob(const std::string& sysfs, const std::string& name) {
   const ssize_t n = fd ? read(fd.get(), text, sizeof text) : -1;
   if (n < 0) {
     throw Failure{errno == EACCES ? kForbidden : kAbsent,
-                  "the module has no readable knob " + printable(name) + " (" + strerrordesc_np(errno) + ")"};
+                  "the module has no readable tunable " + printable(name) + " (" + strerrordesc_np(errno) + ")"};
   }
   std::string value(text, static_cast<size_t>(n));
   while (!value.empty() && value.back() == '\n') value.pop_back();
@@ -74,9 +74,9 @@ void write_knob(const std::string& sysfs, const Assignment& a) {
   switch (err) {
     case EACCES:
     case EPERM:
-      throw Failure{kForbidden, "only root may change the machine's knob " + a.name};
+      throw Failure{kForbidden, "only root may change the machine's tunable " + a.name};
     case ENOENT:
-      throw Failure{kAbsent, "the module has no knob " + a.name + "; docs/sysfs.md lists them"};
+      throw Failure{kAbsent, "the module has no tunable " + a.name + "; docs/sysfs.md lists them"};
     case ERANGE:
     case EINVAL:
       throw Failure{kFailed, "the module refuses " + a.name + "=" + printable(a.value) + " (" + strerrordesc_np(err) +
