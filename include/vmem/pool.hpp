@@ -17,7 +17,7 @@
  * device should be allocated with an alignment of the block size, and so should its neighbours.
  *
  * Book-keeping lies in ordinary memory (12 bytes a granule of the regions that are shared, when a region is made):
- * allocating and freeing touch no byte of a region, so they cause no fault and no I/O.
+ * allocating and freeing access no byte of a region, so they cause no fault and no I/O.
  *
  * Contents of new memory are indeterminate. Freed memory keeps its bytes, and libvmem may write them to the SSD, until
  * they are used again or trim() says that they are dead.
@@ -71,11 +71,11 @@ class pool_error : public std::bad_alloc {
 
 struct pool_options {
   /* Bytes of the regions that allocations share, rounded up to 2 MiB; at most 2 TiB. Larger allocations get a region of
-   * their own, which deallocation frees. Address space only: what is never touched costs nothing. */
+   * their own, which deallocation frees. Address space only: what is never accessed costs nothing. */
   std::size_t region_bytes = std::size_t{256} << 20;
   /* Each further region is twice as large as the one before, up to this many bytes; 0: all are of region_bytes. */
   std::size_t region_limit_bytes = 0;
-  /* All regions together; beyond it allocations fail. libvmem finds out at a touch, by SIGBUS, that budget and SSD are
+  /* All regions together; beyond it allocations fail. libvmem finds out at an access, by SIGBUS, that budget and SSD are
    * full: a limit below host_budget + ssd_budget makes it a pool_error at the allocation instead. */
   std::size_t limit_bytes = SIZE_MAX;
   /* Of vmem_alloc: 0 or VMEM_HOST_ONLY. */

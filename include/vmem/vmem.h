@@ -8,8 +8,8 @@
  * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
  * passed as void *, NULL the default stream; host-only calls ignore it.
  *
- * Ranges: any pointer and size inside one region; a call acts on every block it touches. A range outside regions, across
- * two of them, or of size 0: -EINVAL.
+ * Ranges: any pointer and size inside one region; a call acts on every block that has a byte of it. A range outside
+ * regions, across two of them, or of size 0: -EINVAL.
  */
 #ifndef VMEM_VMEM_H
 #define VMEM_VMEM_H
@@ -86,14 +86,14 @@ struct vmem_residency {
 
 struct vmem_stats {
 	uint64_t size;                        /* (in) sizeof(struct vmem_stats): the struct may grow */
-	uint64_t faults;                      /* touches that trapped */
+	uint64_t faults;                      /* accesses that trapped */
 	uint64_t fault_ns_total, fault_ns_max; /* from the report of a fault to the block being in place */
 	uint64_t read_bytes, write_bytes;     /* from and to the SSD */
 	uint64_t host_bytes, device_bytes, ssd_bytes; /* held now in each tier */
 	uint64_t evictions;                   /* blocks that left host memory */
 	uint64_t clean_drops;                 /* .. of them without a write */
 	uint64_t prefetched_blocks;           /* read, or moved to a device, before they were asked for */
-	uint64_t prefetch_hits;               /* .. of them used; presumed for those before a touched marker */
+	uint64_t prefetch_hits;               /* .. of them used; presumed for those before one that was */
 	uint64_t host_to_device_bytes, device_to_host_bytes;
 	uint64_t io_errors, checksum_errors;
 	uint64_t regions;
@@ -123,14 +123,14 @@ int vmem_version(void);
 /*
  * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first call that needs the
  * runtime does it. -EINVAL names a bad environment variable, its value and the accepted form; -EPERM or -ENOSYS when the
- * kernel offers no way to trap absent blocks, with how to enable one.
+ * kernel offers no way to trap accesses, with how to enable one.
  */
 int vmem_init(void);
 
 /*
  * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads, all
  * but the one that delivers the log.
- * Threads that touch a region afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it
+ * Threads that access a region afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it
  * ends however many threads call.
  *
  * A program may end with regions and with threads that access them: return from main, exit() from any thread. What was
@@ -215,8 +215,8 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
  * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
  * -ENOENT, -EACCES, -EMFILE from opening; -EBUSY another process has it SHARED, for a second now, or another region has
  * some of these bytes.
- * A file that becomes shorter later, as with mmap: what is inside is right, a touch beyond its end gets SIGBUS, with the
- * reason in the log, and is right again when the file has grown; write-back never makes the file longer. Blocks that
+ * A file that becomes shorter later, as with mmap: what is inside is right, an access beyond its end gets SIGBUS, with
+ * the reason in the log, and is right again when the file has grown; write-back never makes the file longer. Blocks that
  * are in memory when it happens are as they were until they leave it.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
@@ -270,8 +270,8 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * the background since the last call.
  *
  * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move of their pages stopped
- * half way, or what was stored cannot be read back. The message names the first, the rest of the range is synced. Touches
- * of a lost block get SIGBUS, an acquire -EIO; never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which
+ * half way, or what was stored cannot be read back. The message names the first, the rest of the range is synced.
+ * Accesses of a lost block get SIGBUS, an acquire -EIO; never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which
  * it is zeros, or what the file has (a shared file's too), or until vmem_free. One that could not be read is tried again
  * by an acquire.
  *
