@@ -308,9 +308,9 @@ std::string LeaseMap::check() const {
   for (const Ranges::node_type& node : spares_) room += node.mapped().leases.capacity();
   const Range* before = nullptr;
   for (const auto& [first, range] : ranges_) {
-    const auto wrong = [&, at = first](const char* what) {
+    const auto wrong = [at = first, last = range.last](const char* what) {
       return core::strprintf("leases of blocks %llu to %llu: %s", static_cast<unsigned long long>(at),
-                             static_cast<unsigned long long>(range.last), what);
+                             static_cast<unsigned long long>(last), what);
     };
     if (range.last < first || (before != nullptr && first <= before->last)) return wrong("out of order");
     if (range.leases.empty()) return wrong("none");
