@@ -38,8 +38,8 @@ for release in "${releases[@]}"; do
     skipped=$((skipped + ${#goals[@]})); printf 'skip %s\nskipped: no clean system could be made: %s\n' "$release" "$(tr '\n' ' ' <<<"$tarball")"; continue
   fi
   unpack "$tarball" "$root" || { echo "FAIL $release: $tarball cannot be unpacked"; failed=$((failed + 1)); continue; }
-  # As a clone has it: the files of the working tree, and nothing that was built.
-  git ls-files --cached --others --exclude-standard -z | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null | tar -x -C "$root/src"
+  # As a clone has it.
+  copy_sources "$root"
   apt_reaches >"$root/etc/apt/apt.conf.d/90reach"
   cp -L /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null
   mkdir -p "$root"/{sys,var/tmp,root}

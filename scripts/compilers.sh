@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#wanted[@]} -gt 0 ] || wanted=(bookworm/g++-11 sid/g++-15)
 
-work=$(realpath -m "${BUILD:-build}")/compilers sources=$PWD
+work=$(realpath -m "${BUILD:-build}")/compilers
 . scripts/lib/clean_system.sh
 need_clean_systems
 
@@ -55,7 +55,7 @@ for each in "${wanted[@]}"; do
     echo "     a clean $release is there ($((SECONDS - began)) s)"; began=$SECONDS
   fi
   cc=${compiler/clang++/clang}; cc=${cc/g++/gcc}
-  rm -rf "$root/made"; log=$work/$release-$compiler.log
+  rm -rf "$root/made"; copy_sources "$root"; log=$work/$release-$compiler.log
   # shellcheck disable=SC2086  # targets are words
   if inside "$root" make -C /src -k -j"$(nproc)" NO_SETUP=1 CUDA=no BUILD=/made CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets >"$log" 2>&1; then
     passed=$((passed + 1)); printf 'ok   %s, %s: %s (%d s)\n' "$each" "$flags" "$targets" $((SECONDS - began))

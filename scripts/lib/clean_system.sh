@@ -44,11 +44,12 @@ unpack() {
   mkdir -p "$2"/{src,dev,proc}
 }
 
-# inside ROOT COMMAND..: mounts and processes are in namespaces of their own and end with the command; where $sources is set, that
-# folder is to be seen, and not written to, at /src.
+# copy_sources ROOT: the files of the working tree as they are now, and nothing that was built, to /src there.
+copy_sources() { rm -rf "$1/src" && mkdir "$1/src" && git ls-files --cached --others --exclude-standard -z | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null | tar -x -C "$1/src"; }
+
+# inside ROOT COMMAND..: mounts and processes are in namespaces of their own and end with the command.
 inside() {
-  sources=${sources:-} unshare --mount --pid --fork --kill-child bash -c 'set -e; root=$1; shift; mount --make-rprivate /
+  unshare --mount --pid --fork --kill-child bash -c 'set -e; root=$1; shift; mount --make-rprivate /
     mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"
-    if [ -n "$sources" ]; then mount --bind "$sources" "$root/src"; mount -o remount,bind,ro "$root/src"; fi
     exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 TMPDIR=/tmp chroot "$root" "$@"' inside "$@" 6>&- 9>&-
 }
