@@ -75,8 +75,8 @@ struct pool_options {
   std::size_t region_bytes = std::size_t{256} << 20;
   /* Each further region is twice as large as the one before, up to this many bytes; 0: all are of region_bytes. */
   std::size_t region_limit_bytes = 0;
-  /* All regions together; beyond it allocations fail. libvmem finds out at an access, by SIGBUS, that budget and SSD are
-   * full: a limit below host_budget + ssd_budget makes it a pool_error at the allocation instead. */
+  /* All regions together; beyond it allocations fail. libvmem finds out at an access, by SIGBUS, that budget and SSD
+   * are full: a limit below host_budget + ssd_budget makes it a pool_error at the allocation instead. */
   std::size_t limit_bytes = SIZE_MAX;
   /* Of vmem_alloc: 0 or VMEM_HOST_ONLY. */
   unsigned flags = 0;
