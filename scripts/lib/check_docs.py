@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
 each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md draws and
-lists exactly the folders of lib/, and its walks name functions that are in the files they name."""
+lists exactly the folders of lib/, its walks name functions that are in the files they name, and its
+glossary names that are in the code."""
 
 import glob
 import os
@@ -106,6 +107,14 @@ def check_architecture():
         for name in re.findall(r"`(\w+)`", functions):
             if not re.search(rf"^[\w\s:<>,&*\[\]]*\b{name}\(", code, re.M):
                 print(f"{ARCHITECTURE}: {path} has no function {name}")
+    code = ""
+    for path in glob.glob("lib/*/*.h"):
+        with open(path, encoding="utf-8") as f:
+            code += f.read()
+    for row in re.findall(r"^\|[^|\n]*\|[^|\n]*\|([^|\n]*)\|$", text[text.find("## Glossary"):], re.M):
+        for name in re.findall(r"`(\w+)`", row):
+            if not re.search(rf"\b{name}\b", code):
+                print(f"{ARCHITECTURE}: the glossary says that the code has {name}, which it has not")
     if walks < 12:
         print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
 
