@@ -85,8 +85,12 @@ class Array(Range):
         return view if self._handle.writable else view.toreadonly()
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
-        """The buffer protocol, from Python 3.12 on; before, memoryview()."""
-        return self.memoryview()
+        """The buffer protocol, from Python 3.12 on; before, memoryview(). With the element type and the shape, as
+        numpy.asarray() takes them from it, which asks for it first. BufferError: the protocol cannot say them."""
+        letter = self._dtype.letter
+        if letter is None or 0 in self._shape:
+            raise BufferError(f"the buffer protocol cannot say {self!r}; memoryview() gives the bytes")
+        return self.memoryview().cast(letter, self._shape)
 
     def _not_in_numpy(self, what: str) -> str:
         name = self._dtype.name

@@ -12,24 +12,25 @@ class DType(NamedTuple):
     typestr: Optional[str]  #: NumPy's array interface; None: NumPy has no such type
     dl_code: int  #: DLDataTypeCode
     safetensors: str
+    letter: Optional[str] = None  #: of a memoryview's format; None: it has none
 
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
 
 _ALL = (
-    DType("bool", 1, "|b1", _BOOL, "BOOL"),
-    DType("uint8", 1, "|u1", _UINT, "U8"),
-    DType("int8", 1, "|i1", _INT, "I8"),
-    DType("uint16", 2, "<u2", _UINT, "U16"),
-    DType("int16", 2, "<i2", _INT, "I16"),
+    DType("bool", 1, "|b1", _BOOL, "BOOL", "?"),
+    DType("uint8", 1, "|u1", _UINT, "U8", "B"),
+    DType("int8", 1, "|i1", _INT, "I8", "b"),
+    DType("uint16", 2, "<u2", _UINT, "U16", "H"),
+    DType("int16", 2, "<i2", _INT, "I16", "h"),
     DType("float16", 2, "<f2", _FLOAT, "F16"),
     DType("bfloat16", 2, None, _BFLOAT, "BF16"),
-    DType("uint32", 4, "<u4", _UINT, "U32"),
-    DType("int32", 4, "<i4", _INT, "I32"),
-    DType("float32", 4, "<f4", _FLOAT, "F32"),
-    DType("uint64", 8, "<u8", _UINT, "U64"),
-    DType("int64", 8, "<i8", _INT, "I64"),
-    DType("float64", 8, "<f8", _FLOAT, "F64"),
+    DType("uint32", 4, "<u4", _UINT, "U32", "I"),
+    DType("int32", 4, "<i4", _INT, "I32", "i"),
+    DType("float32", 4, "<f4", _FLOAT, "F32", "f"),
+    DType("uint64", 8, "<u8", _UINT, "U64", "L"),
+    DType("int64", 8, "<i8", _INT, "I64", "l"),
+    DType("float64", 8, "<f8", _FLOAT, "F64", "d"),
     DType("complex64", 8, "<c8", _COMPLEX, "C64"),
     DType("float8_e4m3fn", 1, None, 10, "F8_E4M3"),
     DType("float8_e5m2", 1, None, 12, "F8_E5M2"),

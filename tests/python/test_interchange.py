@@ -162,3 +162,28 @@ def test_capsules_and_the_arrays_made_of_them_are_not_mixed_up(host):
     gc.collect()
     region.free()
     assert not _dlpack._offered
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "uint32", "int64", "uint64", "complex64"])
+def test_numpy_asarray_has_the_type_and_the_shape(host, dtype):
+    """Python 3.12 gave NumPy the bytes alone: it asks for the buffer protocol before anything else."""
+    with vmem.alloc(4096) as region:
+        for shape in ((16,), (2, 3, 4), (), (0, 4)):
+            array = region.array(dtype, shape, offset=64)
+            seen = np.asarray(array)
+            assert seen.dtype == dtype and seen.shape == shape
+            if seen.size:
+                assert seen.__array_interface__["data"][0] == array.ptr
+        del array, seen
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the buffer protocol of Python classes is new in 3.12")
+def test_an_array_is_a_buffer_of_its_type_where_there_is_one(host):
+    with vmem.alloc(4096) as region:
+        view = memoryview(region.array("int32", (2, 4)))
+        assert view.format == "i" and view.shape == (2, 4) and view.nbytes == 32
+        with pytest.raises(BufferError, match="bfloat16"):
+            memoryview(region.array("bfloat16"))
+        with pytest.raises(TypeError, match="uint16"):
+            np.asarray(region.array("bfloat16"))
+        del view
