@@ -33,6 +33,8 @@ kbuild=$(apt-cache depends "linux-headers-$version" | awk '/Depends: linux-kbuil
 download "linux-image-$version" "linux-headers-$version" "${common:-linux-headers-$base-common}" "${kbuild:-linux-kbuild-$base}" ||
   skip "stock kernel $line: not cached, and downloading $version failed"
 for deb in "$fresh"/debs/*.deb; do dpkg -x "$deb" "$fresh/root"; done
+# Packages of Debian 13 and newer have their modules in /usr/lib.
+if [ ! -d "$fresh/root/lib/modules" ]; then mkdir -p "$fresh/root/lib" && mv "$fresh/root/usr/lib/modules" "$fresh/root/lib/"; fi
 
 # Debian's header makefile includes its common part by absolute path; point it into the cache.
 target=$cache/stock-$line
