@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
 each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md draws and
-lists exactly the folders of lib/, its walks name functions that are in the files they name, and its
-glossary names that are in the code."""
+lists exactly the folders of lib/, its walks name functions that are in the files they name, its glossary names that
+are in the code. The table of states in docs/internals.md has the changes that the code allows."""
 
 import glob
 import os
@@ -11,6 +11,7 @@ import sys
 
 COLUMNS = 100
 ARCHITECTURE = "docs/architecture.md"
+INTERNALS = "docs/internals.md"
 # Named in `..`: a path of this repository, patterns with * included.
 PATH = re.compile(r"`((?:lib|include|tests|tools|scripts|examples|docs|kmod|python|packages)/[\w./*-]+)`")
 
@@ -119,8 +120,29 @@ def check_architecture():
         print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
 
 
+def check_states():
+    """The table of docs/internals.md has the changes that lib/core/block_table.cpp allows, no more and no fewer."""
+    with open("lib/core/block_table.cpp", encoding="utf-8") as f:
+        code = re.sub(r"//.*", "", re.search(r"kLegal\[\] = \{(.*?)\};", f.read(), re.S).group(1))
+    rows = re.findall(r"/\*\s*(\w+)\s*\*/([^/]*)", code)
+    legal = {(name, to) for name, bits in rows for to in re.findall(r"State::(\w+)", bits)}
+    states = {name for name, _ in rows}
+    with open(INTERNALS, encoding="utf-8") as f:
+        table = re.search(r"^\| from \| to \|.*?\n(.*?)\n\n", f.read(), re.M | re.S)
+    told = set()
+    for row in table.group(1).splitlines()[1:] if table else []:
+        cells = [set(re.findall(r"\w+", cell)) & states for cell in row.split("|")[1:3]]
+        told |= {(name, to) for name in cells[0] for to in cells[1]}
+    for pair in sorted(legal - told):
+        print(f"{INTERNALS}: its table of states lacks {pair[0]} -> {pair[1]}")
+    for pair in sorted(told - legal):
+        print(f"{INTERNALS}: its table of states has {pair[0]} -> {pair[1]}, which is illegal")
+
+
 everything = tests()
 for argument in sys.argv[1:]:
     check(argument, everything)
     if argument == ARCHITECTURE:
         check_architecture()
+    if argument == INTERNALS:
+        check_states()
