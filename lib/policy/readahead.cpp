@@ -54,12 +54,12 @@ ReadAhead::Stream* ReadAhead::following(BlockIndex block, bool marker) {
   uint64_t best_distance = UINT64_MAX;
   for (Stream& s : streams_) {
     if (!s.live) continue;
+    // In a small region chance leads to the end of any window sooner or later. First, because it costs no division.
+    if (access_ != Access::sequential && !marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
     const auto n = steps(s, static_cast<int64_t>(s.last), static_cast<int64_t>(block));
     if (!n) continue;
     const uint64_t asked = steps(s, static_cast<int64_t>(s.last), s.ahead).value_or(1);
     if (*n > asked + (std::abs(s.stride) == 1 ? s.window / 8 + 1 : 0)) continue;
-    // In a small region chance leads to the end of any window sooner or later.
-    if (access_ != Access::sequential && !marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
     const uint64_t distance = block > s.last ? block - s.last : s.last - block;
     if (distance < best_distance) {
       best = &s;
