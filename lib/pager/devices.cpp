@@ -245,18 +245,18 @@ bool Pager::must_evict_staging() const {
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
-void Pager::grow_staging(Lock& lock) {
+Status Pager::grow_staging(Lock& lock, size_t at_most) {
   const uint64_t most = staging_most(budget_.limit(), config_.staging_share);
   const uint64_t room = most - std::min(most, staging_.bytes());
-  const size_t frames = std::min<size_t>(kSlabFrames, room / Staging::kFrame);
+  const size_t frames = std::min<size_t>({at_most, kSlabFrames, room / Staging::kFrame});
   staging_wanted_ = false;
-  if (frames == 0 || staging_growing_) return;
+  if (frames == 0 || staging_growing_) return {};
   if (!staging_.reserve(frames, sums_.reserve_bytes)) {
     // Until then the pool gives up what it has.
     staging_wanted_ = staging_refused_ = true;
     grow_again_ns_ = now_ns() + kGrowAgain;
     need_evict_.notify_all();
-    return;
+    return Status(EAGAIN, "");
   }
   staging_growing_ = true;
   lock.unlock();
@@ -275,6 +275,41 @@ void Pager::grow_staging(Lock& lock) {
               static_cast<int>(s.text().size()), s.text().data());
   }
   notify();
+  return s;
+}
+
+// Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
+Status Pager::want_staging() {
+  constexpr size_t kLeast = 4;
+  Lock lock(mutex_);
+  const uint64_t mark = look(now_ns());
+  for (;; changed_.wait_for(lock, std::chrono::milliseconds(20))) {
+    changed_.wait(lock, [&] { return !staging_growing_; });
+    if (staging_.total() != 0) break;
+    bool never = !staging_may_grow();
+    Status s;
+    if (!never) s = grow_staging(lock, kSlabFrames);
+    if (s.code() == -EAGAIN) s = grow_staging(lock, kLeast);
+    if (staging_.total() != 0) break;
+    const uint64_t room = kLeast * Staging::kFrame + sums_.reserve_bytes;
+    never = never || (!s.ok() && s.code() != -EAGAIN) ||
+            frames_.least_overhead() + sums_.leased_bytes + room > budget_.limit();
+    if (never || hopeless(mark)) {
+      sums_.room_wanted = 0;
+      return error(ENOMEM,
+                   "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u "
+                   "%% of the budget, setting staging_share) beside %s leased and %s for faults, tables and buffers; "
+                   "raise host_budget, or make the region with VMEM_HOST_ONLY%s%.*s",
+                   core::human_bytes(budget_.limit()).c_str(), config_.staging_share,
+                   core::human_bytes(sums_.leased_bytes).c_str(),
+                   core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
+                   s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
+    }
+    sums_.room_wanted = std::max(sums_.room_wanted, room);
+    need_evict_.notify_all();
+  }
+  sums_.room_wanted = 0;
+  return {};
 }
 
 // ---- workers
@@ -355,7 +390,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
   if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
-    grow_staging(lock);
+    grow_staging(lock, kSlabFrames).ignore();  // tried again when somebody wants a frame
     After after;
     pump(after);
     lock.unlock();

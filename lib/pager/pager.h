@@ -211,7 +211,7 @@ class Pager {
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
   bool must_evict_staging() const;
   size_t staging_reserve() const;
-  void grow_staging(Lock& lock);
+  core::Status grow_staging(Lock& lock, size_t at_most);
   bool staging_may_grow() const;
   core::Status want_staging(), no_staging_frame();
   // copies.cpp: what stays in host memory of blocks on a device

@@ -265,20 +265,6 @@ void Pager::credit_region(Region& r) {
   count_blocks();
 }
 
-// Staging frames enough to move blocks at all; more come with need.
-Status Pager::want_staging() {
-  Lock lock(mutex_);
-  changed_.wait(lock, [&] { return !staging_growing_; });
-  if (staging_.total() != 0) return {};
-  grow_staging(lock);
-  if (staging_.total() >= 4) return {};
-  return error(ENOMEM,
-               "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u %% of "
-               "the budget, "
-               "setting staging_share); raise host_budget, or make the region with VMEM_HOST_ONLY",
-               core::human_bytes(budget_.limit()).c_str(), config_.staging_share);
-}
-
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
   queues_.starved.erase_if([&](const Starved& s) { return s.region == &r; });

@@ -244,7 +244,7 @@ int run(uint64_t seed) {
   vmem_log([](int, const char*, void*) {}, nullptr);
   gpus = stress::make_device_work(settings.device);
   const int devices = gpus != nullptr ? gpus->devices() : 0;
-  if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "64MiB";  // staging frames take half
+  if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "40MiB";  // staging frames take half
   for (const auto& [name, value] :
        std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
                                                                   {"host_budget", settings.budget},

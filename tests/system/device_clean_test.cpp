@@ -158,4 +158,27 @@ TEST_F(DeviceClean, StagingFramesAreWrittenThoughHostMemoryHasNobodyToEvict) {
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
 }
 
+class StagingFrames : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {{"host_budget", "40MiB"}}); }
+};
+
+// Host memory is full of blocks that the CPU uses: they leave for the staging frames of the first region with a device
+// tier.
+TEST_F(StagingFrames, HaveRoomMadeForTheFirst) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 32, kMore = 8, kWords = kBlock / 8;
+  vmem::region host(kBlocks * kBlock, VMEM_HOST_ONLY);
+  auto* const words = static_cast<uint64_t*>(host.data());
+  for (size_t i = 0; i < kBlocks * kWords; ++i) words[i] = systest::stamp(i, 1);
+  void* p = nullptr;
+  ASSERT_EQ(vmem_alloc(&p, kMore * kBlock, 0), 0) << said();
+  auto* const more = static_cast<uint64_t*>(p);
+  for (size_t b = 0; b < kMore; ++b) store_on_device(more + b * kWords, b + 1);
+  for (size_t b = 0; b < kMore; ++b) EXPECT_EQ(more[b * kWords], b + 1);
+  for (size_t i = 0; i < kBlocks * kWords; ++i) ASSERT_EQ(words[i], systest::stamp(i, 1)) << i;
+  EXPECT_LE(vmem::stats().host_bytes, size_t{40} << 20);
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
 }  // namespace
