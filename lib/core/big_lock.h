@@ -3,7 +3,7 @@
 // must_be_outside() stands at each way out.
 //
 // Allowed under it are calls of the trap about one block that wait for nobody: wake, unprotect, fill_zero of a page,
-// fail, unfail, unmap_file; and those that map and release memory of frames. A line of the log is only put in a queue.
+// fail, unfail; and those that map and release memory of frames. A line of the log is only put in a queue.
 #pragma once
 
 #include <atomic>

@@ -32,7 +32,7 @@ constexpr uint16_t kLegal[] = {
         bit(State::stored) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
     /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
         bit(State::untouched),
-    /* failed     */ bit(State::untouched) | bit(State::stored),
+    /* failed     */ bit(State::untouched) | bit(State::stored) | bit(State::filling),
     /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
         bit(State::failed),
     /* on_device  */ bit(State::leaving),

@@ -303,7 +303,13 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
         const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
         // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
         const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
-        if (r.table[i].state == State::failed && !lost && !only_copy) revive(r, i);  // the disk may have recovered
+        if (r.table[i].state == State::failed && !lost && !only_copy) {
+          if ((r.table[i].flags & core::kShowsFile) == 0) {
+            revive(r, i);  // the disk may have recovered
+          } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
+            return shown;
+          }
+        }
         if (r.table[i].state != State::failed) r.reasons.erase(i);
       }
     }

@@ -622,12 +622,46 @@ void Pager::revive(Region& r, BlockIndex b) {
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
   r.reasons.erase(b);
   if (core::broken("revive")) return;
-  const bool shows_file = (block.flags & core::kShowsFile) != 0;
-  block.flags &= static_cast<uint16_t>(~core::kShowsFile);
-  Status s = shows_file ? trap_->unmap_file(r.address(b), r.block_size) : trap_->unfail(r.address(b), r.block_size);
-  if (!s.ok()) {
+  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok()) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
+}
+
+// As revive(), of a block that shows its file. Locked, and not meanwhile: to take a file's pages away may mean that the
+// file system writes them first. For that time nobody else acts on the block.
+Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
+  if (!reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
+  Block& block = r.table[b];
+  const uint32_t stamp = block.aux;
+  const ResidentId id = new_resident(r, b, nullptr);
+  r.table.change(b, State::failed, State::filling);
+  Move* m = new_move(r, b);
+  lock.unlock();
+  core::step("file.hiding");
+  Status s = trap_->unmap_file(r.address(b), r.block_size);
+  lock.lock();
+  give_resident(id);
+  block.aux = stamp;
+  After after;
+  if (s.ok()) {
+    block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
+    r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+    charge_table(r);
+    r.reasons.erase(b);
+    free_move(m);
+    settle(r, b, after);
+  } else {
+    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    r.table.change(b, State::filling, State::failed);
+    trap_->wake(r.address(b), r.block_size).ignore();
+    free_move(m);
+  }
+  pump(after);
+  lock.unlock();
+  run(after);
+  lock.lock();
+  return s;
 }
 
 }  // namespace vmem::pager

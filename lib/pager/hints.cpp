@@ -317,6 +317,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       forget_store_copy(r, b);
       // Where the file itself is mapped only a PRIVATE region has contents of its own: the next access maps it anew.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
+      if ((block.flags & core::kShowsFile) != 0) return revive_shown(lock, r, b);
       revive(r, b);
       break;
     default:

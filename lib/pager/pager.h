@@ -164,6 +164,7 @@ class Pager {
   uint32_t stamp_now() const;
   void revive_dropped();
   void revive(Region& r, core::BlockIndex b);
+  core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }

@@ -4,7 +4,7 @@
 // Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges
 // at once (the pager owns a block's transition) and wait() has one caller at a time. Locks: no call takes a lock that a
 // faulting thread may hold; none touches the bytes of a trapped range from user space. Under the pager's lock: wake,
-// unprotect, fail, unfail, unmap_file, fill_zero of a page, and what maps and releases memory of frames; no other.
+// unprotect, fail, unfail, fill_zero of a page, and what maps and releases memory of frames; no other.
 #pragma once
 
 #include <cerrno>

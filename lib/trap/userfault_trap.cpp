@@ -90,6 +90,7 @@ class UserfaultTrap final : public Trap {
  private:
   Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
   Status clear_tables(uintptr_t start, size_t size);
+  Status make_anew(void* address, size_t size);
   Status place(uintptr_t start, size_t size, Transfer transfer);
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
@@ -488,7 +489,7 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
     return {};
   }
-  return unmap_file(address, size);
+  return make_anew(address, size);
 }
 
 Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
@@ -500,6 +501,11 @@ Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offs
 }
 
 Status UserfaultTrap::unmap_file(void* address, size_t size) {
+  core::must_be_outside("Trap::unmap_file");
+  return make_anew(address, size);
+}
+
+Status UserfaultTrap::make_anew(void* address, size_t size) {
   // The trap is made anew, as in attach_at(): a touch in this moment gets SIGSEGV where it got SIGBUS before.
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);

@@ -158,6 +158,42 @@ TEST_F(DeviceClean, StagingFramesAreWrittenThoughHostMemoryHasNobodyToEvict) {
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
 }
 
+// A file system may have to write a file's pages before it takes them away: everybody else goes on meanwhile.
+TEST_F(DeviceCleanOnUserfault, AShownFileIsTakenAwayWithoutTheLock) {
+  if (IsSkipped()) return;
+  const TempFile file(4 * kBlock);
+  const auto content = file.read();
+  void* p = nullptr;
+  ASSERT_EQ(vmem_map(&p, 4 * kBlock, file.path().c_str(), 0, VMEM_MAP_PRIVATE | VMEM_HOST_ONLY), 0) << said();
+  auto* const words = static_cast<volatile uint64_t*>(p);
+  constexpr size_t kWords = kBlock / 8;
+  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
+  EXPECT_TRUE(bus(const_cast<uint64_t*>(words + 2 * kWords)));
+  ASSERT_EQ(truncate(file.path().c_str(), 4 * kBlock), 0);
+  words[2 * kWords] = 7;  // in the mapping of the file
+  stop_at("file.hiding");
+  aside(
+      [&] { EXPECT_EQ(vmem_advise(const_cast<uint64_t*>(words + 2 * kWords), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0); });
+  ASSERT_TRUE(stopped());
+  uint64_t first = 0;
+  memcpy(&first, content.data(), sizeof first);
+  EXPECT_EQ(words[0], first);  // a fault
+  EXPECT_EQ(vmem_sync(p, kBlock), 0) << said();
+  std::atomic<bool> dropped{false};
+  aside([&] {  // waits for the first
+    EXPECT_EQ(vmem_advise(const_cast<uint64_t*>(words + 2 * kWords), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0);
+    dropped = true;
+  });
+  go_on();
+  EXPECT_TRUE(until([&] { return dropped.load(); }));
+  EXPECT_EQ(words[2 * kWords], 0u);
+  words[2 * kWords] = 8;
+  EXPECT_EQ(vmem_evict(p, 4 * kBlock, VMEM_SSD), 0) << said();
+  EXPECT_EQ(words[2 * kWords], 8u);
+  EXPECT_EQ(vmem::api::Runtime::get().check(), "");
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
 class StagingFrames : public systest::SimTest {
  protected:
   void SetUp() override { start(1, {{"host_budget", "40MiB"}}); }

@@ -38,7 +38,7 @@ const std::map<State, std::set<State>>& expected() {
       // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device; taken half way, so lost
       {taking, {held, installing, resident, writing, stored, untouched, entering, failed}},
       {writing, {held, installing, resident, stored, untouched}},
-      {failed, {untouched, stored}},
+      {failed, {untouched, stored, filling}},
       {entering, {on_device, stored, untouched, held, failed}},
       {on_device, {leaving}},
       {leaving, {on_device, held, stored, untouched, failed}},
