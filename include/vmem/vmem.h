@@ -259,6 +259,52 @@ int vmem_release(const void *ptr, size_t size, void *stream);
 int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int location, void *stream);
 int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
 
+/*
+ * Leases ranges, as vmem_acquire_ranges, and gives the lease as a handle: what is ended is what was leased. The ranges
+ * are copied. Blocks for disk, never for the GPU. Do not release by vmem_release what a handle has.
+ */
+struct vmem_lease;
+int vmem_lease(struct vmem_lease **lease, const struct vmem_range *ranges, size_t count, int location, void *stream);
+/*
+ * Begins a lease and returns at once. It is ready, or has failed, when vmem_lease_poll says so, when vmem_lease_fd's
+ * descriptor is readable, or when `ready` (NULL: none) is called: once for each lease, with 0 or a negative errno, which
+ * is what vmem_lease would have returned, and vmem_last_error() has its message there. That may be before this returns.
+ *
+ * Until it is ready nothing is known of the blocks. It is in a stream's order from there on: work that is put on the
+ * stream afterwards finds them. The stream has to live until the lease is ended, and what is the default stream is
+ * decided here. A lease waits for nothing that another does not make wait too; a lease on its way holds its regions, as
+ * a live one: vmem_free answers -EBUSY.
+ *
+ * `ready` runs on a thread of the library, with every signal blocked and no lock held. It may access regions, make any
+ * call, end its own lease and others, and take its time; it neither throws nor jumps. vmem_lease_end and vmem_shutdown
+ * wait until it has returned: hold no lock that it takes while you call them. In a `ready` neither waits for another
+ * one. exit() and a forked child wait for none: leases that are not ready then may never be.
+ *
+ * -EINVAL: an argument is bad, or the stream is one of each thread (cudaStreamPerThread); -EAGAIN: 64 leases are on
+ * their way, or in their `ready`, or no thread can be made; -ENOMEM. There is no lease then, and no call of `ready`.
+ */
+int vmem_lease_async(struct vmem_lease **lease, const struct vmem_range *ranges, size_t count, int location,
+                     void *stream, void (*ready)(struct vmem_lease *lease, int result, void *user), void *user);
+/*
+ * Says how a lease stands: 0, it is ready; -EAGAIN, not yet; else why it failed, and nothing is leased. -ECANCELED: it
+ * was cancelled, or vmem_shutdown has freed its regions. A failed lease has to be ended too.
+ */
+int vmem_lease_poll(struct vmem_lease *lease);
+/*
+ * Returns a descriptor (0 or more) that polls readable once the lease is ready or has failed, for event loops. It is the
+ * lease's, and closed with it: neither read nor close it. -EMFILE, -ENFILE: there is none to be had.
+ */
+int vmem_lease_fd(struct vmem_lease *lease);
+/*
+ * Ends a lease, when `stream` gets here, and forgets the handle. The stream is the lease's, or another one of the same
+ * device whose work comes after the last use; at VMEM_HOST any. One that is not ready is cancelled: its `ready` has been
+ * called when this returns, as a rule with -ECANCELED, and nothing is leased; this waits for I/O under way. NULL: nothing
+ * happens, 0. After vmem_shutdown: 0, the handle is forgotten.
+ * -EBUSY: the stream is capturing a graph; -EINVAL: not a lease, not a stream of its device, or vmem_release has been
+ * used on its blocks. The lease stays then.
+ */
+int vmem_lease_end(struct vmem_lease *lease, void *stream);
+
 /* Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done. Leased blocks are
  * skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync. */
 int vmem_evict(const void *ptr, size_t size, int location);

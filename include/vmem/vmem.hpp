@@ -140,31 +140,62 @@ class region {
   std::size_t size_ = 0;
 };
 
-/* A lease for the life of the object. */
+/* A lease for the life of the object. The destructor ends it on its stream, or cancels it where it is not ready. */
 class lease {
  public:
   lease(const void* ptr, std::size_t size, unsigned access, int location = VMEM_HOST, void* stream = nullptr)
-      : ptr_(ptr), size_(size), stream_(stream) {
-    check(vmem_acquire(ptr, size, access, location, stream));
+      : stream_(stream) {
+    const struct vmem_range one = {ptr, size, access, 0};
+    check(vmem_lease(&lease_, &one, 1, location, stream));
   }
   template <typename T>
   lease(std::span<T> range, unsigned access, int location = VMEM_HOST, void* stream = nullptr)
       : lease(range.data(), range.size_bytes(), access, location, stream) {}
-  lease(lease&& other) noexcept
-      : ptr_(std::exchange(other.ptr_, nullptr)), size_(other.size_), stream_(other.stream_) {}
+  /* Several ranges, of one or several regions, all or nothing. */
+  explicit lease(std::span<const struct vmem_range> ranges, int location = VMEM_HOST, void* stream = nullptr)
+      : stream_(stream) {
+    check(vmem_lease(&lease_, ranges.data(), ranges.size(), location, stream));
+  }
+  /* Begins one and returns at once; vmem_lease_async says when `ready` is called. */
+  static lease async(std::span<const struct vmem_range> ranges, int location = VMEM_HOST, void* stream = nullptr,
+                     void (*ready)(struct vmem_lease*, int, void*) = nullptr, void* user = nullptr) {
+    lease made;
+    made.stream_ = stream;
+    check(vmem_lease_async(&made.lease_, ranges.data(), ranges.size(), location, stream, ready, user));
+    return made;
+  }
+  lease(lease&& other) noexcept : lease_(std::exchange(other.lease_, nullptr)), stream_(other.stream_) {}
   lease& operator=(lease&&) = delete;
   ~lease() {
-    if (ptr_ != nullptr) (void)vmem_release(ptr_, size_, stream_);
+    if (lease_ != nullptr) (void)vmem_lease_end(lease_, stream_);
   }
-  void release() {
-    check(vmem_release(ptr_, size_, stream_));
-    ptr_ = nullptr;
+  /* False: not yet. Throws why it failed. */
+  bool ready() const {
+    const int rc = vmem_lease_poll(lease_);
+    if (rc != 0 && rc != -EAGAIN) throw error(rc);
+    return rc == 0;
+  }
+  /* Polls readable once it is ready or has failed. */
+  int fd() const {
+    const int rc = vmem_lease_fd(lease_);
+    if (rc < 0) throw error(rc);
+    return rc;
+  }
+  struct vmem_lease* get() const {
+    return lease_;
+  }
+  void release() { release(stream_); }
+  /* When another stream gets here. */
+  void release(void* stream) {
+    check(vmem_lease_end(lease_, stream));
+    lease_ = nullptr;
   }
 
  private:
-  const void* ptr_;
-  std::size_t size_;
-  void* stream_;
+  lease() = default;
+
+  struct vmem_lease* lease_ = nullptr;
+  void* stream_ = nullptr;
 };
 
 }  // namespace vmem

@@ -6,8 +6,9 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
-#include <new>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/boundary.h"
@@ -310,6 +311,61 @@ VMEM_API int vmem_release_ranges(const struct vmem_range* ranges, size_t count, 
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
     return pager->release(copy, stream);
   });
+}
+
+VMEM_API int vmem_lease(struct vmem_lease** lease, const struct vmem_range* ranges, size_t count, int location,
+                        void* stream) {
+  struct vmem_lease* made = nullptr;
+  const int rc = guarded([&]() -> Status {
+    if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
+    auto handle = std::make_shared<struct vmem_lease>();
+    if (Status s = copy_ranges(ranges, count, true, &handle->ranges); !s.ok()) return s;
+    handle->location = location;
+    handle->stream = stream;
+    return Runtime::get().leases().take(Runtime::get(), std::move(handle), &made);
+  });
+  if (rc == 0) *lease = made;
+  return rc;
+}
+
+VMEM_API int vmem_lease_async(struct vmem_lease** lease, const struct vmem_range* ranges, size_t count, int location,
+                              void* stream, void (*ready)(struct vmem_lease*, int, void*), void* user) {
+  struct vmem_lease* made = nullptr;
+  const int rc = guarded([&]() -> Status {
+    if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
+    auto handle = std::make_shared<struct vmem_lease>();
+    if (Status s = copy_ranges(ranges, count, true, &handle->ranges); !s.ok()) return s;
+    handle->location = location;
+    handle->stream = stream;
+    handle->on_ready = ready;
+    handle->user = user;
+    return Runtime::get().leases().start(Runtime::get(), std::move(handle), &made);
+  });
+  if (rc == 0) *lease = made;
+  return rc;
+}
+
+VMEM_API int vmem_lease_poll(struct vmem_lease* lease) {
+  return guarded([&]() -> Status {
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
+    return Runtime::get().leases().poll(lease);
+  });
+}
+
+VMEM_API int vmem_lease_fd(struct vmem_lease* lease) {
+  int fd = -1;
+  const int rc = guarded([&]() -> Status {
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
+    return Runtime::get().leases().descriptor(lease, &fd);
+  });
+  return rc == 0 ? fd : rc;
+}
+
+VMEM_API int vmem_lease_end(struct vmem_lease* lease, void* stream) {
+  if (lease == nullptr) return 0;
+  return guarded([&]() -> Status { return Runtime::get().leases().end(Runtime::get(), lease, stream); });
 }
 
 VMEM_API int vmem_evict(const void* ptr, size_t size, int location) {

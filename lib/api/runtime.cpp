@@ -505,14 +505,20 @@ Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view
 
 void Runtime::shutdown() {
   if (!check_fork().ok()) return;
-  std::lock_guard setup(setup_);
-  publisher_.reset();
-  if (pager_ == nullptr) return;
-  Closed gate(gate_);
-  pager_->shutdown();  // calls that wait inside return
-  gate.drain();
-  pager_->shutdown();  // regions that the last of them made
-  pager_.reset();
+  {
+    std::lock_guard setup(setup_);
+    publisher_.reset();
+    if (pager_ != nullptr) {
+      leases_.cancel();
+      Closed gate(gate_);
+      pager_->shutdown();  // calls that wait inside return
+      gate.drain();
+      pager_->shutdown();  // regions that the last of them made
+      leases_.over();
+      pager_.reset();
+    }
+  }
+  leases_.drain();  // with no lock: it waits for code of the application
 }
 
 std::string Runtime::check() {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api/gate.h"
+#include "api/leases.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "pager/pager.h"
@@ -57,6 +58,7 @@ class Runtime {
   core::Status set(std::string_view name, std::string_view value);
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
+  Leases& leases() { return leases_; }
   // As set() and get(), asked for from outside: on the publisher's thread, which gives up (-ECANCELED) once `stop` is
   // set, since whoever stops it holds the lock that they need. Live settings only.
   core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
@@ -85,6 +87,7 @@ class Runtime {
   void write_shared_files(Finishing* finishing);
 
   core::Options options_;
+  Leases leases_;
   FairMutex setup_;  // one thread starts, stops or changes settings
   Gate gate_;        // closed while pager_ changes; after setup_
   std::unique_ptr<pager::Pager> pager_;

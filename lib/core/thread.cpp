@@ -43,6 +43,12 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
   return {};
 }
 
+ApplicationCode::ApplicationCode() : before_(std::exchange(ours, false)) {}
+
+ApplicationCode::~ApplicationCode() {
+  ours = before_;
+}
+
 bool on_library_thread() {
   return ours;
 }

@@ -28,7 +28,20 @@ class SignalsBlocked {
 
 // name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
-// True on a thread that start_thread() made.
+// True on a thread that start_thread() made, but not where the application's code runs on it.
 bool on_library_thread();
+
+// For as long as it lives the application's code runs on this thread, which holds nothing of ours: what may be done on
+// a thread of the application's may be done here.
+class ApplicationCode {
+ public:
+  ApplicationCode();
+  ~ApplicationCode();
+  ApplicationCode(const ApplicationCode&) = delete;
+  ApplicationCode& operator=(const ApplicationCode&) = delete;
+
+ private:
+  bool before_;
+};
 
 }  // namespace vmem::core

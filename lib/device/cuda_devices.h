@@ -71,6 +71,7 @@ class CudaDevices final : public ManagedDevices {
   const char* name() const override { return "cuda"; }
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;
+  bool of_thread(void* stream) const override { return static_cast<cudaStream_t>(stream) == cudaStreamPerThread; }
   core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
   core::Status record(void* stream, int device, Ticket* out) override;
   core::Status poll(const Ticket& ticket, bool* done) override;

@@ -154,6 +154,11 @@ class Devices {
   // thread's. May work of this device be ordered with it? -EINVAL other device, -EBUSY capture, -EIO lost. For nullptr
   // the calling thread's current context counts; a stream outside the primary context: -EINVAL too.
   virtual core::Status check_stream(void* stream, int device) = 0;
+  // It names another stream on each thread.
+  virtual bool of_thread(void* stream) const {
+    (void)stream;
+    return false;
+  }
   // Work put on the stream after the call runs after the ticket. Never blocks. The stream may be another device's.
   virtual core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) = 0;
   // *out is reached when all work now on the stream is done.

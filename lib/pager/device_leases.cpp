@@ -190,11 +190,13 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
 // Until nobody else's lease is in the way of one at `location`, and there is room for it (devices; `apart`: each block
 // once). Both are found under one hold of the lock, in which the caller takes the lease: what was found before it was
 // dropped is worth nothing.
-Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location) {
+Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
+                            const Ask* ask) {
   Patience patience;
   for (;;) {
     reap(lock);
     bool wait = false;
+    if (Status s = Ask::check(ask); !s.ok()) return s;
     if (Status s = check_endings(spans, location, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
       if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
@@ -220,13 +222,10 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
   }
 }
 
-Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream) {
+Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
   if (Status s = use_device(d); !s.ok()) return s;
-  if (Status s = devices_->check_stream(stream, d); !s.ok()) {
-    const Status health = devices_->health(d);
-    Lock lock(mutex_);
-    saw_loss(d, health);
-    return s;
+  if (ask == nullptr) {  // else it was, where "the default stream" meant the asker's
+    if (Status s = check_stream(d, stream); !s.ok()) return s;
   }
   // Before the lock, so that tickets end after it, and nothing has to grow under it.
   std::vector<SpanOf> spans(ranges.size()), apart;
@@ -247,6 +246,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
   }
+  if (Status s = check_asked(spans, ask); !s.ok()) return s;
   // A block that is named twice is needed once.
   apart = spans;
   std::sort(apart.begin(), apart.end(), [](const SpanOf& a, const SpanOf& b) {
@@ -267,7 +267,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
   });
-  if (Status s = wait_for_turn(lock, spans, apart, d); !s.ok()) return s;
+  if (Status s = wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   core::OnExit undo([&] {
@@ -344,7 +344,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   size_t ordered = 0;
   do {
     for (const SpanOf& span : spans) {
-      if (Status s = bring_to_device(lock, span, d, &spans, &tickets); !s.ok()) return s;
+      if (Status s = bring_to_device(lock, span, d, &spans, &tickets, ask); !s.ok()) return s;
     }
     lock.unlock();
     core::step("acquire.ordering");
@@ -372,7 +372,7 @@ bool Pager::has_come(const Region& r, BlockIndex b, int d) const {
 
 // Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
 Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
-                              std::vector<device::Ticket>* tickets) {
+                              std::vector<device::Ticket>* tickets, const Ask* ask) {
   Region& r = *span.region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
   uint64_t mark = Progress::kNone, failures = g.failures;
@@ -380,6 +380,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
   BlockIndex tried = UINT64_MAX;
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (Status s = Ask::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
     if (has_come(r, b, d)) {
       if (residents_[block.aux].hinted) {
@@ -521,7 +522,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list
 
 // A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
 // the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
-Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
+Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* end) {
   std::vector<SpanOf> spans(ranges.size());
   std::list<Ending> made;
   std::vector<Ending*> mine;
@@ -542,6 +543,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
       const auto next = std::next(e);
       if (!e->spans.empty()) {
         e->id = ++queues_.last_ending;
+        e->end = end;
         e->thread = pthread_self();
         e->oldest = std::none_of(queues_.endings.begin(), queues_.endings.end(),
                                  [&](const Ending& x) { return x.same_lane(*e); });
@@ -560,7 +562,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream) {
   core::step("release.recording");
   for (Ending* e : mine) {
     device::Ticket ticket;
-    Status recorded = devices_->record(stream, e->device, &ticket);
+    Status recorded = devices_->record(end, e->device, &ticket);
     const Status health = recorded.ok() ? Status() : devices_->health(e->device);
     Lock lock(mutex_);
     if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {

@@ -132,9 +132,12 @@ void Pager::take_back_lease(const SpanOf& span, unsigned access, int location, v
   if (change.leased != 0) progress_.made();
 }
 
-Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream) {
+Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+  const core::OnExit asked([&] {
+    if (ask != nullptr) withdraw(ranges, ask);
+  });
   if (Status s = check_location(location, false); !s.ok()) return s;
-  if (location >= 0) return acquire_on_device(ranges, location, stream);
+  if (location >= 0) return acquire_on_device(ranges, location, stream, ask);
   stream = nullptr;  // the CPU and DMA have none
   std::vector<SpanOf> spans(ranges.size());
   Lock lock(mutex_);
@@ -144,13 +147,14 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
   }
+  if (Status s = check_asked(spans, ask); !s.ok()) return s;
   for (const SpanOf& s : spans) ++s.region->in_flight;
   const core::OnExit let_regions_go([&] {
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
   });
   if (!queues_.endings.empty()) {
-    if (Status s = wait_for_turn(lock, spans, {}, location); !s.ok()) return s;
+    if (Status s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) return s;
   }
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
@@ -192,7 +196,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   }
   for (size_t i = 0; i < spans.size(); ++i) {
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
-      if (Status failure = bring(lock, *spans[i].region, b, ranges[i].access); !failure.ok()) return failure;
+      if (Status failure = bring(lock, *spans[i].region, b, ranges[i].access, ask); !failure.ok()) return failure;
       if (b % kTurn == 0) lock.give_way();
     }
   }
@@ -216,11 +220,12 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
 }
 
 // Waits until leased block b is in place; the lease keeps it there.
-Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access) {
+Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const Ask* ask) {
   bool tried = false;
   uint64_t starving = Progress::kNone;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (Status s = Ask::check(ask); !s.ok()) return s;
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
     Block& block = r.table[b];
     After after;

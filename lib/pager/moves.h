@@ -212,14 +212,15 @@ inline void forget_hints(Queue<Wish>& wishes, const SpanOf& span) {
 struct Ending {     // a release that the stream has not reached
   uint64_t id = 0;  // ascending
   int device = -1;
-  void* stream = nullptr;
-  pthread_t thread = {};  // who released: what one thread puts on one stream is reached in order
-  bool recorded = false;  // `ticket` is set; until then its owner is in the driver
-  bool oldest = false;    // of its lane
-  device::Ticket ticket;  // empty: over
+  void* stream = nullptr;  // whose leases
+  void* end = nullptr;     // the stream that has to get there; as a rule the same
+  pthread_t thread = {};   // who released: what one thread puts on one stream is reached in order
+  bool recorded = false;   // `ticket` is set; until then its owner is in the driver
+  bool oldest = false;     // of its lane
+  device::Ticket ticket;   // empty: over
   std::vector<SpanOf> spans;
   bool same_lane(const Ending& e) const {
-    return device == e.device && stream == e.stream && pthread_equal(thread, e.thread) != 0;
+    return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
   }
 };
 struct Departure {  // vmem_prefetch from a device to host memory or the SSD

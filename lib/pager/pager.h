@@ -17,6 +17,7 @@
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
+#include "pager/ask.h"
 #include "pager/config.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
@@ -38,8 +39,13 @@ class Pager {
   core::Status set_name(const void* ptr, const char* name);
   core::Status prefetch(const void* ptr, size_t size, int location);
   core::Status advise(const void* ptr, size_t size, int advice, int location);
-  core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream);
-  core::Status release(std::span<const vmem_range> ranges, void* stream);
+  // ask: null, or of ask() with the same arguments, on whichever thread.
+  core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask = nullptr);
+  core::Status release(std::span<const vmem_range> ranges, void* stream) { return release(ranges, stream, stream); }
+  core::Status release(std::span<const vmem_range> ranges, void* stream, void* end);  // when `end` gets there
+  core::Status ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask);
+  void withdraw(std::span<const vmem_range> ranges, Ask*ask), wake_asked();
+  core::Status check_stream(int location, void* stream);
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
@@ -50,8 +56,7 @@ class Pager {
 
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
-  void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes);
-  void set_checksum(bool on);
+  void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on);
   void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms);
   core::Status flush_shared();  // for exit(): writes changed blocks of shared files; regions stay usable
   void shutdown();              // frees every region, whatever holds it
@@ -89,7 +94,7 @@ class Pager {
   bool reserve_block();
   bool reserve_blocks(Region& r);
   uint64_t counted_tables(uint64_t more) const;
-  void count_tables();
+  void count_tables(), count_blocks();
   uint64_t table_growth(const Region& r, core::BlockIndex b) const;
   void charge_table(Region& r);
   bool table_fits(const Region& r, core::BlockIndex b) const;
@@ -97,7 +102,7 @@ class Pager {
   core::Status no_table(const Region& r, core::BlockIndex b) const;
   void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
-  void fault_loop();
+  void fault_loop(), renew_loop();
   bool serve_events(int timeout_ms);
   static void events_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
@@ -134,7 +139,6 @@ class Pager {
   uint64_t look(uint64_t now);
   bool hopeless(uint64_t mark);
   bool check_starved(Lock& lock, uint64_t now);
-  void renew_loop();
 
   // pressure.cpp
   void on_pressure(uint64_t bytes);
@@ -145,8 +149,8 @@ class Pager {
   void lift_cap(uint64_t now);
 
   // evict.cpp
-  void evict_loop();
-  bool must_evict() const;
+  void evict_loop(), revive_dropped();
+  bool must_evict() const, must_evict_staging() const, staging_may_grow() const;
   void evict_batch(std::span<Move* const> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
@@ -162,7 +166,6 @@ class Pager {
   void put_back(Move* m, After& after);
   void forget_store_copy(Region& r, core::BlockIndex b);
   uint32_t stamp_now() const;
-  void revive_dropped();
   void revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
@@ -173,7 +176,8 @@ class Pager {
   void charge_leases(Region&r), take_back_lease(const SpanOf&span, unsigned access, int location, void*stream);
   core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
-  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access);
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask);
+  static core::Status check_asked(std::span<const SpanOf> spans, const Ask* ask);
   std::string lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
@@ -189,17 +193,14 @@ class Pager {
   void forget_region(Region& r);
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);
-  void count_blocks();
   static uint64_t reserve_for(uint64_t largest, uint64_t budget);
   uint64_t bounce_limit(const Region& r) const;
-  core::Status take_write_error();
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices();
-  void stop_devices();
+  core::Status start_devices(), take_write_error();
+  void stop_devices(), device_loop();
   core::Status use_device(int d);
   std::string check_devices();
-  void device_loop();
   bool device_step(Lock& lock);
   void reclaim_host_pages(Lock& lock);
   void pump_devices(After& after);
@@ -210,10 +211,8 @@ class Pager {
   void enter_batch(Batch& batch, int d);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  bool must_evict_staging() const;
   size_t staging_reserve() const;
   core::Status grow_staging(Lock& lock, size_t at_most);
-  bool staging_may_grow() const;
   core::Status want_staging(), no_staging_frame();
   // copies.cpp: what stays in host memory of blocks on a device
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
@@ -235,13 +234,14 @@ class Pager {
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
   // device_leases.cpp
-  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream);
+  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
-                               std::vector<device::Ticket>* tickets);
+                               std::vector<device::Ticket>* tickets, const Ask* ask);
   bool has_come(const Region& r, core::BlockIndex b, int d) const;
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
-  core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location);
+  core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
+                             const Ask* ask);
   void reap(Lock& lock);
   void stays(Region& r, core::BlockIndex b);
   void give_leases_back(const Ending& ending);

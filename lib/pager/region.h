@@ -88,6 +88,7 @@ struct Region {
   size_t leases_charged = 0;                                   // bytes
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
   uint64_t granted = 0;                                        // leases, ever
+  uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   bool dying = false;
   bool unfinished = false;            // at exit: blocks were left that did not come to rest

@@ -309,6 +309,11 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   Region& r = *it->second;
   const auto live = [&]() -> Status {
+    if (r.leases.empty() && r.asked == 0) return {};
+    if (r.leases.empty()) {
+      return error(EBUSY, "region %llu has %u asynchronous leases on their way; end them first",
+                   static_cast<unsigned long long>(r.id), r.asked);
+    }
     return error(EBUSY, "region %llu has %llu leased blocks; release them first", static_cast<unsigned long long>(r.id),
                  static_cast<unsigned long long>(r.leases.blocks()));
   };
@@ -319,7 +324,9 @@ Status Pager::destroy(void* ptr, bool force) {
     notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
   }
-  if (!force && !r.leases.empty()) return live();
+  if (!force) {
+    if (Status leased = live(); !leased.ok()) return leased;
+  }
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
     Status s = write_for_free(lock, r, force);
@@ -331,7 +338,9 @@ Status Pager::destroy(void* ptr, bool force) {
       core::log(core::Level::error, "changes of a shared file are lost with its region: %.*s",
                 static_cast<int>(s.text().size()), s.text().data());
     }
-    if (!force && !r.leases.empty()) return live();
+    if (!force) {
+      if (Status leased = live(); !leased.ok()) return leased;
+    }
   }
   r.dying = true;
   forget_region(r);

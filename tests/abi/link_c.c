@@ -22,7 +22,8 @@ int main(void)
 		"vmem_init", "vmem_shutdown", "vmem_set", "vmem_get", "vmem_log", "vmem_alloc", "vmem_map", "vmem_free", "vmem_create",
 		"vmem_name", "vmem_prefetch", "vmem_advise", "vmem_acquire", "vmem_release", "vmem_acquire_ranges",
 		"vmem_release_ranges", "vmem_evict", "vmem_sync", "vmem_query", "vmem_stats", "vmem_device_stats",
-		"vmem_strerror", "vmem_last_error", "vmem_version",
+		"vmem_strerror", "vmem_last_error", "vmem_version", "vmem_lease",
+		"vmem_lease_async", "vmem_lease_poll", "vmem_lease_fd", "vmem_lease_end",
 	};
 	char value[64];
 	Dl_info info;
@@ -39,6 +40,8 @@ int main(void)
 	expect(vmem_get("block_size", value, sizeof(value)) == 0, "a setting can be read");
 	expect(vmem_get("block_size", value, 1) == -ERANGE, "a value that does not fit is -ERANGE");
 	expect(vmem_free(NULL) == 0, "freeing NULL is nothing");
+	expect(vmem_lease_end(NULL, NULL) == 0, "ending no lease is nothing");
+	expect(vmem_lease_poll((struct vmem_lease *)&info) == -EINVAL, "what is no lease is -EINVAL");
 	expect(vmem_alloc(NULL, 4096, 0) == -EINVAL, "a null result pointer is -EINVAL");
 	expect(vmem_strerror(-ENOSPC)[0] != '\0', "an errno has words");
 	return failed;

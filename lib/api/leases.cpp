@@ -1,0 +1,222 @@
+#include "api/leases.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "api/boundary.h"
+#include "api/runtime.h"
+#include "core/on_exit.h"
+#include "core/step.h"
+#include "core/thread.h"
+
+vmem_lease::~vmem_lease() {
+  if (fd >= 0) close(fd);
+}
+
+namespace vmem::api {
+
+using core::error;
+using core::Status;
+
+namespace {
+
+constinit thread_local bool in_ready = false;  // this thread is in some lease's on_ready
+
+}  // namespace
+
+Status Leases::find(LeaseHandle* which, Handle* out) {
+  const auto it = live_.find(which);
+  if (it == live_.end() || it->second->ending)
+    return error(EINVAL, "%p is not a lease (never was, or was ended)", static_cast<void*>(which));
+  *out = it->second;
+  return {};
+}
+
+void Leases::settle(LeaseHandle& lease, int code, std::string_view words) {
+  lease.code = code;
+  const size_t length = std::min(words.size(), sizeof lease.words - 1);
+  memcpy(lease.words, words.data(), length);
+  lease.words[length] = '\0';
+  lease.state = code == 0 ? vmem_lease::State::ready : vmem_lease::State::failed;
+  if (lease.fd >= 0) eventfd_write(lease.fd, 1);
+  changed_.notify_all();
+}
+
+// The handle is known before the gate is left: no shutdown comes between.
+Status Leases::take(Runtime& runtime, Handle lease, LeaseHandle** out) {
+  std::map<LeaseHandle*, Handle> known{{lease.get(), lease}};
+  Runtime::Use pager;
+  if (Status s = runtime.use(&pager); !s.ok()) return s;
+  if (Status s = pager->acquire(lease->ranges, lease->location, lease->stream); !s.ok()) return s;
+  std::lock_guard lock(mutex_);
+  lease->state = vmem_lease::State::ready;
+  live_.merge(known);
+  *out = lease.get();
+  return {};
+}
+
+Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
+  std::map<LeaseHandle*, Handle> known{{lease.get(), lease}}, working = known;
+  Runtime::Use pager;
+  if (Status s = runtime.use(&pager); !s.ok()) return s;
+  if (Status s = pager->ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
+  core::OnExit withdraw([&] { pager->withdraw(lease->ranges, &lease->ask); });
+  {
+    std::lock_guard lock(mutex_);
+    if (working_.size() >= kMost)
+      return error(EAGAIN, "%zu leases are being taken, the most at once; wait for one of them", working_.size());
+    lease->at_work = true;
+    working_.merge(working);
+    live_.merge(known);
+  }
+  core::OnExit forget([&] {
+    std::lock_guard lock(mutex_);
+    working_.erase(lease.get());
+    live_.erase(lease.get());
+    changed_.notify_all();
+  });
+  std::thread thread;
+  Status s = core::start_thread(
+      "vmem-lease", [this, &runtime, lease] { work(runtime, lease); }, &thread);
+  if (!s.ok()) return s;
+  thread.detach();
+  forget.dismiss();
+  withdraw.dismiss();
+  *out = lease.get();
+  return {};
+}
+
+void Leases::work(Runtime& runtime, const Handle& lease) {
+  {
+    Runtime::Use pager;
+    Status how;
+    int failed = 0;
+    try {
+      how = runtime.use_if_running(&pager);
+      bool over = !pager;
+      if (how.ok()) {
+        std::lock_guard lock(mutex_);
+        over |= lease->over;
+      }
+      core::step("lease.starting");
+      if (over && how.ok()) how = error(ECANCELED, "the lease was cancelled by vmem_shutdown before it was ready");
+      if (how.ok()) how = pager->acquire(lease->ranges, lease->location, lease->stream, &lease->ask);
+    } catch (const std::bad_alloc&) {
+      failed = -ENOMEM;
+    } catch (...) {
+      failed = -EIO;
+    }
+    std::lock_guard lock(mutex_);
+    const bool cancelled = lease->ask.cancelled.load(std::memory_order_relaxed);
+    if (failed != 0) {
+      settle(*lease, failed, "no memory for bookkeeping");
+    } else {
+      settle(*lease, how.ok() || !cancelled ? how.code() : -ECANCELED, how.text());
+    }
+  }
+  core::step("lease.settled");
+  if (lease->on_ready != nullptr) {
+    if (lease->code != 0) report(lease->code, lease->words);  // settled: it does not change any more
+    const core::ApplicationCode theirs;
+    in_ready = true;
+    lease->on_ready(lease.get(), lease->code, lease->user);
+    in_ready = false;
+  }
+  std::lock_guard lock(mutex_);
+  lease->at_work = false;
+  working_.erase(lease.get());
+  changed_.notify_all();
+}
+
+Status Leases::poll(LeaseHandle* which) {
+  std::lock_guard lock(mutex_);
+  Handle lease;
+  if (Status s = find(which, &lease); !s.ok()) return s;
+  if (lease->state == vmem_lease::State::pending) return error(EAGAIN, "the lease is not ready yet");
+  if (lease->state == vmem_lease::State::failed) return Status(lease->code, lease->words);
+  if (lease->over) return error(ECANCELED, "vmem_shutdown freed the regions of the lease");
+  return {};
+}
+
+Status Leases::descriptor(LeaseHandle* which, int* fd) {
+  std::lock_guard lock(mutex_);
+  Handle lease;
+  if (Status s = find(which, &lease); !s.ok()) return s;
+  if (lease->fd < 0) {
+    lease->fd = eventfd(lease->state == vmem_lease::State::pending ? 0 : 1, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (lease->fd < 0) return core::system_error(errno, "no descriptor for a lease");
+  }
+  *fd = lease->fd;
+  return {};
+}
+
+Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
+  Handle lease;
+  bool pending;
+  {
+    Runtime::Use pager;
+    if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+    {
+      std::lock_guard lock(mutex_);
+      if (Status s = find(which, &lease); !s.ok()) return s;
+      lease->ending = true;
+      pending = lease->state == vmem_lease::State::pending;
+    }
+    if (pending) lease->ask.cancelled.store(true, std::memory_order_relaxed);
+    if (pending && pager) pager->wake_asked();
+  }
+  core::OnExit stays([&] {
+    std::lock_guard lock(mutex_);
+    lease->ending = false;
+  });
+  {
+    // Outside the gate: shutdown may be what ends the wait. One on_ready does not wait for another.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return in_ready ? lease->state != vmem_lease::State::pending : !lease->at_work; });
+  }
+  Runtime::Use pager;
+  if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+  bool held;
+  {
+    std::lock_guard lock(mutex_);
+    held = lease->state == vmem_lease::State::ready && !lease->over;
+  }
+  if (held && pager) {
+    if (stream != lease->stream) {
+      if (Status s = pager->check_stream(lease->location, stream); !s.ok()) return s;
+    }
+    if (Status s = pager->release(lease->ranges, lease->stream, stream); !s.ok()) return s;
+  }
+  stays.dismiss();
+  std::lock_guard lock(mutex_);
+  live_.erase(which);
+  return {};
+}
+
+void Leases::cancel() {
+  std::lock_guard lock(mutex_);
+  for (const auto& [at, lease] : working_) lease->ask.cancelled.store(true, std::memory_order_relaxed);
+}
+
+void Leases::over() {
+  std::lock_guard lock(mutex_);
+  for (const auto* leases : {&live_, &working_}) {
+    for (const auto& [at, lease] : *leases) lease->over = true;
+  }
+}
+
+void Leases::drain() {
+  if (in_ready) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] {
+    return std::none_of(working_.begin(), working_.end(), [](const auto& w) { return w.second->over; });
+  });
+}
+
+}  // namespace vmem::api

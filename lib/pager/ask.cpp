@@ -1,0 +1,76 @@
+// Acquires that somebody asks for and does not wait in: what is checked on the asker's thread, and what keeps their
+// regions until the acquire begins.
+#include "pager/ask.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::error;
+using core::Status;
+
+// May work of the device be ordered with the stream? There is none at the host.
+Status Pager::check_stream(int location, void* stream) {
+  if (Status s = check_location(location, false); !s.ok() || location < 0) return s;
+  if (Status s = use_device(location); !s.ok()) return s;
+  Status s = devices_->check_stream(stream, location);
+  if (s.ok()) return s;
+  const Status health = devices_->health(location);
+  Lock lock(mutex_);
+  saw_loss(location, health);
+  return s;
+}
+
+// On the thread that names the stream: what "the default stream" is may depend on it.
+Status Pager::ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+  if (Status s = check_stream(location, stream); !s.ok()) return s;
+  if (location >= 0 && devices_->of_thread(stream)) {
+    return error(EINVAL,
+                 "stream %p is another one on each thread, and an asynchronous lease is taken on a thread of its own; "
+                 "give a stream that was created",
+                 stream);
+  }
+  ask->regions.reserve(ranges.size());
+  Lock lock(mutex_);
+  SpanOf span;
+  for (const vmem_range& range : ranges) {
+    if (Status s = check_range(range.ptr, range.size, &span); !s.ok()) return s;
+  }
+  for (const vmem_range& range : ranges) {
+    check_range(range.ptr, range.size, &span).ignore();  // it is as it was a moment ago
+    ask->regions.push_back(span.region->id);
+    ++span.region->asked;
+  }
+  return {};
+}
+
+// The regions may be freed, and so they may have been by shutdown.
+void Pager::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
+  Lock lock(mutex_);
+  for (size_t i = 0; i < ask->regions.size(); ++i) {
+    Region* const r = find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
+    if (r != nullptr && r->id == ask->regions[i]) --r->asked;
+  }
+  ask->regions.clear();
+  notify();
+}
+
+// Locked. The ranges are in the regions that they were in when they were asked for.
+Status Pager::check_asked(std::span<const SpanOf> spans, const Ask* ask) {
+  if (ask == nullptr) return {};
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);
+  }
+  return Ask::check(ask);
+}
+
+// Whoever waits looks whether it was cancelled.
+void Pager::wake_asked() {
+  Lock lock(mutex_);
+  notify();
+}
+
+}  // namespace vmem::pager

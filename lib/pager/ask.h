@@ -1,0 +1,26 @@
+// An acquire that somebody asked for and does not wait in.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+
+namespace vmem::pager {
+
+// From Pager::ask() until the acquire with it returns, or Pager::withdraw(), its regions cannot be freed but by
+// shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
+struct Ask {
+  std::atomic<bool> cancelled{false};
+  std::vector<uint64_t> regions;  // ids, of each range
+
+  // Where an acquire waits.
+  static core::Status check(const Ask* ask) {
+    if (ask == nullptr || !ask->cancelled.load(std::memory_order_relaxed)) return {};
+    return core::error(ECANCELED, "the lease was cancelled before it was ready");
+  }
+};
+
+}  // namespace vmem::pager
