@@ -14,15 +14,27 @@ Failures are vmem.Error with libvmem's words. Models: vmem.torch.
 A touch of bytes that cannot be had (the disk fails, memory cannot be freed) ends the process with SIGBUS, as with
 mmap; a lease says so in an exception instead. Regions are not inherited by forked children: start workers that need
 them with the spawn method; a region that was mapped for reading can be pickled to them. libvmem's log goes to stderr
-(setting log): a Python function could not take it, since a thread that waits for a block may hold the interpreter.
+(setting log), or to set_log_callback()'s function.
 """
 
 from ._array import Array
 from ._lib import HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
-from ._memory import init, library_version, shutdown, sync
-from ._range import Advice, Lease, Residency, acquire
+from ._memory import init, library_version, shutdown
+from ._range import (
+    Advice,
+    Lease,
+    PendingLease,
+    Residency,
+    acquire,
+    acquire_async,
+    advise,
+    evict,
+    prefetch,
+    query,
+    sync,
+)
 from ._region import Region, alloc, map
-from ._status import DeviceStats, Stats, configure, device_stats, get, set, stats
+from ._status import DeviceStats, Stats, configure, device_stats, get, set, set_log_callback, stats
 from ._version import __version__
 
 __all__ = [
@@ -36,20 +48,27 @@ __all__ = [
     "Error",
     "FormatError",
     "Lease",
+    "PendingLease",
     "Region",
     "Residency",
     "Stats",
     "acquire",
+    "acquire_async",
+    "advise",
     "alloc",
     "configure",
     "device_stats",
+    "evict",
     "get",
     "human_bytes",
     "init",
     "library_version",
     "map",
     "parse_size",
+    "prefetch",
+    "query",
     "set",
+    "set_log_callback",
     "shutdown",
     "stats",
     "sync",

@@ -62,6 +62,9 @@ class RegionAttrStruct(ctypes.Structure):
     ]
 
 
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
 def _words(name: str, fields: str) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_uint64) for f in fields.split()]})
 
@@ -84,7 +87,7 @@ def _candidates() -> List[str]:
     given = os.environ.get("VMEM_LIBRARY")
     if given:
         return [given]
-    # Not libvmem.so from the system: that name may be PMDK's library of long ago.
+    # Not libvmem.so from the system: docs/decisions/0001-soname.md says whose that may be.
     return [os.path.join(_HERE, SONAME), SONAME]
 
 
@@ -99,9 +102,9 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_version"):
+        if hasattr(library, "vmem_lease_async"):
             return library
-        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_version)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_lease_async)")
     raise ImportError(
         "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
     )
@@ -120,6 +123,11 @@ def _declare(library: ctypes.CDLL) -> None:
         "vmem_name": [void, text],
         "vmem_prefetch": [void, size, whole, void],
         "vmem_advise": [void, size, whole, whole],
+        "vmem_lease": [ctypes.POINTER(void), ranges, size, whole, void],
+        "vmem_lease_async": [ctypes.POINTER(void), ranges, size, whole, void, void, void],
+        "vmem_lease_poll": [void],
+        "vmem_lease_fd": [void],
+        "vmem_lease_end": [void, void],
         "vmem_acquire_ranges": [ranges, size, whole, void],
         "vmem_release_ranges": [ranges, size, void],
         "vmem_evict": [void, size, whole],
@@ -132,6 +140,7 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, whole
     library.vmem_shutdown.argtypes, library.vmem_shutdown.restype = [], None
+    library.vmem_log.argtypes, library.vmem_log.restype = [LOG_CALLBACK, void], None
     library.vmem_last_error.argtypes, library.vmem_last_error.restype = [], text
     library.vmem_strerror.argtypes, library.vmem_strerror.restype = [whole], text
 

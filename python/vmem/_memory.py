@@ -153,12 +153,6 @@ def shutdown() -> None:
     lib.vmem_shutdown()
 
 
-def sync() -> None:
-    """Returns when every region, also those not made from Python, has a copy on the SSD; shared files are durable. All
-    are tried; the error is the first."""
-    check(lib.vmem_sync(None, 0))
-
-
 def library_version() -> Tuple[int, int]:
     """Major and minor of the library that runs, which may be later than this package."""
     return divmod(lib.vmem_version(), 1000)

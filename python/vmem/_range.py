@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import enum
 import errno
 import os
 import warnings
-from typing import IO, Any, Iterator, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Generator, Iterator, List, NamedTuple, Tuple, Union
 
 from . import _memory
 from ._lib import (
@@ -20,6 +21,7 @@ from ._lib import (
     RangeStruct,
     ResidencyStruct,
     check,
+    failure,
     lib,
     stream_handle,
     struct_values,
@@ -93,7 +95,8 @@ class Range:
             raise Error(errno.EINVAL, f"{self._handle.label} has been freed")
 
     def prefetch(self, location: int = HOST, stream: Any = None) -> None:
-        """A hint: starts moving the bytes toward a location (HOST, SSD, a CUDA ordinal) and returns at once."""
+        """A hint: starts to move the bytes toward a location (HOST, SSD, a CUDA ordinal) and returns at once. With a
+        stream it takes effect when the stream gets there."""
         self._check()
         check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
 
@@ -176,35 +179,43 @@ class Range:
         return Lease([(self.ptr, self.nbytes, access, self._handle.export())], location, stream)
 
 
+_OWN = object()  # the lease's own stream
 Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
 
 
 class Lease:
     """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
 
-    __slots__ = ("_ranges", "_count", "_keep", "_stream", "_held", "__weakref__")
+    __slots__ = ("_lease", "_keep", "_stream", "_held", "__weakref__")
 
-    def __init__(self, spans: List[Span], location: int, stream: Any) -> None:
+    def __init__(self, spans: List[Span], location: int, stream: Any, wait: bool = True) -> None:
         self._held = False
+        self._lease = ctypes.c_void_p()
         _memory.check_fork()
         spans = [s for s in spans if s[1] != 0]
-        self._count = len(spans)
-        self._ranges = (RangeStruct * max(1, len(spans)))()
-        for struct, (ptr, nbytes, access, _) in zip(self._ranges, spans):
+        ranges = (RangeStruct * max(1, len(spans)))()
+        for struct, (ptr, nbytes, access, _) in zip(ranges, spans):
             struct.ptr, struct.size, struct.access = ptr, nbytes, int(access)
         self._keep = [s[3] for s in spans]
         self._stream = stream_handle(stream)
-        if self._count:
-            check(lib.vmem_acquire_ranges(self._ranges, self._count, location, self._stream))
+        if spans and wait:
+            check(lib.vmem_lease(ctypes.byref(self._lease), ranges, len(spans), location, self._stream))
             self._held = True
+        elif spans:
+            made = ctypes.byref(self._lease)
+            check(lib.vmem_lease_async(made, ranges, len(spans), location, self._stream, None, None))
 
-    def release(self) -> None:
-        """At a device the lease ends when the stream gets here; on the host, now. Releasing twice does nothing."""
-        if not self._held:
-            return
-        check(lib.vmem_release_ranges(self._ranges, self._count, self._stream))
+    def _end(self, stream: int) -> None:
+        check(lib.vmem_lease_end(self._lease, stream))
+        self._lease = ctypes.c_void_p()
         self._held = False
         self._keep = []
+
+    def release(self, stream: Any = _OWN) -> None:
+        """At a device the lease ends when the stream gets here, its own or another of the device whose work comes after
+        the last use; on the host, now. Releasing twice does nothing."""
+        if self._held:
+            self._end(self._stream if stream is _OWN else stream_handle(stream))
 
     @property
     def held(self) -> bool:
@@ -218,11 +229,80 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_held", False) and not _memory._forked:
-            lib.vmem_release_ranges(self._ranges, self._count, self._stream)
-            self._held = False
+        if getattr(self, "_lease", None) and not _memory._forked:
+            lib.vmem_lease_end(self._lease, self._stream)
+            self._lease, self._held = ctypes.c_void_p(), False
             _memory.free_orphans()
             warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
+
+
+class PendingLease:
+    """A lease on its way, from acquire_async(). Awaited, once, it is the Lease; so it is in `async with`, which
+    releases it at its end. A task that is cancelled while it awaits cancels the lease."""
+
+    __slots__ = ("_lease", "_awaited")
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+        self._awaited = False
+
+    def ready(self) -> bool:
+        """False: not yet. Raises why it failed; nothing is leased then."""
+        lease = self._lease
+        if not lease._lease:
+            return True  # of no bytes, or over
+        rc = lib.vmem_lease_poll(lease._lease)
+        if rc == -errno.EAGAIN:
+            return False
+        if rc != 0:
+            error = failure(rc)
+            lease._end(lease._stream)
+            raise error
+        lease._held = True
+        return True
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable once the lease is ready or has failed; it is the lease's to close."""
+        fd = lib.vmem_lease_fd(self._lease._lease)
+        if fd < 0:
+            raise failure(fd)
+        return int(fd)
+
+    def cancel(self) -> None:
+        """Nothing is leased afterwards, whether it was ready or not."""
+        if self._lease._lease:
+            self._lease._end(self._lease._stream)
+
+    async def _wait(self) -> Lease:
+        if self._awaited:
+            raise RuntimeError("a lease on its way is awaited once")
+        self._awaited = True
+        try:
+            if not self.ready():
+                loop = asyncio.get_running_loop()
+                done, fd = asyncio.Event(), self.fileno()
+                loop.add_reader(fd, done.set)
+                try:
+                    await done.wait()
+                finally:
+                    loop.remove_reader(fd)
+                self.ready()
+        except BaseException:
+            self.cancel()
+            raise
+        return self._lease
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        """The lease, once it is ready."""
+        return self._wait().__await__()
+
+    async def __aenter__(self) -> Lease:
+        """The lease, once it is ready."""
+        return await self
+
+    async def __aexit__(self, *_: Any) -> None:
+        """Releases the lease."""
+        self._lease.release()
 
 
 def span_of(what: Any, access: int) -> Span:
@@ -257,3 +337,55 @@ def acquire(*what: Any, access: int = READ, location: int = HOST, stream: Any = 
     if not what:
         raise TypeError("acquire() needs at least one range")
     return Lease([span_of(w, access) for w in what], location, stream)
+
+
+def acquire_async(*what: Any, access: int = READ, location: int = HOST, stream: Any = None) -> PendingLease:
+    """Begins acquire(), returns at once: `lease = await vmem.acquire_async(..)`, `async with vmem.acquire_async(..)`.
+
+    Without asyncio: ready(), or fileno() for an event loop. At a device, work that is put on the stream once it is
+    ready finds the bytes. EAGAIN: 64 leases are on their way.
+    """
+    if not what:
+        raise TypeError("acquire_async() needs at least one range")
+    return PendingLease(Lease([span_of(w, access) for w in what], location, stream, wait=False))
+
+
+def prefetch(*what: Any, location: int = HOST, stream: Any = None) -> None:
+    """Range.prefetch() of each: a Region, an Array, or a NumPy array or tensor over one."""
+    for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
+        if nbytes:
+            check(lib.vmem_prefetch(ptr, nbytes, location, stream_handle(stream)))
+
+
+def advise(what: Any, advice: Union[Advice, str, int], location: int = HOST) -> None:
+    """Range.advise() of a Region, an Array, or a NumPy array or tensor over one."""
+    ptr, nbytes, _, _keep = span_of(what, READ)
+    if nbytes:
+        check(lib.vmem_advise(ptr, nbytes, advice_of(advice), location))
+
+
+def evict(*what: Any, location: int = SSD) -> None:
+    """Range.evict() of each: a Region, an Array, or a NumPy array or tensor over one."""
+    for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
+        if nbytes:
+            check(lib.vmem_evict(ptr, nbytes, location))
+
+
+def sync(*what: Any) -> None:
+    """Range.sync() of each: a Region, an Array, or a NumPy array or tensor over one. Without any, of every region, also
+    those not made from Python: all are tried, the error is the first."""
+    if not what:
+        check(lib.vmem_sync(None, 0))
+    for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
+        if nbytes:
+            check(lib.vmem_sync(ptr, nbytes))
+
+
+def query(what: Any) -> Residency:
+    """Range.query() of a Region, an Array, or a NumPy array or tensor over one."""
+    ptr, nbytes, _, _keep = span_of(what, READ)
+    out = ResidencyStruct()
+    out.size = ctypes.sizeof(out)
+    if nbytes:
+        check(lib.vmem_query(ptr, nbytes, ctypes.byref(out)))
+    return Residency(*struct_values(out))

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Callable, Optional, Union
 
-from ._lib import DeviceStatsStruct, StatsStruct, check, lib, struct_values
+from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values
 
 Value = Union[str, int, bool]
 
@@ -42,6 +43,28 @@ def configure(**settings: Value) -> None:
     """Several settings at once: configure(host_budget="8GiB", ssd_path="/mnt/nvme"). Stops at the first refusal."""
     for name, value in settings.items():
         set(name, value)
+
+
+_log_callback: Any = None  # what libvmem calls: it has to live until another is in its place
+
+
+def set_log_callback(callback: Optional[Callable[[int, str], None]]) -> None:
+    """Delivers libvmem's log lines to callback(level, line), level 0 an error, 1 a warning, 2 info, 3 debug; None: to
+    stderr again, as at the end of the interpreter. It runs on whichever thread, and may use regions and make any call.
+    What it raises is printed. Once this returns no thread is in the old callback, unless that one made the call."""
+    global _log_callback
+    made = LOG_CALLBACK()
+    if callback is not None:
+        deliver = callback
+        made = LOG_CALLBACK(lambda level, line, _: deliver(level, line.decode("utf-8", "replace")))
+    lib.vmem_log(made, None)
+    _log_callback = made
+
+
+@atexit.register
+def _end_log() -> None:
+    if _log_callback:  # while there is an interpreter to run it
+        set_log_callback(None)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def skeleton_of(config):
 
     import vmem.torch
 
-    with vmem.torch.skeleton():
+    with vmem.torch.init_empty_weights():
         return AutoModelForCausalLM.from_config(config).eval()
 
 

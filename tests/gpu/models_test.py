@@ -165,7 +165,7 @@ def weights_at_odd_addresses_give_the_same_bits():
         f.write(len(odd).to_bytes(8, "little") + odd + data)
     from transformers import AutoModelForCausalLM
 
-    with vt.skeleton():
+    with vt.init_empty_weights():
         again = AutoModelForCausalLM.from_config(plain.config).eval()
     vt.assign(again, vt.load(path))
     with vt.offload(again, device_budget="64MiB") as handle:

@@ -137,7 +137,7 @@ def test_a_skeleton_costs_nothing_and_takes_mapped_weights(host, folder):
     model = Tied()
     path = os.path.join(folder, "model.safetensors")
     vt.save(model.state_dict(), path)
-    with vt.skeleton():
+    with vt.init_empty_weights():
         bare = Tied()
     assert all(p.device.type == "meta" for p in bare.parameters()) and bare.scale.device.type == "cpu"
     assert nn.Linear(2, 2).weight.device.type == "cpu"

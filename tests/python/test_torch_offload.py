@@ -57,7 +57,7 @@ def test_a_model_four_times_the_budget_gives_the_same_bits_in_every_pass(tiers):
     x = inputs()
     with torch.no_grad():
         want = plain(x)
-    with vt.offload(model, device_budget="12MiB", ahead="4MiB") as handle, torch.no_grad():
+    with vt.offload(model, device_budget="12MiB", prefetch_bytes="4MiB") as handle, torch.no_grad():
         assert handle.location == (0 if tiers == "sim" else vmem.HOST) and handle.device == torch.device("cpu")
         assert handle.offloaded_bytes == 10 * N * N * 4
         for _ in range(4):

@@ -194,7 +194,7 @@ class Engine:
         with self.target.current():
             self.lease(frame, ranges)
         self.learn(scope)
-        self.fetch(scope, frame.stream)
+        self.fetch(scope)
         scope.depth += 1
         frame.counted = True
         if scope.depth == 1:
@@ -247,7 +247,7 @@ class Engine:
             self.asked.clear()  # another way than thought
         self.asked.discard(scope)
 
-    def fetch(self, scope: Scope, stream: int) -> None:
+    def fetch(self, scope: Scope) -> None:
         """Prefetches what came next, up to the window. Hints: their failures are the leases' to report."""
         before, last = self.trail[0], scope
         room = self.window()
@@ -260,7 +260,7 @@ class Engine:
                     left = room
                     for ptr, nbytes in following.spans:
                         if left > 0:
-                            lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, stream)
+                            lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, None)  # now
                             left -= nbytes
                     if left >= 0:
                         self.asked.add(following)

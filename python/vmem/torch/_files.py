@@ -102,7 +102,7 @@ def save(
 
 
 @contextlib.contextmanager
-def skeleton() -> Iterator[None]:
+def init_empty_weights() -> Iterator[None]:
     """Modules made inside have their parameters on the meta device: they cost no memory until assign(). Buffers are
     real, since files often leave them out."""
     register = nn.Module.register_parameter
@@ -118,6 +118,8 @@ def skeleton() -> Iterator[None]:
     finally:
         nn.Module.register_parameter = register  # type: ignore
 
+
+skeleton = init_empty_weights  # its name before
 
 def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tensor]]:
     """Every name of a parameter or buffer, shared ones under each of their names: its module, attribute, whether it is

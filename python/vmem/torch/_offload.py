@@ -214,6 +214,7 @@ def offload(
     device_budget: Any = None,
     *,
     device: Any = None,
+    prefetch_bytes: Any = None,
     ahead: Any = None,
     align: Optional[int] = None,
     small: int = 64 << 10,
@@ -226,7 +227,8 @@ def offload(
                     ENOMEM names the layer that does not fit by itself.
     device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU. None: the
                     first of them that there is.
-    ahead           bytes to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB).
+    prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB). Its name
+                    before was `ahead`.
     align           weights whose address is no multiple of this are copied on the device, layer by layer: kernels
                     choose other ways, with other roundings, for them. Default: 256 on a GPU, 1 (none is copied) on
                     the CPU.
@@ -251,7 +253,10 @@ def offload(
             raise Error(errno.EBUSY, f"layer {name!r} is offloaded already; remove() that first")
     target = resolve(device)
     plan = _plan.make(model, target, small)
-    window = ahead if ahead is None or ahead == 0 else parse_size(ahead)
+    if ahead is not None and prefetch_bytes is not None:
+        raise TypeError("prefetch_bytes and ahead are two names of the same; give one")
+    wanted = ahead if prefetch_bytes is None else prefetch_bytes
+    window = wanted if wanted is None or wanted == 0 else parse_size(wanted)
     engine = Engine(target, 0, window, watch == "always")
     engine.budget = ask_budget(engine, target, device_budget)
     use_host_memory(target)
