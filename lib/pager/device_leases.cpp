@@ -218,7 +218,7 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
     }
     if (queues_.endings.size() < before) sweep->progress.made();
     before = queues_.endings.size();
-    if (!wait_on(lock, sweep)) return;
+    if (!wait_on(lock, sweep, changed_)) return;
   }
 }
 

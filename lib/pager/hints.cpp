@@ -199,13 +199,13 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
 }
 
 bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
-  bool waited = false;
-  for (; !r.dying && core::in_transition(r.table[b].state); waited = true) {
-    if (wait_on(lock, sweep)) continue;
+  if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
+  for (Waiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
+    if (wait_on(lock, sweep, waiter.changed)) continue;
     sweep->leave(b);
     return true;
   }
-  if (waited && sweep != nullptr) sweep->progress.made();
+  if (sweep != nullptr) sweep->progress.made();
   return !r.dying;
 }
 

@@ -306,7 +306,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       }
       changed_.wait_for(lock, std::chrono::milliseconds(50));
     } else {
-      changed_.wait(lock);
+      Waiter(waiters_, r, b).changed.wait(lock);
     }
   }
 }

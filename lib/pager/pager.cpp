@@ -231,7 +231,13 @@ Move* Pager::new_move(Region& r, BlockIndex b) {
   return m;
 }
 
-// The transition is over: whoever waits for it hears of it.
+// Something happened that anybody may wait for.
+void Pager::notify() {
+  changed_.notify_all();
+  waiters_.wake_all();
+}
+
+// The transition is over: whoever waits for the block hears of it, and those who wait for more than one.
 void Pager::free_move(Move* m) {
   --m->region->in_flight;
   const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
@@ -245,7 +251,8 @@ void Pager::free_move(Move* m) {
   m->status = {};
   m->begun_ns = 0;
   free_moves_.push_back(m);
-  notify();
+  waiters_.wake(*m->region, m->block);
+  changed_.notify_all();
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {

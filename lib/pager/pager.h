@@ -8,7 +8,6 @@
 // wish in the block's flags, and settle() grants it when the owner is done.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -23,6 +22,7 @@
 #include "pager/progress.h"
 #include "pager/queues.h"
 #include "pager/region.h"
+#include "pager/waiters.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
@@ -84,7 +84,7 @@ class Pager {
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
-  void notify() { changed_.notify_all(); }
+  void notify();
   std::string where(const Region& r, core::BlockIndex b) const;  // locked
   std::string place(const Region& r, core::BlockIndex b);        // unlocked
 
@@ -184,7 +184,7 @@ class Pager {
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
   policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);  // false: it is being freed
-  bool wait_on(Lock& lock, Sweep* sweep);
+  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
@@ -267,8 +267,9 @@ class Pager {
   core::Counters counters_;
 
   core::BigMutex mutex_;
-  std::condition_variable changed_;                         // some block reached a stable state, or memory came free
-  std::condition_variable need_evict_;                      // the evictors have work
+  Waiters waiters_;                                         // for one block each
+  std::condition_variable changed_;                         // .. for more: some block came to rest, memory came free
+  std::condition_variable need_evict_, gpu_work_, renew_;   // the evictors, the devices' workers, .. have work
   std::map<uintptr_t, std::unique_ptr<Region>> regions_;    // by base
   std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
   HostBudget budget_;
@@ -293,7 +294,6 @@ class Pager {
   // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
   bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
   uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
-  std::condition_variable gpu_work_, renew_;
 };
 
 }  // namespace vmem::pager

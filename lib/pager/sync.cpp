@@ -193,16 +193,16 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
 }
 
 // Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
-bool Pager::wait_on(Lock& lock, Sweep* sweep) {
+bool Pager::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
   if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
-    changed_.wait(lock);
+    what.wait(lock);
     return true;
   }
   sweep->progress.look(now_ns(), false);
   const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
   if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
   core::add(counters_.swept_blocks);  // it ends by itself
-  changed_.wait_for(lock, std::chrono::milliseconds(5));
+  what.wait_for(lock, std::chrono::milliseconds(5));
   return true;
 }
 

@@ -1,0 +1,69 @@
+// Who waits for one block: a thread sleeps in a Waiter of its own, on its stack, and is woken when the transition of
+// that block ends, not whenever anything does. Under the pager's lock, both; needs no memory.
+//
+//   a thread that waits is in the list, from the construction of its Waiter to its destruction
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+
+#include "core/types.h"
+
+namespace vmem::pager {
+
+struct Region;
+class Waiter;
+
+class Waiters {
+ public:
+  // Wakes those who wait for the block; returns how many.
+  inline size_t wake(const Region& region, core::BlockIndex block);
+  // What changed may concern anybody: a region is being freed, a lease ended.
+  inline void wake_all();
+  bool empty() const { return first_ == nullptr; }
+
+ private:
+  friend class Waiter;
+  Waiter* first_ = nullptr;
+};
+
+class Waiter {
+ public:
+  Waiter(Waiters& all, const Region& region, core::BlockIndex block)
+      : all_(all), region_(region), block_(block), next_(all.first_) {
+    if (next_ != nullptr) next_->previous_ = this;
+    all.first_ = this;
+  }
+  ~Waiter() {
+    (previous_ != nullptr ? previous_->next_ : all_.first_) = next_;
+    if (next_ != nullptr) next_->previous_ = previous_;
+  }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  std::condition_variable changed;
+
+ private:
+  friend class Waiters;
+  Waiters& all_;
+  const Region& region_;
+  const core::BlockIndex block_;
+  Waiter* next_;
+  Waiter* previous_ = nullptr;
+};
+
+inline size_t Waiters::wake(const Region& region, core::BlockIndex block) {
+  size_t woken = 0;
+  for (Waiter* w = first_; w != nullptr; w = w->next_) {
+    if (&w->region_ != &region || w->block_ != block) continue;
+    w->changed.notify_one();
+    ++woken;
+  }
+  return woken;
+}
+
+inline void Waiters::wake_all() {
+  for (Waiter* w = first_; w != nullptr; w = w->next_) w->changed.notify_one();
+}
+
+}  // namespace vmem::pager

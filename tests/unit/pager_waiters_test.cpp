@@ -1,0 +1,69 @@
+// Who waits for one block is woken for that block, and by what may concern anybody.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "pager/region.h"
+#include "pager/waiters.h"
+
+namespace {
+
+using vmem::pager::Region;
+using vmem::pager::Waiter;
+using vmem::pager::Waiters;
+
+class PagerWaiters : public ::testing::Test {
+ protected:
+  // A thread that waits for the block until it is let go and has been woken.
+  void sleep(size_t i, const Region& region, uint64_t block) {
+    threads[i] = std::thread([this, i, &region, block] {
+      std::unique_lock lock(mutex);
+      Waiter waiter(all, region, block);
+      ++asleep;
+      counted.notify_all();
+      waiter.changed.wait(lock, [&] { return let_go[i]; });
+    });
+    std::unique_lock lock(mutex);
+    counted.wait(lock, [&] { return asleep == i + 1; });
+  }
+
+  std::mutex mutex;
+  std::condition_variable counted;
+  size_t asleep = 0;
+  Waiters all;
+  Region one{16, 4}, other{16, 4};
+  std::array<std::thread, 4> threads;
+  std::array<bool, 4> let_go{};
+};
+
+TEST_F(PagerWaiters, AThreadIsWokenForItsBlockAlone) {
+  sleep(0, one, 3);
+  sleep(1, one, 5);
+  sleep(2, one, 3);
+  sleep(3, other, 3);
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(all.wake(one, 4), 0u);
+    EXPECT_EQ(all.wake(other, 5), 0u);
+    EXPECT_EQ(all.wake(one, 5), 1u);
+    let_go[0] = let_go[2] = true;
+    EXPECT_EQ(all.wake(one, 3), 2u) << "one that is in front of others in the list, and one behind";
+  }
+  threads[0].join();
+  threads[2].join();
+  {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(all.wake(one, 3), 0u) << "they are gone";
+    EXPECT_FALSE(all.empty());
+    let_go = {true, true, true, true};
+    all.wake_all();
+  }
+  threads[1].join();
+  threads[3].join();
+  EXPECT_TRUE(all.empty());
+}
+
+}  // namespace
