@@ -261,13 +261,14 @@ $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
 	@scripts/lib/once.sh $(BUILD)/$*.d clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
 	@touch $@
 
-# Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime.
+# Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime. And
+# what a lock protects is accessed with it held (lib/core/mutex.h).
 STATICS   := $(LIB_SRC:%.cpp=$(BUILD)/statics/%.ok)
 .PHONY: statics
 statics: $(STATICS)
 $(BUILD)/statics/%.ok: %.cpp $(BUILD)/%.o
 	@mkdir -p $(@D)
-	@scripts/lib/once.sh $(BUILD)/$*.d clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors $<
+	@scripts/lib/once.sh $(BUILD)/$*.d clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors -Werror=thread-safety $<
 	@touch $@
 
 docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md, docs/man/*.3, *.7)

@@ -10,10 +10,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <new>
 
 #include "core/big_lock.h"
+#include "core/mutex.h"
 #include "core/text.h"
 #include "core/thread.h"
 
@@ -33,19 +33,19 @@ struct Head {
   uint16_t level;
 };
 struct Lines {
-  std::mutex mutex;  // a leaf, held for a copy of a line; protects all of this
-  uint64_t put = 0, taken = 0, done = 0;
-  uint64_t urgent = 0;   // the last one that no call is about to deliver
-  uint64_t stuck = 0;    // one that settle_log() waited for in vain
-  uint64_t dropped = 0;  // after the last one in `room`
-  size_t first = 0, used = 0;
-  LogSink sink = nullptr;
-  void* user = nullptr;
-  bool delivering = false;  // some thread takes lines out, and calls the sink
-  bool has_thread = false;
-  char room[kLogRoom] = {};
+  Mutex mutex;  // a leaf, held for a copy of a line
+  uint64_t put VMEM_GUARDED_BY(mutex) = 0, taken VMEM_GUARDED_BY(mutex) = 0, done VMEM_GUARDED_BY(mutex) = 0;
+  uint64_t urgent VMEM_GUARDED_BY(mutex) = 0;   // the last one that no call is about to deliver
+  uint64_t stuck VMEM_GUARDED_BY(mutex) = 0;    // one that settle_log() waited for in vain
+  uint64_t dropped VMEM_GUARDED_BY(mutex) = 0;  // after the last one in `room`
+  size_t first VMEM_GUARDED_BY(mutex) = 0, used VMEM_GUARDED_BY(mutex) = 0;
+  LogSink sink VMEM_GUARDED_BY(mutex) = nullptr;
+  void* user VMEM_GUARDED_BY(mutex) = nullptr;
+  bool delivering VMEM_GUARDED_BY(mutex) = false;  // some thread takes lines out, and calls the sink
+  bool has_thread VMEM_GUARDED_BY(mutex) = false;
+  char room[kLogRoom] VMEM_GUARDED_BY(mutex) = {};
 
-  uint64_t last() const { return put + (dropped != 0 ? 1 : 0); }
+  uint64_t last() const VMEM_REQUIRES(mutex) { return put + (dropped != 0 ? 1 : 0); }
 };
 constinit Lines lines;
 constinit std::atomic<bool> waiting{false};    // lines are to be delivered
@@ -57,10 +57,10 @@ constinit std::atomic<int> max_level{static_cast<int>(Level::warning)};
 constinit std::atomic<bool> debugging{false};
 
 // The lock of the lines. No signal handler runs on a thread that has it: one that calls exit() comes to log again.
-class Held {
+class VMEM_LOCKS(scoped_lockable) Held {
  public:
-  Held() { lines.mutex.lock(); }
-  ~Held() { lines.mutex.unlock(); }
+  Held() VMEM_ACQUIRE(lines.mutex) { lines.mutex.lock(); }
+  ~Held() VMEM_RELEASE() { lines.mutex.unlock(); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
@@ -77,14 +77,14 @@ void default_sink(int level, const char* line) {
   if (::write(STDERR_FILENO, buffer, length) < 0) return;  // nobody is left to tell
 }
 
-void copy_in(const void* from, size_t bytes) {
+void copy_in(const void* from, size_t bytes) VMEM_REQUIRES(lines.mutex) {
   const size_t at = (lines.first + lines.used) % kLogRoom, whole = std::min(bytes, kLogRoom - at);
   memcpy(lines.room + at, from, whole);
   memcpy(lines.room, static_cast<const char*>(from) + whole, bytes - whole);
   lines.used += bytes;
 }
 
-void copy_out(void* to, size_t bytes) {
+void copy_out(void* to, size_t bytes) VMEM_REQUIRES(lines.mutex) {
   const size_t whole = std::min(bytes, kLogRoom - lines.first);
   memcpy(to, lines.room + lines.first, whole);
   memcpy(static_cast<char*>(to) + whole, lines.room, bytes - whole);
@@ -93,21 +93,21 @@ void copy_out(void* to, size_t bytes) {
   if (lines.used == 0) lines.first = 0;  // the same memory again
 }
 
-void put(int level, const char* text, size_t length) {
+void put(int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
   const Head head{static_cast<uint16_t>(length), static_cast<uint16_t>(level)};
   copy_in(&head, sizeof head);
   copy_in(text, length);
   ++lines.put;
 }
 
-size_t say_dropped(char* text) {
+size_t say_dropped(char* text) VMEM_REQUIRES(lines.mutex) {
   const int n = snprintf(text, kNotice, "%llu lines of the log were dropped here",
                          static_cast<unsigned long long>(lines.dropped));
   return static_cast<size_t>(n);
 }
 
-// Locked. The next line, of at most kLine bytes; false: there is none.
-bool take(int* level, char* text) {
+// The next line, of at most kLine bytes; false: there is none.
+bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   if (lines.used == 0) {
     if (lines.dropped == 0) return false;
     say_dropped(text);
@@ -203,7 +203,8 @@ void deliver_for_ever() {
 
 // Only this thread is in the child: what the others had under way never ends there.
 void after_fork_in_child() {
-  new (&lines.mutex) std::mutex;
+  new (&lines.mutex) Mutex;
+  const Held held;
   lines.first = lines.used = 0;
   lines.dropped = 0;
   lines.taken = lines.done = lines.put;

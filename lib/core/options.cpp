@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "core/mutex.h"
 
 namespace vmem::core {
 
@@ -208,7 +209,7 @@ Options::Options() : values_(static_cast<size_t>(Option::count_)) {
 }
 
 void Options::unset(Option id) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   values_[static_cast<size_t>(id)] = {false, default_number(id), default_choice(id)};
 }
 
@@ -264,7 +265,7 @@ Status Options::set(Option id, std::string_view value) {
     return error(EINVAL, "%s: \"%.*s\" is not accepted; give %s", info.name, static_cast<int>(value.size()),
                  value.data(), accepted_form(info).c_str());
   }
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   values_[static_cast<size_t>(id)] = std::move(parsed);
   return {};
 }
@@ -342,18 +343,18 @@ Status Options::load_environment() {
 }
 
 bool Options::is_set(Option id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return values_[static_cast<size_t>(id)].set;
 }
 
 uint64_t Options::number(Option id) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   return values_[static_cast<size_t>(id)].number;
 }
 
 std::string Options::text(Option id) const {
   const OptionInfo& info = kTable[static_cast<size_t>(id)];
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const Value& value = values_[static_cast<size_t>(id)];
   if (value.set || info.kind == OptionKind::choice) return value.text;
   if (info.kind == OptionKind::boolean) return value.number != 0 ? "on" : "off";

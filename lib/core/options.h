@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/mutex.h"
 #include "core/status.h"
 
 namespace vmem::core {
@@ -87,8 +87,8 @@ class Options {
     uint64_t number = 0;
     std::string text;
   };
-  mutable std::mutex mutex_;
-  std::vector<Value> values_;  // indexed by Option; protected by mutex_
+  mutable Mutex mutex_;
+  std::vector<Value> values_ VMEM_GUARDED_BY(mutex_);  // indexed by Option
 };
 
 // docs/settings.md and the manual page vmem-settings(7), from the table.

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/mutex.h"
 #include "core/types.h"
 
 namespace vmem::store {
@@ -43,9 +44,9 @@ struct Cipher::Library {
 
 // Never closed: threads of the library may be in it while the process exits.
 const Cipher::Library* Cipher::library(core::Status* why) {
-  static constinit std::mutex mutex;
+  static constinit core::Mutex mutex;
   static constinit Library loaded{};
-  const std::lock_guard lock(mutex);
+  const core::MutexLock lock(mutex);
   if (loaded.update != nullptr) return &loaded;
   void* handle = nullptr;
   for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
@@ -90,8 +91,10 @@ core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {
   self->count_ = workers;
   const Library& lib = *self->library_;
   for (unsigned i = 0; i < self->count_; ++i) {
+    Worker& worker = self->workers_[i];
+    const core::MutexLock lock(worker.mutex);
     for (int way = 0; way < 2; ++way) {
-      void*& context = self->workers_[i].context[way];
+      void*& context = worker.context[way];
       context = lib.new_context();
       if (context == nullptr ||
           lib.init(context, lib.aes_256_xts(), nullptr, self->key_ + kKeyBytes, self->key_, way) != 1)
@@ -114,16 +117,21 @@ Cipher::~Cipher() {
 }
 
 bool Cipher::run(int encrypting, uint32_t file, uint64_t offset, const void* in, size_t size, void* out) {
-  Worker* worker = nullptr;
-  for (unsigned i = 0; i < count_ && worker == nullptr; ++i) {
-    if (workers_[i].mutex.try_lock()) worker = &workers_[i];
+  for (unsigned i = 0; i < count_; ++i) {
+    Worker& worker = workers_[i];
+    if (!worker.mutex.try_lock()) continue;
+    const bool good = work(worker, encrypting, file, offset, in, size, out);
+    worker.mutex.unlock();
+    return good;
   }
-  if (worker == nullptr) {
-    worker = &workers_[0];
-    worker->mutex.lock();
-  }
-  const std::lock_guard lock(worker->mutex, std::adopt_lock);
-  void* const context = worker->context[encrypting];
+  Worker& first = workers_[0];
+  const core::MutexLock lock(first.mutex);
+  return work(first, encrypting, file, offset, in, size, out);
+}
+
+bool Cipher::work(Worker& worker, int encrypting, uint32_t file, uint64_t offset, const void* in, size_t size,
+                  void* out) {
+  void* const context = worker.context[encrypting];
   const auto* from = static_cast<const unsigned char*>(in);
   auto* to = static_cast<unsigned char*>(out);
   bool good = library_->init(context, nullptr, nullptr, key_, nullptr, encrypting) == 1;

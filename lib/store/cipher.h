@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "core/mutex.h"
 #include "core/status.h"
 
 namespace vmem::store {
@@ -38,12 +38,14 @@ class Cipher {
  private:
   struct Library;
   struct Worker {
-    std::mutex mutex;
-    void* context[2] = {nullptr, nullptr};  // decrypt, encrypt
+    core::Mutex mutex;
+    void* context[2] VMEM_GUARDED_BY(mutex) = {nullptr, nullptr};  // decrypt, encrypt
   };
 
   Cipher() = default;
   bool run(int encrypting, uint32_t file, uint64_t offset, const void* in, size_t size, void* out);
+  bool work(Worker& worker, int encrypting, uint32_t file, uint64_t offset, const void* in, size_t size, void* out)
+      VMEM_REQUIRES(worker.mutex);
 
   static const Library* library(core::Status* why);
   const Library* library_ = nullptr;

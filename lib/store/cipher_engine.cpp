@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "core/mutex.h"
 #include "core/types.h"
 #include "store/cipher.h"
 
@@ -35,6 +35,7 @@ class CipherEngine final : public Engine {
   core::Status start() {
     buffers_ = mmap(nullptr, pieces_.size() * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffers_ == MAP_FAILED) return core::system_error(errno, "no memory for buffers of encrypted blocks");
+    const core::MutexLock lock(mutex_);
     for (size_t i = 0; i < pieces_.size(); ++i) {
       Piece& p = pieces_[i];
       p.engine = this;
@@ -51,13 +52,13 @@ class CipherEngine final : public Engine {
   core::Status add_file(int fd, FileId* id) override { return inner_.add_file(fd, id); }
   core::Status add_store(int fd, FileId* id) override {
     if (core::Status s = inner_.add_store(fd, id); !s.ok()) return s;
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (std::find(stores_.begin(), stores_.end(), *id) == stores_.end()) stores_.push_back(*id);
     return {};
   }
   void remove_file(FileId id) override {
     {
-      const std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       std::erase(stores_, id);
     }
     inner_.remove_file(id);
@@ -97,7 +98,7 @@ class CipherEngine final : public Engine {
   };
 
   bool is_store(FileId id) {
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     return std::find(stores_.begin(), stores_.end(), id) != stores_.end();
   }
 
@@ -120,15 +121,14 @@ class CipherEngine final : public Engine {
     io->transferred = 0;
     io->layer = {io->done, this, 0, 0, 0};
     io->next = nullptr;
-    const std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     Waiting& list = waiting_[lane(*io)];
     (list.head == nullptr ? list.head : list.tail->next) = io;
     list.tail = io;
   }
 
   // The next part of the most urgent write that waits, with a buffer; nullptr: nothing waits, or no buffer is free.
-  // mutex_ held.
-  Piece* next_piece() {
+  Piece* next_piece() VMEM_REQUIRES(mutex_) {
     if (free_ == nullptr) return nullptr;
     for (Waiting& list : waiting_) {
       Io* const io = list.head;
@@ -162,7 +162,7 @@ class CipherEngine final : public Engine {
       while (count < batch.size()) {
         Piece* piece = nullptr;
         {
-          const std::lock_guard lock(mutex_);
+          const core::MutexLock lock(mutex_);
           piece = next_piece();
         }
         if (piece == nullptr) break;
@@ -192,7 +192,7 @@ class CipherEngine final : public Engine {
     Io* const io = piece->of;
     bool over = false;
     {
-      const std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       io->layer.settled += piece->io.size;
       if (result != 0 && io->layer.error == 0) io->layer.error = result;
       io->transferred += transferred;
@@ -216,11 +216,11 @@ class CipherEngine final : public Engine {
   const std::unique_ptr<Cipher> cipher_;
   void* buffers_ = MAP_FAILED;
 
-  std::mutex mutex_;  // a leaf; protects the rest, and `layer` of the writes that wait or are on their way
-  std::vector<Piece> pieces_;
-  Piece* free_ = nullptr;
-  std::array<Waiting, core::kUrgencies> waiting_;
-  std::vector<FileId> stores_;
+  std::vector<Piece> pieces_;  // each its own piece's
+  core::Mutex mutex_;          // a leaf; also protects `layer` of the writes that wait or are on their way
+  Piece* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
+  std::array<Waiting, core::kUrgencies> waiting_ VMEM_GUARDED_BY(mutex_);
+  std::vector<FileId> stores_ VMEM_GUARDED_BY(mutex_);
 };
 
 }  // namespace

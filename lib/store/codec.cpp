@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
+
+#include "core/mutex.h"
 
 namespace vmem::store {
 
@@ -58,8 +59,8 @@ ZSTD_DCtx* zstd_decompressor() {
 }
 
 // For a thread that has no memory for its own: what was written compressed can always be read.
-constinit std::mutex spare_mutex;           // protects the spare and its use
-constinit ZSTD_DCtx* zstd_spare = nullptr;  // never freed
+constinit core::Mutex spare_mutex;                                       // held while the spare is in use
+constinit ZSTD_DCtx* zstd_spare VMEM_GUARDED_BY(spare_mutex) = nullptr;  // never freed
 
 LZ4_stream_t* lz4_state() {
   return contexts.lz4 != nullptr ? contexts.lz4 : keep(contexts.lz4, LZ4_createStream());
@@ -84,7 +85,7 @@ size_t compress(Codec codec, const void* block, size_t size, char* out, size_t c
 
 core::Status prepare_codec(Codec codec) {
   if (codec != Codec::zstd) return {};
-  const std::lock_guard lock(spare_mutex);
+  const core::MutexLock lock(spare_mutex);
   if (zstd_spare == nullptr) zstd_spare = ZSTD_createDCtx();
   return zstd_spare != nullptr ? core::Status() : core::error(ENOMEM, "no memory to decompress blocks with (zstd)");
 }
@@ -133,13 +134,14 @@ core::Status decode(Codec codec, const void* in, size_t stored, void* block, siz
     got = n > 0 ? static_cast<size_t>(n) : 0;
   } else {
     ZSTD_DCtx* context = zstd_decompressor();
-    std::unique_lock spare(spare_mutex, std::defer_lock);
-    if (context == nullptr) {
-      spare.lock();
-      context = zstd_spare;
+    size_t n = 0;
+    if (context != nullptr) {
+      n = ZSTD_decompressDCtx(context, block, size, data, header.length);
+    } else {
+      const core::MutexLock lock(spare_mutex);
+      if (zstd_spare == nullptr) return core::error(ENOMEM, "no memory to decompress a block of %zu bytes", size);
+      n = ZSTD_decompressDCtx(zstd_spare, block, size, data, header.length);
     }
-    if (context == nullptr) return core::error(ENOMEM, "no memory to decompress a block of %zu bytes", size);
-    const size_t n = ZSTD_decompressDCtx(context, block, size, data, header.length);
     got = ZSTD_isError(n) ? 0 : n;
   }
   if (got != size) {

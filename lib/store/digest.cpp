@@ -8,11 +8,11 @@
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
-#include <mutex>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/mutex.h"
 #include "store/codec.h"
 
 namespace vmem::store {
@@ -82,19 +82,18 @@ core::Digest zero_digest(size_t size) {
     size_t size;
     core::Digest digest;
   };
-  static constinit std::mutex mutex;
-  static constinit std::array<Known, 64> known{};  // protected by mutex
-  static constinit size_t used = 0;                // protected by mutex
-  const auto find = [&] {
-    return std::find_if(known.begin(), known.begin() + used, [&](const Known& k) { return k.size == size; });
-  };
+  static constinit core::Mutex mutex;
+  static constinit std::array<Known, 64> known VMEM_GUARDED_BY(mutex){};
+  static constinit size_t used VMEM_GUARDED_BY(mutex) = 0;
+  const auto is_it = [&](const Known& k) { return k.size == size; };
   {
-    std::lock_guard lock(mutex);
-    if (const auto* it = find(); it != known.begin() + used) return it->digest;
+    core::MutexLock lock(mutex);
+    auto* const end = known.begin() + used;
+    if (const auto* it = std::find_if(known.begin(), end, is_it); it != end) return it->digest;
   }
   const core::Digest out = hash_zeros(size);
-  std::lock_guard lock(mutex);
-  if (used < known.size() && find() == known.begin() + used) known[used++] = {size, out};
+  core::MutexLock lock(mutex);
+  if (used < known.size() && std::none_of(known.begin(), known.begin() + used, is_it)) known[used++] = {size, out};
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 
 namespace vmem::store {
@@ -49,7 +50,7 @@ void EngineBase::submit(std::span<Io* const> batch) {
   if (batch.empty()) return;
   uint64_t sleepers = 0;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     for (Io* io : batch) {
       io->result = 0;
       io->transferred = 0;
@@ -147,9 +148,9 @@ core::Status EngineBase::add_file(int fd, FileId* id) {
   const int flags = descriptor_flags(fd);
   if (flags < 0) return core::system_error(flags, "cannot use descriptor %d for I/O", fd);
   const FileSlot slot{fd, (flags & O_DIRECT) != 0};
-  std::lock_guard files(file_mutex_);
+  core::MutexLock files(file_mutex_);
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     if (free_files_.empty()) {
       *id = static_cast<FileId>(files_.size());
       free_files_.reserve(files_.size() + 1);  // so that remove_file cannot fail
@@ -165,10 +166,10 @@ core::Status EngineBase::add_file(int fd, FileId* id) {
 }
 
 void EngineBase::remove_file(FileId id) {
-  std::lock_guard files(file_mutex_);
+  core::MutexLock files(file_mutex_);
   bool known;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     known = id < files_.size() && files_[id].fd >= 0;
     if (known) files_[id] = FileSlot{};
   }
@@ -177,12 +178,12 @@ void EngineBase::remove_file(FileId id) {
     return;
   }
   file_removed(id);
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   free_files_.push_back(id);
 }
 
 EngineStats EngineBase::stats() const {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   return stats_;
 }
 

@@ -12,9 +12,9 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
 #include <vector>
 
+#include "core/mutex.h"
 #include "store/io.h"
 #include "store/transfer.h"
 
@@ -44,28 +44,28 @@ class EngineBase : public Engine {
 
   // Called with mutex_ held after work arrived: marks up to `count` sleeping threads as woken and says which, as a
   // value for wake(), 0 for nobody.
-  virtual uint64_t pick_sleepers(size_t count) = 0;
+  virtual uint64_t pick_sleepers(size_t count) VMEM_REQUIRES(mutex_) = 0;
   // Wakes them. Called without the lock.
   virtual void wake(uint64_t sleepers) = 0;
   // The file table of the kernel, where there is one. Called without the lock, for one id at a time.
   virtual void file_added(FileId, FileSlot) {}
   virtual void file_removed(FileId) {}
 
-  // All of these: mutex_ held.
-  bool launchable() const;          // take() would find something
-  Transfer* take();                 // next in order, in flight from now on; nullptr: nothing queued or no slot free
-  void retire(Transfer* transfer);  // its slot is free, its Ios await delivery
-  Io* next_finished();              // most urgent first
-  bool finished_is_heavy() const { return finished_bytes_ >= kHeavyBytes; }
-  bool idle() const { return outstanding_ == 0; }
+  bool launchable() const VMEM_REQUIRES(mutex_);  // take() would find something
+  Transfer* take()
+      VMEM_REQUIRES(mutex_);  // next in order, in flight from now on; nullptr: nothing queued or no slot free
+  void retire(Transfer* transfer) VMEM_REQUIRES(mutex_);  // its slot is free, its Ios await delivery
+  Io* next_finished() VMEM_REQUIRES(mutex_);              // most urgent first
+  bool finished_is_heavy() const VMEM_REQUIRES(mutex_) { return finished_bytes_ >= kHeavyBytes; }
+  bool idle() const VMEM_REQUIRES(mutex_) { return outstanding_ == 0; }
 
   // Without the lock: calls done(), which may free the Io. The caller then takes the lock and lowers outstanding_.
   static void deliver(Io* io);
   Injector* injector() const { return injector_.load(std::memory_order_acquire); }
 
-  mutable std::mutex mutex_;
-  uint64_t outstanding_ = 0;  // Ios submitted whose done() has not returned; protected by mutex_
-  bool stopping_ = false;     // the destructor waits; protected by mutex_
+  mutable core::Mutex mutex_;
+  uint64_t outstanding_ VMEM_GUARDED_BY(mutex_) = 0;  // Ios submitted whose done() has not returned
+  bool stopping_ VMEM_GUARDED_BY(mutex_) = false;     // the destructor waits
 
   // A thread that looks at the queues again right after done() names its engine here: its submits wake nobody else.
   static thread_local const EngineBase* own_thread;
@@ -78,19 +78,18 @@ class EngineBase : public Engine {
   const unsigned background_depth_;  // what prefetch, read-ahead and write-back may use: a fault finds a slot free
   std::atomic<Injector*> injector_{nullptr};
 
-  // Protected by mutex_:
-  std::array<List, core::kUrgencies> queues_;
-  std::array<List, core::kUrgencies> finished_;
-  size_t finished_bytes_ = 0;
-  std::vector<Transfer> transfers_;
-  Transfer* free_ = nullptr;
-  unsigned in_flight_ = 0;
-  unsigned background_in_flight_ = 0;
-  std::vector<FileSlot> files_;
-  std::vector<FileId> free_files_;
-  EngineStats stats_{};
+  std::array<List, core::kUrgencies> queues_ VMEM_GUARDED_BY(mutex_);
+  std::array<List, core::kUrgencies> finished_ VMEM_GUARDED_BY(mutex_);
+  size_t finished_bytes_ VMEM_GUARDED_BY(mutex_) = 0;
+  std::vector<Transfer> transfers_ VMEM_GUARDED_BY(mutex_);
+  Transfer* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
+  unsigned in_flight_ VMEM_GUARDED_BY(mutex_) = 0;
+  unsigned background_in_flight_ VMEM_GUARDED_BY(mutex_) = 0;
+  std::vector<FileSlot> files_ VMEM_GUARDED_BY(mutex_);
+  std::vector<FileId> free_files_ VMEM_GUARDED_BY(mutex_);
+  EngineStats stats_ VMEM_GUARDED_BY(mutex_){};
 
-  std::mutex file_mutex_;  // one change of the file table at a time; taken before mutex_
+  core::Mutex file_mutex_;  // one change of the file table at a time; taken before mutex_
 };
 
 // Both run their threads with every signal blocked: the application's handlers belong on the application's threads.

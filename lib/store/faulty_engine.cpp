@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/mutex.h"
 #include "core/thread.h"
 
 namespace vmem::store {
@@ -36,7 +37,7 @@ FaultyEngine::FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed) : i
 
 FaultyEngine::~FaultyEngine() {
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     stopping_ = true;  // from here on submit() lets everything pass
   }
   changed_.notify_all();
@@ -45,35 +46,38 @@ FaultyEngine::~FaultyEngine() {
 }
 
 FaultyEngine::RuleId FaultyEngine::add_rule(const Fault& fault) {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   rules_.push_back(Rule{fault});
   return static_cast<RuleId>(rules_.size() - 1);
 }
 
 void FaultyEngine::remove_rule(RuleId rule) {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   rules_.at(static_cast<size_t>(rule)).removed = true;
 }
 
 void FaultyEngine::clear_rules() {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   for (Rule& rule : rules_) rule.removed = true;
 }
 
 uint64_t FaultyEngine::fired(RuleId rule) const {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   return rules_.at(static_cast<size_t>(rule)).fired;
 }
 
 bool FaultyEngine::wait_hanging(size_t count, unsigned timeout_ms) const {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return hanging_.size() >= count; });
+  core::MutexLock lock(mutex_);
+  const auto end = Clock::now() + std::chrono::milliseconds(timeout_ms);
+  while (hanging_.size() < count && mutex_.wait_until(changed_, end)) {
+  }
+  return hanging_.size() >= count;
 }
 
 void FaultyEngine::release() {
   std::vector<Io*> all;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     all.swap(hanging_);
   }
   inner_->submit(all);
@@ -81,7 +85,7 @@ void FaultyEngine::release() {
 
 EngineStats FaultyEngine::stats() const {
   EngineStats out = inner_->stats();
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   out.errors += errors_;
   return out;
 }
@@ -95,7 +99,7 @@ bool FaultyEngine::matches(const Fault& fault, const Io& io) {
   return io.offset < fault.end && io.offset + std::max<size_t>(io.size, 1) > fault.begin;
 }
 
-// The rule that fires for this request, or for one attempt of it. mutex_ held.
+// The rule that fires for this request, or for one attempt of it.
 const Fault* FaultyEngine::fire(const Io& io, bool attempt) {
   for (Rule& rule : rules_) {
     if (rule.removed || attempt != (rule.fault.action == Fault::Action::short_transfer)) continue;
@@ -111,12 +115,12 @@ const Fault* FaultyEngine::fire(const Io& io, bool attempt) {
 }
 
 size_t FaultyEngine::attempt_limit(const Io& io, size_t want) {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   const size_t part = half(want);
   return part != 0 && fire(io, true) != nullptr ? part : want;
 }
 
-// Adds to `now` what goes to the inner engine at once. mutex_ held.
+// Adds to `now` what goes to the inner engine at once.
 void FaultyEngine::apply(const Fault& fault, Io* io, std::vector<Io*>* now) {
   switch (fault.action) {
     case Fault::Action::error:
@@ -153,7 +157,7 @@ void FaultyEngine::on_stand_done(Io& io) {
     original.result = 0;
     original.transferred = original.size;
   } else if (io.result == 0 && io.transferred != 0) {
-    std::lock_guard lock(stand->engine->mutex_);
+    core::MutexLock lock(stand->engine->mutex_);
     const uint64_t bit = stand->engine->random_() % (8 * io.transferred);
     static_cast<unsigned char*>(io.buffer)[bit / 8] ^= static_cast<unsigned char>(1u << bit % 8);
   }
@@ -164,7 +168,7 @@ void FaultyEngine::submit(std::span<Io* const> batch) {
   std::vector<Io*> now;
   now.reserve(batch.size());
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     for (Io* io : batch) {
       const Fault* fault = stopping_ ? nullptr : fire(*io, false);
       if (fault != nullptr) {
@@ -180,7 +184,7 @@ void FaultyEngine::submit(std::span<Io* const> batch) {
 
 // Ends requests with errors and submits delayed ones; at the end also those that hang.
 void FaultyEngine::run() noexcept {
-  std::unique_lock lock(mutex_);
+  core::MutexLock lock(mutex_);
   for (;;) {
     const bool due = !later_.empty() && (stopping_ || later_.begin()->first <= Clock::now());
     if (due) {
@@ -202,10 +206,10 @@ void FaultyEngine::run() noexcept {
       inner_->submit(all);
       return;
     } else if (later_.empty()) {
-      changed_.wait(lock);
+      mutex_.wait(changed_);
     } else {
       const Clock::time_point until = later_.begin()->first;
-      changed_.wait_until(lock, until);
+      mutex_.wait_until(changed_, until);
     }
   }
 }

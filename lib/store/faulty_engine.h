@@ -5,12 +5,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "core/mutex.h"
 #include "store/engine_base.h"
 #include "store/io.h"
 
@@ -92,20 +92,20 @@ class FaultyEngine final : public Engine, private Injector {
   FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed);
   size_t attempt_limit(const Io& io, size_t want) override;
   static bool matches(const Fault& fault, const Io& io);
-  const Fault* fire(const Io& io, bool attempt);
-  void apply(const Fault& fault, Io* io, std::vector<Io*>* now);
+  const Fault* fire(const Io& io, bool attempt) VMEM_REQUIRES(mutex_);
+  void apply(const Fault& fault, Io* io, std::vector<Io*>* now) VMEM_REQUIRES(mutex_);
   static void on_stand_done(Io& io);
   void run() noexcept;
 
   EngineBase* const inner_;  // owned; not a unique_ptr, whose reset() would hide it from callbacks that still submit
-  mutable std::mutex mutex_;
+  mutable core::Mutex mutex_;
   mutable std::condition_variable changed_;
-  std::vector<Rule> rules_;  // protected by mutex_, like all below
-  std::mt19937_64 random_;
-  std::multimap<Clock::time_point, Later> later_;
-  std::vector<Io*> hanging_;
-  uint64_t errors_ = 0;
-  bool stopping_ = false;
+  std::vector<Rule> rules_ VMEM_GUARDED_BY(mutex_);
+  std::mt19937_64 random_ VMEM_GUARDED_BY(mutex_);
+  std::multimap<Clock::time_point, Later> later_ VMEM_GUARDED_BY(mutex_);
+  std::vector<Io*> hanging_ VMEM_GUARDED_BY(mutex_);
+  uint64_t errors_ VMEM_GUARDED_BY(mutex_) = 0;
+  bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -11,12 +11,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "core/break.h"
 #include "core/fork.h"
+#include "core/mutex.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -75,8 +75,8 @@ struct Shared {
 };
 
 struct Registry {
-  std::mutex mutex;
-  std::vector<Shared> files;  // protected by mutex
+  core::Mutex mutex;
+  std::vector<Shared> files VMEM_GUARDED_BY(mutex);
 };
 
 Registry& registry() {
@@ -84,7 +84,7 @@ Registry& registry() {
   return *all;
 }
 
-Shared* find(Registry& all, const struct stat& st) {
+Shared* find(Registry& all, const struct stat& st) VMEM_REQUIRES(all.mutex) {
   const bool device = S_ISBLK(st.st_mode);
   for (Shared& s : all.files) {
     if (s.device == device && (device ? s.dev == st.st_rdev : s.dev == st.st_dev && s.ino == st.st_ino)) return &s;
@@ -95,7 +95,7 @@ Shared* find(Registry& all, const struct stat& st) {
 // Joins those who have the file open already; *joined: there were some.
 core::Status join(const struct stat& st, MappedFile* out, bool* joined) {
   Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
+  const core::MutexLock lock(all.mutex);
   Shared* const file = core::broken("file_lock") ? nullptr : find(all, st);
   *joined = file != nullptr;
   if (file == nullptr) return {};
@@ -135,7 +135,7 @@ core::Status open_shared(bool direct, MappedFile* out) {
     if (status.ok()) status = probe_direct(out->path, direct, false, &out->file);
     if (status.ok()) {
       Registry& all = registry();
-      const std::lock_guard lock(all.mutex);
+      const core::MutexLock lock(all.mutex);
       const bool device = S_ISBLK(st.st_mode);
       all.files.push_back({device, device ? st.st_rdev : st.st_dev, st.st_ino, out->file, {}});
       all.files.back().ranges.emplace_back(out->offset, out->length);
@@ -174,7 +174,7 @@ void close_mapped(MappedFile* file) {
   if (file->file.fd < 0) return;
   if (file->shared) {
     Registry& all = registry();
-    const std::lock_guard lock(all.mutex);
+    const core::MutexLock lock(all.mutex);
     const auto it =
         std::find_if(all.files.begin(), all.files.end(), [&](const Shared& s) { return s.file.fd == file->file.fd; });
     std::erase(it->ranges, std::pair(file->offset, file->length));

@@ -15,11 +15,11 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 #include "core/types.h"
 
@@ -44,10 +44,10 @@ bool set_direct(int fd, bool on) {
 }
 
 void say_buffered(const std::string& path, long file_system, int error) {
-  static constinit std::mutex mutex;
-  static std::set<long>& said = *new std::set<long>;  // protected by mutex; never destroyed
+  static constinit core::Mutex mutex;
+  static std::set<long>& said VMEM_GUARDED_BY(mutex) = *new std::set<long>;  // never destroyed
   {
-    std::lock_guard lock(mutex);
+    core::MutexLock lock(mutex);
     if (!said.insert(file_system).second) return;
   }
   core::log(

@@ -6,10 +6,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <thread>
 
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "store/space_path.h"
@@ -49,32 +49,32 @@ class FileSpace final : public Space {
   std::string describe(core::Extent extent) const override;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
-  bool allocate_run(Lock& lock, unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first);
-  bool grow(Lock& lock, SpacePath& path, uint64_t pages);
-  bool give_back(unsigned path, uint64_t first, uint64_t pages);
+  bool allocate_run(unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first)
+      VMEM_REQUIRES(mutex_);
+  bool grow(SpacePath& path, uint64_t pages) VMEM_REQUIRES(mutex_);
+  bool give_back(unsigned path, uint64_t first, uint64_t pages) VMEM_REQUIRES(mutex_);
   core::Status no_room(size_t size, size_t count, const char* why) const;
-  core::Status full(size_t size, size_t count) const;
+  core::Status full(size_t size, size_t count) const VMEM_REQUIRES(mutex_);
 
   static bool should_punch(const SpacePath& path);
   static uint64_t pages_to_shrink(const SpacePath& path);
   static bool should_trim(const SpacePath& path) { return should_punch(path) || pages_to_shrink(path) != 0; }
-  bool trim_due() const;
-  void trim(Lock& lock, SpacePath& path);
+  bool trim_due() const VMEM_REQUIRES(mutex_);
+  void trim(SpacePath& path) VMEM_REQUIRES(mutex_);
   void run_trimmer() noexcept;
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
   const std::chrono::milliseconds trim_delay_, full_delay_;
-  mutable std::mutex mutex_;
-  uint64_t budget_pages_;            // protected by mutex_
-  uint64_t used_pages_ = 0;          // live extents and those being allocated; protected by mutex_
-  uint64_t reserved_pages_ = 0;      // protected by mutex_
-  unsigned next_path_ = 0;           // changes with every allocation; protected by mutex_
-  bool stopping_ = false;            // protected by mutex_
-  bool hurry_ = false;               // trim without delay; protected by mutex_
-  bool trimming_ = false;            // ranges are out of use for a moment; protected by mutex_
-  std::condition_variable trimmer_;  // work for the trimmer
-  std::condition_variable trimmed_;  // trimming_ became false
+  mutable core::Mutex mutex_;
+  uint64_t budget_pages_ VMEM_GUARDED_BY(mutex_);
+  uint64_t used_pages_ VMEM_GUARDED_BY(mutex_) = 0;  // live extents and those being allocated
+  uint64_t reserved_pages_ VMEM_GUARDED_BY(mutex_) = 0;
+  unsigned next_path_ VMEM_GUARDED_BY(mutex_) = 0;  // changes with every allocation
+  bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
+  bool hurry_ VMEM_GUARDED_BY(mutex_) = false;     // trim without delay
+  bool trimming_ VMEM_GUARDED_BY(mutex_) = false;  // ranges are out of use for a moment
+  std::condition_variable trimmer_;                // work for the trimmer
+  std::condition_variable trimmed_;                // trimming_ became false
   std::thread thread_;
 };
 
@@ -85,7 +85,7 @@ core::Status FileSpace::start() {
 
 FileSpace::~FileSpace() {
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     stopping_ = true;
   }
   trimmer_.notify_all();
@@ -93,7 +93,7 @@ FileSpace::~FileSpace() {
 }
 
 bool FileSpace::reserve(uint64_t bytes) try {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   const uint64_t pages = std::min(reserved_pages_ + bytes / core::kPage, kMostReserved);
   const uint64_t most = std::min(pages, budget_pages_);
   for (const auto& path : paths_) {
@@ -108,7 +108,7 @@ bool FileSpace::reserve(uint64_t bytes) try {
 }
 
 void FileSpace::unreserve(uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   reserved_pages_ -= bytes / core::kPage;
 }
 
@@ -125,7 +125,7 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
   const uint64_t pages = size / core::kPage;
   const uint64_t total = pages * out.size();
 
-  Lock lock(mutex_);
+  core::MutexLock lock(mutex_);
   if (used_pages_ > budget_pages_ || total > budget_pages_ - used_pages_) {
     return core::error(ENOSPC,
                        "no room on SSD for %zu block%s of %s: ssd_budget is %s and %s are in use. Raise ssd_budget or "
@@ -143,7 +143,7 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
     group = std::min(group, out.size() - have);
     unsigned path = 0;
     uint64_t first = 0;
-    if (allocate_run(lock, start, group * pages, group == 1, &path, &first)) {
+    if (allocate_run(start, group * pages, group == 1, &path, &first)) {
       for (size_t n = 0; n < group; ++n) {
         out[have++] = core::Extent::make(path, (first + n * pages) * core::kPage, size, codec);
       }
@@ -175,8 +175,7 @@ core::Status FileSpace::full(size_t size, size_t count) const try {
 
 // Takes a run from the first path, in turn from `start`, that has one or can grow one. A run of several blocks makes a
 // file grow only while little of it is free; otherwise fragments are good enough.
-bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path,
-                             uint64_t* first) {
+bool FileSpace::allocate_run(unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first) {
   const auto count = static_cast<unsigned>(paths_.size());
   const auto now = std::chrono::steady_clock::now();
   // Those that were found full come last, and only for a single block.
@@ -191,13 +190,13 @@ bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool ma
       }
       const uint64_t slack = std::max(kTrimPages, at.extents.size_pages() / 4);
       if (!may_grow_freely && at.extents.free_pages() > slack) break;
-      if (!grow(lock, at, pages)) {
+      if (!grow(at, pages)) {
         if (should_trim(at)) {  // the disk may be full: what is free here gives it room
           hurry_ = true;
           trimmer_.notify_one();
         }
         if (!trimming_) break;
-        trimmed_.wait(lock, [&] { return !trimming_; });
+        while (trimming_) mutex_.wait(trimmed_);
         if (!at.extents.allocate(pages, first)) break;
         at.live_pages += pages;
         return true;
@@ -209,10 +208,10 @@ bool FileSpace::allocate_run(Lock& lock, unsigned start, uint64_t pages, bool ma
 
 // Makes a free run of `pages` at the end of the path's file, unless another thread just did. Lets go of the lock while
 // the file system works. False: the path is full.
-bool FileSpace::grow(Lock& lock, SpacePath& path, uint64_t pages) {
-  lock.unlock();
-  std::lock_guard resize(path.resize_mutex);
-  lock.lock();
+bool FileSpace::grow(SpacePath& path, uint64_t pages) {
+  mutex_.unlock();
+  core::MutexLock resize(path.resize_mutex);
+  mutex_.lock();
   if (path.extents.longest_free_run() >= pages) return true;
   const uint64_t end = path.extents.size_pages();
   const uint64_t need = pages - std::min(pages, path.extents.trailing_free_pages());
@@ -221,11 +220,11 @@ bool FileSpace::grow(Lock& lock, SpacePath& path, uint64_t pages) {
   const uint64_t budget_left = budget_pages_ > used_pages_ ? budget_pages_ - used_pages_ : 0;
   const uint64_t ahead = std::min({std::clamp(end / 8, kMinGrowth, kMaxGrowth), room, budget_left});
   uint64_t step = std::max(need, ahead);
-  lock.unlock();
+  mutex_.unlock();
   core::step("space.grow");
   int error = extend_file(path, end, step);
   if (error != 0 && step != need) error = extend_file(path, end, step = need);
-  lock.lock();
+  mutex_.lock();
   if (error == 0) {
     try {
       path.extents.grow(step);
@@ -252,7 +251,7 @@ void FileSpace::release(core::Extent extent) {
   bool known = extent && extent.path() < paths_.size();
   bool due = false;
   if (known) {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     const uint64_t pages = extent.length() / core::kPage;
     known = give_back(extent.path(), extent.offset() / core::kPage, pages);
     if (known) used_pages_ -= pages;
@@ -267,19 +266,19 @@ void FileSpace::release(core::Extent extent) {
 
 void FileSpace::refuse(core::Extent extent) {
   if (extent && extent.path() < paths_.size()) {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     paths_[extent.path()]->full_until = std::chrono::steady_clock::now() + full_delay_;
   }
   release(extent);
 }
 
 void FileSpace::set_budget(uint64_t bytes) {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   budget_pages_ = bytes / core::kPage;
 }
 
 uint64_t FileSpace::used() const {
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   return used_pages_ * core::kPage;
 }
 
@@ -303,16 +302,16 @@ bool FileSpace::trim_due() const {
   return std::any_of(paths_.begin(), paths_.end(), [](const auto& path) { return should_trim(*path); });
 }
 
-void FileSpace::trim(Lock& lock, SpacePath& path) {
+void FileSpace::trim(SpacePath& path) {
   if (should_punch(path) && path.live_pages != 0) {
     uint64_t first = 0;
     uint64_t pages = 0;
     while (!stopping_ && path.punch && path.extents.take_idle(kTrimStep, &first, &pages)) {
       trimming_ = true;
-      lock.unlock();
+      mutex_.unlock();
       core::step("space.punch");
       const bool punched = punch_hole(path, first, pages) == 0;
-      lock.lock();
+      mutex_.lock();
       path.punch = punched;
       path.extents.release_idle(first, pages);
       trimming_ = false;
@@ -320,35 +319,37 @@ void FileSpace::trim(Lock& lock, SpacePath& path) {
     }
   }
   while (!stopping_ && pages_to_shrink(path) != 0) {
-    lock.unlock();
-    std::lock_guard resize(path.resize_mutex);
-    lock.lock();
+    mutex_.unlock();
+    core::MutexLock resize(path.resize_mutex);
+    mutex_.lock();
     const uint64_t pages = std::min(pages_to_shrink(path), kShrinkStep);
     if (pages == 0) continue;
     path.extents.shrink(pages);
     const uint64_t size = path.extents.size_pages();
-    lock.unlock();
+    mutex_.unlock();
     core::step("space.shrink");
     // Extents beyond `size` cannot be handed out meanwhile: growing needs resize_mutex.
     const bool cut = shrink_file(path, size) == 0;
-    lock.lock();
+    mutex_.lock();
     if (!cut) path.shrinkable = false;
   }
 }
 
 void FileSpace::run_trimmer() noexcept {
-  Lock lock(mutex_);
+  core::MutexLock lock(mutex_);
   while (!stopping_) {
-    trimmer_.wait(lock, [&] { return stopping_ || trim_due(); });
+    while (!stopping_ && !trim_due()) mutex_.wait(trimmer_);
     unsigned seen = 0;
     int delays = 0;
     do {
       seen = next_path_;
-      trimmer_.wait_for(lock, trim_delay_, [&] { return stopping_ || hurry_; });
+      const auto end = std::chrono::steady_clock::now() + trim_delay_;
+      while (!stopping_ && !hurry_ && mutex_.wait_until(trimmer_, end)) {
+      }
       if (stopping_) return;
     } while (!hurry_ && seen != next_path_ && ++delays < kMostTrimDelays);
     hurry_ = false;
-    for (const auto& path : paths_) trim(lock, *path);
+    for (const auto& path : paths_) trim(*path);
   }
 }
 

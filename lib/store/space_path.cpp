@@ -278,6 +278,7 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
   if (!path->file.block_device) {
     struct statfs fs;
     // On tmpfs room ahead of use would be memory.
+    const core::MutexLock lock(path->resize_mutex);
     path->preallocate = fstatfs(path->file.fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC;
   }
   if (path->head_pages != 0) {  // never handed out, never given back

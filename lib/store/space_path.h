@@ -3,10 +3,10 @@
 
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "core/mutex.h"
 #include "core/status.h"
 #include "store/extent_allocator.h"
 #include "store/io.h"
@@ -29,8 +29,8 @@ struct SpacePath {
   uint64_t original_pages = 0;  // never shrunk below that
   uint64_t limit_pages = 0;     // of a block device; else what 40 bits of an extent can name
 
-  std::mutex resize_mutex;  // one fallocate or ftruncate at a time
-  bool preallocate = true;  // fallocate works here; protected by resize_mutex
+  core::Mutex resize_mutex;                               // one fallocate or ftruncate at a time
+  bool preallocate VMEM_GUARDED_BY(resize_mutex) = true;  // fallocate works here
 
   // Protected by the Space's mutex:
   ExtentAllocator extents;
@@ -49,9 +49,9 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
 
 // Adds room to the file for pages [end, end + pages): allocated on disk where the file system can, so that a full disk
 // shows now and not when a block must be written. 0 or an errno. resize_mutex held, the Space's mutex not.
-int extend_file(SpacePath& path, uint64_t end, uint64_t pages);
+int extend_file(SpacePath& path, uint64_t end, uint64_t pages) VMEM_REQUIRES(path.resize_mutex);
 // Cuts the file to `pages`. Same locks.
-int shrink_file(SpacePath& path, uint64_t pages);
+int shrink_file(SpacePath& path, uint64_t pages) VMEM_REQUIRES(path.resize_mutex);
 // Gives the disk space of a range back. 0 or an errno.
 int punch_hole(SpacePath& path, uint64_t first, uint64_t pages);
 

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <thread>
 
+#include "core/mutex.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "store/engine_base.h"
@@ -23,12 +24,12 @@ class ThreadEngine final : public EngineBase {
   const char* name() const override { return "threads"; }
 
  private:
-  uint64_t pick_sleepers(size_t count) override { return std::min<size_t>(count, sleeping_); }
+  uint64_t pick_sleepers(size_t count) override VMEM_REQUIRES(mutex_) { return std::min<size_t>(count, sleeping_); }
   void wake(uint64_t sleepers) override;
   void run() noexcept;
 
   std::condition_variable work_;  // with mutex_
-  size_t sleeping_ = 0;           // protected by mutex_
+  size_t sleeping_ VMEM_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> workers_;
 };
 
@@ -70,7 +71,7 @@ core::Status ThreadEngine::start() {
 
 ThreadEngine::~ThreadEngine() {
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     stopping_ = true;
   }
   work_.notify_all();
@@ -82,7 +83,7 @@ void ThreadEngine::wake(uint64_t sleepers) {
 }
 
 void ThreadEngine::run() noexcept {
-  std::unique_lock lock(mutex_);
+  core::MutexLock lock(mutex_);
   for (;;) {
     Io* io = next_finished();
     if (io != nullptr) {
@@ -109,7 +110,7 @@ void ThreadEngine::run() noexcept {
       return;
     }
     ++sleeping_;
-    work_.wait(lock);
+    mutex_.wait(work_);
     --sleeping_;
   }
 }

@@ -10,16 +10,16 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <mutex>
 #include <utility>
 
+#include "core/mutex.h"
 #include "core/step.h"
 
 namespace vmem::store {
 
 namespace {
 
-std::mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
+core::Mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
 
 constexpr unsigned kPatientStalls = 8;  // retried at once
 constexpr unsigned kMaxStalls = 200;    // then given up, after about 200 ms
@@ -48,7 +48,7 @@ uint64_t room_of(int fd) {
 // second descriptor without O_DIRECT would have to be kept for each file, so the flag is taken off for the moment; what
 // else is under way through this descriptor may then go through the page cache, which is right, too.
 ssize_t write_part_of_page(int fd, const void* bytes, size_t size, uint64_t offset) {
-  const std::lock_guard lock(flags_mutex);
+  const core::MutexLock lock(flags_mutex);
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return -errno;
   ssize_t n;
@@ -74,7 +74,7 @@ void pause_one_ms() {
 }  // namespace
 
 int descriptor_flags(int fd) {
-  const std::lock_guard lock(flags_mutex);
+  const core::MutexLock lock(flags_mutex);
   const int flags = fcntl(fd, F_GETFL);
   return flags < 0 ? -errno : flags;
 }

@@ -14,6 +14,7 @@
 
 #include "core/fork.h"
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "store/engine_base.h"
@@ -60,7 +61,7 @@ class UringEngine final : public EngineBase {
     void* user = nullptr;
     bool running = false;
   };
-  uint64_t pick_sleepers(size_t count) override;
+  uint64_t pick_sleepers(size_t count) override VMEM_REQUIRES(mutex_);
   void wake(uint64_t sleepers) override;
   void file_added(FileId id, FileSlot slot) override;
   void file_removed(FileId id) override;
@@ -77,9 +78,9 @@ class UringEngine final : public EngineBase {
   void give_up(Ring& ring, int error);
 
   std::vector<Ring> rings_;
-  Watch watch_;  // served by the first ring; protected by mutex_
+  Watch watch_ VMEM_GUARDED_BY(mutex_);  // served by the first ring
   std::condition_variable watch_idle_;
-  unsigned next_ring_ = 0;   // protected by mutex_
+  unsigned next_ring_ VMEM_GUARDED_BY(mutex_) = 0;
   bool file_table_ = false;  // set before the threads start
   std::array<std::atomic<bool>, kFileTable> in_table_{};
 };
@@ -133,7 +134,7 @@ core::Status UringEngine::start() {
 UringEngine::~UringEngine() {
   uint64_t sleepers;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     stopping_ = true;
     sleepers = pick_sleepers(rings_.size());
   }
@@ -243,7 +244,7 @@ void UringEngine::arm_watch(Ring& ring, int fd) {
 bool UringEngine::watch(int fd, void (*ready)(void*), void* user) {
   uint64_t sleepers = 0;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     watch_ = {fd, ready, user, false};
     if (rings_[0].sleeping) {
       rings_[0].sleeping = false;
@@ -255,29 +256,29 @@ bool UringEngine::watch(int fd, void (*ready)(void*), void* user) {
 }
 
 void UringEngine::unwatch() {
-  std::unique_lock lock(mutex_);
+  core::MutexLock lock(mutex_);
   watch_.fd = -1;  // a poll that fires from now on finds nobody to call
-  watch_idle_.wait(lock, [&] { return !watch_.running; });
+  while (watch_.running) mutex_.wait(watch_idle_);
 }
 
 void UringEngine::serve_watch(Ring& ring) {
   ring.watch_ready = false;
   Watch watch;
   {
-    std::lock_guard lock(mutex_);
+    core::MutexLock lock(mutex_);
     if (watch_.fd < 0) return;
     watch_.running = true;
     watch = watch_;
   }
   watch.ready(watch.user);
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   watch_.running = false;
   watch_idle_.notify_all();
 }
 
 void UringEngine::finish(Transfer* transfer) {
   core::step("store.finish");
-  std::lock_guard lock(mutex_);
+  core::MutexLock lock(mutex_);
   retire(transfer);
 }
 
@@ -352,7 +353,7 @@ void UringEngine::run(Ring& ring) noexcept {
     bool over = false;
     uint64_t helpers = 0;
     {
-      std::unique_lock lock(mutex_);
+      core::MutexLock lock(mutex_);
       ring.sleeping = false;
       if (&ring == &rings_[0] && !stopping_) watched = watch_.fd;
       if (delivered) --outstanding_;

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 #include "trap/kmod_trap.h"
 
@@ -50,7 +51,7 @@ Status KmodTrap::attach_hole(void* address, size_t size, uintptr_t begin, const 
 Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
   std::byte* slot = nullptr;
   {
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     Slots& slots = slots_[unit];
     if (!slots.empty.empty()) {
       slot = slots.empty.back();
@@ -64,11 +65,11 @@ Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
     void* arena = nullptr;
     if (Status s = reserve_arena(kSlots * unit, unit, &arena); !s.ok()) return s;
     slot = static_cast<std::byte*>(arena);
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     for (size_t i = kSlots; i > 1; --i) slots_[unit].empty.push_back(slot + (i - 1) * unit);
   }
   if (Status s = populate_frames(slot, unit, -1); !s.ok()) {
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     slots_[unit].empty.push_back(slot);
     return s;
   }
@@ -85,14 +86,14 @@ void KmodTrap::put_copy_frame(std::byte* frame, size_t unit) {
               s.text().data());
     return;
   }
-  const std::lock_guard lock(copies_mutex_);
+  const core::MutexLock lock(copies_mutex_);
   slots_[unit].empty.push_back(frame);
 }
 
 void KmodTrap::release_copies(uint64_t offset, size_t unit, size_t count) {
   std::map<uint64_t, Copy> gone;
   {
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     const auto last = copies_.lower_bound(offset + unit * count);
     for (auto it = copies_.lower_bound(offset); it != last;) gone.insert(copies_.extract(it++));
   }
@@ -128,7 +129,7 @@ Status KmodTrap::copy_in(void* address, size_t size, const void* image, Protect 
   }
   if (failure.ok()) {
     // Known before they are in place: whoever drops a block right after must find its frame.
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     try {
       for (size_t i = 0; i < count; ++i) {
         if (!copies_.emplace(ops[i].block, Copy{made[i], unit}).second)
@@ -171,7 +172,7 @@ Status KmodTrap::copy_out(void* address, size_t size, void* image) {
   if (Status s = blocks("take", address, size, &block, &unit, &count); !s.ok()) return s;
   std::vector<Copy> copies;
   {
-    const std::lock_guard lock(copies_mutex_);
+    const core::MutexLock lock(copies_mutex_);
     for (size_t i = 0; i < count; ++i) {
       const auto it = copies_.find(block + i * unit);
       if (it == copies_.end()) return error(ENOENT, "take: the block at 0x%zx is absent", at(address) + i * unit);

@@ -16,6 +16,7 @@
 #include "core/big_lock.h"
 #include "core/few.h"
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/step.h"
 #include "trap/mapping.h"
 #include "trap/os.h"
@@ -75,7 +76,7 @@ Status not_move(const char* who, Transfer transfer) {
 }  // namespace
 
 Status OffsetMap::set(uintptr_t start, const Entry& entry) try {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   entries_[start] = entry;
   return {};
 } catch (const std::bad_alloc&) {
@@ -83,7 +84,7 @@ Status OffsetMap::set(uintptr_t start, const Entry& entry) try {
 }
 
 bool OffsetMap::take(uintptr_t start, size_t size, Entry* out) {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   const auto it = entries_.find(start);
   if (it == entries_.end() || it->second.size != size) return false;
   *out = it->second;
@@ -92,7 +93,7 @@ bool OffsetMap::take(uintptr_t start, size_t size, Entry* out) {
 }
 
 bool OffsetMap::find(uintptr_t start, size_t size, uintptr_t* begin, Entry* out) const {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   auto it = entries_.upper_bound(start);
   if (it == entries_.begin()) return false;
   --it;
@@ -104,7 +105,7 @@ bool OffsetMap::find(uintptr_t start, size_t size, uintptr_t* begin, Entry* out)
 }
 
 bool OffsetMap::take_overlap(uintptr_t start, size_t size, Entry* out) {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   auto it = entries_.lower_bound(start);
   if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
   if (it == entries_.end() || it->first >= start + size) return false;
@@ -114,7 +115,7 @@ bool OffsetMap::take_overlap(uintptr_t start, size_t size, Entry* out) {
 }
 
 bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   const auto it = std::find_if(entries_.begin(), entries_.end(), [](const auto& e) { return e.second.owned; });
   if (it == entries_.end()) return false;
   *begin = it->first;

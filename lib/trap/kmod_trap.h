@@ -7,10 +7,10 @@
 #include <array>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <span>
 #include <vector>
 
+#include "core/mutex.h"
 #include "trap/trap.h"
 #include "vmem/vmem_uapi.h"
 
@@ -36,8 +36,8 @@ class OffsetMap {
   bool first(uintptr_t* begin, Entry* out) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<uintptr_t, Entry> entries_;
+  mutable core::Mutex mutex_;
+  std::map<uintptr_t, Entry> entries_ VMEM_GUARDED_BY(mutex_);
 };
 
 // The operations of one call: few need no memory.
@@ -121,9 +121,10 @@ class KmodTrap final : public Trap {
     std::vector<std::byte*> empty;  // room for all: giving one back needs no memory
     size_t made = 0;
   };
-  std::mutex copies_mutex_;          // leaf
-  std::map<uint64_t, Copy> copies_;  // frames of our own in place, by offset of their block
-  std::map<size_t, Slots> slots_;    // by unit: address space for such frames
+  core::Mutex copies_mutex_;  // leaf
+  std::map<uint64_t, Copy> copies_
+      VMEM_GUARDED_BY(copies_mutex_);  // frames of our own in place, by offset of their block
+  std::map<size_t, Slots> slots_ VMEM_GUARDED_BY(copies_mutex_);  // by unit: address space for such frames
 };
 
 }  // namespace vmem::trap

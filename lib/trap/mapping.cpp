@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "core/map_over.h"
+#include "core/mutex.h"
 #include "core/types.h"
 #include "trap/os.h"
 
@@ -118,7 +119,7 @@ void RangeMap::cut(uintptr_t start, size_t size) {
 }
 
 void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   if (const auto after = entries_.upper_bound(start); after != entries_.begin() && !owned) {
     const auto& [from, known] = *std::prev(after);
     if (from + known.size >= start + size && known.transfer == transfer && !known.owned) return;
@@ -131,12 +132,12 @@ void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) 
 }
 
 void RangeMap::erase(uintptr_t start, size_t size) {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   cut(start, size);
 }
 
 bool RangeMap::find(uintptr_t address, Entry* out) const {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   auto it = entries_.upper_bound(address);
   if (it == entries_.begin()) return false;
   --it;
@@ -146,7 +147,7 @@ bool RangeMap::find(uintptr_t address, Entry* out) const {
 }
 
 bool RangeMap::first_owned(Range* out) const {
-  const std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   for (const auto& [start, entry] : entries_) {
     if (entry.owned) {
       *out = {start, entry.size};

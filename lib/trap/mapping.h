@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 
+#include "core/mutex.h"
 #include "core/status.h"
 #include "trap/trap.h"
 
@@ -49,10 +49,10 @@ class RangeMap {
   bool first_owned(Range* out) const;
 
  private:
-  void cut(uintptr_t start, size_t size);
+  void cut(uintptr_t start, size_t size) VMEM_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;  // leaf; nothing is touched or called under it
-  std::map<uintptr_t, Entry> entries_;
+  mutable core::Mutex mutex_;  // leaf; nothing is touched or called under it
+  std::map<uintptr_t, Entry> entries_ VMEM_GUARDED_BY(mutex_);
 };
 
 }  // namespace vmem::trap
