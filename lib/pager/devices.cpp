@@ -203,11 +203,12 @@ std::string Pager::check_devices() {
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (core::on_a_device(r->table[b].state)) used[r->table[b].device] += r->block_size;
     }
-    r->leases.visit(0, r->blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
-      const int location = leases.front().location;
-      if (location >= 0) leased[static_cast<size_t>(location)] += (last - first + 1) * r->block_size;
-      return true;
-    });
+    r->leases.visit(0, r->blocks - 1,
+                    [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
+                      const int location = leases.front().location;
+                      if (location >= 0) leased[static_cast<size_t>(location)] += (last - first + 1) * size;
+                      return true;
+                    });
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
     used[d] += gpus_[d].to_peers;  // the table names the device that a block goes to

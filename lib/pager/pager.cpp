@@ -410,10 +410,11 @@ std::string Pager::check() {
       }
     }
     if (std::string s = r->leases.check(); !s.empty()) return s;
-    r->leases.visit(0, r->blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
-      if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * r->block_size;
-      return true;
-    });
+    r->leases.visit(0, r->blocks - 1,
+                    [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
+                      if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * size;
+                      return true;
+                    });
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
       const Resident& resident = residents_[r->table[b].aux];
