@@ -49,7 +49,10 @@ unsigned int vmem_frame_pins(struct vmem_frame *frame)
 	return pins;
 }
 
-/* Whether an error was found in the memory of a piece. Exact, but looks at each page. */
+/*
+ * Whether an error was found in the memory of a piece. It looks at each page: the mark that core code
+ * keeps of a folio as a whole is not set on each kernel for pages that it cannot deal with.
+ */
 static bool vmem_piece_broken(struct page *page, unsigned int order)
 {
 	unsigned long i;
@@ -60,14 +63,13 @@ static bool vmem_piece_broken(struct page *page, unsigned int order)
 	return false;
 }
 
-/* The same of a frame; of pieces that core code looks after it reads one mark each. */
+/* The same of a frame. */
 bool vmem_frame_broken(const struct vmem_frame *frame)
 {
 	unsigned int i;
 
 	for (i = 0; i < frame->pieces; i++)
-		if (PageHWPoison(frame->piece[i]) ||
-		    (frame->order && folio_test_has_hwpoisoned(page_folio(frame->piece[i]))))
+		if (vmem_piece_broken(frame->piece[i], frame->order))
 			return true;
 	return false;
 }
