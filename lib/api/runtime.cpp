@@ -96,6 +96,8 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   const std::string wanted = options.text(Option::trap), transfer = options.text(Option::transfer);
   if (wanted != "uffd" && transfer == "auto") {
     Status s = trap::make_kmod_trap({}, out);
+    if (s.ok() && options.number(Option::core_dump) != 0)
+      core::log(core::Level::warning, "setting core_dump is on, but mappings of the module are in no core dump");
     if (s.ok() || wanted == "kmod") return s;
     // A machine without the module is as usual; one whose module cannot be used is worth a line.
     core::log(s.code() == -ENOENT ? core::Level::info : core::Level::warning,
@@ -108,6 +110,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   }
   trap::UserfaultOptions user;
   user.allow_move = options.text(Option::transfer) != "copy";
+  user.core_dump = options.number(Option::core_dump) != 0;
   if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
   Status s = trap::make_userfault_trap(user, out);
   if (s.ok() && !(*out)->caps().system_calls) {

@@ -54,6 +54,9 @@ constexpr OptionInfo kTable[] = {
     {Option::encryption, "encryption", OptionKind::boolean, "", "off", 0, 1, nullptr, false,
      "Encrypt what goes to the store (AES-256-XTS by OpenSSL's libcrypto, a key that lives and dies with the process); "
      "files that are mapped stay as they are."},
+    {Option::core_dump, "core_dump", OptionKind::boolean, "", "off", 0, 1, nullptr, false,
+     "Leave regions in core dumps: what is in host memory then; the rest reads as zeros there. Mappings of the module "
+     "are never dumped."},
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,

@@ -26,6 +26,7 @@ enum class Option : unsigned {
   readahead,
   checksum,
   encryption,
+  core_dump,
   compression,
   trap,
   transfer,

@@ -64,11 +64,23 @@ core::Status replace_with_space(uintptr_t start, size_t size) {
   return error != 0 ? no_space(error, size) : core::Status();
 }
 
-core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge) {
+namespace {
+
+// Anew each time: what a mapping is put over, or moved to, may have it otherwise.
+core::Status keep_to_process(uintptr_t start, size_t size, CoreDump dump) {
   if (const int error = os::advise(start, size, MADV_DONTFORK); error != 0)
     return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
-  if (const int error = os::advise(start, size, MADV_DONTDUMP); error != 0)
-    return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of core dumps", size, start);
+  const bool out = dump == CoreDump::no;
+  if (const int error = os::advise(start, size, out ? MADV_DONTDUMP : MADV_DODUMP); error != 0)
+    return core::system_error(error, "cannot keep %zu bytes at 0x%zx %s core dumps", size, start,
+                              out ? "out of" : "in");
+  return {};
+}
+
+}  // namespace
+
+core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge, CoreDump dump) {
+  if (core::Status s = keep_to_process(start, size, dump); !s.ok()) return s;
   const int error_huge = os::advise(start, size, huge == HugePages::yes ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   // EINVAL: a kernel without transparent huge pages; small pages serve.
   if (error_huge != 0 && error_huge != -EINVAL)
@@ -87,13 +99,11 @@ core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
   return replace_with_file(empty_file, 0, true, start, size);
 }
 
-core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size) {
+core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size, CoreDump dump) {
   const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE;
   const int error = core::map_over(start, size, PROT_READ | PROT_WRITE, flags, fd, offset);
   if (error != 0) return no_space(error, size);
-  if (const int fork_error = os::advise(start, size, MADV_DONTFORK); fork_error != 0)
-    return core::system_error(fork_error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
-  return {};
+  return keep_to_process(start, size, dump);
 }
 
 void RangeMap::cut(uintptr_t start, size_t size) {

@@ -12,6 +12,7 @@
 namespace vmem::trap {
 
 enum class HugePages : bool { no, yes };
+enum class CoreDump : bool { no, yes };
 
 // Refuses what is no range of whole pages: size 0, unaligned, wrapping. `call` names the caller in the message.
 core::Status check_range(const char* call, uintptr_t start, size_t size);
@@ -23,9 +24,10 @@ core::Status reserve_space(size_t size, size_t align, uintptr_t* start, uintptr_
 core::Status replace_with_space(uintptr_t start, size_t size);
 // Turns reserved space into memory that the descriptor watches: `mode` is that of os::enroll(), 0 for none. It becomes
 // accessible last, so that no touch ever finds memory that is accessible and not watched.
-core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge);
+core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge, CoreDump dump = CoreDump::no);
 // Maps the file over the range.
-core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size);
+core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size,
+                               CoreDump dump = CoreDump::no);
 // Maps an empty file over the range: every touch gets SIGBUS.
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size);
 

@@ -189,6 +189,7 @@ struct UserfaultOptions {
   bool allow_device = true;      // /dev/userfaultfd
   bool allow_process_madvise = true;
   bool allow_table_reclaim = true;  // rely on MADV_DONTNEED freeing page tables (Linux 6.14)
+  bool core_dump = false;           // what is resident in ranges goes into core dumps
 };
 
 // userfaultfd: /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever is allowed.

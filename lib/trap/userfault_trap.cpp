@@ -49,7 +49,7 @@ uintptr_t at(const void* address) {
 
 class UserfaultTrap final : public Trap {
  public:
-  UserfaultTrap(const Probed& probed, int event, int empty_file)
+  UserfaultTrap(const Probed& probed, int event, int empty_file, CoreDump dump)
       : fd_(probed.fd),
         self_(probed.self),
         pagemap_(probed.pagemap),
@@ -57,6 +57,7 @@ class UserfaultTrap final : public Trap {
         empty_file_(empty_file),
         take_by_remap_(probed.take_by_remap),
         frees_tables_(probed.frees_tables),
+        dump_(dump),
         caps_(probed.caps) {}
   ~UserfaultTrap() override;
   UserfaultTrap(const UserfaultTrap&) = delete;
@@ -100,6 +101,7 @@ class UserfaultTrap final : public Trap {
 
   const int fd_, self_, pagemap_, event_, empty_file_;
   const bool take_by_remap_, frees_tables_;
+  const CoreDump dump_;
   const Caps caps_;
   RangeMap ranges_;
 };
@@ -125,7 +127,7 @@ UserfaultTrap::~UserfaultTrap() {
 Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
   const bool moves = transfer == Transfer::move;
   const uint64_t mode = os::kRegisterMissing | (caps_.write_protect ? os::kRegisterWp : 0);
-  return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no);
+  return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no, dump_);
 }
 
 Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_size*/, Transfer transfer, uintptr_t near,
@@ -495,7 +497,7 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
 Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
   core::must_be_outside("Trap::map_file");
   if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
-  if (Status s = replace_with_file(fd, offset, shared, at(address), size); !s.ok()) return s;
+  if (Status s = replace_with_file(fd, offset, shared, at(address), size, dump_); !s.ok()) return s;
   os::wake(fd_, at(address), size);
   return {};
 }
@@ -547,7 +549,7 @@ Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap
     if (probed.pagemap >= 0) close(probed.pagemap);
     return s;
   }
-  *out = std::make_unique<UserfaultTrap>(probed, event, empty_file);
+  *out = std::make_unique<UserfaultTrap>(probed, event, empty_file, options.core_dump ? CoreDump::yes : CoreDump::no);
   return {};
 }
 

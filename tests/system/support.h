@@ -110,6 +110,7 @@ class SystemTest : public ::testing::Test {
                                               {"compression", "none"},
                                               {"checksum", "on"},
                                               {"encryption", "off"},
+                                              {"core_dump", "off"},
                                               {"io_engine", "auto"},
                                               {"readahead", "8MiB"},
                                               {"direct_io", "on"},
