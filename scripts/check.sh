@@ -1,7 +1,7 @@
 #!/bin/bash
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
-#   format layers doors header names settings manual docs readme words sizes shell python statics tidy
+#   format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -50,16 +50,16 @@ check_layers() {
   done | report layers
 }
 
-# One room owns each door to the outside.
-check_doors() {
-  door() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
-  { door store 'liburing'; door device 'cuda'; door trap 'linux/userfaultfd|vmem/vmem_uapi'
+# One room is the sole interface to each thing outside.
+check_interfaces() {
+  only() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
+  { only store 'liburing'; only device 'cuda'; only trap 'linux/userfaultfd|vmem/vmem_uapi'
     # Their signals are blocked, and they have names.
     tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
     # -Wthread-safety knows core::Mutex alone.
     tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
-  } | report doors
+  } | report interfaces
 }
 
 # The public header alone, as C99 and as C++, with every warning; and without CUDA's headers.
@@ -194,7 +194,7 @@ check_tidy() {
 packages=$(dpkg-query -W -f '${Package} ${Version}\n' '*-dev' 2>/dev/null) && CHECK_SYSTEM=$(sha256sum <<<"$packages") && export CHECK_SYSTEM
 find "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed" -type f -mtime +30 -delete 2>/dev/null
 
-[ $# -gt 0 ] || set -- format layers doors header names settings manual docs readme words sizes shell python statics tidy
+[ $# -gt 0 ] || set -- format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"
