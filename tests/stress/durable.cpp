@@ -15,6 +15,7 @@
 
 #include "api/runtime.h"
 #include "common.h"
+#include "promises.h"
 #include "store/io.h"
 
 namespace {
@@ -215,42 +216,18 @@ int run(const Settings& settings) {
       differs("ftruncate: %s", strerror(errno));
     watched = st.st_ino;
     stress::configure("block_size", kBlocks[round % 3]);
-    void* p = nullptr;
-    if (const int rc = vmem_map(&p, settings.bytes, path.c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY); rc != 0)
-      differs("map: %d %s", rc, vmem_last_error());
-    auto* const words = static_cast<uint64_t*>(p);
+    uint64_t* const words = stress::map_shared(path, settings.bytes);
     const size_t count = settings.bytes / 8;
     std::atomic<bool> end{false};
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < settings.threads; ++t) {
       threads.emplace_back([&, t] {
-        Random own(settings.seed * 7919 + round * 31 + t);
-        // Each thread has the words of its remainder: the last version that it stored.
-        std::map<size_t, uint64_t> mine;
+        stress::OwnWords own(words, count, t, settings.threads, version, settings.seed * 7919 + round * 31 + t);
         while (!end) {
           ++alive;
-          const size_t at = own.below(count),
-                       n = std::min<size_t>(count - at, 1 + own.below(own.one_in(8) ? 60000 : 900));
-          if (own.below(3) != 0) {
-            for (size_t i = at; i < at + n; i += 1 + own.below(200)) {
-              const size_t w = i / settings.threads * settings.threads + t;
-              if (w >= count) continue;
-              mine[w] = version.fetch_add(1);
-              static_cast<volatile uint64_t*>(words)[w] = mine[w];
-            }
-            continue;
-          }
-          if (own.one_in(3)) {
-            if (const int rc = vmem_evict(words + at, n * 8, VMEM_SSD); rc != 0)
-              differs("evict: %d %s", rc, vmem_last_error());
-            continue;
-          }
-          const int rc = vmem_sync(words + at, n * 8);
-          if (rc != 0) differs("sync: %d %s", rc, vmem_last_error());
-          ++syncs;
           Event event{Event::synced, 0, 0, {}, {}};
-          for (auto it = mine.lower_bound(at); it != mine.end() && it->first < at + n; ++it)
-            event.words.emplace_back(static_cast<uint32_t>(it->first), it->second);
+          if (!own.step(&event.words)) continue;
+          ++syncs;
           record(std::move(event));
         }
       });
@@ -262,7 +239,7 @@ int run(const Settings& settings) {
     }
     end = true;
     for (std::thread& t : threads) t.join();
-    if (const int rc = vmem_free(p); rc != 0) differs("free: %d %s", rc, vmem_last_error());
+    if (const int rc = vmem_free(words); rc != 0) differs("free: %d %s", rc, vmem_last_error());
     Disk disk;
     disk.durable.resize(settings.bytes);
     disk.floor.resize(count);

@@ -18,7 +18,7 @@
 #include <map>
 #include <mutex>
 
-#include "stress/common.h"
+#include "stress/promises.h"
 
 namespace {
 
@@ -122,35 +122,18 @@ std::mutex promising;
 std::map<uint64_t, std::vector<std::pair<uint32_t, uint64_t>>> promises;
 std::atomic<uint64_t> alive{0}, version{1}, syncs{0};
 
-// Each thread has the words of its remainder.
 void work(uint64_t* words, size_t count, unsigned t, Mapped& drive, const std::atomic<bool>& end) {
-  Random own(settings.seed * 7919 + t);
-  std::map<size_t, uint64_t> mine;
+  stress::OwnWords own(words, count, t, settings.threads, version, settings.seed * 7919 + t);
   while (!end) {
     ++alive;
-    const size_t at = own.below(count), n = std::min<size_t>(count - at, 1 + own.below(own.one_in(8) ? 60000 : 900));
-    if (own.below(3) != 0) {
-      for (size_t i = at; i < at + n; i += 1 + own.below(200)) {
-        const size_t w = i / settings.threads * settings.threads + t;
-        if (w >= count) continue;
-        mine[w] = version.fetch_add(1);
-        static_cast<volatile uint64_t*>(words)[w] = mine[w];
-      }
-    } else if (own.one_in(3)) {
-      if (const int rc = vmem_evict(words + at, n * 8, VMEM_SSD); rc != 0)
-        differs("evict: %d %s", rc, vmem_last_error());
-    } else {
-      if (const int rc = vmem_sync(words + at, n * 8); rc != 0) differs("sync: %d %s", rc, vmem_last_error());
-      std::vector<std::pair<uint32_t, uint64_t>> promised;
-      for (auto it = mine.lower_bound(at); it != mine.end() && it->first < at + n; ++it)
-        promised.emplace_back(static_cast<uint32_t>(it->first), it->second);
-      const uint64_t id = ++syncs;
-      {
-        std::lock_guard guard(promising);
-        promises[id] = std::move(promised);
-      }
-      drive.mark(id);
+    std::vector<std::pair<uint32_t, uint64_t>> promised;
+    if (!own.step(&promised)) continue;
+    const uint64_t id = ++syncs;
+    {
+      std::lock_guard guard(promising);
+      promises[id] = std::move(promised);
     }
+    drive.mark(id);
   }
 }
 
@@ -180,17 +163,15 @@ void write_file(Mapped& drive) {
                                                                   {"readahead", "0"}})
     stress::configure(name, value);
   stress::start();
-  void* p = nullptr;
-  if (const int rc = vmem_map(&p, settings.bytes, path.c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY); rc != 0)
-    differs("map: %d %s", rc, vmem_last_error());
+  uint64_t* const words = stress::map_shared(path, settings.bytes);
   std::atomic<bool> end{false};
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < settings.threads; ++t)
-    threads.emplace_back([&, t] { work(static_cast<uint64_t*>(p), settings.bytes / 8, t, drive, end); });
+    threads.emplace_back([&, t] { work(words, settings.bytes / 8, t, drive, end); });
   usleep(static_cast<useconds_t>(settings.seconds * 1e6));
   end = true;
   for (std::thread& t : threads) t.join();
-  if (const int rc = vmem_free(p); rc != 0) differs("free: %d %s", rc, vmem_last_error());
+  if (const int rc = vmem_free(words); rc != 0) differs("free: %d %s", rc, vmem_last_error());
   vmem_shutdown();
   must(umount(settings.folder.c_str()) == 0, "umount");
 }
