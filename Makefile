@@ -49,7 +49,7 @@ LIBS      += -L$(patsubst %/,%,$(dir $(CUDA_LIB))) -lcudart_static
 endif
 
 # Objects depend on this file: it changes when the compiler or its flags do.
-FLAGS_NOW := $(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS)
+FLAGS_NOW := $(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS)$(if $(SIM), SIM)
 ifeq ($(filter-out clean help setup,$(or $(MAKECMDGOALS),all)),)
 else ifneq ($(file <$(BUILD)/flags),$(FLAGS_NOW))
   $(shell mkdir -p $(BUILD))
@@ -59,7 +59,12 @@ endif
 # ---- what there is: folders are picked up as they appear ------------------------------------------------------------------
 LIB_SRC   := $(wildcard lib/*/*.cpp lib/*/*/*.cpp)
 LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda_%,$(LIB_SRC)))
-LIB_OBJ   := $(LIB_SRC:%.cpp=$(BUILD)/%.o)
+# The simulated device is for tests: a library has it with SIM=yes, and in its place one file that refuses otherwise.
+SIM_OBJ   := $(BUILD)/lib/device/sim_device.o
+LIB_OBJ   := $(filter-out $(if $(SIM),%/no_sim.o,$(SIM_OBJ)),$(LIB_SRC:%.cpp=$(BUILD)/%.o))
+SIM_LIB_OBJ := $(filter-out %/no_sim.o $(SIM_OBJ),$(LIB_OBJ)) $(SIM_OBJ)
+# What test programs have of their own, before the library: parts that break on demand, and the functions that put them there.
+TEST_OBJ  := $(SIM_OBJ) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tests/common/*.cpp))
 UNIT_SRC  := $(wildcard tests/unit/*.cpp tests/unit/*/*.cpp)
 SYS_SRC   := $(wildcard tests/system/*.cpp)
 CTL_SRC   := $(wildcard tests/ctl/*.cpp)
@@ -89,7 +94,7 @@ all: lib examples tools  ## the library, static and shared, examples, tools (tes
 lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so
 examples: $(EXAMPLES)
 tools: $(TOOLS)
-build-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
+build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
 
 # What the sanitizers and the fast lane of .ci/run take.
 .PHONY: core-tests
@@ -134,25 +139,34 @@ $(BUILD)/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 	  -Wl,-z,relro -Wl,--exclude-libs,ALL $(LIB_OBJ) $(LIBS) -o $@
 $(BUILD)/libvmem.so: $(BUILD)/$(SONAME)
 	@ln -sf $(SONAME) $@
+# For the Python package's tests.
+$(BUILD)/sim/$(SONAME): $(SIM_LIB_OBJ) lib/api/libvmem.map
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete \
+	  -Wl,-z,relro -Wl,--exclude-libs,ALL $(SIM_LIB_OBJ) $(LIBS) -o $@
+$(BUILD)/sim/libvmem.so: $(BUILD)/sim/$(SONAME)
+	@ln -sf $(SONAME) $@
 
-$(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(BUILD)/libvmem.a
-$(BUILD)/tests/system_tests: $(SYS_OBJ) $(BUILD)/libvmem.a
-$(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
+$(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
+$(BUILD)/tests/system_tests: $(SYS_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
+$(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
 $(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 # GoogleTest's main is taken only by those who have none.
-$(STRESS) $(KMOD_TEST) $(VM_TEST): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+$(STRESS) $(KMOD_TEST) $(VM_TEST): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
-$(BENCH): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+$(BENCH): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lbenchmark $(LIBS) -o $@
-$(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.a
+# With the simulated device, which some of them take for --device sim.
+$(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(SIM_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ $(LIBS) -o $@
 define tool_folder
-$(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(BUILD)/libvmem.a
+$(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(SIM_OBJ) $(BUILD)/libvmem.a
 	$$(call say,LINK,$$@)
 	$$(Q)$$(LINK) $$^ $$(LIBS) $$(LIBS_$(notdir $(1))) -o $$@
 endef
@@ -179,10 +193,10 @@ $(BREAK_OBJ): $(BREAK_DIR)/%.o: %.cpp $(BUILD)/%.o
 $(BREAK_DIR)/libvmem.a: $(BREAK_OBJ) $(LIB_OBJ)
 	@rm -f $@
 	$(Q)ar rcs $@ $(BREAK_OBJ) $(filter-out $(BREAK_SRC:%.cpp=$(BUILD)/%.o),$(LIB_OBJ))
-$(BREAK_DIR)/unit_tests: $(UNIT_OBJ) $(BREAK_DIR)/libvmem.a
-$(BREAK_DIR)/system_tests: $(SYS_OBJ) $(BREAK_DIR)/libvmem.a
-$(patsubst tests/stress/%.cpp,$(BREAK_DIR)/%,$(wildcard tests/stress/*.cpp)): $(BREAK_DIR)/%: $(BUILD)/tests/stress/%.o $(BREAK_DIR)/libvmem.a
-$(BREAK_DIR)/power_loss: $(BUILD)/tests/vm/power_loss.o $(BREAK_DIR)/libvmem.a
+$(BREAK_DIR)/unit_tests: $(UNIT_OBJ) $(TEST_OBJ) $(BREAK_DIR)/libvmem.a
+$(BREAK_DIR)/system_tests: $(SYS_OBJ) $(TEST_OBJ) $(BREAK_DIR)/libvmem.a
+$(patsubst tests/stress/%.cpp,$(BREAK_DIR)/%,$(wildcard tests/stress/*.cpp)): $(BREAK_DIR)/%: $(BUILD)/tests/stress/%.o $(TEST_OBJ) $(BREAK_DIR)/libvmem.a
+$(BREAK_DIR)/power_loss: $(BUILD)/tests/vm/power_loss.o $(TEST_OBJ) $(BREAK_DIR)/libvmem.a
 $(addprefix $(BREAK_DIR)/,unit_tests system_tests power_loss $(patsubst tests/stress/%.cpp,%,$(wildcard tests/stress/*.cpp))):
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
@@ -200,16 +214,16 @@ $(BUILD)/tests/gpu/%.o: tests/gpu/%.cu $(BUILD)/flags | $(call SETUP,build) $(ca
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
 	$(Q)$(CUDA_HOME)/bin/nvcc -ccbin $(CXX) -std=c++20 -arch=$(GPU_ARCH) -O2 -g -lineinfo $(CPPFLAGS) -Itools -Itests -MMD -MP -Xcompiler -fPIC,-pthread -c $< -o $@
-$(GPU_BIN): $(BUILD)/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_OBJ) $(BUILD)/libvmem.a
+$(GPU_BIN): $(BUILD)/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 GPU_EXAMPLES := $(BUILD)/gpu/vmem-stream $(BUILD)/gpu/vmem-gemm
-$(GPU_EXAMPLES): $(BUILD)/gpu/%: $(BUILD)/examples/%.o $(BUILD)/libvmem.a
+$(GPU_EXAMPLES): $(BUILD)/gpu/%: $(BUILD)/examples/%.o $(SIM_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
-$(GPU_STRESS): $(BUILD)/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/stress_work.o $(BUILD)/libvmem.a
+$(GPU_STRESS): $(BUILD)/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/stress_work.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
@@ -287,17 +301,17 @@ debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minu
 	scripts/vm/build-debug-kernel.sh
 
 # The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of
-# libnuma there is no archive that a shared library can take: a copy lies beside it.
+# libnuma there is no archive that a shared library can take: a copy lies beside it. The simulated device is in it.
 WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a $(CUDA_LIB) -lnuma -ldl -lrt -pthread
 # Whoever hands a wheel on hands these on too: what Debian and Ubuntu keep of the licences, and the text that libnuma's names.
 WHEEL_LICENCES = $(wildcard $(patsubst %,/usr/share/doc/%/copyright,liburing-dev liblz4-dev libzstd-dev libxxhash-dev libnuma1) \
   $(lastword $(sort $(wildcard /usr/share/doc/libstdc++-*-dev/copyright))) /usr/share/common-licenses/LGPL-2.1)
 # gc-sections: what nobody calls of the C++ library would ask for a newer C library.
-$(BUILD)/wheel/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
+$(BUILD)/wheel/$(SONAME): $(SIM_LIB_OBJ) lib/api/libvmem.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/api/libvmem.map -Wl,-z,defs -Wl,-z,nodelete -Wl,--gc-sections \
-	  -Wl,-z,relro -Wl,--exclude-libs,ALL -Wl,--strip-debug -Wl,-rpath,'$$ORIGIN' $(LIB_OBJ) $(WHEEL_LIBS) -o $@
+	  -Wl,-z,relro -Wl,--exclude-libs,ALL -Wl,--strip-debug -Wl,-rpath,'$$ORIGIN' $(SIM_LIB_OBJ) $(WHEEL_LIBS) -o $@
 wheel: $(BUILD)/wheel/$(SONAME) | $(call SETUP,wheel)  ## a Python wheel with the library in it, for pip: $(BUILD)/wheel/*.whl
 	@rm -f $(BUILD)/wheel/*.whl
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)" --licences $(WHEEL_LICENCES)
@@ -342,4 +356,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress negative vm kmod deb'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread SIM=yes NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress negative vm kmod deb'"

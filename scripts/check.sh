@@ -87,6 +87,7 @@ check_names() {
     if [ -e "$build/libvmem.so" ]; then
       exported=$(nm -D --defined-only "$build/libvmem.so" | awk '$2 != "A" {print $3}' | sort -u)
       diff <(sed 's/$/@@VMEM_1/' <<<"$map") <(echo "$exported") | sed -n 's/^< \(.*\)/\1: not exported by libvmem.so/p; s/^> \(.*\)/\1: exported by libvmem.so, not in the map/p'
+      [ -n "$(grep -w SIM "$build/flags")" ] || nm -C "$build/libvmem.so" | grep -oE '(SimDevices|FaultyEngine|TestHooks)\b' | sort -u | sed 's/$/: for tests, and in libvmem.so/'
       ! readelf -d "$build/libvmem.so" | grep -q STATIC_TLS || echo "libvmem.so: cannot be loaded late (STATIC_TLS): no initial-exec variables"
       readelf -d "$build/libvmem.so" | grep -q 'SONAME.*libvmem-tier\.so\.[0-9]*\]' || echo "libvmem.so: the soname is not libvmem-tier.so.N"
     fi

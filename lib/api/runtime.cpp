@@ -16,6 +16,7 @@
 
 #include "api/memory_limit.h"
 #include "api/published.h"
+#include "api/seams.h"
 #include "core/log.h"
 #include "core/thread.h"
 #include "pager/clock.h"
@@ -111,7 +112,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   trap::UserfaultOptions user;
   user.allow_move = options.text(Option::transfer) != "copy";
   user.core_dump = options.number(Option::core_dump) != 0;
-  if (test_hooks().adjust_trap) test_hooks().adjust_trap(user);
+  adjust_trap(&user);
   Status s = trap::make_userfault_trap(user, out);
   if (s.ok() && !(*out)->caps().system_calls) {
     VMEM_LOG_ONCE(core::Level::warning,
@@ -126,7 +127,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
 }
 
 Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* out) {
-  if (test_hooks().make_devices) return test_hooks().make_devices(out);
+  if (Status s; replace_devices(out, &s)) return s;
   const std::string wanted = options.text(Option::device);
   const device::Kind kind = wanted == "cuda"   ? device::Kind::cuda
                             : wanted == "sim"  ? device::Kind::sim
@@ -139,11 +140,6 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
 }
 
 }  // namespace
-
-TestHooks& test_hooks() {
-  static TestHooks* hooks = new TestHooks;
-  return *hooks;
-}
 
 Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   pager::Config config;
@@ -170,7 +166,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   engine.allow_io_uring = options.text(Option::io_engine) != "threads";
   engine.require_io_uring = options.text(Option::io_engine) == "io_uring";
   if (Status s = store::make_engine(engine, &parts.engine); !s.ok()) return s;
-  if (test_hooks().wrap_engine) parts.engine = test_hooks().wrap_engine(std::move(parts.engine));
+  parts.engine = wrap_engine(std::move(parts.engine));
   if (options.number(Option::encryption) != 0) {
     config.io_buffer_bytes = store::cipher_engine_bytes(engine);
     std::unique_ptr<store::Engine> plain = std::move(parts.engine);

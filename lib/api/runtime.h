@@ -95,14 +95,6 @@ class Runtime {
   bool environment_read_ = false;                  // protected by setup_
 };
 
-// What tests change about the next runtime that is built. Empty in production.
-struct TestHooks {
-  std::function<std::unique_ptr<store::Engine>(std::unique_ptr<store::Engine>)> wrap_engine;
-  std::function<void(trap::UserfaultOptions&)> adjust_trap;
-  std::function<core::Status(std::unique_ptr<device::Devices>*)> make_devices;  // in place of setting device
-};
-TestHooks& test_hooks();
-
 // Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.
 core::Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out);
 

@@ -69,7 +69,7 @@ constexpr OptionInfo kTable[] = {
      "value than auto means userfaultfd."},
     {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, "auto|cuda|sim|none", false,
      "Which device tier to use: auto takes CUDA where there is a GPU and a driver; sim is a simulated device for "
-     "tests."},
+     "tests, in libraries that have it (make SIM=yes, the Python wheel)."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
      "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
     {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,

@@ -14,12 +14,8 @@ core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string*
     case Kind::none:
       *why = "the device tier is switched off (setting device)";
       return {};
-    case Kind::sim: {
-      std::unique_ptr<SimDevices> sim;
-      if (core::Status s = make_sim_devices(SimOptions{}, &sim); !s.ok()) return s;
-      *out = std::move(sim);
-      return {};
-    }
+    case Kind::sim:
+      return make_sim_devices(out);
     case Kind::cuda:
     case Kind::automatic:
       break;

@@ -556,4 +556,11 @@ Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* 
   return {};
 }
 
+Status make_sim_devices(std::unique_ptr<Devices>* out) {
+  std::unique_ptr<SimDevices> sim;
+  if (Status s = make_sim_devices(SimOptions{}, &sim); !s.ok()) return s;
+  *out = std::move(sim);
+  return {};
+}
+
 }  // namespace vmem::device

@@ -146,6 +146,8 @@ class SimDevices final : public ManagedDevices {
 };
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
+// One as setting device=sim has it. In a library without this body (no_sim.cpp) -ENODEV.
+core::Status make_sim_devices(std::unique_ptr<Devices>* out);
 // The living SimDevices, or null: for tests that reach it through the C API. The last one made.
 SimDevices* current_sim();
 

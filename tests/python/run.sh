@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${BUILD:-build}")
-[ -e "$build/libvmem.so" ] || { echo "$build/libvmem.so is not built: make lib"; exit 1; }
+[ -e "$build/sim/libvmem.so" ] || { echo "$build/sim/libvmem.so is not built: make build-tests"; exit 1; }
 find_python() {
   local modules candidate
   for modules in "pytest, numpy, torch" "pytest, numpy" pytest; do
@@ -16,7 +16,7 @@ find_python() {
 }
 python=$(find_python)
 [ -n "$python" ] || { echo "skipped: no Python with pytest (python3-pytest)"; exit 77; }
-export VMEM_LIBRARY=$build/libvmem.so PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1 BUILD=$build
+export VMEM_LIBRARY=$build/sim/libvmem.so PYTHONPATH=$PWD/python PYTHONDONTWRITEBYTECODE=1 BUILD=$build
 unset VMEM_DEVICE VMEM_HOST_BUDGET VMEM_DEVICE_BUDGET
 # One thread: with two cores and small matrices more only wait for each other.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -15,6 +15,7 @@
 
 #include "api/runtime.h"
 #include "common.h"
+#include "common/hooks.h"
 #include "promises.h"
 #include "store/io.h"
 

@@ -11,8 +11,9 @@
 #include <chrono>
 
 #include "api/runtime.h"
+#include "common/faulty_engine.h"
+#include "common/hooks.h"
 #include "device_work.h"
-#include "store/faulty_engine.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 #include "support.h"
 #include "vmem/pool.hpp"
 

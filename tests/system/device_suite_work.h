@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "common/faulty_engine.h"
 #include "core/step.h"
 #include "device_fixture.h"
-#include "store/faulty_engine.h"
 
 namespace systest {
 

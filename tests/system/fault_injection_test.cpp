@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 #include "support.h"
 
 namespace {

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "child.h"
+#include "common/faulty_engine.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "store/faulty_engine.h"
 #include "support.h"
 
 namespace {

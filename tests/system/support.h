@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "api/runtime.h"
+#include "common/hooks.h"
 #include "core/log.h"
 #include "vmem/vmem.hpp"
 

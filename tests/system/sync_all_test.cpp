@@ -1,7 +1,7 @@
 // vmem_sync(NULL, 0): every region there is, all of them tried, the first error told.
 #include <cerrno>
 
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 #include "support.h"
 
 namespace {

@@ -15,9 +15,9 @@
 #include <string>
 #include <vector>
 
+#include "common/faulty_engine.h"
 #include "store/cipher.h"
 #include "store/cipher_engine.h"
-#include "store/faulty_engine.h"
 #include "store_test_util.h"
 
 namespace vmem::store {

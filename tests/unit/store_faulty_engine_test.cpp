@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 #include "store_test_util.h"
 
 namespace vmem::store {

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 
 namespace vmem::store::test {
 

@@ -1,4 +1,4 @@
-#include "store/faulty_engine.h"
+#include "common/faulty_engine.h"
 
 #include <algorithm>
 #include <cerrno>

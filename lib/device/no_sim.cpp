@@ -1,0 +1,14 @@
+// In place of sim_device.cpp where a library has no simulated device: that is for tests.
+#include <errno.h>
+
+#include "device/sim_device.h"
+
+namespace vmem::device {
+
+core::Status make_sim_devices(std::unique_ptr<Devices>*) {
+  return core::error(ENODEV,
+                     "setting device is sim, but this libvmem was built without the simulated device (make SIM=yes has "
+                     "it, and so has the Python wheel)");
+}
+
+}  // namespace vmem::device

@@ -1,0 +1,18 @@
+// What a test changes about the next runtime that is built.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "api/seams.h"
+
+namespace vmem::api {
+
+struct TestHooks {
+  std::function<std::unique_ptr<store::Engine>(std::unique_ptr<store::Engine>)> wrap_engine;
+  std::function<void(trap::UserfaultOptions&)> adjust_trap;
+  std::function<core::Status(std::unique_ptr<device::Devices>*)> make_devices;  // in place of setting device
+};
+TestHooks& test_hooks();
+
+}  // namespace vmem::api
