@@ -6,8 +6,8 @@
 #include <cerrno>
 
 #include "child.h"
+#include "common/faulty_engine.h"
 #include "sim_support.h"
-#include "store/faulty_engine.h"
 
 namespace {
 
