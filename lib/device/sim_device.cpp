@@ -339,7 +339,7 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
   for (const Item& item : *items)
     if (moving(*item.r, item.copy, true))
       violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
-  const Status queued = enqueue(stream, [this, device, in, moving, items, event] {
+  Status queued = enqueue(stream, [this, device, in, moving, items, event] {
     for (const Item& item : *items) {
       const Copy& copy = item.copy;
       core::step(in ? "device.copying_in" : "device.copying_out");
