@@ -34,6 +34,24 @@ broken=$(mktemp); trap 'rm -f "$broken"' EXIT
 printf '#!/bin/sh\ncase "$*" in *vm_flags_set.c) echo "x.h:1: error: unknown type name" >&2; exit 1 ;; esac\n' >"$broken"; chmod +x "$broken"
 loud() { sh kmod/probes/probe.sh kmod/probes "$1" | grep -q '^error: ' || echo "nothing was said of a compiler like $1"; }
 report "probes that fail" "$(loud false; loud "$broken")"
+# syzkaller's description against the header: each call, each struct's fields in order and as wide, each flag and constant.
+fields() { # FILE: "struct field bits" of each; what syzkaller calls by name is as wide as it is declared
+  sed -E 's/\t+\(out\)$//' "$1" | awk '
+    /^struct vmem_[a-z]+ \{/ || /^vmem_[a-z_]+ \{/ { name = $1 == "struct" ? $2 : $1; next }
+    /^}/ { name = "" }
+    name != "" && NF >= 2 {
+      field = $1 ~ /^__[us]/ ? $2 : $1; type = $1 ~ /^__[us]/ ? $1 : $2 " " $3 " " $4
+      bits = type ~ /64|vmem_pool|vmem_region|vmem_any_offset/ ? 64 : 32
+      sub(";", "", field); print name, field, bits }' | grep -v '^vmem_create_pool '
+}
+text=kmod/syzkaller/dev_vmem.txt header=include/vmem/vmem_uapi.h
+report syzkaller "$(diff <(fields $header | grep -v '^vmem_event ' | sort -s -k1,1) <(fields $text | sort -s -k1,1)
+  for name in $(grep -oE '^#define VMEM_(IOC|FEATURE|CREATE|POPULATE|OPF|PIN|KIND)_[A-Z_]+' $header | cut -d' ' -f2 | grep -v _MAGIC); do
+    grep -qw "$name" $text || echo "$name is in $header and not in $text"
+  done
+  for name in $(grep -oE 'VMEM_[A-Z_]+\b' $text | sed 's/_POOL$\|_REGION$//' | sort -u); do
+    grep -q "define $name" $header || echo "$name is in $text and not in $header"
+  done)"
 report size "$(cat kmod/*.[ch] | wc -l | awk '$1 >= 2500 {print $1 " lines, under 2500 promised"}')"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
