@@ -142,7 +142,10 @@ void BlockTable::give_back(uint64_t chunk) {
 }
 
 BlockIndex BlockTable::next_touched(BlockIndex from) const {
-  while (from < blocks_ && used_[from / kChunk] == 0) from = (from / kChunk + 1) * kChunk;
+  constexpr uint64_t kMost = 65536;  // of pages
+  for (uint64_t i = 0; i < kMost && from < blocks_ && used_[from / kChunk] == 0; ++i) {
+    from = (from / kChunk + 1) * kChunk;
+  }
   return from < blocks_ ? from : blocks_;
 }
 

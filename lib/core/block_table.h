@@ -91,7 +91,8 @@ class BlockTable {
   const Block& operator[](BlockIndex i) const { return table_[i]; }
   // The one way a state changes. Illegal: fatal().
   void change(BlockIndex i, State from, State to);
-  // First block at or after `from` that may be other than untouched, or size(); skips pages in which all are.
+  // First block at or after `from` that may be other than untouched, or size(); skips pages in which all are, though
+  // not so many at once that it takes long: then it is the first of a page.
   BlockIndex next_touched(BlockIndex from) const;
   // Blocks in each state, counted as they change (untouched: not counted).
   uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }

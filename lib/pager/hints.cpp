@@ -155,7 +155,9 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
     r.advised.push_back(range);
   }
   const BlockIndex last = whole ? r.blocks - 1 : span.last;
+  ++r.in_flight;
   for (BlockIndex b = r.table.next_touched(whole ? 0 : span.first); b <= last; b = r.table.next_touched(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
     const Block& block = r.table[b];
     if (!core::in_memory(block.state) && !core::on_a_device(block.state)) continue;
     if (!residents_[block.aux].admitted) continue;
@@ -163,6 +165,8 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
     const Temperature t = temperature(r, b, &pinned);
     policy(block.aux).advise(block.aux, t, r.priority, pinned);
   }
+  --r.in_flight;
+  notify();
   return {};
 }
 
@@ -234,6 +238,7 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
     }
   } else {
     for (BlockIndex b = r.table.next_touched(first); b < end && result.ok(); b = r.table.next_touched(b + 1)) {
+      if (b % kTurn == 0) lock.give_way();
       if (leased(r, b)) {
         skipped = true;
         continue;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "core/break.h"
 #include "core/log.h"
@@ -151,8 +152,9 @@ std::string Pager::place(const Region& r, BlockIndex b) {
 
 // After reserve_block(), or where one has been given back under the same hold of the lock.
 ResidentId Pager::take_resident() {
-  const ResidentId id = free_residents_.back();
-  free_residents_.pop_back();
+  const ResidentId id = free_resident_;
+  free_resident_ = residents_[id].copy;
+  --free_residents_;
   residents_[id] = Resident{};
   return id;
 }
@@ -161,7 +163,8 @@ void Pager::give_resident(ResidentId id) {
   if (residents_[id].admitted) policy(id).remove(id);
   sums_.seen(residents_[id]);
   residents_[id] = Resident{};
-  free_residents_.push_back(id);
+  residents_[id].copy = std::exchange(free_resident_, id);
+  ++free_residents_;
 }
 
 ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
@@ -268,11 +271,13 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
   Lock lock(mutex_);
   SpanOf span;
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
-  const Region& r = *span.region;
+  Region& r = *span.region;
   const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
+  ++r.in_flight;
   out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
   uint64_t counted = 0;
   for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
     const uintptr_t start = std::max(from, reinterpret_cast<uintptr_t>(r.address(b)));
     const uintptr_t end = std::min(to, reinterpret_cast<uintptr_t>(r.address(b)) + r.block_size);
     const State state = r.table[b].state;
@@ -287,6 +292,8 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
     }
   }
   (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
+  --r.in_flight;
+  notify();
   return {};
 }
 
@@ -422,7 +429,7 @@ std::string Pager::check() {
         return "a lease holds no block: " + where(*r, b);
     }
   }
-  if (blocks_in_memory + copies != residents_.size() - free_residents_.size()) return "residents and tables disagree";
+  if (blocks_in_memory + copies != residents_.size() - free_residents_) return "residents and tables disagree";
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
@@ -432,7 +439,7 @@ std::string Pager::check() {
   if (staging_.bytes() + config_.io_buffer_bytes != budget_.charged(Use::fixed))
     return "staging frames and their charge disagree";
   uint64_t ahead = 0;
-  for (const Resident& resident : residents_) ahead += resident.ahead ? resident.region->block_size : 0;
+  for (size_t i = 0; i < residents_.size(); ++i) ahead += residents_[i].ahead ? residents_[i].region->block_size : 0;
   if (ahead != sums_.ahead_bytes) return "ahead_bytes and residents disagree";
   // Nothing is in flight: every staging frame is free, a block's, or a copy's.
   if (staged + copies + staging_.free() != staging_.total()) {

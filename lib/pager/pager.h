@@ -8,12 +8,12 @@
 // wish in the block's flags, and settle() grants it when the owner is done.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <thread>
 
 #include "core/big_lock.h"
+#include "core/chunks.h"
 #include "core/counters.h"
 #include "core/options.h"
 #include "pager/ask.h"
@@ -92,7 +92,7 @@ class Pager {
   bool reserve_residents(size_t count) noexcept;
   bool reserve_move(size_t free = 1) noexcept;
   bool reserve_block();
-  bool reserve_blocks(Region& r);
+  bool reserve_blocks(Lock& lock, Region& r);
   uint64_t counted_tables(uint64_t more) const;
   void count_tables(), count_blocks();
   uint64_t table_growth(const Region& r, core::BlockIndex b) const;
@@ -274,10 +274,11 @@ class Pager {
   std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
   HostBudget budget_;
   FramePool frames_;
-  std::deque<Resident> residents_;  // references stay good while it grows
-  std::vector<core::ResidentId> free_residents_;
+  core::Chunks<Resident> residents_;                    // references stay good while it grows
+  core::ResidentId free_resident_ = core::kNoResident;  // each names the next in `copy`
+  size_t free_residents_ = 0;
   std::vector<std::unique_ptr<Move>> moves_;
-  std::vector<Move*> free_moves_;  // room for all, as in free_residents_: giving one back needs no memory
+  std::vector<Move*> free_moves_;  // room for all: giving one back needs no memory
   Queues queues_;
   Sums sums_;
   Progress progress_;

@@ -220,7 +220,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
                  core::human_bytes(budget).c_str(), core::human_bytes(r.block_size).c_str(),
                  core::human_bytes(overhead).c_str());
   }
-  if (!reserve_blocks(r)) return no_memory(r.size);
+  if (!reserve_blocks(lock, r)) return no_memory(r.size);
   r.table_granted = std::min<size_t>(r.table.most(), budget_.wanted() / 32);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
@@ -358,6 +358,15 @@ Status Pager::destroy(void* ptr, bool force) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
   lock.lock();
+  // Nobody finds it any more; those who know it by a resident see that it is dying.
+  const std::unique_ptr<Region> gone = std::move(regions_.extract(it).mapped());
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
+    const int location = leases.front().location;
+    const bool ending = std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
+    count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
+    return true;
+  });
+  for (Ending& e : queues_.endings) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
   core::Few<core::Extent, 256> extents;  // freeing needs no memory
   const auto release_extents = [&] {
     lock.unlock();
@@ -368,6 +377,7 @@ Status Pager::destroy(void* ptr, bool force) {
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (extents.full()) release_extents();
+    if (b % kTurn == 0) lock.give_way();
     if (block.extent) extents.push_back(block.extent);
     clear_unknown(block);
     if (core::on_a_device(block.state)) {
@@ -384,16 +394,7 @@ Status Pager::destroy(void* ptr, bool force) {
     }
     free_resident(b, r);
   }
-  r.leases.visit(0, r.blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
-    const int location = leases.front().location;
-    const bool ending = std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
-    count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
-    return true;
-  });
-  for (Ending& e : queues_.endings) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
   credit_region(r);
-  std::unique_ptr<Region> gone = std::move(it->second);
-  regions_.erase(it);
   progress_.made();
   After after;
   pump(after);

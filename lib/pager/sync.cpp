@@ -35,6 +35,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     batch.clear();
   };
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
     if (core::in_transition(r.table[b].state)) {
       flush();  // never wait while holding transitions of our own
       if (!wait_stable(lock, r, b, sweep)) break;

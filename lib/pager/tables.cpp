@@ -7,6 +7,7 @@
 // has, so that a sparse one takes nothing from others.
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "core/log.h"
 #include "pager/pager.h"
@@ -25,15 +26,16 @@ constexpr size_t kMostRefused = 256;
 
 }  // namespace
 
-// At least so many in all. References to residents stay good. False: no memory, and nothing has changed.
+// At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
 bool Pager::reserve_residents(size_t count) noexcept try {
-  const size_t old = residents_.size();
-  if (count <= old) return true;
-  const size_t grown = std::max<size_t>({64, count, old + old / 2});
-  free_residents_.reserve(grown);  // giving one back needs no memory
-  resize_policies(grown);
-  residents_.resize(grown);
-  for (size_t i = grown; i > old; --i) free_residents_.push_back(static_cast<ResidentId>(i - 1));
+  for (size_t old = residents_.size(); old < count; old = residents_.size()) {
+    resize_policies(old + residents_.kStep);
+    residents_.grow(old + 1);
+    for (size_t i = residents_.size(); i > old; --i) {
+      residents_[i - 1].copy = std::exchange(free_resident_, static_cast<ResidentId>(i - 1));
+    }
+    free_residents_ += residents_.size() - old;
+  }
   return true;
 } catch (const std::bad_alloc&) {
   return false;
@@ -61,18 +63,22 @@ bool Pager::reserve_move(size_t free) noexcept try {
 }
 
 bool Pager::reserve_block() {
-  return (!free_residents_.empty() || reserve_residents(residents_.size() + 1)) && reserve_move();
+  return (free_residents_ != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
 }
 
-// Locked; a new region. So that its blocks can move without asking for memory, as many of them as fit the budget, or
-// kMostReserved. Beyond that memory is asked for when it is needed, and without it blocks wait for others to leave.
-bool Pager::reserve_blocks(Region& r) {
+// Locked, and now and then not; a new region. So that its blocks can move without asking for memory, as many of them as
+// fit the budget, or kMostReserved. Beyond that memory is asked for when it is needed, and without it blocks wait for
+// others to leave.
+bool Pager::reserve_blocks(Lock& lock, Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
   const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
-  const uint64_t wanted = std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved);
-  if (!frames_.want_slots(r.block_size) || !reserve_residents(wanted) || !reserve_move(kMoves) ||
-      !queues_.starved.reserve(kWaiting) || !queues_.speculative.reserve(kWaiting) ||
-      !queues_.dropped.reserve(kWaiting) || !queues_.refused.reserve(kMostRefused))
+  while (residents_.size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
+    if (!reserve_residents(residents_.size() + 1)) return false;
+    lock.give_way();
+  }
+  if (!frames_.want_slots(r.block_size) || !reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
+      !queues_.speculative.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) ||
+      !queues_.refused.reserve(kMostRefused))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/chunks.h"
 #include "core/types.h"
 #include "policy/evictor.h"
 
@@ -39,9 +40,11 @@ class ResidentLists {
   explicit ResidentLists(size_t lists) : lists_(lists) {}
 
   void resize(size_t residents) {
-    if (residents > nodes_.size()) nodes_.resize(residents);
+    if (residents <= residents_) return;
+    nodes_.grow(residents);
+    residents_ = residents;
   }
-  size_t residents() const { return nodes_.size(); }
+  size_t residents() const { return residents_; }
   Node& operator[](core::ResidentId id) { return nodes_[id]; }
   const Node& operator[](core::ResidentId id) const { return nodes_[id]; }
 
@@ -66,7 +69,8 @@ class ResidentLists {
     core::ResidentId head = core::kNoResident, tail = core::kNoResident;
     uint64_t pages = 0;
   };
-  std::vector<Node> nodes_;
+  core::Chunks<Node> nodes_;
+  size_t residents_ = 0;
   std::vector<List> lists_;
 };
 

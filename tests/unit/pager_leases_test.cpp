@@ -83,6 +83,33 @@ TEST_F(PagerLeases, WhoNeedsTheLockHasItInTheMidstOfALongAcquireAndRelease) {
   ASSERT_TRUE(release(r, kMany).ok());
 }
 
+TEST_F(PagerLeases, NorDoesAnybodyWaitForRegionsThatAreMadeLookedThroughAndFreed) {
+  start(config(512 * kMiB));
+  std::byte* r = nullptr;
+  {
+    const Given given([&] { held(); });
+    r = region(64 * kMany, kBlock);
+    EXPECT_GE(Given::times(), static_cast<int>(64 * kMany / 4096)) << "residents for all of it";
+  }
+  fill(r, kMany);
+  std::byte* const other = region(16, kBlock);
+  put(other, 7);
+  const Given given([&] {
+    held();
+    EXPECT_EQ(ssd(other, 16 * kBlock), 0u);
+    EXPECT_EQ(get(other), 7u);
+  });
+  const auto looks = [&](auto call) {
+    const int before = Given::times();
+    call();
+    EXPECT_GE(Given::times() - before, static_cast<int>(kMany / 256));
+  };
+  looks([&] { ssd(r, 64 * kMany * kBlock); });
+  looks([&] { EXPECT_TRUE(pager->sync(r, 64 * kMany * kBlock).ok()); });
+  looks([&] { EXPECT_TRUE(pager->advise(r, kBlock, VMEM_ADVISE_PRIORITY_LOW, 0).ok()); });
+  looks([&] { EXPECT_TRUE(pager->destroy(r, false).ok()); });
+}
+
 TEST_F(PagerLeases, WhatIsLeasedStaysThoughEvictedBetweenTheTurns) {
   start(config(32 * kMiB));
   std::byte* const r = region(kMany, kBlock);

@@ -1,0 +1,29 @@
+// An array that grows without moving what is in it: growth by a chunk costs a chunk, however large the array is.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+namespace vmem::core {
+
+template <typename T>
+class Chunks {
+ public:
+  static constexpr size_t kStep = 1024;
+  size_t size() const { return chunks_.size() * kStep; }
+  T& operator[](size_t i) { return chunks_[i / kStep][i % kStep]; }
+  const T& operator[](size_t i) const { return chunks_[i / kStep][i % kStep]; }
+  // At least so many. Throws bad_alloc; what there was is there then, and perhaps more.
+  void grow(size_t count) {
+    while (size() < count) {
+      if (chunks_.size() == chunks_.capacity()) chunks_.reserve(2 * chunks_.size() + 16);
+      chunks_.push_back(std::make_unique<T[]>(kStep));
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<T[]>> chunks_;
+};
+
+}  // namespace vmem::core
