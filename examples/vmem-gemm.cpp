@@ -89,8 +89,8 @@ void multiply_all(const Matrix& a, const Matrix& b, const Matrix& c, size_t t, i
     const vmem::lease left(a.tile(i, k), bytes, VMEM_READ, where, stream);
     const vmem::lease right(b.tile(k, j), bytes, VMEM_READ, where, stream);
     const auto [next_i, next_j, next_k] = step(std::min(n + 1, steps - 1));
-    vmem::check(vmem_prefetch(a.tile(next_i, next_k), bytes, where, stream));
-    vmem::check(vmem_prefetch(b.tile(next_k, next_j), bytes, where, stream));
+    vmem::check(vmem_prefetch(a.tile(next_i, next_k), bytes, where, nullptr));
+    vmem::check(vmem_prefetch(b.tile(next_k, next_j), bytes, where, nullptr));
     multiply(a.tile(i, k), b.tile(k, j), c.tile(i, j));
     if ((n + 1) % depth == 0) sums.reset();
     progress.add(1);

@@ -121,7 +121,7 @@ Pass one_pass(gpuapp::App& app, Chain& chain, const std::string& file, int ahead
   size_t asked = 0;
   for (size_t layer = 0; layer < chain.layers(); ++layer) {
     for (; asked < chain.layers() && asked <= layer + static_cast<size_t>(ahead); ++asked) {
-      vmem::check(vmem_prefetch(w + asked * size, size, 0, stream.get()));
+      vmem::check(vmem_prefetch(w + asked * size, size, 0, nullptr));
     }
     const vmem::lease lease(w + layer * size, size, VMEM_READ, 0, stream.get());
     auto before = app.mark(stream.get());

@@ -6,7 +6,7 @@
  * last failure. Every call is thread-safe. No call may be made from a signal handler, and none from a forked child before
  * exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
  * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
- * passed as void *, NULL the default stream; host-only calls ignore it.
+ * passed as void *, NULL the default stream (vmem_prefetch: none); host-only calls ignore it.
  *
  * Ranges: any pointer and size inside one region; a call acts on every block that has a byte of it. A range outside
  * regions, across two of them, or of size 0: -EINVAL.
@@ -233,8 +233,11 @@ int vmem_free(void *ptr);
 int vmem_name(const void *ptr, const char *name);
 
 /*
- * Starts to move the range toward `location`, and returns at once. A hint: work on `stream` is not ordered after it, and
- * it may be dropped when memory is short. -ENODEV: there is no such device.
+ * Starts to move the range toward `location`, and returns at once. A hint: it takes effect when `stream` gets here, as
+ * cudaMemPrefetchAsync does, or a few milliseconds later; NULL, or where the region has no device tier: now. Work on the
+ * stream is not ordered after it. It may be dropped when memory is short, or when 1024 hints wait for their streams.
+ * -ENODEV: there is no such device; -EINVAL also: the stream is of no device that has been used; -EBUSY: it is capturing
+ * a graph.
  */
 int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 

@@ -58,6 +58,35 @@ inline struct vmem_stats stats() {
   return s;
 }
 
+/* Of parts of regions: a span over one, or over a part of it. */
+template <typename T>
+void prefetch(std::span<T> range, int location = VMEM_HOST, void* stream = nullptr) {
+  check(vmem_prefetch(range.data(), range.size_bytes(), location, stream));
+}
+template <typename T>
+void advise(std::span<T> range, int advice, int location = VMEM_HOST) {
+  check(vmem_advise(range.data(), range.size_bytes(), advice, location));
+}
+template <typename T>
+void sync(std::span<T> range) {
+  check(vmem_sync(range.data(), range.size_bytes()));
+}
+template <typename T>
+void evict(std::span<T> range, int location = VMEM_SSD) {
+  check(vmem_evict(range.data(), range.size_bytes(), location));
+}
+template <typename T>
+struct vmem_residency query(std::span<T> range) {
+  struct vmem_residency r = {};
+  r.size = sizeof r;
+  check(vmem_query(range.data(), range.size_bytes(), &r));
+  return r;
+}
+/* vmem_log under the name that other libraries give it. */
+inline void set_log_callback(void (*callback)(int level, const char* line, void* user), void* user = nullptr) {
+  vmem_log(callback, user);
+}
+
 /* What a region is to be, as struct vmem_region_attr has it; what is left alone follows the settings. */
 struct attributes {
   unsigned flags = 0;         /* VMEM_HOST_ONLY; with a file also one of VMEM_MAP_.. */

@@ -270,8 +270,8 @@ VMEM_API int vmem_name(const void* ptr, const char* name) {
   });
 }
 
-VMEM_API int vmem_prefetch(const void* ptr, size_t size, int location, void* /*stream*/) {
-  return with_pager([&](Runtime::Use& pager) { return pager->prefetch(ptr, size, location); });
+VMEM_API int vmem_prefetch(const void* ptr, size_t size, int location, void* stream) {
+  return with_pager([&](Runtime::Use& pager) { return pager->prefetch(ptr, size, location, stream); });
 }
 
 VMEM_API int vmem_advise(const void* ptr, size_t size, int advice, int location) {

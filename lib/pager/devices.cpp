@@ -316,15 +316,22 @@ Status Pager::want_staging() {
 // ---- workers
 
 void Pager::device_loop() {
-  unsigned pause = 200;  // us
+  unsigned pause = 200, hint_pause = 100;  // us
   Lock lock(mutex_);
   while (!stop_devices_) {
     if (device_step(lock)) {
-      pause = 200;
+      pause = 200, hint_pause = 100;
       continue;
     }
-    // A stream that passes a release tells nobody.
-    if (!queues_.endings.empty() && !queues_.wishes.empty()) {
+    // A stream that passes a release, or a hint, tells nobody.
+    if (!queues_.stream_hints.empty()) {
+      gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));
+      hint_pause = std::min(2 * hint_pause, 2000u);
+      if (const uint64_t now = now_ns(); now >= looked_ns_ + kLookEvery) {
+        looked_ns_ = now;
+        reclaim_host_pages(lock);
+      }
+    } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
     } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
@@ -390,6 +397,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
+  if (serve_stream_hints(lock)) return true;
   if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
     grow_staging(lock, kSlabFrames).ignore();  // tried again when somebody wants a frame
     After after;

@@ -1,6 +1,9 @@
 // Prefetch and advice.
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <list>
+#include <utility>
 
 #include "core/step.h"
 #include "pager/pager.h"
@@ -22,56 +25,135 @@ Status no_memory() {
 
 }  // namespace
 
-Status Pager::prefetch(const void* ptr, size_t size, int location) {
-  After after;
+// A point on a stream of some device that is in use: a hint's stream may be any device's.
+Status Pager::mark_stream(void* stream, int location, device::Ticket* out) {
+  Status why = error(EINVAL, "%p is not a stream of a device that has blocks here", stream);
+  for (int i = -1; i < devices_->count(); ++i) {
+    const int d = i < 0 ? location : i;
+    if (d < 0 || (i >= 0 && d == location)) continue;
+    if (Lock lock(mutex_); gpus_[static_cast<size_t>(d)].budget == 0) continue;
+    why = devices_->check_stream(stream, d);
+    if (why.ok()) return devices_->record(stream, d, out);
+    if (why.code() != -EINVAL) return why;
+  }
+  return why;
+}
+
+Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream) {
   if (Status s = check_location(location, true); !s.ok()) return s;
   if (location >= 0) {
     if (Status s = use_device(location); !s.ok()) return s;
   }
+  SpanOf span;
   {
     Lock lock(mutex_);
     if (!queues_.endings.empty()) reap(lock);
-    SpanOf span;
     if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
-    if (location >= 0) {
-      if (!span.region->gpu) {
-        return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
-      }
-      if (queues_.wishes.size() >= Queues::kMaxSpeculative) return {};
-      // More than the budget holds would only chase out what came first.
-      const uint64_t most =
-          std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
-      if (!queues_.wishes.push_back({span.region, span.first, std::min(span.last, span.first + most - 1), location,
-                                     Urgency::prefetch, nullptr})) {
-        return no_memory();
-      }
-      pump_devices(after);
-      lock.unlock();
-      run(after);
-      return {};
-    }
-    forget_hints(queues_.wishes, span);
-    if (span.region->gpu && queues_.departures.size() < Queues::kMaxSpeculative) {
-      if (!queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
-        return no_memory();
+    if (location >= 0 && !span.region->gpu)
+      return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
+    if (!span.region->gpu) stream = nullptr;  // what is in a stream's order does not use it
+  }
+  std::list<StreamHint> later;  // before the lock, as its ticket ends after it
+  if (stream != nullptr) {
+    later.emplace_back().location = location;
+    if (Status s = mark_stream(stream, location, &later.back().ticket); !s.ok()) return s;
+  }
+  After after;
+  {
+    Lock lock(mutex_);
+    if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+    if (location >= 0 && !span.region->gpu) return error(EINVAL, "the region at %p was freed meanwhile", ptr);
+    if (!later.empty()) {
+      if (queues_.stream_hints.size() >= Queues::kMaxSpeculative) return {};
+      StreamHint& hint = later.back();
+      hint.id = ++queues_.last_hint;
+      hint.region = span.region;
+      hint.first = span.first;
+      hint.last = span.last;
+      queues_.stream_hints.splice(queues_.stream_hints.end(), later);
       gpu_work_.notify_one();
-      if (location == VMEM_SSD) return {};
-    }
-    if (location == VMEM_SSD) {
-      if (queues_.evict_requests.size() < Queues::kMaxSpeculative && !queues_.evict_requests.push_back({span, false}))
-        return no_memory();
-      need_evict_.notify_one();
       return {};
     }
-    // More than the cache holds would only chase out what was fetched first.
-    const uint64_t most = std::max<uint64_t>(1, budget_.limit() / 4 * 3 / span.region->block_size);
-    const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
-                                UINT64_MAX};
-    speculate(*span.region, window, Urgency::prefetch);
-    pump_speculative(after);
+    if (Status s = start_hint(span, location, after); !s.ok()) return s;
   }
   run(after);
   return {};
+}
+
+// Locked. Where it fails nothing has begun.
+Status Pager::start_hint(const SpanOf& span, int location, After& after) {
+  if (location >= 0) {
+    if (queues_.wishes.size() >= Queues::kMaxSpeculative) return {};
+    // More than the budget holds would only chase out what came first.
+    const uint64_t most = std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
+    if (!queues_.wishes.push_back({span.region, span.first, std::min(span.last, span.first + most - 1), location,
+                                   Urgency::prefetch, nullptr})) {
+      return no_memory();
+    }
+    pump_devices(after);
+    return {};
+  }
+  forget_hints(queues_.wishes, span);
+  if (span.region->gpu && queues_.departures.size() < Queues::kMaxSpeculative) {
+    if (!queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
+      return no_memory();
+    gpu_work_.notify_one();
+    if (location == VMEM_SSD) return {};
+  }
+  if (location == VMEM_SSD) {
+    if (queues_.evict_requests.size() < Queues::kMaxSpeculative && !queues_.evict_requests.push_back({span, false}))
+      return no_memory();
+    need_evict_.notify_one();
+    return {};
+  }
+  // More than the cache holds would only chase out what was fetched first.
+  const uint64_t most = std::max<uint64_t>(1, budget_.limit() / 4 * 3 / span.region->block_size);
+  const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
+                              UINT64_MAX};
+  speculate(*span.region, window, Urgency::prefetch);
+  pump_speculative(after);
+  return {};
+}
+
+// Locked, but not while the driver is asked. Hints whose streams have got there take effect; false: none has.
+bool Pager::serve_stream_hints(Lock& lock) {
+  struct Look {
+    uint64_t id = 0;
+    device::Ticket ticket;
+    bool reached = false;
+  };
+  std::array<Look, 16> looks;
+  std::list<StreamHint> over;  // their tickets end without the lock
+  auto& hints = queues_.stream_hints;
+  size_t count = 0;
+  for (size_t left = hints.size(); left != 0 && count < looks.size(); --left) {
+    looks[count++] = {hints.front().id, hints.front().ticket, false};
+    hints.splice(hints.end(), hints, hints.begin());
+  }
+  if (count == 0) return false;
+  lock.unlock();
+  for (Look& look : std::span(looks.data(), count)) {
+    bool reached = false;
+    // A device that is lost never tells.
+    look.reached = !devices_->poll(look.ticket, &reached).ok() || reached;
+    look.ticket.reset();
+  }
+  lock.lock();
+  After after;
+  for (const Look& look : std::span(looks.data(), count)) {
+    const auto h = std::find_if(hints.begin(), hints.end(), [&](const StreamHint& x) { return x.id == look.id; });
+    if (!look.reached || h == hints.end()) continue;
+    if (h->region != nullptr && !h->region->dying && !h->region->lost)
+      start_hint({h->region, h->first, h->last}, h->location, after).ignore();  // a hint may be dropped
+    over.splice(over.end(), hints, h);
+  }
+  if (over.empty()) return false;
+  lock.unlock();
+  run(after);
+  over.clear();
+  core::step("hint.served");
+  lock.lock();
+  return true;
 }
 
 policy::Temperature Pager::temperature(const Region& r, BlockIndex b, bool* pinned) const {

@@ -223,6 +223,13 @@ struct Ending {     // a release that the stream has not reached
     return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
   }
 };
+struct StreamHint {  // vmem_prefetch that takes effect when a stream gets there
+  uint64_t id = 0;
+  Region* region = nullptr;  // null: freed meanwhile
+  core::BlockIndex first = 0, last = 0;
+  int location = 0;
+  device::Ticket ticket;
+};
 struct Departure {  // vmem_prefetch from a device to host memory or the SSD
   Region* region;
   core::BlockIndex first, next, last;

@@ -37,7 +37,7 @@ class Pager {
   core::Status create(const NewRegion& what, void** ptr);
   core::Status destroy(void* ptr, bool force);
   core::Status set_name(const void* ptr, const char* name);
-  core::Status prefetch(const void* ptr, size_t size, int location);
+  core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr);  // null: now
   core::Status advise(const void* ptr, size_t size, int advice, int location);
   // ask: null, or of ask() with the same arguments, on whichever thread.
   core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask = nullptr);
@@ -127,7 +127,6 @@ class Pager {
   void used(Region& r, core::BlockIndex b);
   void follow(Region& r, core::BlockIndex b, bool marker);
   void pass(Region& r, const policy::Run& run, bool used);
-  void give_up_idle(uint64_t bytes);
   void drop_behind(Region& r);
   bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
   bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
@@ -146,7 +145,7 @@ class Pager {
   bool populate(Move* m, After& after);
   void hold_back(uint64_t bytes, uint64_t ns);
   void hold_back_after_refusal(const core::Status& why);
-  void lift_cap(uint64_t now);
+  void lift_cap(uint64_t now), give_up_idle(uint64_t bytes);
 
   // evict.cpp
   void evict_loop(), revive_dropped();
@@ -197,11 +196,13 @@ class Pager {
   uint64_t bounce_limit(const Region& r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), take_write_error();
+  core::Status start_devices(), take_write_error(), want_staging(), no_staging_frame();
   void stop_devices(), device_loop();
   core::Status use_device(int d);
   std::string check_devices();
-  bool device_step(Lock& lock);
+  bool device_step(Lock&lock), serve_stream_hints(Lock&lock);
+  core::Status mark_stream(void* stream, int location, device::Ticket* out);
+  core::Status start_hint(const SpanOf& span, int location, After& after);
   void reclaim_host_pages(Lock& lock);
   void pump_devices(After& after);
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
@@ -213,7 +214,6 @@ class Pager {
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
   size_t staging_reserve() const;
   core::Status grow_staging(Lock& lock, size_t at_most);
-  core::Status want_staging(), no_staging_frame();
   // copies.cpp: what stays in host memory of blocks on a device
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
   void drop_copy(core::ResidentId on_device);

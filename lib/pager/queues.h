@@ -29,6 +29,8 @@ struct Queues {
   Queue<Departure> departures;
   std::list<Ending> endings;  // by id
   uint64_t last_ending = 0;
+  std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
+  uint64_t last_hint = 0;
 };
 
 struct Sums {

@@ -274,6 +274,9 @@ void Pager::forget_region(Region& r) {
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
+  for (StreamHint& h : queues_.stream_hints) {
+    if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
+  }
 }
 
 // Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been

@@ -31,7 +31,7 @@ class DiskRows : public Rows {
     uint64_t asked = 0;
     parts(s_.bytes, s_.part, [&](uint64_t offset, uint64_t n) {
       for (; asked < s_.bytes && asked <= offset + ahead * s_.part && ahead != 0; asked += s_.part)
-        vmem::check(vmem_prefetch(at(r, asked), std::min(s_.part, s_.bytes - asked), 0, stream_.get()));
+        vmem::check(vmem_prefetch(at(r, asked), std::min(s_.part, s_.bytes - asked), 0, nullptr));
       acquire(at(r, offset), n, VMEM_READ);
       kernels_.check(stream_.get(), at(r, offset), n, offset, 1, false);
       release(at(r, offset), n);
@@ -110,7 +110,7 @@ class DiskRows : public Rows {
     uint64_t asked = 0;
     parts(s_.bytes, s_.part, [&](uint64_t offset, uint64_t n) {
       for (; asked < s_.bytes && asked <= offset + s_.part; asked += s_.part)
-        vmem::check(vmem_prefetch(at(r, asked), std::min(s_.part, s_.bytes - asked), 0, stream_.get()));
+        vmem::check(vmem_prefetch(at(r, asked), std::min(s_.part, s_.bytes - asked), 0, nullptr));
       acquire(at(r, offset), n, VMEM_READ | VMEM_WRITE);
       kernels_.check(stream_.get(), at(r, offset), n, offset, file_mark_, false);
       kernels_.set(stream_.get(), at(r, offset), n, offset, file_mark_ + 1, false);
@@ -166,7 +166,7 @@ class DiskRows : public Rows {
     const size_t count = ahead != 0 ? order.size() : std::min<size_t>(order.size(), 400);
     for (size_t i = 0; i < count; ++i) {
       for (; ahead != 0 && asked < count && asked <= i + ahead; ++asked)
-        vmem::check(vmem_prefetch(at(r, order[asked] * kBlock), kBlock, 0, stream_.get()));
+        vmem::check(vmem_prefetch(at(r, order[asked] * kBlock), kBlock, 0, nullptr));
       const double start = rawdisk::now();
       acquire(at(r, order[i] * kBlock), kBlock, VMEM_READ);
       kernels_.check(stream_.get(), at(r, order[i] * kBlock), kBlock, order[i] * kBlock, 1, false);

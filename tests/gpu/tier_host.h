@@ -56,7 +56,7 @@ class HostRows : public DiskRows {
     uint64_t asked = from;
     for (uint64_t offset = from; offset < from + bytes; offset += step) {
       for (; ahead && asked < from + bytes && asked <= offset + std::max(step, 64 * kMiB); asked += step)
-        vmem::check(vmem_prefetch(at(r, asked), std::min(step, from + bytes - asked), 0, stream_.get()));
+        vmem::check(vmem_prefetch(at(r, asked), std::min(step, from + bytes - asked), 0, nullptr));
       const uint64_t n = std::min(step, from + bytes - offset);
       acquire(at(r, offset), n, VMEM_READ);
       release(at(r, offset), n);
@@ -65,7 +65,7 @@ class HostRows : public DiskRows {
   void take(const vmem::region& r, uint64_t from, uint64_t bytes, uint64_t step, bool hints) const {
     for (uint64_t offset = from; offset < from + bytes; offset += step) {
       const uint64_t n = std::min(step, from + bytes - offset);
-      hints ? vmem::check(vmem_prefetch(at(r, offset), n, VMEM_HOST, stream_.get()))
+      hints ? vmem::check(vmem_prefetch(at(r, offset), n, VMEM_HOST, nullptr))
             : vmem::check(vmem_evict(at(r, offset), n, VMEM_HOST));
     }
     if (hints) vmem::check(vmem_evict(at(r, from), bytes, VMEM_HOST));  // waits for them

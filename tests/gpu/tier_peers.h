@@ -57,7 +57,7 @@ class PeerRows : public HostRows {
     verify(r);  // nothing is leased for writing any more
     const auto pass = [&](int to) {
       parts(span_, step,
-            [&](uint64_t offset, uint64_t n) { vmem::check(vmem_prefetch(at(r, offset), n, to, streams[to].get())); });
+            [&](uint64_t offset, uint64_t n) { vmem::check(vmem_prefetch(at(r, offset), n, to, nullptr)); });
       vmem::check(vmem_acquire(r.data(), span_, VMEM_READ, to, streams[to].get()));  // every block has been moved
       vmem::check(vmem_release(r.data(), span_, streams[to].get()));
       streams[to].synchronize();

@@ -1,0 +1,131 @@
+// vmem_prefetch with a stream: the hint takes effect when the stream gets there, and not before.
+#include <cerrno>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using systest::SimTest;
+using systest::stamp;
+
+class StreamHints : public SimTest {
+ protected:
+  void SetUp() override {
+    SimTest::SetUp();
+    go = false;
+  }
+  void TearDown() override {
+    go = true;
+    SimTest::TearDown();
+  }
+  static uint64_t* word(const vmem::region& r, size_t block) { return r.view<uint64_t>().data() + block * kBlock / 8; }
+  static uint64_t on_device(const vmem::region& r, size_t block) {
+    struct vmem_residency where = {};
+    where.size = sizeof where;
+    EXPECT_EQ(vmem_query(word(r, block), 8, &where), 0) << said();
+    return where.device_bytes;
+  }
+  // What is put on the stream from now on comes later than go.
+  void hold(void* stream) {
+    ASSERT_TRUE(sim()
+                    .launch(stream,
+                            [this](vmem::device::SimKernel&) {
+                              while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                            })
+                    .ok());
+  }
+  static vmem::region filled(size_t blocks) {
+    vmem::region r(blocks * kBlock);
+    for (size_t b = 0; b < blocks; ++b) *word(r, b) = stamp(b, 1);
+    return r;
+  }
+
+  std::atomic<bool> go{false};
+};
+
+TEST_F(StreamHints, TakeEffectWhenTheStreamGetsThere) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(3);
+  hold(stream_);
+  ASSERT_EQ(vmem_prefetch(word(r, 0), 8, 0, stream_), 0) << said();
+  ASSERT_EQ(vmem_prefetch(word(r, 1), 8, 0, nullptr), 0) << said();
+  void* const idle = stream(0);
+  ASSERT_EQ(vmem_prefetch(word(r, 2), 8, 0, idle), 0) << said();
+  EXPECT_TRUE(until([&] { return on_device(r, 1) != 0 && on_device(r, 2) != 0; }))
+      << "without a stream: now; a stream that is held keeps no other";
+  EXPECT_EQ(on_device(r, 0), 0u) << "its stream has not got there";
+  go = true;
+  EXPECT_TRUE(until([&] { return on_device(r, 0) != 0; }));
+  for (size_t b = 0; b < 3; ++b) EXPECT_EQ(*word(r, b), stamp(b, 1));
+}
+
+TEST_F(StreamHints, AwayFromADeviceToo) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(2);
+  store_on_device(word(r, 0), 5);
+  store_on_device(word(r, 1), 6);
+  ASSERT_TRUE(on_device(r, 0) != 0 && on_device(r, 1) != 0);
+  hold(stream_);
+  ASSERT_EQ(vmem_prefetch(word(r, 0), 8, VMEM_HOST, stream_), 0) << said();
+  ASSERT_EQ(vmem_prefetch(word(r, 1), 8, VMEM_SSD, nullptr), 0) << said();
+  EXPECT_TRUE(until([&] { return on_device(r, 1) == 0; }));
+  EXPECT_NE(on_device(r, 0), 0u) << "its stream has not got there";
+  go = true;
+  EXPECT_TRUE(until([&] { return on_device(r, 0) == 0; }));
+  EXPECT_EQ(*word(r, 0), 5u);
+  EXPECT_EQ(*word(r, 1), 6u);
+}
+
+TEST_F(StreamHints, ARegionIsFreedWithoutAWaitForThem) {
+  if (IsSkipped()) return;
+  vmem::region r = filled(1);
+  void* const at = r.data();
+  hold(stream_);
+  ASSERT_EQ(vmem_prefetch(at, kBlock, 0, stream_), 0) << said();
+  r.free();
+  const vmem::region later = filled(1);
+  go = true;
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  ASSERT_EQ(vmem_prefetch(later.data(), 8, 0, stream_), 0) << said();
+  EXPECT_TRUE(until([&] { return on_device(later, 0) != 0; })) << "hints of before were looked at, and forgotten";
+  EXPECT_EQ(*word(later, 0), stamp(0, 1));
+}
+
+TEST_F(StreamHints, RefusalsSayWhy) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(1), host(kBlock, VMEM_HOST_ONLY);
+  sim().capture(stream_, true);
+  EXPECT_EQ(vmem_prefetch(r.data(), 8, 0, stream_), -EBUSY);
+  sim().capture(stream_, false);
+  int no_stream = 0;
+  EXPECT_EQ(vmem_prefetch(r.data(), 8, 0, &no_stream), -EINVAL);
+  EXPECT_EQ(vmem_prefetch(r.data(), 8, 9, stream_), -ENODEV);
+  EXPECT_EQ(vmem_prefetch(host.data(), 8, 0, stream_), -EINVAL);
+  EXPECT_EQ(vmem_prefetch(host.data(), 8, VMEM_HOST, &no_stream), 0) << "without a device tier no stream counts";
+}
+
+TEST_F(StreamHints, OfALostDeviceHoldNothing) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(1);
+  hold(stream_);
+  ASSERT_EQ(vmem_prefetch(r.data(), 8, 0, stream_), 0) << said();
+  sim().lose(0, "a test");
+  go = true;
+  EXPECT_EQ(*word(r, 0), stamp(0, 1));
+  vmem_shutdown();
+  new (const_cast<vmem::region*>(&r)) vmem::region();
+}
+
+// More than the library keeps are dropped: a hint may be.
+TEST_F(StreamHints, ManyAreDroppedAndNoneFails) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(1);
+  hold(stream_);
+  for (int i = 0; i < 1500; ++i) ASSERT_EQ(vmem_prefetch(r.data(), 8, 0, stream_), 0) << said();
+  EXPECT_EQ(on_device(r, 0), 0u);
+  go = true;
+  EXPECT_TRUE(until([&] { return on_device(r, 0) != 0; }));
+}
+
+}  // namespace
