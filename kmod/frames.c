@@ -50,8 +50,8 @@ unsigned int vmem_frame_pins(struct vmem_frame *frame)
 }
 
 /*
- * Whether an error was found in the memory of a piece. It looks at each page: the mark that core code
- * keeps of a folio as a whole is not set on each kernel for pages that it cannot deal with.
+ * Whether an error was found in the memory of a piece. It looks at each page: the mark that core
+ * code keeps of a folio as a whole is not set on each kernel for pages that it cannot deal with.
  */
 static bool vmem_piece_broken(struct page *page, unsigned int order)
 {
