@@ -216,8 +216,9 @@ bool write_calls(const std::string& folder, const std::vector<Item>& items) {
     if (machinery(item)) continue;
     const std::vector<std::string> calls = calls_of(item);
     for (const std::string& call : calls) {
-      const std::string text =
-          call == calls.front() ? call_page(items, item) : ".so man3/" + calls.front() + ".3vmem\n";
+      const std::string text = call == calls.front()
+                                   ? call_page(items, item)
+                                   : std::string(".so man3/").append(calls.front()).append(".3vmem\n");
       good = write(folder + "/" + call + ".3vmem", text) && good;
     }
   }

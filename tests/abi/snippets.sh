@@ -62,7 +62,7 @@ memory_snippet() {
   mkdir -p "$work/py" && cd "$work/py" && head -c 1000000 /dev/urandom >in.bin || return
   # What the page leaves to the reader: the stream, the array that the kernel writes, and an open file.
   { echo 'import vmem; stream, out, file, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), open("in.bin", "rb"), lambda device: None'
-    sed -e 's/location=0,/location=vmem.HOST,/' "$(block docs/python.md/2.python)"; echo 'import os; assert os.path.getsize("out.bin") == region.nbytes'
+    sed -e 's/location=0/location=vmem.HOST/g' "$(block docs/python.md/2.python)"; echo 'import asyncio, os; asyncio.run(use()); assert os.path.getsize("out.bin") == region.nbytes'
   } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
   in_venv snippet.py
 }
@@ -88,7 +88,7 @@ every_block() {
   known+="README.md/2 README.md/3 README.md/4 docs/packages.md/2 docs/packages.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
   known+="README.md/6 docs/python.md/3 docs/python.md/4 "                       # need a model: the step on names; tests/python/test_torch_*.py
   known+="docs/architecture.md/1 docs/vmemctl.md/1 "                            # no commands
-  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/testing.md/1 "  # long runs, and guests
+  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/testing.md/1 "  # long runs, and guests
   local each wrong=0 name
   while read -r each; do
     name=${each%.*}

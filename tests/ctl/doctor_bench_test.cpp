@@ -64,7 +64,7 @@ TEST_F(CtlDoctor, TellsAMachineWithoutAGpuFromOneWithoutItsDriver) {
   root_.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module\n");
   EXPECT_BEGINS(line("driver"), "ok|NVRM version");
   EXPECT_BEGINS(line("nvidia-uvm"), "missing|");
-  EXPECT_BEGINS(line("HMM"), "degraded|this driver has none|nothing, while every GPU touch is under a lease");
+  EXPECT_BEGINS(line("HMM"), "degraded|this driver has none|nothing, while every GPU access is under a lease");
   root_.write("sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "Y\n");
   EXPECT_BEGINS(line("HMM"), "degraded|switched off");
   root_.write("sys/module/nvidia_uvm/parameters/uvm_disable_hmm", "N\n");
