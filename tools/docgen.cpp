@@ -216,10 +216,10 @@ bool write_calls(const std::string& folder, const std::vector<Item>& items) {
     if (machinery(item)) continue;
     const std::vector<std::string> calls = calls_of(item);
     for (const std::string& call : calls) {
-      const std::string text = call == calls.front()
-                                   ? call_page(items, item)
-                                   : std::string(".so man3/").append(calls.front()).append(".3vmem\n");
-      good = write(folder + "/" + call + ".3vmem", text) && good;
+      std::string path = folder, text = ".so man3/";
+      path.append("/").append(call).append(".3vmem");
+      text.append(calls.front()).append(".3vmem\n");
+      good = write(path, call == calls.front() ? call_page(items, item) : text) && good;
     }
   }
   return good;
