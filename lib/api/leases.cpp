@@ -40,8 +40,7 @@ Status Leases::find(LeaseHandle* which, Handle* out) {
 
 void Leases::settle(LeaseHandle& lease, int code, std::string_view words) {
   lease.code = code;
-  const size_t length = std::min(words.size(), sizeof lease.words - 1);
-  memcpy(lease.words, words.data(), length);
+  const size_t length = words.copy(lease.words, sizeof lease.words - 1);
   lease.words[length] = '\0';
   lease.state = code == 0 ? vmem_lease::State::ready : vmem_lease::State::failed;
   if (lease.fd >= 0) eventfd_write(lease.fd, 1);
