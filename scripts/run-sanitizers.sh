@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
   ahead=''
   [ $# = 0 ] || { build "$1" nice -n 10 & ahead=$!; }
   # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md.
-  BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-600} VMEM_SANITIZER=$name \
+  BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-900} VMEM_SANITIZER=$name \
     ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \
     UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}" \
     TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:history_size=4:suppressions=$PWD/tests/tsan.supp:${TSAN_OPTIONS:-}" \
