@@ -38,7 +38,8 @@ FaultyEngine::FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed) : i
 FaultyEngine::~FaultyEngine() {
   {
     core::MutexLock lock(mutex_);
-    stopping_ = true;  // from here on submit() lets everything pass
+    stopping_ = true;                               // from here on submit() lets everything pass
+    while (releasing_ != 0) mutex_.wait(changed_);  // what it let go may have been all that this waited for
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -79,8 +80,12 @@ void FaultyEngine::release() {
   {
     core::MutexLock lock(mutex_);
     all.swap(hanging_);
+    ++releasing_;
   }
   inner_->submit(all);
+  core::MutexLock lock(mutex_);
+  --releasing_;
+  changed_.notify_all();
 }
 
 EngineStats FaultyEngine::stats() const {

@@ -106,6 +106,7 @@ class FaultyEngine final : public Engine, private Injector {
   std::vector<Io*> hanging_ VMEM_GUARDED_BY(mutex_);
   uint64_t errors_ VMEM_GUARDED_BY(mutex_) = 0;
   bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
+  unsigned releasing_ VMEM_GUARDED_BY(mutex_) = 0;  // threads in release()
   std::thread thread_;
 };
 
