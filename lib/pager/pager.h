@@ -143,7 +143,7 @@ class Pager {
   void on_pressure(uint64_t bytes);
   void on_knobs();
   bool populate(Move* m, After& after);
-  void hold_back(uint64_t bytes, uint64_t ns);
+  void hold_back(uint64_t bytes, uint64_t ns, bool pressed);
   void hold_back_after_refusal(const core::Status& why);
   void lift_cap(uint64_t now), give_up_idle(uint64_t bytes);
 

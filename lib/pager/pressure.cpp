@@ -50,17 +50,20 @@ bool Pager::populate(Move* m, After& after) {
   return false;
 }
 
-// Locked. No more than `bytes` of frames for `ns`; what is above it leaves.
-void Pager::hold_back(uint64_t bytes, uint64_t ns) {
-  budget_.set_cap(bytes);
-  machine_.cap_until_ns = now_ns() + ns;
+// Locked. No more than `bytes` of frames for `ns`; what is above it leaves. A refusal takes nothing back of what
+// pressure asked for.
+void Pager::hold_back(uint64_t bytes, uint64_t ns, bool pressed) {
+  const uint64_t until = now_ns() + ns;
+  budget_.set_cap(machine_.pressed && !pressed ? std::min(bytes, budget_.limit()) : bytes);
+  machine_.cap_until_ns = machine_.pressed ? std::max(until, machine_.cap_until_ns) : until;
+  machine_.pressed |= pressed;
   budget_.trim();
   resize_policies();
   need_evict_.notify_all();
 }
 
 void Pager::hold_back_after_refusal(const Status& why) {
-  hold_back(budget_.charged(), kAfterRefusal);
+  hold_back(budget_.charged(), kAfterRefusal, false);
   VMEM_LOG_ONCE(core::Level::warning, "going on with %s of host_budget %s: %.*s",
                 core::human_bytes(budget_.limit()).c_str(), core::human_bytes(budget_.wanted()).c_str(),
                 static_cast<int>(why.text().size()), why.text().data());
@@ -69,6 +72,7 @@ void Pager::hold_back_after_refusal(const Status& why) {
 void Pager::lift_cap(uint64_t now) {
   if (!budget_.capped() || now < machine_.cap_until_ns) return;
   budget_.lift_cap();
+  machine_.pressed = false;
   resize_policies();
 }
 
@@ -77,7 +81,7 @@ void Pager::on_pressure(uint64_t bytes) {
   // Below this faults could no longer be served.
   const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
   const uint64_t used = budget_.charged();
-  hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure);
+  hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure, true);
 }
 
 void Pager::on_knobs() {
@@ -96,7 +100,7 @@ void Pager::on_knobs() {
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
   const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
   budget_.set_ceiling(std::max(limit, least));
-  budget_.lift_cap();  // a refusal may have been of the old limit
+  if (!machine_.pressed) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();
   resize_policies();
   need_evict_.notify_all();

@@ -126,10 +126,15 @@ TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 5 + i);
   ASSERT_TRUE(pager->evict(r, 48 * kBlock, VMEM_SSD).ok());
-  trap->press(kBudget);  // all frames go back
+  const auto limit_context = [&](uint64_t bytes) {
+    knobs.context_limit = bytes;
+    trap->set_knobs(knobs);
+    trap->tell_tunables();
+  };
+  limit_context(8 * kBlock);  // the other frames go back
   trap->until_frames_below(16 * kBlock);
   trap->limit_frames(20 * kBlock);
-  trap->tell_tunables();  // ask again at once
+  limit_context(0);
   ASSERT_TRUE(pager->prefetch(r, 48 * kBlock, VMEM_HOST).ok());
   const vmem_range range{r + 40 * kBlock, 8 * kBlock, VMEM_READ, 0};
   const Status s = pager->acquire({&range, 1}, VMEM_HOST, nullptr);
@@ -155,6 +160,20 @@ TEST_F(PagerPressure, PressureGivesFramesBackAndLosesNothing) {
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
   const uint64_t before = trap->frame_bytes();
   trap->press(16 * kBlock);
+  trap->until_frames_below(before - 16 * kBlock);
+  for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 77 + i);
+}
+
+// Whoever writes a tunable when memory is short is told of both at once.
+TEST_F(PagerPressure, AKnobThatChangesTakesNothingBackOfWhatPressureAskedFor) {
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
+  const uint64_t before = trap->frame_bytes();
+  trap->press(16 * kBlock);
+  const uint64_t left = budget();
+  ASSERT_LT(left, kBudget);
+  trap->tell_tunables();
+  EXPECT_EQ(budget(), left);
   trap->until_frames_below(before - 16 * kBlock);
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 77 + i);
 }
