@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "common/faulty_engine.h"
+#include "faulty_disk.h"
 #include "support.h"
 #include "vmem/pool.hpp"
 
@@ -12,7 +12,6 @@ namespace {
 
 using systest::SystemTest;
 using systest::TempFile;
-using vmem::store::Engine;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 
@@ -203,12 +202,7 @@ TEST_F(Attributes, ChecksumIsTheRegions) {
     for (const char* setting : {"on", "off"}) {
       FaultyEngine* disk = nullptr;
       vmem_shutdown();
-      vmem::api::test_hooks().wrap_engine = [&](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
-        std::unique_ptr<FaultyEngine> made;
-        EXPECT_TRUE(FaultyEngine::wrap(std::move(inner), 1, &made).ok());
-        disk = made.get();
-        return made;
-      };
+      systest::wrap_engine(&disk);
       configure({{"checksum", setting}});
       vmem::region region(kMiB, vmem::attributes{.flags = VMEM_HOST_ONLY, .checksum = checksum});
       memset(region.data(), 5, kMiB);

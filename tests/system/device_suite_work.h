@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/faulty_engine.h"
 #include "core/step.h"
 #include "device_fixture.h"
+#include "faulty_disk.h"
 
 namespace systest {
 
@@ -46,12 +46,7 @@ TEST_P(DeviceTier, MappedFilesAreReadAndChangedByKernels) {
 
 TEST_P(DeviceTier, AReadErrorAndAFlippedBitFailTheAcquireAndLeaseNothing) {
   vmem::store::FaultyEngine* disk = nullptr;
-  vmem::api::test_hooks().wrap_engine = [&](std::unique_ptr<vmem::store::Engine> engine) {
-    std::unique_ptr<vmem::store::FaultyEngine> wrapped;
-    EXPECT_TRUE(vmem::store::FaultyEngine::wrap(std::move(engine), 1, &wrapped).ok());
-    disk = wrapped.get();
-    return wrapped;
-  };
+  systest::wrap_engine(&disk);
   start();
   vmem::region r(16 * kMiB, 0);
   const size_t n = r.size() / 8;
@@ -80,12 +75,7 @@ TEST_P(DeviceTier, AReadErrorAndAFlippedBitFailTheAcquireAndLeaseNothing) {
 
 TEST_P(DeviceTier, ASlowDiskDelaysAnAcquireAndNobodyElse) {
   vmem::store::FaultyEngine* disk = nullptr;
-  vmem::api::test_hooks().wrap_engine = [&](std::unique_ptr<vmem::store::Engine> engine) {
-    std::unique_ptr<vmem::store::FaultyEngine> wrapped;
-    EXPECT_TRUE(vmem::store::FaultyEngine::wrap(std::move(engine), 1, &wrapped).ok());
-    disk = wrapped.get();
-    return wrapped;
-  };
+  systest::wrap_engine(&disk);
   start();
   vmem::region cold(8 * kMiB, 0), warm(8 * kMiB, 0);
   const size_t n = cold.size() / 8;

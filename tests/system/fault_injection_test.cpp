@@ -2,7 +2,7 @@
 #include <chrono>
 #include <thread>
 
-#include "common/faulty_engine.h"
+#include "faulty_disk.h"
 #include "support.h"
 
 namespace {
@@ -13,7 +13,6 @@ using systest::Settings;
 using systest::stamp;
 using systest::SystemTest;
 using systest::TempFile;
-using vmem::store::Engine;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -25,13 +24,7 @@ class FaultInjection : public SystemTest, public ::testing::WithParamInterface<c
  protected:
   // Parameter: how blocks travel, which decides whose memory is written and whose is dropped.
   void start(Settings more = {}) {
-    vmem::api::test_hooks().wrap_engine = [this](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
-      std::unique_ptr<FaultyEngine> made;
-      const auto s = FaultyEngine::wrap(std::move(inner), 1, &made);
-      EXPECT_TRUE(s.ok()) << s.text();
-      disk = made.get();
-      return made;
-    };
+    systest::wrap_engine(&disk);
     Settings settings{{"transfer", GetParam()}, {"readahead", "0"}};
     settings.insert(settings.end(), more.begin(), more.end());
     configure(settings);

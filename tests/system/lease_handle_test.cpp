@@ -6,7 +6,7 @@
 #include <cerrno>
 
 #include "child.h"
-#include "common/faulty_engine.h"
+#include "faulty_disk.h"
 #include "sim_support.h"
 
 namespace {
@@ -14,7 +14,6 @@ namespace {
 using systest::kBlock;
 using systest::SimTest;
 using systest::stamp;
-using vmem::store::Engine;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -40,13 +39,7 @@ class LeaseHandles : public SimTest, public ::testing::WithParamInterface<int> {
     SimTest::start(1);
     if (IsSkipped()) return;
     vmem_shutdown();
-    vmem::api::test_hooks().wrap_engine = [this](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
-      std::unique_ptr<FaultyEngine> made;
-      const auto s = FaultyEngine::wrap(std::move(inner), 1, &made);
-      EXPECT_TRUE(s.ok()) << s.text();
-      disk = made.get();
-      return made;
-    };
+    systest::wrap_engine(&disk);
     SimTest::start(1);
   }
   int location() const { return GetParam(); }

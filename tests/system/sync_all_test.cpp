@@ -1,14 +1,13 @@
 // vmem_sync(NULL, 0): every region there is, all of them tried, the first error told.
 #include <cerrno>
 
-#include "common/faulty_engine.h"
+#include "faulty_disk.h"
 #include "support.h"
 
 namespace {
 
 using systest::SystemTest;
 using systest::TempFile;
-using vmem::store::Engine;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -18,13 +17,7 @@ constexpr size_t kBlock = 2 << 20;
 class SyncAll : public SystemTest {
  protected:
   void start() {
-    vmem::api::test_hooks().wrap_engine = [this](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {
-      std::unique_ptr<FaultyEngine> made;
-      const auto s = FaultyEngine::wrap(std::move(inner), 1, &made);
-      EXPECT_TRUE(s.ok()) << s.text();
-      disk = made.get();
-      return made;
-    };
+    systest::wrap_engine(&disk);
     configure({{"device", "none"}, {"readahead", "0"}});
   }
   static unsigned char first_byte(const TempFile& file) { return file.read().at(0); }
