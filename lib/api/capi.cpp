@@ -48,6 +48,15 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
   return {};
 }
 
+// What both calls that make a lease handle ask of their arguments.
+Status fill_lease(struct vmem_lease** lease, const vmem_range* ranges, size_t count, int location, void* stream,
+                  struct vmem_lease* out) {
+  if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
+  out->location = location;
+  out->stream = stream;
+  return copy_ranges(ranges, count, true, &out->ranges);
+}
+
 // The caller's attributes, of a version of the struct that may be shorter or longer than ours.
 Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
   *out = {};
@@ -317,12 +326,9 @@ VMEM_API int vmem_lease(struct vmem_lease** lease, const struct vmem_range* rang
                         void* stream) {
   struct vmem_lease* made = nullptr;
   const int rc = guarded([&]() -> Status {
-    if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
-    auto handle = std::make_shared<struct vmem_lease>();
-    if (Status s = copy_ranges(ranges, count, true, &handle->ranges); !s.ok()) return s;
-    handle->location = location;
-    handle->stream = stream;
-    return Runtime::get().leases().take(Runtime::get(), std::move(handle), &made);
+    const auto handle = std::make_shared<struct vmem_lease>();
+    if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
+    return Runtime::get().leases().take(Runtime::get(), handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
@@ -332,14 +338,11 @@ VMEM_API int vmem_lease_async(struct vmem_lease** lease, const struct vmem_range
                               void* stream, void (*ready)(struct vmem_lease*, int, void*), void* user) {
   struct vmem_lease* made = nullptr;
   const int rc = guarded([&]() -> Status {
-    if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
-    auto handle = std::make_shared<struct vmem_lease>();
-    if (Status s = copy_ranges(ranges, count, true, &handle->ranges); !s.ok()) return s;
-    handle->location = location;
-    handle->stream = stream;
+    const auto handle = std::make_shared<struct vmem_lease>();
+    if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
     handle->on_ready = ready;
     handle->user = user;
-    return Runtime::get().leases().start(Runtime::get(), std::move(handle), &made);
+    return Runtime::get().leases().start(Runtime::get(), handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
