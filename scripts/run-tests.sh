@@ -260,9 +260,15 @@ fixed=${TEST_PATIENCE:-}
 export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
 echo "== ${#names[@]} programs of $*, $slots at a time; deadlines times $patience"
-first=() last=()
-for i in "${!names[@]}"; do if [ -n "${alone[i]}" ]; then last+=("$i"); else first+=("$i"); fi; done
-run_all 0 ${first[@]+"${first[@]}"} ${last[@]+"${last[@]}"}
+# The longest ones, which say so in their second line, begin, so that nothing is left to run beside the last of them.
+long=() first=() last=()
+for i in "${!names[@]}"; do
+  script=$home/${names[i]}
+  if [ -n "${alone[i]}" ]; then last+=("$i")
+  elif [ -f "$script" ] && sed -n 2p "$script" | grep -q '^# Runs first'; then long+=("$i")
+  else first+=("$i"); fi
+done
+run_all 0 ${long[@]+"${long[@]}"} ${first[@]+"${first[@]}"} ${last[@]+"${last[@]}"}
 for i in "${!names[@]}"; do [ ! -e "$state/$i.again" ] || repeated+=("$i"); done
 if [ ${#repeated[@]} != 0 ]; then
   slower=${fixed:-$(measured_patience "$scratch")}

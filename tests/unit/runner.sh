@@ -84,6 +84,11 @@ pgrep -f 'sleep 100[01]$' >/dev/null && { echo "FAIL a process is left"; failed=
 for n in 1 2; do script "$work/build/tests/stress/s$n" 'echo "$(ls $TMPDIR/running* 2>/dev/null | wc -l)" >>$WORK/once; touch $TMPDIR/running$$; sleep 0.5; rm $TMPDIR/running$$'; done
 VMEM_STRESS_SECONDS=1 run "stress programs run one at a time" "stress" 0 "2 passed, 0 failed, 0 skipped" '^ok   stress/s2'
 
+script "$work/tests/python/a.sh" 'sleep 0.5; echo a >>$WORK/once; echo "1 passed, 0 failed, 0 skipped"'
+script "$work/tests/python/b.sh" 'sleep 0.2; [ "$(head -1 $WORK/once)" = c ] && echo "1 passed, 0 failed, 0 skipped"'
+script "$work/tests/python/c.sh" $'# Runs first: it is the longest.\necho c >>$WORK/once; echo "1 passed, 0 failed, 0 skipped"'
+run "what is long, and says so, begins" python 0 "3 passed, 0 failed, 0 skipped"
+
 script "$work/tests/python/a.sh" 'exit 0'
 script "$work/tests/python/b.sh" 'sleep 1000'
 out=$(BUILD=$work/build TESTS=$work/tests TEST_PATIENCE=1 TMPDIR=$work timeout 5 scripts/run-tests.sh python 2>&1)
