@@ -40,11 +40,11 @@ echo madvise >/sys/kernel/mm/transparent_hugepage/defrag 2>/dev/null
 [ -f /modules.order ] && while read -r m; do insmod "/modules/$m" || setup_failed "insmod $m"; done </modules.order
 
 if [ "$FS" != none ]; then
-  i=0; while [ ! -b /dev/nvme1n1 ] && [ $i -lt 200 ]; do sleep 0.05; i=$((i + 1)); done
-  [ -b /dev/nvme1n1 ] || setup_failed "no second NVMe drive after 10 s"
-  # Controllers are probed in parallel, so numbers may swap: the one with a file system on it is the data disk.
-  disk=/dev/nvme0n1 raw=/dev/nvme1n1
-  mount -t "$FS" "$disk" /data 2>/dev/null || { disk=/dev/nvme1n1 raw=/dev/nvme0n1; mount -t "$FS" "$disk" /data; } ||
+  i=0; while [ ! -b /dev/vdb ] && [ $i -lt 200 ]; do sleep 0.05; i=$((i + 1)); done
+  [ -b /dev/vdb ] || setup_failed "no second virtio drive after 10 s: a debug kernel that is older than its configuration has none"
+  # Drives are probed in parallel, so numbers may swap: the one with a file system on it is the data disk.
+  disk=/dev/vda raw=/dev/vdb
+  mount -t "$FS" "$disk" /data 2>/dev/null || { disk=/dev/vdb raw=/dev/vda; mount -t "$FS" "$disk" /data; } ||
     setup_failed "mount -t $FS"
   chmod 666 "$raw"
   export VMEM_TEST_BLOCK_DEVICE=$raw

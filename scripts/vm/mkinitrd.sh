@@ -41,7 +41,7 @@ install() {
     mkdir -p "$root${library%/*}"; cp -Ln "$library" "$root$library"
   done
 }
-for name in nvme ext4 crc32c_generic; do in_tree "$name"; done
+for name in virtio_pci virtio_blk ext4 crc32c_generic; do in_tree "$name"; done
 while [ $# -gt 0 ]; do
   case $1 in
     --in-tree) in_tree "$2"; shift 2 ;;

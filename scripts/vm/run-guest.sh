@@ -18,7 +18,7 @@
 #   --no-kmemleak           the debug kernel's leak scan (6 s) runs when a module is given, unless this says no
 #   --label TEXT            how the run is called in the summary     --log FILE  keeps the console     --verbose  shows it
 #
-# In the guest: /data is a file system on an emulated NVMe drive (O_DIRECT and O_TMPFILE work), TMPDIR and VMEM_TEST_DIR
+# In the guest: /data is a file system on a virtual drive (O_DIRECT and O_TMPFILE work), TMPDIR and VMEM_TEST_DIR
 # name it, VMEM_TEST_BLOCK_DEVICE a second drive of 256 MiB; huge pages are for those who madvise. Programs that are
 # files of this machine are copied with their shared libraries; other names are busybox's.
 # The kernel's log is searched for reports at the end: one is a failure. Emulation shows function and races, not speed.
