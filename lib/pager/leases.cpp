@@ -306,8 +306,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       }
       changed_.wait_for(lock, std::chrono::milliseconds(50));
     } else {
-      // Looks again now and then all the same: an acquire was seen to sleep for good, and it is not known yet by what.
-      Waiter(waiters_, r, b).changed.wait_for(lock, std::chrono::milliseconds(100));
+      Waiter(waiters_, r, b).changed.wait(lock);
     }
   }
 }
