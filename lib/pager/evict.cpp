@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/break.h"
 #include "core/log.h"
@@ -128,7 +129,16 @@ void Pager::evict_loop() {
   }
 }
 
-// A few blocks of the oldest request. What is leased or moving already is passed over.
+// Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
+void Pager::go_on_to_ssd(Region& r, BlockIndex b) {
+  const State state = r.table[b].state;
+  if (!std::exchange(residents_[r.table[b].aux].leaves, false) || r.dying) return;
+  if ((state != State::resident && state != State::held) || queues_.evict_requests.size() >= Queues::kMaxSpeculative)
+    return;
+  if (queues_.evict_requests.push_back({{&r, b, b}, false})) need_evict_.notify_one();
+}
+
+// A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
 void Pager::serve_evict_request(Lock& lock) {
   const bool behind = queues_.evict_requests.front().behind;
   SpanOf& span = queues_.evict_requests.front().span;
@@ -137,8 +147,12 @@ void Pager::serve_evict_request(Lock& lock) {
   BlockIndex b = r.table.next_touched(span.first);
   for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
     const State state = r.table[b].state;
-    if ((state != State::resident && state != State::held) || leased(r, b)) continue;
+    if (!core::in_memory(state) || leased(r, b)) continue;
     Resident& resident = residents_[r.table[b].aux];
+    if (core::in_transition(state)) {
+      resident.leaves = !behind;
+      continue;
+    }
     if (behind && resident.ahead) continue;
     if (resident.admitted) policy(r.table[b].aux).remove(r.table[b].aux);
     resident.admitted = false;

@@ -117,6 +117,7 @@ struct Resident {  // indexed by ResidentId
   bool changed = false;        // on a device: what is there may differ from what came
   bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
   bool ahead = false;          // read ahead, and nobody was seen to use it
+  bool leaves = false;         // prefetch to the SSD met it in transition: it leaves when that is over
   bool is_copy = false;        // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame
   device::Ticket ticket;

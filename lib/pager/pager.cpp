@@ -254,6 +254,7 @@ void Pager::free_move(Move* m) {
   m->status = {};
   m->begun_ns = 0;
   free_moves_.push_back(m);
+  if (core::in_memory(m->region->table[m->block].state)) go_on_to_ssd(*m->region, m->block);
   waiters_.wake(*m->region, m->block);
   changed_.notify_all();
 }

@@ -160,7 +160,7 @@ class Pager {
   static void on_written(store::Io& io);
   void finish_write(Move* m, After& after);
   void note_write_failure(Move* m);
-  void serve_evict_request(Lock& lock);
+  void serve_evict_request(Lock& lock), go_on_to_ssd(Region& r, core::BlockIndex b);
   void let_go(Move* m, core::State from, After& after);
   void put_back(Move* m, After& after);
   void forget_store_copy(Region& r, core::BlockIndex b);

@@ -3,11 +3,13 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "common/patience.h"
+#include "core/step.h"
 #include "support.h"
 
 namespace {
@@ -263,6 +265,45 @@ TEST_F(Lifecycle, PrefetchBringsBlocksBeforeTheyAreTouched) {
   region.prefetch(VMEM_SSD);
   vmem::test::eventually([&] { return region.query().host_bytes == 0; });
   EXPECT_EQ(region.query().host_bytes, 0u);
+}
+
+// A block that is coming or being written when it is asked for has its turn when that is over.
+TEST_F(Lifecycle, PrefetchToTheSsdAlsoTakesBlocksThatMoveAtTheMoment) {
+  static std::atomic<bool> met, asked;
+  static const char* where;
+  for (const char* step : {"install.after", "evict.taken"}) {
+    configure({{"host_budget", "64MiB"}});
+    if (IsSkipped()) return;
+    vmem::region region(4 * kMiB, VMEM_HOST_ONLY);
+    auto words = region.view<uint64_t>();
+    words[0] = 7;
+    const bool comes = step == std::string_view("install.after");
+    if (comes) region.evict();
+    met = asked = false;
+    where = step;
+    vmem::core::step_hook = [](const char* s) {
+      if (s != std::string_view(where) || met.exchange(true)) return;
+      while (!asked) usleep(1000);
+      usleep(50000);  // time to pass it over; needed only to see that
+    };
+    std::thread mover([&] {
+      if (comes) {
+        EXPECT_EQ(words[0], 7u);
+      } else {
+        region.sync();
+      }
+    });
+    vmem::test::eventually([&] { return met.load(); });
+    EXPECT_TRUE(met);
+    region.prefetch(VMEM_SSD);
+    asked = true;
+    mover.join();
+    vmem::core::step_hook = nullptr;
+    vmem::test::eventually([&] { return region.query().host_bytes == 0; });
+    EXPECT_EQ(region.query().host_bytes, 0u) << step;
+    EXPECT_EQ(words[0], 7u);
+    vmem_shutdown();
+  }
 }
 
 TEST_F(Lifecycle, AdviceIsAcceptedAndDataStaysRight) {
