@@ -54,6 +54,11 @@ void close_in_children(int fd) {
   }
 }
 
+int keep_from_children(int fd) {
+  if (fd >= 0) close_in_children(fd);
+  return fd;
+}
+
 void forget_in_children(int fd) {
   for (Notes* at = &notes; at != nullptr; at = at->next.load()) {
     for (auto& slot : at->fds) {
@@ -61,6 +66,12 @@ void forget_in_children(int fd) {
       if (slot.compare_exchange_strong(mine, 0)) return;
     }
   }
+}
+
+void close_and_forget(int fd) {
+  if (fd < 0) return;
+  forget_in_children(fd);
+  close(fd);
 }
 
 }  // namespace vmem::core

@@ -1,5 +1,7 @@
 // What a forked child must not keep. Until it calls exec, a child has every descriptor of its parent's: with it a file
-// lock, or the disk space of a file without a name, would outlive the parent for as long as the child runs.
+// lock, or the disk space of a file without a name, would outlive the parent for as long as the child runs. And a child
+// that gave up its rights could do to its parent's memory what the descriptor allows: a userfaultfd fills absent pages.
+// So this is for each descriptor that the library keeps.
 #pragma once
 
 namespace vmem::core {
@@ -7,7 +9,11 @@ namespace vmem::core {
 // Closed in every child that fork() makes from now on; not in one that vfork, posix_spawn or clone made, which is about
 // to call exec. Without memory for a note of it (one in 64 needs any) the child keeps it.
 void close_in_children(int fd);
+// The same, for what open() and its like return: -1 is no descriptor. Returns fd.
+int keep_from_children(int fd);
 // Before the descriptor is closed.
 void forget_in_children(int fd);
+// Both; of -1 nothing.
+void close_and_forget(int fd);
 
 }  // namespace vmem::core

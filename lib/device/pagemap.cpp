@@ -6,13 +6,14 @@
 
 #include <algorithm>
 
+#include "core/fork.h"
 #include "core/types.h"
 
 namespace vmem::device {
 
 core::Status mapped_pages(uintptr_t address, size_t size, bool first_only, uint64_t* count) {
   // Opened once: the file stays this process's whatever is mapped later. A forked child may not call libvmem.
-  static const int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  static const int fd = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   *count = 0;
   if (fd < 0)
     return core::error(EACCES,

@@ -99,7 +99,7 @@ core::Status UringEngine::create_ring(Ring& ring) {
   io_uring_ring_dontfork(&ring.uring);
   core::close_in_children(ring.uring.ring_fd);  // it keeps the files that it knows
   ring.prepared.reserve(2 * size_t{entries});
-  ring.wake_fd = eventfd(0, EFD_CLOEXEC);
+  ring.wake_fd = core::keep_from_children(eventfd(0, EFD_CLOEXEC));
   if (ring.wake_fd < 0) return core::system_error(errno, "no eventfd for an I/O thread");
   return {};
 }
@@ -148,7 +148,7 @@ UringEngine::~UringEngine() {
       core::forget_in_children(ring.uring.ring_fd);
       io_uring_queue_exit(&ring.uring);
     }
-    if (ring.wake_fd >= 0) close(ring.wake_fd);
+    core::close_and_forget(ring.wake_fd);
   }
 }
 

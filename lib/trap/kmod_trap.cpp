@@ -15,6 +15,7 @@
 
 #include "core/big_lock.h"
 #include "core/few.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/step.h"
@@ -142,8 +143,8 @@ KmodTrap::~KmodTrap() {
   }
   // Mappings keep the context alive; this makes absent blocks answer SIGBUS at once.
   call(fd_, VMEM_IOC_SHUTDOWN, nullptr);
-  close(fd_);
-  close(event_);
+  core::close_and_forget(fd_);
+  core::close_and_forget(event_);
 }
 
 Status KmodTrap::create(uint32_t kind, size_t size, size_t unit, uint64_t* offset) {
@@ -577,7 +578,7 @@ Status Trap::release_arena(void* address, size_t size) {
 }
 
 Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
-  const int fd = open(options.device, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  const int fd = core::keep_from_children(open(options.device, O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (fd < 0) {
     const int err = errno;
     if (err == ENOENT || err == ENXIO)
@@ -589,7 +590,7 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
   hello.version = VMEM_UAPI_VERSION;
   hello.need = VMEM_FEATURE_TRAP | VMEM_FEATURE_PROTECT;
   if (const int err = call(fd, VMEM_IOC_HELLO, &hello); err != 0) {
-    close(fd);
+    core::close_and_forget(fd);
     if (err == -EPROTONOSUPPORT) {
       return error(
           err, "the module speaks version %u of its interface, this library version %d; install both from one release",
@@ -605,10 +606,14 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
     hello.need |= VMEM_FEATURE_KERNEL_FAULTS;
     system_calls = call(fd, VMEM_IOC_HELLO, &hello) == 0;
   }
-  const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (hello.batch_max == 0) {
+    core::close_and_forget(fd);
+    return error(EPROTO, "the module takes 0 calls at a time; install it and the library from one release");
+  }
+  const int event = core::keep_from_children(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (event < 0) {
     const int err = errno;
-    close(fd);
+    core::close_and_forget(fd);
     return system_error(err, "eventfd");
   }
   *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, system_calls);

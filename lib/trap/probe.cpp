@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/thread.h"
 #include "core/types.h"
@@ -229,10 +230,11 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
 
   Opened opened;
   if (core::Status s = open_best(options, &opened); !s.ok()) return s;
+  core::keep_from_children(opened.fd);
   const uint64_t wanted = offered & (os::kFeatureWp | os::kFeatureThreadId | os::kFeaturePoison | os::kFeatureMove);
   error = os::handshake(opened.fd, wanted, &offered);
   if (error != 0) {
-    close(opened.fd);
+    core::close_and_forget(opened.fd);
     return core::system_error(error, "userfaultfd refuses features 0x%llx that it offered",
                               static_cast<unsigned long long>(wanted));
   }
@@ -245,7 +247,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   // registered mapping, and a frame must not trap.
   // The page map tells what really happened where the kernel miscounts (see move_pages).
   if (options.allow_move && wp && (wanted & os::kFeatureMove) != 0)
-    probed.pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   probed.caps.move = probed.pagemap >= 0 && probe_move(fd, probed.pagemap);
   probed.frees_tables = probed.caps.move && options.allow_table_reclaim && probe_table_reclaim(fd, probed.pagemap);
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
@@ -253,20 +255,20 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.take_by_remap = probe_remap(fd);
   probed.caps.system_calls = !opened.user_mode_only && probe_system_calls(fd);
   if (options.allow_process_madvise) {
-    probed.self = os::open_self();
+    probed.self = core::keep_from_children(os::open_self());
     probed.caps.batch_drop = probed.self >= 0 && probe_batch_drop(fd, probed.self);
   }
   if (!probed.caps.move && probed.pagemap >= 0) {
-    close(probed.pagemap);
+    core::close_and_forget(probed.pagemap);
     probed.pagemap = -1;
   }
   if (!probed.caps.batch_drop && probed.self >= 0) {
-    close(probed.self);
+    core::close_and_forget(probed.self);
     probed.self = -1;
   }
   if (!probed.caps.move && !probed.take_by_remap) {
-    close(fd);
-    if (probed.self >= 0) close(probed.self);
+    core::close_and_forget(fd);
+    core::close_and_forget(probed.self);
     return core::error(
         ENOSYS,
         "this kernel can neither move pages out of a trapped range (UFFDIO_MOVE, Linux 6.8) nor remap them "

@@ -28,6 +28,7 @@
 #include <cstring>
 
 #include "core/big_lock.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/types.h"
@@ -117,11 +118,7 @@ UserfaultTrap::~UserfaultTrap() {
       return;
     }
   }
-  close(fd_);
-  close(event_);
-  close(empty_file_);
-  if (self_ >= 0) close(self_);
-  if (pagemap_ >= 0) close(pagemap_);
+  for (const int fd : {fd_, event_, empty_file_, self_, pagemap_}) core::close_and_forget(fd);
 }
 
 Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
@@ -539,14 +536,11 @@ Status UserfaultTrap::reserve_frames(size_t size, bool huge, void** address) {
 Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap>* out) {
   Probed probed;
   if (Status s = probe(options, &probed); !s.ok()) return s;
-  const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  const int empty_file = memfd_create("vmem-absent", MFD_CLOEXEC);
+  const int event = core::keep_from_children(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const int empty_file = core::keep_from_children(memfd_create("vmem-absent", MFD_CLOEXEC));
   if (event < 0 || empty_file < 0) {
     Status s = core::system_error(errno, "userfaultfd: cannot create an %s", event < 0 ? "eventfd" : "empty memfd");
-    if (event >= 0) close(event);
-    close(probed.fd);
-    if (probed.self >= 0) close(probed.self);
-    if (probed.pagemap >= 0) close(probed.pagemap);
+    for (const int fd : {event, empty_file, probed.fd, probed.self, probed.pagemap}) core::close_and_forget(fd);
     return s;
   }
   *out = std::make_unique<UserfaultTrap>(probed, event, empty_file, options.core_dump ? CoreDump::yes : CoreDump::no);

@@ -1,10 +1,14 @@
 // What a forked child keeps of its parent, and what not.
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <set>
+#include <string>
 
 #include "child.h"
 #include "support.h"
@@ -64,6 +68,56 @@ TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
   EXPECT_EQ(vmem_alloc(&p, kSize, VMEM_HOST_ONLY), 0) << vmem_last_error();
   vmem_shutdown();
   kill(child, SIGKILL);
+}
+
+// Descriptors of this process but those in `known`, by what they are open on.
+std::string descriptors(const std::set<int>& known, std::set<int>* all) {
+  std::string text;
+  DIR* const d = opendir("/proc/self/fd");
+  while (const dirent* const e = readdir(d)) {
+    const int fd = atoi(e->d_name);
+    if (e->d_name[0] == '.' || fd == dirfd(d)) continue;
+    if (all != nullptr) all->insert(fd);
+    if (known.count(fd) != 0) continue;
+    char target[256] = {};
+    if (readlinkat(dirfd(d), e->d_name, target, sizeof target - 1) > 0) text += std::string(target) + "\n";
+  }
+  closedir(d);
+  return text;
+}
+
+// With a descriptor of the trap a child that gave up its rights could write to its parent's memory.
+TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const TempFile file(kSize);
+  int told[2];
+  ASSERT_EQ(pipe2(told, O_CLOEXEC), 0);
+  std::set<int> before;
+  descriptors({}, &before);
+  for (const char* engine : {"auto", "threads"}) {
+    configure({{"device", "none"}, {"io_engine", engine}});
+    vmem::region mapped(kSize, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY), anonymous(kSize, VMEM_HOST_ONLY);
+    memset(mapped.data(), 3, kSize);
+    memset(anonymous.data(), 4, kSize);
+    anonymous.evict();
+    ASSERT_NE(descriptors(before, nullptr), "") << "the parent has some";
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const std::string kept = descriptors(before, nullptr) + "-";
+      _exit(write(told[1], kept.data(), kept.size()) == static_cast<ssize_t>(kept.size()) ? 0 : 1);
+    }
+    EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+    char kept[4096] = {};
+    ASSERT_GT(read(told[0], kept, sizeof kept - 1), 0);
+    EXPECT_STREQ(kept, "-") << engine;
+    EXPECT_EQ(anonymous.view<unsigned char>()[5], 4);
+  }
+  vmem_shutdown();
+  EXPECT_EQ(descriptors(before, nullptr), "") << "and none is left";
+  close(told[0]);
+  close(told[1]);
 }
 
 }  // namespace
