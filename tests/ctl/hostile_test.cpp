@@ -1,6 +1,10 @@
 // Publications of users who mean harm: what vmemctl believes, shows, counts, asks and removes. Root looks at two
 // made-up users, one of whom is honest; the honest one looks at the other.
+#include <linux/sched.h>
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include <chrono>
@@ -106,6 +110,35 @@ TEST(HostileChild, DISABLED_Alice) {
   for (;;) pause();
 }
 
+// Run as root: a pid namespace in which process INNER, user MALLORY's, does as Alice does. Says its number outside.
+TEST(HostileChild, DISABLED_Container) {
+  pid_t inner = atoi(getenv("INNER"));
+  if (unshare(CLONE_NEWPID) != 0) {
+    printf("not permitted\n");
+    return;
+  }
+  if (fork() == 0) {  // the first there: with it all the others end
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+  }
+  clone_args args{};
+  args.exit_signal = SIGCHLD;
+  args.set_tid = reinterpret_cast<uintptr_t>(&inner);
+  args.set_tid_size = 1;
+  const long pid = syscall(SYS_clone3, &args, sizeof args);
+  ASSERT_GE(pid, 0) << strerrordesc_np(errno);
+  if (pid == 0) {
+    const auto user = static_cast<uid_t>(atoi(getenv("MALLORY")));
+    if (setgid(user) != 0 || setuid(user) != 0) _exit(5);
+    execl(getenv("TESTS"), getenv("TESTS"), "--gtest_filter=HostileChild.DISABLED_Alice",
+          "--gtest_also_run_disabled_tests", nullptr);
+    _exit(6);
+  }
+  printf("%ld\n", pid);
+  fflush(stdout);
+  for (;;) pause();
+}
+
 class Hostile : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -121,6 +154,9 @@ class Hostile : public ::testing::Test {
     setenv("VICTIM", std::to_string(alice_->pid()).c_str(), 1);
     setenv("ROOT", std::to_string(getpid()).c_str(), 1);
     setenv("ELSEWHERE", (place_ / "elsewhere").c_str(), 1);
+    publish_as_mallory();
+  }
+  virtual void publish_as_mallory() {
     mallory_ = child("Mallory", kMallory);
     ASSERT_TRUE(mallory_->says("ready"));
   }
@@ -231,6 +267,78 @@ TEST_F(Hostile, TuneAsksTheProcessAndNotWhoClaimsToBeIt) {
   const Ran root = ctl({"tune", "--pid", std::to_string(getpid()), "readahead=1MiB"});
   EXPECT_EQ(root.status, 3) << root.out;
   EXPECT_NE(root.err.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << root.err;
+}
+
+// Alice's process as before; of kMallory's processes each test makes its own.
+class HostileOther : public Hostile {
+ protected:
+  void publish_as_mallory() override {}
+};
+
+TEST_F(HostileOther, TuneTakesTheKernelsNumberOfAProcessAndNotTheOneInItsOwnNamespace) {
+  if (IsSkipped()) return;
+  // A process of kMallory's that has the number of one of root's, where it is.
+  setenv("INNER", std::to_string(getpid()).c_str(), 1);
+  setenv("MALLORY", std::to_string(kMallory).c_str(), 1);
+  setenv("TESTS", (place_ / "tests").c_str(), 1);
+  mallory_ = child("Container", 0);
+  pid_t outer = 0;
+  for (;;) {
+    const std::string line = mallory_->line();
+    if (line == "not permitted") GTEST_SKIP() << "needs a pid namespace";
+    if ((outer = atoi(line.c_str())) != 0) break;
+    ASSERT_NE(line, "") << "it ended";
+  }
+  ASSERT_TRUE(mallory_->says("ready"));
+  for (const char* what : {"readahead", "readahead=1MiB"}) {
+    const Ran root = ctl({"tune", "--pid", std::to_string(getpid()), what});
+    EXPECT_EQ(root.status, 3) << root.out << root.err;
+    EXPECT_EQ(root.out, "") << "what a process of another user says";
+  }
+  EXPECT_EQ(ctl({"status", "--seconds", "0", "--pid", std::to_string(getpid())}).status, 3);
+  const Ran real = ctl({"tune", "--pid", std::to_string(outer), "readahead"});
+  EXPECT_EQ(real.status, 0) << real.err;
+  EXPECT_EQ(real.out, "readahead=of alice\n");
+  const json all = ctl({"status", "--json", "--seconds", "0", "--pid", std::to_string(outer)}).json();
+  ASSERT_EQ(all["processes"].size(), 1u) << all.dump();
+  EXPECT_EQ(all["processes"][0]["pid"], outer);
+  EXPECT_EQ(all["processes"][0]["user"], kMallory);
+}
+
+TEST_F(HostileOther, WhoseNumberNobodyKnowsIsShownSoAndNotAsked) {
+  if (IsSkipped()) return;
+  const auto elsewhere = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"unshare", "--pid", "--fork", place_ / "vmemctl"});
+    return run(words);
+  };
+  if (run({"unshare", "--pid", "--fork", "true"}).status != 0) GTEST_SKIP() << "needs a pid namespace";
+  const Ran all = elsewhere({"status", "--json", "--seconds", "0"});
+  ASSERT_EQ(all.status, 0) << all.err;
+  size_t found = 0;
+  const json status = all.json();
+  for (const json& p : status["processes"]) {
+    EXPECT_EQ(p["pid"], 0) << "what it says itself";
+    found += p["user"] == kAlice;
+  }
+  EXPECT_EQ(found, 1u) << all.out;
+  EXPECT_NE(elsewhere({"status", "--seconds", "0"}).out.find("pid unknown  "), std::string::npos);
+  const Ran tuned = elsewhere({"tune", "--pid", std::to_string(alice_->pid()), "readahead"});
+  EXPECT_EQ(tuned.status, 3) << tuned.out;
+  EXPECT_NE(tuned.err.find("in their own pid namespace"), std::string::npos) << tuned.err;
+  // Two such of one user are two, in the metrics too.
+  const auto another = child("Alice", kAlice);
+  ASSERT_TRUE(another->says("ready"));
+  const Ran metrics = elsewhere({"export", "--once"});
+  std::map<std::string, int> samples;
+  std::istringstream in(metrics.out);
+  size_t up = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    EXPECT_EQ(++samples[line.substr(0, line.rfind(' '))], 1) << line;
+    up += line.rfind("vmem_process_up{", 0) == 0 &&
+          line.find("user=\"" + std::to_string(kAlice) + "\"") != std::string::npos;
+  }
+  EXPECT_EQ(up, 2u) << metrics.out;
 }
 
 TEST_F(Hostile, NoSampleOfTheMetricsIsThereTwiceOrUnderAnothersName) {

@@ -63,7 +63,8 @@ class Family {
 };
 
 std::string process_labels(const Process& p) {
-  return "pid=\"" + std::to_string(p.pid) + "\",user=\"" + std::to_string(p.owner) +
+  const std::string name = p.pid == 0 ? "\",publication=\"" + p.name : "";  // by which they differ
+  return "pid=\"" + std::to_string(p.pid) + name + "\",user=\"" + std::to_string(p.owner) +
          "\",command=" + label_text(p.now.header.command);
 }
 

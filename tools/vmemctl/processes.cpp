@@ -75,9 +75,9 @@ std::vector<Folder> all_folders(const Common& common) {
 
 // One look at every folder: shared with threads that may outlive it, where a file system hangs.
 struct Look {
-  explicit Look(pid_t wanted) : pid(wanted) {}
+  explicit Look(pid_t wanted) : inner(wanted) {}
 
-  const pid_t pid;
+  const pid_t inner;  // as in read_folder
   const Clock::time_point start = Clock::now();
   std::mutex mutex;  // protects the rest
   std::condition_variable changed;
@@ -101,7 +101,7 @@ void read_one(Look& look, const Folder& folder, Found* found) {
   }
   publish::sweep(fd.get(), folder.owner);
   const milliseconds time = folder.owner == geteuid() ? kOwnTime : kOthersTime;
-  read_folder(folder, fd.get(), look.pid, look.start + time, found);
+  read_folder(folder, fd.get(), look.inner, look.start + time, found);
 }
 
 void work(Look& look) {
@@ -161,7 +161,9 @@ void read_all(const std::shared_ptr<Look>& look) {
 }  // namespace
 
 Found look(const Common& common, pid_t pid) {
-  const auto look = std::make_shared<Look>(pid);
+  const pid_t inner = pid != 0 ? inner_pid(pid) : 0;
+  if (pid != 0 && inner == 0) return {};
+  const auto look = std::make_shared<Look>(inner);
   for (Folder& folder : all_folders(common)) look->todo.push_back(std::move(folder));
   const bool mine =
       std::all_of(look->todo.begin(), look->todo.end(), [](const Folder& f) { return f.owner == geteuid(); });
@@ -176,12 +178,16 @@ Found look(const Common& common, pid_t pid) {
   std::sort(found.processes.begin(), found.processes.end(), [](const Process& a, const Process& b) {
     return a.pid != b.pid ? a.pid < b.pid : a.owner != b.owner ? a.owner < b.owner : a.name < b.name;
   });
-  // A process has one publication; two would be one series with two values.
+  if (pid != 0) std::erase_if(found.processes, [pid](const Process& p) { return p.pid != pid && p.pid != 0; });
+  // A process has one publication; two would be one series with two values. Of those whose number nobody knows the
+  // publications' names are all that tells them apart.
   std::vector<Process> once;
   for (Process& p : found.processes) {
-    if (!once.empty() && once.back().pid == p.pid && once.back().owner == p.owner) {
+    if (!once.empty() && once.back().pid == p.pid && once.back().owner == p.owner &&
+        (p.pid != 0 || once.back().name == p.name)) {
       found.forged.push_back(
-          {p.folder + "/" + p.name, p.owner, "process " + std::to_string(p.pid) + " has another publication already"});
+          {p.folder + "/" + p.name, p.owner,
+           "process " + (p.pid != 0 ? std::to_string(p.pid) : p.name) + " has another publication already"});
     } else {
       once.push_back(std::move(p));
     }
@@ -223,8 +229,12 @@ std::vector<Process> find_processes(const Common& common, bool /*refresh*/, pid_
 Process find_process(const Common& common, pid_t pid) {
   std::vector<std::string> problems;
   std::vector<Process> found = find_processes(common, true, pid, &problems);
-  if (!found.empty()) return std::move(found.front());
+  const size_t all = found.size();
+  std::erase_if(found, [pid](const Process& p) { return p.pid != pid; });
   const std::string who = "process " + std::to_string(pid);
+  if (found.size() > 1) throw Failure{kForbidden, "two users publish for " + who + ": neither is asked"};
+  if (!found.empty()) return std::move(found.front());
+  if (all != 0) problems.emplace_back("of some that do, nobody here knows the number: ask in their own pid namespace");
   struct stat s {};
   if (stat(("/proc/" + std::to_string(pid)).c_str(), &s) != 0) throw Failure{kAbsent, "there is no " + who};
   if (geteuid() != 0 && s.st_uid != geteuid()) {

@@ -14,7 +14,8 @@ namespace vmemctl {
 
 // Those that the caller may see, by pid; root sees everybody's. What dead processes left is removed on the way. Each is
 // asked to write what is true now. Users are asked side by side: one whose processes are silent, or who has hundreds of
-// publications, delays this by less than half a second and hides nobody else's. pid: 0, or the only one that is wanted.
+// publications, delays this by less than half a second and hides nobody else's. pid: 0, or the only one that is wanted,
+// beside which are those that may be it: with a number that nobody here knows.
 Found look(const Common& common, pid_t pid);
 
 // The same, with what is forged told among the problems.
@@ -23,7 +24,7 @@ std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pi
 // One line for each user and reason.
 std::vector<std::string> words_of(const std::vector<Forged>& forged);
 
-// The one process; fails with kAbsent or kForbidden, and why.
+// The one process that has this number, as the kernel says; fails with kAbsent or kForbidden, and why.
 Process find_process(const Common& common, pid_t pid);
 
 // Asks it. Fails with libvmem's words, or because it does not answer.

@@ -101,8 +101,8 @@ struct Asked {
 
 class Reader {
  public:
-  Reader(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found)
-      : folder_(folder), fd_(fd), pid_(pid), deadline_(deadline), found_(*found) {}
+  Reader(const Folder& folder, int fd, pid_t inner, Clock::time_point deadline, Found* found)
+      : folder_(folder), fd_(fd), inner_(inner), deadline_(deadline), found_(*found) {}
 
   void run() {
     std::vector<std::string> names;
@@ -110,8 +110,8 @@ class Reader {
       found_.problems.push_back(folder_.path + ": " + std::string(s.text()));
       return;
     }
-    if (pid_ != 0)
-      std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(pid_) + "-"); });
+    if (inner_ != 0)
+      std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(inner_) + "-"); });
     std::sort(names.begin(), names.end());
     if (names.size() > kMaxOfAFolder) {
       found_.problems.push_back(std::to_string(names.size() - kMaxOfAFolder) + " publications in " + folder_.path +
@@ -236,10 +236,7 @@ class Reader {
     }
     const bool ours = h.pid_namespace == publish::pid_namespace();
     pid_t pid = a.linked ? a.peer.pid : named;
-    if (pid == 0) {  // a process in a pid namespace that we cannot see: its user is all that there is to know
-      a.process.pid = named;
-      return true;
-    }
+    if (pid == 0) return true;  // in a pid namespace that we cannot see: its user is all that there is to know
     const Identity is = identity(pid, folder_.owner);
     if (!is.known) return false;
     if (pid != named && (ours || is.innermost != named)) {
@@ -273,7 +270,7 @@ class Reader {
 
   const Folder& folder_;
   const int fd_;
-  const pid_t pid_;
+  const pid_t inner_;
   const Clock::time_point deadline_;
   Found& found_;
   std::vector<Asked> flight_;
@@ -281,8 +278,12 @@ class Reader {
 
 }  // namespace
 
-void read_folder(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found) {
-  Reader(folder, fd, pid, deadline, found).run();
+pid_t inner_pid(pid_t pid) {
+  return identity(pid, 0).innermost;
+}
+
+void read_folder(const Folder& folder, int fd, pid_t inner, Clock::time_point deadline, Found* found) {
+  Reader(folder, fd, inner, deadline, found).run();
 }
 
 publish::Reply exchange(const Process& process, publish::Ask what, const std::string& key, const std::string& value) {
@@ -294,8 +295,7 @@ publish::Reply exchange(const Process& process, publish::Ask what, const std::st
   const Status s = connect_to(folder.get(), process.name, process.owner, &fd, &peer);
   int err = -s.code();
   if (s.ok()) {
-    // The pid is 0 where the process is in a namespace that we cannot see.
-    if (peer.uid != process.owner || (peer.pid != 0 && peer.pid != process.pid))
+    if (process.pid == 0 || peer.uid != process.owner || peer.pid != process.pid)
       throw Failure{kForbidden, "another process answers for process " + std::to_string(process.pid) + ": not asked"};
     publish::Reply reply{};
     pollfd wait{fd.get(), POLLIN, 0};

@@ -15,7 +15,7 @@ namespace vmemctl {
 struct Process {
   std::string folder, name;  // its publication
   uid_t owner = 0;           // of folder, file, socket and process
-  pid_t pid = 0;             // as the kernel says, in our pid namespace
+  pid_t pid = 0;             // as the kernel says, in our pid namespace; 0: it does not say, being in none that we see
   vmem::publish::Snapshot now;
   bool answers = true;  // false: it did not in time, `now` is the last it wrote
   double age_seconds = 0;
@@ -44,9 +44,14 @@ using Clock = std::chrono::steady_clock;
 // Publications of a folder that are read: a user's others are counted in a problem.
 inline constexpr size_t kMaxOfAFolder = 256;
 
+// The number of one of our pid namespace's processes in its own, after which its publication is named; 0: there is no
+// such process.
+pid_t inner_pid(pid_t pid);
+
 // Asks every process of an open folder, several at a time, to write what is true now. Who has not answered at
-// `deadline` is shown as it last wrote; nobody is waited for after that. pid: 0, or the only one that is wanted.
-void read_folder(const Folder& folder, int fd, pid_t pid, Clock::time_point deadline, Found* found);
+// `deadline` is shown as it last wrote; nobody is waited for after that. inner: 0, or the only number after which a
+// publication may be named; that is what its process says, and so it is not known whose it is.
+void read_folder(const Folder& folder, int fd, pid_t inner, Clock::time_point deadline, Found* found);
 
 // One request and its reply. Fails with kAbsent, kForbidden or kFailed; the process that answers is `process`.
 vmem::publish::Reply exchange(const Process& process, vmem::publish::Ask what, const std::string& key,

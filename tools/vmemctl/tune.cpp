@@ -116,7 +116,7 @@ void warn_of_budget(const Process& process, const std::string& value) {
   uint64_t bytes = 0;
   if (!vmem::core::parse_bytes(value, &bytes).ok()) return;
   const std::string line =
-      vmem::api::warn_of_budget(bytes, process.now.header.stats.host_bytes, "", std::to_string(process.now.header.pid));
+      vmem::api::warn_of_budget(bytes, process.now.header.stats.host_bytes, "", std::to_string(process.pid));
   if (!line.empty()) fprintf(stderr, "vmemctl: warning: %s\n", line.c_str());
 }
 

@@ -179,7 +179,8 @@ std::vector<std::string> view(const Process& process, const Rates& r, const View
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   std::string head =
-      std::to_string(process.pid) + "  " + printable(h.command) + "  user " + std::to_string(process.owner) + "  up " +
+      (process.pid != 0 ? std::to_string(process.pid) : "pid unknown") + "  " + printable(h.command) + "  user " +
+      std::to_string(process.owner) + "  up " +
       duration(std::max(0.0, static_cast<double>(now.tv_sec) - static_cast<double>(h.started_ns) * 1e-9)) +
       "  libvmem " + printable(h.library) + ", " + (h.trap[0] != '\0' ? printable(h.trap) : "idle");
   if (!process.answers) head += "  (does not answer; as of " + duration(process.age_seconds) + " ago)";
