@@ -1,5 +1,6 @@
 #include "trap/mapping.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <iterator>
@@ -96,7 +97,14 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
 }
 
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
-  return replace_with_file(empty_file, 0, true, start, size);
+  // What was mapped there is freed meanwhile, and faults of the whole process wait: 25 ms for 16 GiB in one go, a page
+  // in each 2 MiB. The file has no bytes at any offset, and pieces that follow each other in it are one mapping again.
+  constexpr size_t kPiece = size_t{64} << 20;
+  for (size_t at = 0; at < size; at += kPiece) {
+    if (core::Status s = replace_with_file(empty_file, at, true, start + at, std::min(kPiece, size - at)); !s.ok())
+      return s;
+  }
+  return {};
 }
 
 core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size, CoreDump dump) {

@@ -255,6 +255,21 @@ TEST_P(TrapRanges, AttachingAndDetachingLeavesNoMapping) {
   EXPECT_LE(count_mappings(), before + 8);  // the test's own heap may grow
 }
 
+// A large one is detached in pieces, which shows nowhere.
+TEST_P(TrapRanges, EveryPageOfALargeRangeThatIsDetachedGivesSigbus) {
+  constexpr size_t kLarge = (size_t{64} << 20) * 2 + kHugePage;
+  void* region;
+  OK(trap_->attach(kLarge, kHugePage, plain(kHugePage).transfer, &region));
+  const size_t before = count_mappings();
+  OK(trap_->detach(region, kLarge));
+  EXPECT_LE(count_mappings(), before + 2);
+  uint64_t value = 0;
+  for (size_t at = 0; at < kLarge; at += kHugePage) {
+    ASSERT_EQ(load(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(region) + at), &value), SIGBUS) << at;
+  }
+  OK(trap_->unmap(region, kLarge));
+}
+
 TEST_P(TrapRanges, ARangeLeftAttachedAtTheEndRaisesSigbusInsteadOfShowingZeros) {
   void* region;
   OK(trap_->attach(kPage, kPage, plain(kPage).transfer, &region));
