@@ -7,7 +7,9 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -303,6 +305,43 @@ TEST_F(HostileOther, TuneTakesTheKernelsNumberOfAProcessAndNotTheOneInItsOwnName
   ASSERT_EQ(all["processes"].size(), 1u) << all.dump();
   EXPECT_EQ(all["processes"][0]["pid"], outer);
   EXPECT_EQ(all["processes"][0]["user"], kMallory);
+}
+
+TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
+  if (IsSkipped()) return;
+  // In 50,000 names, and in those of folders and links too, which are no better.
+  constexpr unsigned kNames = 50000;
+  const auto name = [](unsigned i) {
+    return "/dev/shm/vmem-" + std::to_string(100000000 + static_cast<unsigned>(getpid() % 10000) * kNames + i);
+  };
+  struct Remove {
+    std::function<std::string(unsigned)> name;
+    ~Remove() {
+      for (unsigned i = 0; i < kNames; ++i) {
+        if (unlink(name(i).c_str()) != 0) rmdir(name(i).c_str());
+      }
+    }
+  } remove{name};
+  for (unsigned i = 0; i < kNames; ++i) {
+    int rc = 0;
+    if (i % 100 == 1) {
+      rc = mkdir(name(i).c_str(), 0700);
+    } else if (i % 100 == 2) {
+      rc = symlink(home_of(kAlice).c_str(), name(i).c_str());
+    } else {
+      close(rc = open(name(i).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    }
+    if (rc < 0 && i > 0 && errno == ENOSPC) GTEST_SKIP() << "no room for so many names";
+    ASSERT_GE(rc, 0) << name(i) << ": " << strerrordesc_np(errno);
+    ASSERT_EQ(lchown(name(i).c_str(), kMallory, kMallory), 0);
+  }
+  const Ran ran = ctl({"status", "--seconds", "0"});
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_NE(ran.out.find(std::to_string(alice_->pid()) + "  "), std::string::npos) << ran.out;
+  EXPECT_LT(std::count(ran.err.begin(), ran.err.end(), '\n'), 20) << ran.err.substr(0, 2000);
+  const std::string line =
+      std::to_string(kNames) + " names of user " + std::to_string(kMallory) + " in /dev/shm are not theirs";
+  EXPECT_NE(ran.err.find(line), std::string::npos) << ran.err.substr(0, 2000);
 }
 
 TEST_F(HostileOther, WhoseNumberNobodyKnowsIsShownSoAndNotAsked) {

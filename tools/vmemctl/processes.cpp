@@ -1,6 +1,7 @@
 #include "processes.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,24 +39,52 @@ std::string text(const Status& s) {
   return std::string(s.text());
 }
 
-// Folders named after a user, as `base`/PREFIXuid[/rest].
-void add_folders(const std::string& base, const std::string& prefix, const std::string& rest,
-                 std::vector<Folder>* out) {
-  DIR* dir = opendir(base.c_str());
-  if (dir == nullptr) return;
-  while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
-    const std::string digits = name.substr(prefix.size());
-    if (digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::string path = base;
-    path.append("/").append(name).append(rest);
-    out->push_back({std::move(path), static_cast<uid_t>(std::stoul(digits))});
-  }
-  closedir(dir);
+// Who is named: a number as the kernel writes it. False: it is none.
+bool parse_user(const std::string& digits, uid_t* user) {
+  if (digits.empty() || digits.size() > 10 || digits.find_first_not_of("0123456789") != std::string::npos) return false;
+  const unsigned long long n = std::stoull(digits);
+  *user = static_cast<uid_t>(n);
+  return n < UINT32_MAX && std::to_string(n) == digits;
 }
 
-std::vector<Folder> all_folders(const Common& common) {
+// Folders named after a user, as `base`/PREFIXuid[/rest], and owned by that user. Anybody may put names there, as many
+// as he likes: of what is not its user's only the number is kept, by whose it is.
+void add_folders(const std::string& base, const std::string& prefix, const std::string& rest, std::vector<Folder>* out,
+                 std::vector<std::string>* problems) {
+  constexpr size_t kUsers = 8;  // that are told, a line each
+  DIR* dir = opendir(base.c_str());
+  if (dir == nullptr) return;
+  std::map<uid_t, size_t> others;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    uid_t user = 0;
+    if (!name.starts_with(prefix) || !parse_user(name.substr(prefix.size()), &user)) continue;
+    struct stat s {};
+    if (fstatat(dirfd(dir), entry->d_name, &s, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (!S_ISDIR(s.st_mode) || s.st_uid != user) {
+      ++others[s.st_uid];
+      continue;
+    }
+    std::string path = base;
+    path.append("/").append(name).append(rest);
+    out->push_back({std::move(path), user});
+  }
+  closedir(dir);
+  size_t told = 0, more = 0;
+  for (const auto& [user, count] : others) {
+    if (++told > kUsers) {
+      more += count;
+    } else {
+      problems->push_back(std::to_string(count) + " names of user " + std::to_string(user) + " in " + base +
+                          " are not theirs, or are no folders: not read");
+    }
+  }
+  if (more != 0)
+    problems->push_back(std::to_string(more) + " names of " + std::to_string(others.size() - kUsers) +
+                        " more users in " + base + " are not theirs, or are no folders: not read");
+}
+
+std::vector<Folder> all_folders(const Common& common, std::vector<std::string>* problems) {
   std::vector<Folder> out;
   if (!common.folder.empty()) {
     struct stat s {};
@@ -67,8 +96,8 @@ std::vector<Folder> all_folders(const Common& common) {
   for (const std::string& path : publish::folders(geteuid(), secure_getenv("XDG_RUNTIME_DIR")))
     out.push_back({path, geteuid()});
   if (geteuid() == 0) {
-    add_folders("/run/user", "", "/vmem", &out);
-    add_folders("/dev/shm", "vmem-", "", &out);
+    add_folders("/run/user", "", "/vmem", &out, problems);
+    add_folders("/dev/shm", "vmem-", "", &out, problems);
   }
   return out;
 }
@@ -164,7 +193,7 @@ Found look(const Common& common, pid_t pid) {
   const pid_t inner = pid != 0 ? inner_pid(pid) : 0;
   if (pid != 0 && inner == 0) return {};
   const auto look = std::make_shared<Look>(inner);
-  for (Folder& folder : all_folders(common)) look->todo.push_back(std::move(folder));
+  for (Folder& folder : all_folders(common, &look->found.problems)) look->todo.push_back(std::move(folder));
   const bool mine =
       std::all_of(look->todo.begin(), look->todo.end(), [](const Folder& f) { return f.owner == geteuid(); });
   if (mine) {

@@ -232,6 +232,7 @@ double seconds_now() {
 int top(const Common& common, const TopOptions& options) {
   std::vector<std::string> problems;
   const auto look = [&] {
+    problems.clear();
     return options.pid != 0 ? std::vector<Process>{find_process(common, options.pid)}
                             : find_processes(common, true, 0, &problems);
   };
