@@ -71,6 +71,8 @@ CTL_SRC   := $(wildcard tests/ctl/*.cpp)
 UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
 SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o)
 CTL_OBJ   := $(CTL_SRC:%.cpp=$(BUILD)/%.o)
+# Of vmemctl, what its tests call themselves.
+CTL_PARTS := $(addprefix $(BUILD)/tools/vmemctl/,common.o processes.o publications.o view.o)
 # One binary a source file.
 EXAMPLES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard examples/*.cpp))
 STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))
@@ -150,7 +152,7 @@ $(BUILD)/sim/libvmem.so: $(BUILD)/sim/$(SONAME)
 
 $(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
 $(BUILD)/tests/system_tests: $(SYS_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
-$(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
+$(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(CTL_PARTS) $(TEST_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
 $(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@

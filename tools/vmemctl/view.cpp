@@ -134,7 +134,8 @@ std::string where_row(const publish::Region& g, size_t width) {
   const std::pair<uint64_t, char> parts[] = {{g.device_bytes, 'D'}, {g.host_bytes, 'H'}, {g.ssd_bytes, 'S'}};
   for (const auto& [n, letter] : parts) {
     sum += static_cast<double>(n);
-    const auto end = whole > 0 ? static_cast<size_t>(std::lround(sum / whole * static_cast<double>(width))) : 0;
+    const double share = whole > 0 ? std::min(1.0, sum / whole) : 0;
+    const auto end = static_cast<size_t>(std::lround(share * static_cast<double>(width)));
     out.append(std::min(end, width) - std::min(out.size(), std::min(end, width)), letter);
   }
   return out + std::string(width - out.size(), '.');
@@ -165,7 +166,9 @@ std::vector<std::string> folded(const std::string& line, size_t columns, size_t 
     }
     if (cut == 0) break;  // one long word: it is cut
     out.push_back(rest.substr(0, cut));
-    rest = std::string(indent, ' ') + rest.substr(rest.find_first_not_of(' ', cut));
+    const size_t next = rest.find_first_not_of(' ', cut);
+    if (next == std::string::npos) return out;  // blanks were all that was too much
+    rest = std::string(indent, ' ') + rest.substr(next);
   }
   out.push_back(columns == 0 || width_of(rest) <= columns ? rest : column(rest, columns));
   return out;

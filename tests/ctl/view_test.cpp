@@ -1,0 +1,112 @@
+// vmemctl's text: what it makes of publications that say anything at all.
+#include "vmemctl/view.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+namespace {
+
+using vmemctl::folded;
+namespace publish = vmem::publish;
+
+size_t width_of(const std::string& text) {
+  size_t n = 0;
+  for (const char c : text) n += (c & 0xc0) != 0x80;
+  return n;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(CtlView, ALineIsFoldedAtBlanksAndNothingFollowsBlanksAtItsEnd) {
+  EXPECT_EQ(folded("short", 20, 2), Lines{"short"});
+  EXPECT_EQ(folded("one two three four five", 14, 2), (Lines{"one two three", "  four five"}));
+  // The blanks at the end are what is too wide.
+  EXPECT_EQ(folded("one two three" + std::string(9, ' '), 14, 2).back().find_last_not_of(' '), 12u);
+  for (size_t blanks = 0; blanks < 100; ++blanks) {
+    for (size_t letters = 0; letters < 60; ++letters) {
+      const std::string line = std::string(letters, 'x') + std::string(blanks, ' ');
+      size_t found = 0;
+      for (const std::string& part : folded(line, 40, 12)) {
+        EXPECT_LE(width_of(part), 40u) << letters << " letters, " << blanks << " blanks";
+        found += static_cast<size_t>(std::count(part.begin(), part.end(), 'x'));
+      }
+      EXPECT_EQ(found, std::min<size_t>(letters, 40)) << letters << " letters, " << blanks << " blanks";
+    }
+  }
+}
+
+// What a user may write into the file, read as vmemctl reads it.
+class Author {
+ public:
+  explicit Author(uint32_t seed) : random_(seed) {}
+
+  publish::Snapshot write() {
+    publish::Snapshot s;
+    fill(&s.header);
+    s.devices.resize(pick(5));
+    s.regions.resize(pick(9));
+    for (publish::Device& d : s.devices) fill(&d), name(d.name);
+    for (publish::Region& g : s.regions) fill(&g), name(g.name);
+    name(s.header.command);
+    name(s.header.library);
+    name(s.header.trap);
+    std::vector<std::byte> bytes;
+    publish::pack(s, &bytes);
+    publish::Snapshot read;
+    const vmem::core::Status status = publish::unpack(bytes, &read);
+    EXPECT_TRUE(status.ok()) << status.text();
+    return read;
+  }
+  size_t pick(size_t n) { return random_() % n; }
+  double number() { return std::ldexp(1.0, static_cast<int>(pick(90))); }
+
+ private:
+  // Eight bytes at a time: nothing, little, all there can be, anything.
+  template <typename T>
+  void fill(T* what) {
+    auto* at = reinterpret_cast<std::byte*>(what);
+    for (size_t i = 0; i + 8 <= sizeof *what; i += 8) {
+      const uint64_t values[] = {0, pick(300), UINT64_MAX, (uint64_t{random_()} << 32) | random_()};
+      memcpy(at + i, &values[pick(4)], 8);
+    }
+  }
+  template <size_t N>
+  void name(char (&text)[N]) {
+    const std::string parts[] = {" ", "x", "               ", "\xe2\x96\x88", "\xff", "\n", "\"", "word "};
+    std::string all;
+    while (all.size() < pick(N) + 1) all += parts[pick(std::size(parts))];
+    publish::put_text(text, all);
+  }
+  std::mt19937 random_;
+};
+
+TEST(CtlView, EveryPublicationIsShownInTheColumnsThatThereAre) {
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    Author author(seed);
+    vmemctl::Process p;
+    p.pid = static_cast<pid_t>(author.pick(2) * 12345);
+    p.answers = author.pick(2) != 0;
+    p.age_seconds = std::min(author.number(), 0x1p34);
+    p.now = author.write();
+    vmemctl::Rates r;
+    r.known = author.pick(2) != 0;
+    r.faults = author.number(), r.ssd_read = author.number(), r.ssd_written = author.number();
+    for (size_t columns = 40; columns <= 200; ++columns) {
+      const vmemctl::ViewOptions options{columns, author.pick(10), author.pick(std::size(vmemctl::kSorts)),
+                                         author.pick(2) != 0, author.pick(3) == 0 ? "x" : ""};
+      Lines lines;
+      ASSERT_NO_THROW(lines = vmemctl::view(p, r, options)) << "seed " << seed << ", " << columns << " columns";
+      ASSERT_FALSE(lines.empty());
+      for (const std::string& line : lines) {
+        ASSERT_EQ(width_of(line), columns) << "seed " << seed << ": " << line;
+        ASSERT_EQ(line.find_first_of("\n\r\033"), std::string::npos) << "seed " << seed << ": " << line;
+      }
+    }
+  }
+}
+
+}  // namespace
