@@ -1,4 +1,6 @@
 // vmemctl doctor on machines that are made of files, and here; vmemctl bench on a small file; the manual pages.
+#include <sys/inotify.h>
+
 #include "support.h"
 
 namespace {
@@ -140,6 +142,10 @@ class CtlBench : public ::testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return run(words);
   }
+  std::string text(const std::string& name) const {
+    std::ifstream in(folder_ / name);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
   TempFolder folder_;
 };
 
@@ -197,6 +203,63 @@ TEST_F(CtlBench, RefusesToWriteOverAFileOrToFillADiskOrAFolderThatIsNotThere) {
   const Ran huge = bench({}, "512T");
   EXPECT_EQ(huge.status, 1);
   EXPECT_HAS(huge.err, "twice its size");
+}
+
+TEST_F(CtlBench, WithForceANewFileTakesTheNameAndTheOneThatWasThereIsNotWrittenTo) {
+  if (IsSkipped()) return;
+  constexpr uid_t kMallory = 61501;
+  const std::string file = folder_ / "vmem.env", kept = folder_ / "kept";
+  folder_.write("vmem.env", "rm -rf");
+  ASSERT_EQ(chmod(file.c_str(), 0666), 0);
+  if (geteuid() == 0) {
+    ASSERT_EQ(chown(file.c_str(), kMallory, kMallory), 0);
+  }
+  ASSERT_EQ(link(file.c_str(), kept.c_str()), 0);
+  const Ran ran = bench({"--device", "none", "--spread", "1e6", "--force", "-o", file});
+  ASSERT_EQ(ran.status, 0) << ran.err;
+  struct stat s {};
+  ASSERT_EQ(stat(file.c_str(), &s), 0);
+  EXPECT_EQ(s.st_uid, geteuid()) << "whoever owns it can change what will be sourced";
+  EXPECT_EQ(s.st_mode & 07777, 0644u);
+  EXPECT_EQ(s.st_nlink, 1u);
+  EXPECT_EQ(text("kept"), "rm -rf");
+  EXPECT_HAS(text("vmem.env"), "export VMEM_IO_DEPTH=");
+}
+
+TEST_F(CtlBench, WritesThroughNoLinkAndOverNothingButAFile) {
+  if (IsSkipped()) return;
+  folder_.write("thesis", "precious");
+  ASSERT_EQ(symlink((folder_ / "thesis").c_str(), (folder_ / "link").c_str()), 0);
+  ASSERT_EQ(symlink((folder_ / "none").c_str(), (folder_ / "dangling").c_str()), 0);
+  ASSERT_EQ(mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  for (const char* name : {"link", "dangling", "fifo"}) {
+    EXPECT_EQ(bench({"-o", folder_ / name}).status, 5) << name;
+    const Ran forced = bench({"--force", "-o", folder_ / name});
+    EXPECT_EQ(forced.status, 5) << name;
+    EXPECT_HAS(forced.err, "give the name of a file");
+  }
+  EXPECT_EQ(text("thesis"), "precious");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+}
+
+TEST_F(CtlBench, ItsTestFileLiesInAFolderThatNobodyElseCanEnterAndGoesWithASignal) {
+  if (IsSkipped()) return;
+  const int watch = inotify_init1(IN_CLOEXEC);
+  ASSERT_GE(inotify_add_watch(watch, folder_.path().c_str(), IN_CREATE | IN_MOVED_TO), 0);
+  Running running({tool(), "bench", "--seconds", "60", "--size", "64MiB", "--path", folder_.path()});
+  alignas(inotify_event) char buffer[4096];
+  pollfd ready{watch, POLLIN, 0};
+  ASSERT_EQ(poll(&ready, 1, 60000), 1) << "no test file";
+  ASSERT_GT(read(watch, buffer, sizeof buffer), 0);
+  const auto* event = reinterpret_cast<const inotify_event*>(buffer);
+  EXPECT_NE(event->mask & IN_ISDIR, 0u) << event->name << " can be opened, moved or replaced between two looks at it";
+  struct stat s {};
+  ASSERT_EQ(stat((folder_ / event->name).c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 07777, 0700u);
+  running.stop(SIGTERM);
+  EXPECT_EQ(running.finish().status, 128 + SIGTERM);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+  close(watch);
 }
 
 TEST(CtlManual, EveryCommandAndOptionIsInTheManual) {

@@ -1,4 +1,5 @@
-// Files that a program makes on its way to a result: gone however it ends, but by SIGKILL. Used by examples.
+// Files that a program makes on its way to a result: gone however it ends, but by SIGKILL. Used by examples and
+// by vmemctl bench.
 #pragma once
 
 #include <fcntl.h>
@@ -51,21 +52,32 @@ inline void must_be_new(const std::string& path) {
   if (access(path.c_str(), F_OK) == 0) throw std::system_error(EEXIST, std::generic_category(), path);
 }
 
-// A new folder in $TMPDIR, or /var/tmp, that nobody else can enter, under a name that nobody can guess: in a folder of
+// Where files go that nobody asked for by name.
+inline std::string temporary_place() {
+  const char* tmp = secure_getenv("TMPDIR");
+  return tmp != nullptr && tmp[0] != '\0' ? tmp : "/var/tmp";
+}
+
+// A new folder in `place` that nobody else can enter, under a name that nobody can guess: in a folder of
 // all users a name that is known beforehand is a link that somebody has put there. Removed at the end if it is empty.
 class PrivateFolder {
  public:
-  explicit PrivateFolder(const std::string& name) {
+  explicit PrivateFolder(const std::string& name, const std::string& place = temporary_place()) {
     for (Slot& slot : folders) {
       if (!slot.there.load()) slot_ = &slot;
     }
-    const char* tmp = secure_getenv("TMPDIR");
-    path_ = std::string(tmp != nullptr && tmp[0] != '\0' ? tmp : "/var/tmp") + "/" + name + ".XXXXXX";
+    path_ = place + "/" + name + ".XXXXXX";
     if (slot_ == nullptr || path_.size() + 1 > sizeof slot_->path)
       throw std::system_error(ENAMETOOLONG, std::generic_category(), path_);
-    if (mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path_);
+    // No signal between the folder and its name in the slot.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    const int why = mkdtemp(path_.data()) == nullptr ? errno : 0;
     strcpy(slot_->path, path_.c_str());
-    slot_->there = true;
+    slot_->there = why == 0;
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (why != 0) throw std::system_error(why, std::generic_category(), place);
   }
   PrivateFolder(const PrivateFolder&) = delete;
   PrivateFolder& operator=(const PrivateFolder&) = delete;

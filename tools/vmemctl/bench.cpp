@@ -2,7 +2,7 @@
 // disk's own limit, and written down as settings. Everything is measured in rounds, one after the other, until the
 // figures are steady: nothing is chosen by chance.
 #include <fcntl.h>
-#include <signal.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -13,8 +13,11 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <optional>
+#include <system_error>
 
 #include "commands.h"
+#include "common/own_files.h"
 #include "common/raw_disk.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -28,13 +31,6 @@ namespace {
 
 constexpr size_t kMiB = 1 << 20;
 constexpr size_t kPart = 32 * kMiB;  // leased at once for the GPU
-
-char temporary[512];  // removed also when a signal ends the program
-
-void on_signal(int signal) {
-  if (temporary[0] != '\0') unlink(temporary);
-  _exit(128 + signal);
-}
 
 void must(int rc) {
   if (rc != 0) throw Failure{kFailed, vmem_last_error()};
@@ -247,14 +243,40 @@ std::string settings_file(const Bench& bench, const BenchOptions& options, const
   return out;
 }
 
+Failure not_written(const std::string& path, int err) {
+  return {err == EACCES || err == EPERM ? kForbidden : kFailed, path + ": " + strerrordesc_np(err)};
+}
+
+// What --force writes over is a file, under its own name: a link leads where somebody else chose.
+void check_output(const std::string& path, bool force) {
+  struct stat s {};
+  if (lstat(path.c_str(), &s) != 0) return;
+  if (!force) throw Failure{kTaken, path + " is there already; --force writes over it"};
+  if (!S_ISREG(s.st_mode)) throw Failure{kTaken, path + " is a link, a folder or a device; give the name of a file"};
+}
+
+// The file that was there is not written to, whoever owns it: a new one of the caller's takes its name. It is to be
+// sourced, so nobody else may be able to write to it, now or by what he has open.
 void write_settings(const std::string& path, const std::string& text, bool force) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (force ? O_TRUNC : O_EXCL), 0644);
-  if (fd < 0) {
-    if (errno == EEXIST) throw Failure{kTaken, path + " is there already; --force writes over it"};
-    throw Failure{errno == EACCES ? kForbidden : kFailed, path + ": " + strerrordesc_np(errno)};
+  check_output(path, force);
+  const auto write_to = [&](int fd) {
+    return write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && fchmod(fd, 0644) == 0;
+  };
+  if (!force) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0) throw not_written(path, errno);
+    const bool good = write_to(fd);
+    if (close(fd) == 0 && good) return;
+    unlink(path.c_str());
+    throw Failure{kFailed, path + " could not be written"};
   }
-  const bool good = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  if (close(fd) != 0 || !good) throw Failure{kFailed, path + " could not be written"};
+  try {
+    ownfiles::OwnFile file(path);
+    if (!write_to(file.fd())) throw Failure{kFailed, path + " could not be written"};
+    file.put_in_place_of(path);
+  } catch (const std::system_error& e) {
+    throw not_written(path, e.code().value());
+  }
 }
 
 // "2.04 (1.98-2.10)": the median, and the least and the most of all rounds.
@@ -299,28 +321,25 @@ int bench(const Common& common, const BenchOptions& options) {
   const std::string all = ssd_path(options.path), folder = all.substr(0, all.find(':'));
   struct statvfs room {};
   if (statvfs(folder.c_str(), &room) != 0) throw Failure{kAbsent, folder + ": " + strerrordesc_np(errno)};
-  if (!options.output.empty() && !options.force && access(options.output.c_str(), F_OK) == 0)
-    throw Failure{kTaken, options.output + " is there already; --force writes over it"};
+  if (!options.output.empty()) check_output(options.output, options.force);
   const uint64_t free_bytes = uint64_t{room.f_bavail} * room.f_frsize;
   if (free_bytes < 2 * size) {
     throw Failure{kFailed, folder + " has " + vmem::core::human_bytes(free_bytes) + " free, the test file of " +
                                vmem::core::human_bytes(size) + " wants twice its size; give a smaller --size"};
   }
-  snprintf(temporary, sizeof temporary, "%s/vmemctl-bench.XXXXXX", folder.c_str());
-  const int fd = mkstemp(temporary);
-  if (fd < 0) {
-    const int err = errno;
-    temporary[0] = '\0';
+  ownfiles::handle_signals();
+  std::optional<ownfiles::PrivateFolder> own;  // what is opened by its name again is the file that was filled
+  std::optional<ownfiles::OwnFile> file;
+  try {
+    own.emplace("vmemctl-bench", folder);
+    file.emplace(own->path() + "/test");
+  } catch (const std::system_error& e) {
+    const int err = e.code().value();
     throw Failure{err == EACCES ? kForbidden : kFailed,
                   folder + ": " + strerrordesc_np(err) + "; give a folder with --path"};
   }
-  close(fd);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, on_signal);
-  struct Removed {
-    ~Removed() { unlink(temporary); }
-  } removed;
-  if (std::string wrong = rawdisk::fill(temporary, size, 1); !wrong.empty()) throw Failure{kFailed, wrong};
-  Bench bench(options, temporary, size);
+  if (std::string wrong = rawdisk::fill(file->path(), size, 1); !wrong.empty()) throw Failure{kFailed, wrong};
+  Bench bench(options, file->path(), size);
   bench.run();
   const bool steady = bench.unsteady().empty();
   const std::string text = settings_file(bench, options, all);
