@@ -11,12 +11,13 @@
 
 #include "api/boundary.h"
 #include "api/runtime.h"
+#include "core/fork.h"
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "core/thread.h"
 
 vmem_lease::~vmem_lease() {
-  if (fd >= 0) close(fd);
+  vmem::core::close_and_forget(fd);
 }
 
 namespace vmem::api {
@@ -121,6 +122,10 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
   }
   core::step("lease.settled");
   if (lease->on_ready != nullptr) {
+    {
+      std::lock_guard lock(mutex_);
+      if (lease->over && lease->code == 0) settle(*lease, -ECANCELED, "vmem_shutdown freed the regions of the lease");
+    }
     if (lease->code != 0) report(lease->code, lease->words);  // settled: it does not change any more
     const core::ApplicationCode theirs;
     in_ready = true;
@@ -148,7 +153,8 @@ Status Leases::descriptor(LeaseHandle* which, int* fd) {
   Handle lease;
   if (Status s = find(which, &lease); !s.ok()) return s;
   if (lease->fd < 0) {
-    lease->fd = eventfd(lease->state == vmem_lease::State::pending ? 0 : 1, EFD_CLOEXEC | EFD_NONBLOCK);
+    lease->fd = core::keep_from_children(
+        eventfd(lease->state == vmem_lease::State::pending ? 0 : 1, EFD_CLOEXEC | EFD_NONBLOCK));
     if (lease->fd < 0) return core::system_error(errno, "no descriptor for a lease");
   }
   *fd = lease->fd;
@@ -188,7 +194,8 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   }
   if (held && pager) {
     if (stream != lease->stream) {
-      if (Status s = pager->check_stream(lease->location, stream); !s.ok()) return s;
+      // On a device that is lost everything ends at once, whatever the stream.
+      if (Status s = pager->check_stream(lease->location, stream); !s.ok() && s.code() != -EIO) return s;
     }
     if (Status s = pager->release(lease->ranges, lease->stream, stream); !s.ok()) return s;
   }
