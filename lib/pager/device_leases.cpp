@@ -272,6 +272,8 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   size_t done = 0;
   core::OnExit undo([&] {
     if (!lock.owns_lock()) lock.lock();
+    // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
+    queues_.wishes.erase_if([&](const Wish& w) { return w.owner == &spans; });
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
     gpu_work_.notify_all();

@@ -182,6 +182,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   for (size_t i = 0; i < spans.size() && room; ++i) {
     Region& r = *spans[i].region;
     for (BlockIndex next = spans[i].first; next <= spans[i].last && room && !r.dying;) {
+      if (Status s = Ask::check(ask); !s.ok()) return s;
       After after;
       room = start_fills(r, &next, spans[i].last, after);
       if (after.empty()) {
@@ -223,9 +224,17 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
 Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const Ask* ask) {
   bool tried = false;
   uint64_t starving = Progress::kNone;
+  const auto forget_starving = [&] {
+    queues_.starved.erase_if(
+        [&](const Starved& s) { return s.region == &r && s.block == b && s.urgency == Urgency::acquire; });
+    r.table[b].flags &= static_cast<uint16_t>(~core::kStarved);
+  };
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
-    if (Status s = Ask::check(ask); !s.ok()) return s;
+    if (Status s = Ask::check(ask); !s.ok()) {
+      if (starving != Progress::kNone) forget_starving();
+      return s;
+    }
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
     Block& block = r.table[b];
     After after;
@@ -297,9 +306,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
     if ((block.flags & core::kStarved) != 0) {
       if (starving == Progress::kNone) starving = look(now_ns());
       if (hopeless(starving)) {
-        queues_.starved.erase_if(
-            [&](const Starved& s) { return s.region == &r && s.block == b && s.urgency == Urgency::acquire; });
-        block.flags &= static_cast<uint16_t>(~core::kStarved);
+        forget_starving();
         if (!write_back_.error.ok()) return take_write_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());

@@ -1,0 +1,146 @@
+// Lease handles that are cancelled, refused, or outlive what they are of.
+#include <atomic>
+#include <cerrno>
+
+#include "faulty_disk.h"
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using systest::SimTest;
+using systest::stamp;
+using vmem::store::Fault;
+using vmem::store::FaultyEngine;
+using vmem::store::Io;
+using Lease = struct vmem_lease;
+
+class LeasesThatEnd : public SimTest {
+ protected:
+  void SetUp() override {
+    vmem::api::test_hooks().wrap_engine = nullptr;
+    SimTest::start(1);
+    if (IsSkipped()) return;
+    vmem_shutdown();
+    systest::wrap_engine(&disk);
+    SimTest::start(1);
+  }
+  static uint64_t leased_at_device() {
+    struct vmem_device_stats s = {};
+    s.size = sizeof s;
+    EXPECT_EQ(vmem_device_stats(0, &s), 0) << said();
+    return s.leased_bytes;
+  }
+  FaultyEngine* disk = nullptr;
+};
+
+// What the acquire had asked for is forgotten with its leases: another's, granted at that moment, keeps its block.
+TEST_F(LeasesThatEnd, ARefusedAcquireAtADeviceTakesNoBlockFromWhoLeasesItNext) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  auto* const words = r.view<uint64_t>().data();
+  auto* const second = words + kBlock / 8;
+  words[0] = stamp(0, 1), *second = stamp(1, 1);
+  r.evict();
+  EXPECT_EQ(*second, stamp(1, 1));  // is in host memory
+  Fault hang;
+  hang.action = Fault::Action::hang;
+  hang.op = Io::Op::read;
+  disk->add_rule(hang);
+  std::atomic<bool> read{false};
+  aside([&] {
+    EXPECT_EQ(words[0], stamp(0, 1));
+    read = true;
+  });
+  ASSERT_TRUE(disk->wait_hanging(1, 60000));
+  const vmem_range both{words, 2 * kBlock, VMEM_READ, 0};
+  Lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(&lease, &both, 1, 0, stream_, nullptr, nullptr), 0) << said();
+  ASSERT_TRUE(until([] { return leased_at_device() == 2 * kBlock; }));
+  stop_at("lock.given");
+  std::atomic<bool> ended{false};
+  aside([&] {
+    EXPECT_EQ(vmem_lease_end(lease, stream_), 0) << said();
+    ended = true;
+  });
+  ASSERT_TRUE(stopped());
+  EXPECT_EQ(leased_at_device(), 0u);
+  ASSERT_EQ(vmem_acquire(second, kBlock, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0) << said();
+  disk->clear_rules();
+  disk->release();
+  EXPECT_TRUE(until([&] { return read.load(); }));
+  go_on();
+  EXPECT_TRUE(until([&] { return ended.load(); }));
+  struct vmem_residency where = {};
+  where.size = sizeof where;
+  ASSERT_EQ(vmem_query(second, kBlock, &where), 0);
+  EXPECT_EQ(where.host_bytes, kBlock);
+  EXPECT_EQ(where.device_bytes, 0u);
+  *second = 5;
+  ASSERT_EQ(vmem_release(second, kBlock, nullptr), 0);
+  EXPECT_EQ(*second, 5u);
+}
+
+TEST_F(LeasesThatEnd, ACancelledOneStopsFillingItsRange) {
+  if (IsSkipped()) return;
+  static std::atomic<int> turns;
+  static std::atomic<bool> go;
+  turns = 0, go = false;
+  constexpr size_t kSmall = 4096, kBlocks = 8192;
+  vmem::region r(kBlocks * kSmall, vmem::attributes{.flags = VMEM_HOST_ONLY, .block_size = kSmall});
+  const vmem_range all{r.data(), r.size(), VMEM_READ, 0};
+  vmem::core::step_hook.store([](const char* s) {
+    if (std::strcmp(s, "acquire.started") != 0) return;
+    if (++turns != 1) return std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  Lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(&lease, &all, 1, VMEM_HOST, nullptr, nullptr, nullptr), 0) << said();
+  ASSERT_TRUE(until([] { return turns != 0; }));
+  std::atomic<bool> ended{false};
+  aside([&] {
+    EXPECT_EQ(vmem_lease_end(lease, nullptr), 0) << said();
+    ended = true;
+  });
+  ASSERT_TRUE(until([&] { return vmem_lease_poll(lease) == -EINVAL; }));
+  go = true;
+  EXPECT_TRUE(until([&] { return ended.load(); }));
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_LT(turns, static_cast<int>(kBlocks / 128)) << "it went on to the end";
+}
+
+TEST_F(LeasesThatEnd, OnALostDeviceALeaseEndsOnWhateverStream) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  void* const other = stream(0);
+  const vmem_range one{r.data(), kBlock, VMEM_READ, 0};
+  Lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease(&lease, &one, 1, 0, stream_), 0) << said();
+  sim().lose(0, "the test took it away");
+  EXPECT_EQ(vmem_lease_end(lease, other), 0) << said();
+  EXPECT_EQ(vmem_lease_poll(lease), -EINVAL);
+}
+
+TEST_F(LeasesThatEnd, ReadyIsToldThatShutdownFreedTheRegions) {
+  if (IsSkipped()) return;
+  static std::atomic<int> told;
+  told = 1;
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, kBlock, VMEM_HOST_ONLY), 0) << said();
+  const vmem_range one{at, kBlock, VMEM_READ, 0};
+  stop_at("lease.settled");
+  Lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(
+                &lease, &one, 1, VMEM_HOST, nullptr, [](Lease*, int result, void*) { told = result; }, nullptr),
+            0)
+      << said();
+  ASSERT_TRUE(stopped());
+  aside([] { vmem_shutdown(); });
+  EXPECT_TRUE(until([&] { return vmem_lease_poll(lease) == -ECANCELED; }));
+  go_on();
+  EXPECT_TRUE(until([] { return told != 1; }));
+  EXPECT_EQ(told, -ECANCELED);
+  EXPECT_EQ(vmem_lease_end(lease, nullptr), 0) << said();
+}
+
+}  // namespace
