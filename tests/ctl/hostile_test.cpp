@@ -344,6 +344,47 @@ TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
   EXPECT_NE(ran.err.find(line), std::string::npos) << ran.err.substr(0, 2000);
 }
 
+// Run as kMallory: publications that never are whole, and sockets where nobody can be asked.
+TEST(HostileChild, DISABLED_Torn) {
+  const std::string home = home_of(geteuid());
+  ASSERT_EQ(mkdir(home.c_str(), 0700), 0);
+  for (unsigned i = 0; i < 256; ++i) {
+    publish::Snapshot s;
+    s.header.pid = static_cast<uint32_t>(getpid());
+    std::vector<std::byte> bytes;
+    publish::pack(s, &bytes);
+    // Half of them differ in what is wrong with them.
+    if (i % 2 == 0) bytes[100] ^= std::byte{1};
+    if (i % 2 == 1) bytes.resize(bytes.size() - i);
+    const std::string path = home + "/" + name_of(getpid(), i);
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    ASSERT_EQ(write(fd, bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    ASSERT_TRUE(publish::mark_alive(fd));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    publish::put_text(address.sun_path, path + ".sock");
+    const int wrong = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(bind(wrong, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(listen(wrong, 4), 0);
+  }
+  printf("ready\n");
+  fflush(stdout);
+  for (;;) pause();
+}
+
+TEST_F(HostileOther, WhatCannotBeReadIsToldInAFewLinesAndHidesNobody) {
+  if (IsSkipped()) return;
+  mallory_ = child("Torn", kMallory);
+  ASSERT_TRUE(mallory_->says("ready"));
+  const Ran ran = ctl({"status", "--seconds", "0"});
+  EXPECT_EQ(ran.status, 0);
+  EXPECT_NE(ran.out.find(std::to_string(alice_->pid()) + "  "), std::string::npos) << ran.out;
+  EXPECT_LT(std::count(ran.err.begin(), ran.err.end(), '\n'), 20) << ran.err;
+  EXPECT_NE(ran.err.find("published by user " + std::to_string(kMallory)), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find(" and 127 more: it is being rewritten"), std::string::npos) << ran.err;
+  EXPECT_NE(ran.err.find(" more publications\n"), std::string::npos) << ran.err;
+}
+
 TEST_F(HostileOther, WhoseNumberNobodyKnowsIsShownSoAndNotAsked) {
   if (IsSkipped()) return;
   const auto elsewhere = [&](std::vector<std::string> words) {

@@ -175,7 +175,7 @@ std::string metrics(const Found& found, const std::string& sysfs) {
     Family forged(&out, "vmem_forged_publications", "gauge",
                   "Publications that are not what they say, by their owner.");
     std::map<uid_t, uint64_t> users;
-    for (const Forged& f : found.forged) ++users[f.user];
+    for (const Refused& f : found.forged) ++users[f.user];
     for (const auto& [user, count] : users) forged.sample("user=\"" + std::to_string(user) + "\"", count);
   }
   {

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "core/thread.h"
 #include "publish/place.h"
@@ -145,7 +146,8 @@ void work(Look& look) {
     lock.lock();
     look.busy.erase(folder.path);
     for (Process& p : found.processes) look.found.processes.push_back(std::move(p));
-    for (Forged& f : found.forged) look.found.forged.push_back(std::move(f));
+    for (Refused& f : found.forged) look.found.forged.push_back(std::move(f));
+    for (Refused& u : found.unread) look.found.unread.push_back(std::move(u));
     for (std::string& p : found.problems) look.found.problems.push_back(std::move(p));
     look.changed.notify_all();
   }
@@ -187,6 +189,31 @@ void read_all(const std::shared_ptr<Look>& look) {
   earlier.push_back(look);
 }
 
+std::vector<std::string> grouped(const std::vector<Refused>& all, const std::string& before) {
+  constexpr size_t kReasons = 3;  // of one user
+  std::map<uid_t, std::map<std::string, std::vector<std::string>>> users;
+  for (const Refused& f : all) users[f.user][f.why].push_back(f.file);
+  std::vector<std::string> out;
+  for (const auto& [user, reasons] : users) {
+    const std::string begin = before + "user " + std::to_string(user) + ": ";
+    size_t shown = 0, more = 0;
+    std::vector<std::pair<std::string, std::vector<std::string>>> most(reasons.begin(), reasons.end());
+    std::stable_sort(most.begin(), most.end(),
+                     [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
+    for (const auto& [why, files] : most) {
+      if (++shown > kReasons) {
+        more += files.size();
+        continue;
+      }
+      std::string line = begin + files.front();
+      if (files.size() > 1) line += " and " + std::to_string(files.size() - 1) + " more";
+      out.push_back(line.append(": ").append(why));
+    }
+    if (more != 0) out.push_back(begin + std::to_string(more) + " more publications");
+  }
+  return out;
+}
+
 }  // namespace
 
 Found look(const Common& common, pid_t pid) {
@@ -222,29 +249,13 @@ Found look(const Common& common, pid_t pid) {
     }
   }
   found.processes = std::move(once);
+  for (std::string& line : grouped(found.unread, "cannot read what is published by "))
+    found.problems.push_back(std::move(line));
   return found;
 }
 
-std::vector<std::string> words_of(const std::vector<Forged>& forged) {
-  constexpr size_t kReasons = 3;  // of one user
-  std::map<uid_t, std::map<std::string, std::vector<std::string>>> users;
-  for (const Forged& f : forged) users[f.user][f.why].push_back(f.file);
-  std::vector<std::string> out;
-  for (const auto& [user, reasons] : users) {
-    const std::string begin = "FORGED by user " + std::to_string(user) + ": ";
-    size_t shown = 0, more = 0;
-    for (const auto& [why, files] : reasons) {
-      if (++shown > kReasons) {
-        more += files.size();
-        continue;
-      }
-      std::string line = begin + files.front();
-      if (files.size() > 1) line += " and " + std::to_string(files.size() - 1) + " more";
-      out.push_back(line.append(": ").append(why));
-    }
-    if (more != 0) out.push_back(begin + std::to_string(more) + " more publications");
-  }
-  return out;
+std::vector<std::string> words_of(const std::vector<Refused>& forged) {
+  return grouped(forged, "FORGED by ");
 }
 
 std::vector<Process> find_processes(const Common& common, bool /*refresh*/, pid_t pid,

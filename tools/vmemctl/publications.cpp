@@ -129,6 +129,10 @@ class Reader {
     found_.forged.push_back({folder_.path + "/" + name, folder_.owner, why});
   }
 
+  void unread(const std::string& name, const std::string& why) {
+    found_.unread.push_back({folder_.path + "/" + name, folder_.owner, why});
+  }
+
   // Its process took it away meanwhile, or died.
   bool gone(const Asked& a) const {
     struct stat opened {
@@ -150,8 +154,7 @@ class Reader {
     const Status s = connect_to(fd_, name, folder_.owner, &a.socket, &a.peer);
     a.linked = s.ok();
     if (s.code() == -EACCES && geteuid() != folder_.owner && geteuid() != 0) {
-      found_.problems.push_back(folder_.path + "/" + name + ": not permitted to ask the process");
-      return;
+      return unread(name, "not permitted to ask the process");
     }
     if (s.code() == -EACCES || s.code() == -ELOOP) return forged(name, "its socket is none of user " + user());
     if (s.code() == -ENOENT || s.code() == -ECONNREFUSED) {
@@ -194,7 +197,7 @@ class Reader {
       const ssize_t n = pread(file, bytes.data(), bytes.size(), 0);
       if (n < 0) return vmem::core::system_error(errno, "cannot read it");
       s = publish::unpack(std::span(bytes).first(static_cast<size_t>(n)), out);
-      if (s.code() != -EAGAIN || (i > 0 && left(deadline_) == 0)) return s;
+      if (s.code() != -EAGAIN || left(deadline_) == 0) return s;
       usleep(2000);
     }
     return s;
@@ -204,7 +207,7 @@ class Reader {
     Process& p = a.process;
     p.answers = answers;
     if (Status s = read_file(a.file.get(), &p.now); !s.ok()) {
-      if (!gone(a)) found_.problems.push_back(p.folder + "/" + p.name + ": " + std::string(s.text()));
+      if (!gone(a)) unread(p.name, std::string(s.text()));
       return;
     }
     std::string why;

@@ -21,8 +21,8 @@ struct Process {
   double age_seconds = 0;
 };
 
-// A publication that is not what it says. Nothing in it is believed, shown or counted.
-struct Forged {
+// A publication of which nothing is believed, shown or counted.
+struct Refused {
   std::string file;
   uid_t user = 0;  // who put it there
   std::string why;
@@ -30,8 +30,9 @@ struct Forged {
 
 struct Found {
   std::vector<Process> processes;
-  std::vector<Forged> forged;
-  std::vector<std::string> problems;  // folders and processes that could not be read
+  std::vector<Refused> forged;        // not what they say
+  std::vector<Refused> unread;        // not to be read: look() makes problems of them
+  std::vector<std::string> problems;  // what could not be read, a line each
 };
 
 struct Folder {

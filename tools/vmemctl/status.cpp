@@ -19,9 +19,9 @@ Found see(const Common& common, int pid) {
   return found;
 }
 
-void write_forged(Json& json, const std::vector<Forged>& forged) {
+void write_forged(Json& json, const std::vector<Refused>& forged) {
   json.key("forged").array();
-  for (const Forged& f : forged) json.object().field("file", f.file).field("user", f.user).field("why", f.why).end();
+  for (const Refused& f : forged) json.object().field("file", f.file).field("user", f.user).field("why", f.why).end();
   json.end();
 }
 
