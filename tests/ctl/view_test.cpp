@@ -8,6 +8,8 @@
 #include <cstring>
 #include <random>
 
+#include "vmemctl/history.h"
+
 namespace {
 
 using vmemctl::folded;
@@ -107,6 +109,48 @@ TEST(CtlView, EveryPublicationIsShownInTheColumnsThatThereAre) {
       }
     }
   }
+}
+
+vmemctl::Process process(uid_t owner, pid_t pid, const std::string& name, uint64_t at_ns) {
+  vmemctl::Process p;
+  p.owner = owner;
+  p.pid = pid;
+  p.name = name;
+  p.folder = "/run/user/" + std::to_string(owner) + "/vmem";
+  p.now.header.taken_monotonic_ns = at_ns;
+  p.now.header.pid = 77;  // what it says of itself
+  p.now.header.start_ticks = 4242;
+  return p;
+}
+
+TEST(CtlHistories, NobodyWritesIntoAnothersHistoryByWhatHePublishes) {
+  vmemctl::Histories histories;
+  std::vector<vmemctl::Process> before, now;
+  for (uint64_t second = 1; second <= 5; ++second) {
+    before = std::move(now);
+    now = {process(1001, 77, "77-a", second * 1000000000), process(1002, 990, "77-b", second * 1000000000)};
+    now[0].now.header.stats.read_bytes = second * 100;
+    now[1].now.header.stats.read_bytes = second * 1000000;
+    histories.add(before, now);
+  }
+  ASSERT_NE(histories.of(now[0]), nullptr);
+  ASSERT_NE(histories.of(now[1]), nullptr);
+  EXPECT_EQ(histories.of(now[0])->read, std::deque<double>(4, 100));
+  EXPECT_EQ(histories.of(now[1])->read, std::deque<double>(4, 1000000));
+}
+
+TEST(CtlHistories, WhatIsNotThereAnyMoreIsForgotten) {
+  vmemctl::Histories histories;
+  std::vector<vmemctl::Process> before, now;
+  for (uint64_t look = 1; look < 1000; ++look) {
+    before = std::move(now);
+    now = {process(1001, 5, "5-a", look), process(1002, static_cast<pid_t>(look + 10), "x", look)};
+    histories.add(before, now);
+    ASSERT_LE(histories.size(), 2u);
+  }
+  ASSERT_NE(histories.of(now[0]), nullptr);
+  EXPECT_EQ(histories.of(now[0])->faults.size(), 120u) << "and no more of one that stays than is shown";
+  EXPECT_EQ(histories.of(before[1]), nullptr);
 }
 
 }  // namespace

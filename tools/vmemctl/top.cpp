@@ -11,10 +11,10 @@
 #include <ctime>
 #include <deque>
 #include <iterator>
-#include <map>
 #include <utility>
 
 #include "commands.h"
+#include "history.h"
 #include "view.h"
 
 namespace vmemctl {
@@ -55,25 +55,6 @@ class Screen {
   termios before_{};
 };
 
-constexpr size_t kHistory = 120;  // frames
-
-struct Remembered {
-  std::deque<double> read, written, faults;
-  void add(const Rates& r) {
-    if (!r.known) return;
-    for (auto [list, value] :
-         {std::pair(&read, r.ssd_read), std::pair(&written, r.ssd_written), std::pair(&faults, r.faults)}) {
-      list->push_back(value);
-      if (list->size() > kHistory) list->pop_front();
-    }
-  }
-};
-using Histories = std::map<std::pair<uint32_t, uint64_t>, Remembered>;  // by pid and start
-
-std::pair<uint32_t, uint64_t> identity(const Process& p) {
-  return {p.now.header.pid, p.now.header.start_ticks};
-}
-
 // The newest values that fit.
 std::string bars(const std::deque<double>& values, size_t width) {
   const size_t n = std::min(values.size(), width);
@@ -105,12 +86,11 @@ std::vector<std::string> frame(const Look& look, const Histories& histories, Vie
     }
     lines.emplace_back();
     std::vector<std::string> text = view(shown, r, options);
-    if (const auto h = histories.find(identity(p)); h != histories.end() && h->second.read.size() > 1) {
+    if (const Histories::Rows* h = histories.of(p); h != nullptr && h->read.size() > 1) {
       const size_t width = (options.columns - std::min<size_t>(options.columns, 45)) / 3;
-      text.insert(text.begin() + 1,
-                  column("  history   read " + bars(h->second.read, width) + "  written " +
-                             bars(h->second.written, width) + "  faults " + bars(h->second.faults, width),
-                         options.columns));
+      text.insert(text.begin() + 1, column("  history   read " + bars(h->read, width) + "  written " +
+                                               bars(h->written, width) + "  faults " + bars(h->faults, width),
+                                           options.columns));
     }
     for (std::string& line : text) lines.push_back(std::move(line));
   }
@@ -268,10 +248,7 @@ int top(const Common& common, const TopOptions& options) {
     if (seconds_now() >= next) {
       if (!seen.now.empty()) seen.before = std::move(seen.now);
       seen.now = look();
-      for (const Process& p : seen.now) {
-        const Process* earlier = same_process(seen.before, p);
-        if (earlier != nullptr) histories[identity(p)].add(rates(*earlier, p));
-      }
+      histories.add(seen.before, seen.now);
       next = seconds_now() + std::min(options.interval, 3600.0);
     }
     winsize size{};
