@@ -148,7 +148,7 @@ void vmem_shutdown(void);
 
 /* Sets or reads a setting (docs/settings.md). -ENOENT unknown name; -EINVAL bad value, with the accepted form; -EBUSY when
  * the setting cannot change while the runtime is up, or host_budget is below what regions and leases need (the message
- * has the numbers). vmem_get: -ERANGE when the value does not fit `size` bytes. */
+ * has the numbers); -EPERM for publish in a program with more rights than who started it. vmem_get: -ERANGE when the value does not fit `size` bytes. */
 int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
 

@@ -376,6 +376,10 @@ Status Runtime::apply(Option option) {
     return {};
   }
   if (option == Option::publish) {
+    // With set-group-ID or capabilities the user is still who started it: file and socket would be his.
+    if (options_.number(option) != 0 && core::has_more_rights()) {
+      return error(EPERM, "publish stays off: this program runs with more rights than who started it (AT_SECURE)");
+    }
     update_publication();
     return {};
   }

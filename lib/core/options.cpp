@@ -1,5 +1,8 @@
 #include "core/options.h"
 
+#include <sys/auxv.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -82,12 +85,22 @@ constexpr OptionInfo kTable[] = {
     {Option::log, "log", OptionKind::choice, "", "warning", 0, 0, "error|warning|info|debug", true,
      "The most talkative lines that are delivered."},
     {Option::publish, "publish", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
-     "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's."},
+     "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's. "
+     "Off, and "
+     "refused, in a program that runs with more rights than who started it (AT_SECURE)."},
     {Option::debug, "debug", OptionKind::boolean, "", "off", 0, 1, nullptr, true,
      "After a device is lost (an illegal address, say), log the live leases, the regions and which ranges were "
      "not present."},
 };
 static_assert(std::size(kTable) == static_cast<size_t>(Option::count_));
+
+}  // namespace
+
+bool has_more_rights() {
+  return getauxval(AT_SECURE) != 0;
+}
+
+namespace {
 
 uint64_t default_number(Option id) {
   switch (id) {
@@ -99,8 +112,9 @@ uint64_t default_number(Option id) {
       return 50;
     case Option::direct_io:
     case Option::checksum:
-    case Option::publish:
       return 1;
+    case Option::publish:
+      return has_more_rights() ? 0 : 1;
     case Option::readahead:
       return 64 * kMiB;
     case Option::fault_timeout_ms:

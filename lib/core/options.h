@@ -61,6 +61,9 @@ const OptionInfo* find_option(std::string_view name);
 // "8GiB", "512M", "4096" -> bytes. K, M, G, T with or without iB or B; case does not matter; "max" is not a size.
 Status parse_bytes(std::string_view text, uint64_t* out);
 
+// This program runs with more rights than who started it (AT_SECURE): he gives it no settings and sees nothing of it.
+bool has_more_rights();
+
 // The variable that a mistyped one stands for, such as VMEM_HOST_BUDGET for VMEM_HOST_BUGDET; "" where none is near.
 std::string meant_by(std::string_view variable);
 

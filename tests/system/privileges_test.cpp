@@ -1,12 +1,16 @@
 // Programs that run with more rights than who starts them, who must not choose what they do.
+#include <grp.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
 
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "child.h"
+#include "publish/place.h"
 #include "support.h"
 
 namespace {
@@ -42,6 +46,30 @@ TEST_F(Privileges, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "the folder's file system ignores set-user-ID";
   EXPECT_EQ(status, 0);
   EXPECT_EQ(victim.read(), systest::TempFile::content(1 << 20, 9));
+}
+
+TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can make a program of another group";
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  std::string program = systest::temp_folder() + "/vmem-setgid.XXXXXX";
+  close(mkstemp(program.data()));
+  std::filesystem::copy_file("/proc/self/exe", program, std::filesystem::copy_options::overwrite_existing);
+  ASSERT_EQ(chown(program.c_str(), 0, 61503), 0);
+  ASSERT_EQ(chmod(program.c_str(), 02755), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    setenv("VMEM_PUBLISH", "on", 1);
+    if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
+    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsAsAnotherGroup",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(98);
+  }
+  const int status = systest::wait_for_child(child, 60);
+  unlink(program.c_str());
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "set-group-ID, or userfaultfd, is not to be had";
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(Privileges, WhereSystemCallsNeedLeasesOneWarningSaysSo) {
@@ -93,6 +121,44 @@ TEST(PrivilegesChild, DISABLED_RunsAsRoot) {
   EXPECT_STREQ(value, "33554432");
   vmem::region region(64 << 20, VMEM_HOST_ONLY);
   memset(region.data(), 7, region.size());
+}
+
+// The socket of a publication of this process, in every folder where its user's are looked for.
+std::vector<std::string> own_sockets() {
+  std::vector<std::string> out;
+  for (const std::string& folder : vmem::publish::folders(geteuid(), nullptr)) {
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+      const std::string name = entry.path().filename();
+      if (name.rfind(std::to_string(getpid()) + "-", 0) == 0) out.push_back(entry.path());
+    }
+  }
+  return out;
+}
+
+TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
+  if (getauxval(AT_SECURE) == 0) _exit(77);
+  ASSERT_EQ(getuid(), geteuid());
+  ASSERT_NE(getgid(), getegid());
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
+  const int rc = vmem_init();
+  if (rc == -EPERM || rc == -ENOSYS) _exit(77);
+  ASSERT_EQ(rc, 0) << vmem_last_error();
+  vmem::region region(64 << 20, VMEM_HOST_ONLY);
+  memset(region.data(), 7, region.size());
+  char value[16];
+  ASSERT_EQ(vmem_get("publish", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "off");
+  EXPECT_EQ(vmem::api::Runtime::get().published_at(), "");
+  EXPECT_EQ(own_sockets(), std::vector<std::string>{}) << "who started it can read and tune it";
+  // Nor does the program's own word give it to him.
+  EXPECT_EQ(vmem_set("publish", "on"), -EPERM);
+  EXPECT_NE(strstr(vmem_last_error(), "AT_SECURE"), nullptr) << vmem_last_error();
+  ASSERT_EQ(vmem_get("publish", value, sizeof value), 0) << vmem_last_error();
+  EXPECT_STREQ(value, "off");
+  EXPECT_EQ(vmem::api::Runtime::get().published_at(), "");
+  EXPECT_EQ(own_sockets(), std::vector<std::string>{});
+  EXPECT_EQ(vmem_set("publish", "off"), 0) << vmem_last_error();
 }
 
 }  // namespace
