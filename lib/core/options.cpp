@@ -299,6 +299,8 @@ Status Options::get(std::string_view name, std::string* value) const {
 
 namespace {
 
+constexpr size_t kLongestVariable = 64;
+
 // How many letters have to be changed, added, left out or exchanged with a neighbour.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
@@ -321,6 +323,7 @@ size_t distance(std::string_view a, std::string_view b) {
 std::string meant_by(std::string_view variable) {
   // Those of tests and tools are no settings, and near to none but "log".
   if (variable.substr(0, 5) != "VMEM_" || variable == "VMEM_LONG") return "";
+  if (variable.size() > kLongestVariable) return "";  // near to none, and comparing takes time and memory
   std::string nearest;
   size_t least = variable.size() >= 10 ? 3 : 2;  // one letter of a short name, two of others
   for (const OptionInfo& info : kTable) {
@@ -348,7 +351,7 @@ Status Options::load_environment() {
                    accepted_form(info).c_str());
     }
   }
-  if (text(Option::log) == "error") return {};
+  if (text(Option::log) == "error" || has_more_rights()) return {};
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view variable = std::string_view(*entry).substr(0, std::string_view(*entry).find('='));
     if (const std::string meant = meant_by(variable); !meant.empty()) {

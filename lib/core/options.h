@@ -76,7 +76,7 @@ class Options {
   Status set(Option id, std::string_view value);
   Status get(std::string_view name, std::string* value) const;
   // Reads VMEM_<NAME> for every option; the first bad one is returned, naming variable, value and accepted form.
-  // Variables that are nearly one of these are named in a warning.
+  // Variables that are nearly one of these are named in a warning. Under AT_SECURE the environment is not looked at.
   Status load_environment();
 
   bool is_set(Option id) const;

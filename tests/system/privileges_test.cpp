@@ -61,6 +61,7 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   const pid_t child = fork();
   if (child == 0) {
     setenv("VMEM_PUBLISH", "on", 1);
+    setenv("VMEM_HOST_BUGDET", "1G", 1);
     if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
     execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsAsAnotherGroup",
           "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
@@ -140,6 +141,8 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   if (getauxval(AT_SECURE) == 0) _exit(77);
   ASSERT_EQ(getuid(), geteuid());
   ASSERT_NE(getgid(), getegid());
+  static std::atomic<int> named{0};
+  vmem_log([](int, const char* line, void*) { named += strstr(line, "VMEM_HOST_BUGDET") != nullptr; }, nullptr);
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
   const int rc = vmem_init();
   if (rc == -EPERM || rc == -ENOSYS) _exit(77);
@@ -159,6 +162,9 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   EXPECT_EQ(vmem::api::Runtime::get().published_at(), "");
   EXPECT_EQ(own_sockets(), std::vector<std::string>{});
   EXPECT_EQ(vmem_set("publish", "off"), 0) << vmem_last_error();
+  vmem_shutdown();
+  vmem_log(nullptr, nullptr);
+  EXPECT_EQ(named, 0) << "the environment is its starter's: none of it is looked at";
 }
 
 }  // namespace

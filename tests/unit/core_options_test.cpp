@@ -217,6 +217,7 @@ TEST(CoreOptions, AMistypedVariableIsNamedInAWarningWithWhatIsMeant) {
   for (const char* other : {"VMEM_LIBRARY", "VMEM_CACHE", "VMEM_QUICK", "VMEM_LONG", "VMEM_PYTHON", "VMEM_DEBUG_KERNEL",
                             "VMEM_STRESS_SECONDS", "VMEM_TEST_BLOCK_DEVICE", "VMEM_VM_FULL", "VMEM_", "PATH", ""})
     EXPECT_EQ(meant_by(other), "") << other;
+  EXPECT_EQ(meant_by("VMEM_" + std::string(100000, 'X')), "");
 
   std::vector<std::string> lines;
   const auto take = [](int, const char* line, void* to) {
