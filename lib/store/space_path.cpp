@@ -16,6 +16,8 @@
 #include <iterator>
 
 #include "core/fork.h"
+#include "core/options.h"
+#include "core/step.h"
 #include "core/types.h"
 #include "store/open.h"
 
@@ -33,18 +35,14 @@ core::Status open_unlinked(const std::string& directory, int* fd) {
   if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL) {
     return core::system_error(errno, "cannot create a file in directory %s for the SSD store", directory.c_str());
   }
-  std::string name = directory + "/.vmem-store-XXXXXX";
-  *fd = mkostemp(name.data(), O_CLOEXEC);
-  if (*fd < 0) {
-    return core::system_error(errno, "cannot create a file in directory %s for the SSD store", directory.c_str());
+  const int error = errno;
+  // Its directory is the choice of who wrote the program, and what has a name for a moment can be opened by who started
+  // it, whose file it is under set-group-ID.
+  if (core::has_more_rights()) {
+    return core::system_error(error, "cannot create a file without a name in directory %s for the SSD store",
+                              directory.c_str());
   }
-  if (unlink(name.c_str()) != 0) {
-    const int error = errno;
-    close(*fd);
-    *fd = -1;
-    return core::system_error(error, "cannot unlink temporary file %s", name.c_str());
-  }
-  return {};
+  return open_and_unlink(directory, fd);
 }
 
 core::Status refuse_link(const std::string& name) {
@@ -226,6 +224,29 @@ core::Status find_path(std::string* name, bool* directory, bool* device) {
 }
 
 }  // namespace
+
+core::Status open_and_unlink(const std::string& directory, int* fd) {
+  std::string name = directory + "/.vmem-store-XXXXXX";
+  *fd = mkostemp(name.data(), O_CLOEXEC);
+  if (*fd < 0) {
+    return core::system_error(errno, "cannot create a file in directory %s for the SSD store", directory.c_str());
+  }
+  core::step("store.named");
+  struct stat st {};
+  core::Status status;
+  if (unlink(name.c_str()) != 0 || fstat(*fd, &st) != 0) {
+    status = core::system_error(errno, "cannot unlink temporary file %s", name.c_str());
+  } else if (st.st_nlink != 0) {
+    status = core::error(EPERM,
+                         "somebody gave a file for the SSD store in directory %s a second name while it had one: give "
+                         "a folder that nobody else may write to",
+                         directory.c_str());
+  }
+  if (status.ok()) return {};
+  close(*fd);
+  *fd = -1;
+  return status;
+}
 
 SpacePath::~SpacePath() {
   if (engine != nullptr) engine->remove_file(id);

@@ -44,6 +44,9 @@ struct SpacePath {
 // "" means $TMPDIR or /var/tmp. -EINVAL for nothing but colons or more than kMaxStorePaths.
 core::Status split_paths(const std::string& paths, std::vector<std::string>* out);
 
+// Where the file system has no files without a name: one that loses it at once. -EPERM when it has another by then.
+core::Status open_and_unlink(const std::string& directory, int* fd);
+
 // Opens and proves one path and makes it known to the engine. Blocks on I/O.
 core::Status open_space_path(const std::string& name, bool direct, Engine& engine, std::unique_ptr<SpacePath>* out);
 

@@ -21,6 +21,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "store/space.h"
+#include "store/space_path.h"
 #include "store_test_util.h"
 
 namespace vmem::store {
@@ -613,6 +614,31 @@ TEST_F(SpaceTest, ThreadsNeverShareAPageWhileFilesGrowShrinkAndGetHoles) {
       eventually([&] { return stat_of(file_path("a")).st_size == kHead && stat_of(file_path("b")).st_size == kHead; }));
   space.reset();
   core::step_hook = nullptr;
+}
+
+// A file system without O_TMPFILE gives the file a name for a moment.
+TEST_F(SpaceTest, AFileThatGotASecondNameWhileItHadOneIsRefused) {
+  int fd = -1;
+  core::Status status = open_and_unlink(dir_.path(), &fd);
+  ASSERT_TRUE(status.ok()) << status.text();
+  struct stat st {};
+  ASSERT_EQ(fstat(fd, &st), 0);
+  EXPECT_EQ(st.st_nlink, 0u);
+  EXPECT_EQ(st.st_mode & 0777, 0600u);
+  close(fd);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+  static std::string folder;
+  folder = dir_.path();
+  core::step_hook = [](const char* step) {
+    if (strcmp(step, "store.named") != 0) return;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      EXPECT_EQ(link(entry.path().c_str(), (folder + "/kept").c_str()), 0);
+  };
+  status = open_and_unlink(dir_.path(), &fd);
+  core::step_hook = nullptr;
+  EXPECT_EQ(status.code(), -EPERM) << status.text();
+  EXPECT_EQ(fd, -1);
+  EXPECT_EQ(std::filesystem::file_size(folder + "/kept"), 0u);
 }
 
 }  // namespace
