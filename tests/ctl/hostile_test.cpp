@@ -68,6 +68,14 @@ void forge(int folder, const std::string& name, uint32_t pid, uid_t user, const 
   listen_as(home_of(geteuid()) + "/" + name + ".sock");
 }
 
+// Until the test ends, or is ended.
+[[noreturn]] void stay() {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  printf("ready\n");
+  fflush(stdout);
+  for (;;) pause();
+}
+
 // Run by the tests below as kMallory. VICTIM: a process of kAlice's; ROOT: one of root's.
 TEST(HostileChild, DISABLED_Mallory) {
   const std::string home = home_of(geteuid());
@@ -90,9 +98,7 @@ TEST(HostileChild, DISABLED_Mallory) {
   for (unsigned i = 0; i < 240; ++i) {
     forge(folder, name_of(getpid(), 0x1000 + i), u(getpid()), me, "\xe2\x80\xaemine");
   }
-  printf("ready\n");
-  fflush(stdout);
-  for (;;) pause();
+  stay();
 }
 
 // Run as kAlice: what an honest process does, without the runtime.
@@ -107,9 +113,7 @@ TEST(HostileChild, DISABLED_Alice) {
   std::unique_ptr<publish::Publisher> publisher;
   const vmem::core::Status s = publish::Publisher::start(source, "", &publisher);
   ASSERT_TRUE(s.ok()) << s.text();
-  printf("ready\n");
-  fflush(stdout);
-  for (;;) pause();
+  stay();
 }
 
 // Run as root: a pid namespace in which process INNER, user MALLORY's, does as Alice does. Says its number outside.
@@ -136,6 +140,7 @@ TEST(HostileChild, DISABLED_Container) {
           "--gtest_also_run_disabled_tests", nullptr);
     _exit(6);
   }
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   printf("%ld\n", pid);
   fflush(stdout);
   for (;;) pause();
@@ -236,6 +241,13 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   std::istringstream in(text.out);
   for (std::string line; std::getline(in, line);) lines += line.rfind("FORGED", 0) == 0;
   EXPECT_LE(lines, 4u) << text.out;
+  // top has one line for them.
+  const Ran top = ctl({"top", "--once", "--interval", "0.1", "--columns", "100"});
+  lines = 0;
+  in = std::istringstream(top.out);
+  for (std::string line; std::getline(in, line);) lines += line.find("FORGED") != std::string::npos;
+  EXPECT_EQ(lines, 1u) << top.out;
+  EXPECT_NE(top.out.find(std::to_string(kMallory), top.out.find(" FORGED, by user")), std::string::npos) << top.out;
   // Nobody was asked through a link.
   pollfd someone{elsewhere_, POLLIN, 0};
   EXPECT_EQ(poll(&someone, 1, 0), 0) << "root's socket was reached through a link of another user";
@@ -367,9 +379,7 @@ TEST(HostileChild, DISABLED_Torn) {
     ASSERT_EQ(bind(wrong, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     ASSERT_EQ(listen(wrong, 4), 0);
   }
-  printf("ready\n");
-  fflush(stdout);
-  for (;;) pause();
+  stay();
 }
 
 TEST_F(HostileOther, WhatCannotBeReadIsToldInAFewLinesAndHidesNobody) {
@@ -383,6 +393,8 @@ TEST_F(HostileOther, WhatCannotBeReadIsToldInAFewLinesAndHidesNobody) {
   EXPECT_NE(ran.err.find("published by user " + std::to_string(kMallory)), std::string::npos) << ran.err;
   EXPECT_NE(ran.err.find(" and 127 more: it is being rewritten"), std::string::npos) << ran.err;
   EXPECT_NE(ran.err.find(" more publications\n"), std::string::npos) << ran.err;
+  const Ran top = ctl({"top", "--once", "--interval", "0.1"});
+  EXPECT_NE(top.out.find("problems: cannot read what is published by user "), std::string::npos) << top.out;
 }
 
 TEST_F(HostileOther, WhoseNumberNobodyKnowsIsShownSoAndNotAsked) {

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <deque>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "commands.h"
@@ -63,7 +64,31 @@ std::string bars(const std::deque<double>& values, size_t width) {
 
 struct Look {
   std::vector<Process> before, now;
+  std::string refused;  // what is not shown, in a line; "" nothing
 };
+
+// "vmemctl status has all: 7 publications are FORGED, by users 1001, 1002; 2 problems: .."
+std::string refused_words(const Found& found) {
+  constexpr size_t kUsers = 3;
+  std::set<uid_t> users;
+  for (const Refused& f : found.forged) users.insert(f.user);
+  std::string out;
+  size_t told = 0;
+  for (const uid_t user : users) {
+    if (++told > kUsers) break;
+    out += (told > 1 ? ", " : "") + std::to_string(user);
+  }
+  if (users.size() > kUsers) out += " and " + std::to_string(users.size() - kUsers) + " more";
+  if (!users.empty())
+    out = std::to_string(found.forged.size()) + (found.forged.size() == 1 ? " publication is" : " publications are") +
+          " FORGED, by " + (users.size() == 1 ? "user " : "users ") + out;
+  if (!found.problems.empty()) {
+    const size_t n = found.problems.size();
+    out += (out.empty() ? "" : "; ") + std::to_string(n) + (n == 1 ? " problem: " : " problems: ") +
+           printable(found.problems.front());
+  }
+  return out.empty() ? out : "vmemctl status has all: " + out;
+}
 
 std::vector<std::string> frame(const Look& look, const Histories& histories, ViewOptions options, size_t rows) {
   double read = 0, written = 0, in = 0, out = 0;
@@ -99,6 +124,7 @@ std::vector<std::string> frame(const Look& look, const Histories& histories, Vie
                            "; SSD read " + bytes_per_second(read) + ", written " + bytes_per_second(written) +
                            "; to devices " + bytes_per_second(in) + ", from " + bytes_per_second(out);
   const std::vector<std::string> heads = folded(head, options.columns, 2);
+  if (!look.refused.empty()) lines.insert(lines.begin(), column(look.refused, options.columns));
   lines.insert(lines.begin(), heads.begin(), heads.end());
   return lines;
 }
@@ -210,11 +236,12 @@ double seconds_now() {
 }  // namespace
 
 int top(const Common& common, const TopOptions& options) {
-  std::vector<std::string> problems;
+  std::string refused;
   const auto look = [&] {
-    problems.clear();
-    return options.pid != 0 ? std::vector<Process>{find_process(common, options.pid)}
-                            : find_processes(common, true, 0, &problems);
+    if (options.pid != 0) return std::vector<Process>{find_process(common, options.pid)};
+    Found found = vmemctl::look(common, 0);
+    refused = refused_words(found);
+    return std::move(found.processes);
   };
   std::vector<Process> before = look();
   if (options.once || common.json) {
@@ -223,7 +250,7 @@ int top(const Common& common, const TopOptions& options) {
     if (!common.json) {
       const Pane pane(options);
       const ViewOptions shown{static_cast<size_t>(options.columns), 0, pane.sort(), true, pane.filter()};
-      for (const std::string& line : frame({before, now}, {}, shown, vmem::publish::kMaxRegions)) {
+      for (const std::string& line : frame({before, now, refused}, {}, shown, vmem::publish::kMaxRegions)) {
         printf("%s\n", line.substr(0, line.find_last_not_of(' ') + 1).c_str());
       }
       return kDone;
@@ -242,12 +269,13 @@ int top(const Common& common, const TopOptions& options) {
   Screen screen;
   Pane pane(options);
   Histories histories;
-  Look seen{std::move(before), {}};
+  Look seen{std::move(before), {}, {}};
   double next = 0;
   for (;;) {
     if (seconds_now() >= next) {
       if (!seen.now.empty()) seen.before = std::move(seen.now);
       seen.now = look();
+      seen.refused = refused;
       histories.add(seen.before, seen.now);
       next = seconds_now() + std::min(options.interval, 3600.0);
     }
