@@ -166,7 +166,6 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 		return -EINVAL;
 	if (arg->kind == VMEM_KIND_REGION && !vmem_get(vmem_trap_enabled))
 		return -EPERM;
-
 	align = max_t(pgoff_t, arg->unit, PMD_SIZE) >> PAGE_SHIFT;
 	vmem_lock(ctx);
 	start = ALIGN(ctx->next_pgoff, align);
@@ -292,7 +291,6 @@ static int vmem_open(struct inode *inode, struct file *file)
 	ctx->owner = get_pid(task_tgid(current));
 	ctx->knobs_seen = atomic_read(&vmem_knobs_seq);
 	ctx->next_pgoff = PMD_SIZE >> PAGE_SHIFT;	/* offset 0 is nobody's name */
-
 	file->private_data = ctx;
 	file->f_mapping = ctx->inode->i_mapping;
 	mutex_lock(&vmem_ctx_list_lock);
@@ -506,7 +504,6 @@ static int __init vmem_init(void)
 	int err;
 
 	BUILD_BUG_ON(BITS_PER_LONG != 64);
-
 	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
 	/* One user leaves a quarter to others; records of 1 % to 2 % of RAM. */
 	atomic64_set(&vmem_files[vmem_user_limit_bytes].value, limit / 4 * 3);

@@ -360,7 +360,6 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 	vmem_unlock(ctx);
 	if (err)
 		return err;
-
 	vmem_point();
 	vmem_frame_barrier(frame);
 	unmap_mapping_range(ctx->inode->i_mapping, frame->offset, bytes, 1);

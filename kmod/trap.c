@@ -194,7 +194,6 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		vmem_add(vmem_faults_protected, block->state == VMEM_PRESENT);
 	}
 	vmem_unlock(ctx);
-
 	if (vmf->flags & FAULT_FLAG_RETRY_NOWAIT) {
 		vmem_block_put(block);
 		return VM_FAULT_RETRY;
@@ -259,6 +258,9 @@ static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range
 			return NULL;
 		block->flags |= marks;
 		frame = block->frame;
+		/* A pin that was going at INSTALL must not hide one that this entry leads to. */
+		if (marks && frame->base_pins)
+			frame->base_pins = min(frame->base_pins, vmem_frame_pins(frame));
 	} else if (frame->state == VMEM_MOVING) {
 		return NULL;
 	}

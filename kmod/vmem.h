@@ -147,7 +147,7 @@ struct vmem_frame {
 	/* protected by ctx->lock */
 	enum vmem_frame_state state;
 	bool suspect;			/* left a destroyed region, perhaps in use */
-	unsigned int base_pins;		/* pins when it was installed */
+	unsigned int base_pins;		/* pins at INSTALL, or fewer seen at a fault since */
 };
 
 /* struct vmem_block - one block of a region that is present, failed, or waited for */

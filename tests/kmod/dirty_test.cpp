@@ -228,6 +228,28 @@ TEST_F(KmodDirty, PinsThatWereThereAtInstallDoNotHoldABlock) {
   EXPECT_EQ(p.frame_word(0), 1u) << "and stays usable";
 }
 
+// Direct I/O tells that it is done before it lets go of the memory: such a pin must not stand for one that comes later.
+TEST_F(KmodDirty, APinThatWasGoingAtInstallDoesNotHideALaterOne) {
+  Context c, pinner;
+  Pair p(c, 1, kPage, VMEM_CREATE_LONGTERM);
+  vmem_pin going{};
+  going.address = reinterpret_cast<uintptr_t>(p.frames);
+  going.size = kPage;
+  going.flags = VMEM_PIN_WRITE;
+  ASSERT_EQ(call(pinner.fd, VMEM_IOC_PIN, &going), 0);
+  ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
+  vmem_unpin gone{going.id, 0};
+  ASSERT_EQ(call(pinner.fd, VMEM_IOC_UNPIN, &gone), 0);
+  p.word(0) = 1;
+  vmem_pin pin = going;
+  pin.address = reinterpret_cast<uintptr_t>(p.blocks);
+  ASSERT_EQ(call(pinner.fd, VMEM_IOC_PIN, &pin), 0);
+  EXPECT_EQ(c.remove(p.block(0)), -EBUSY) << "a device may be writing into it";
+  vmem_unpin unpin{pin.id, 0};
+  ASSERT_EQ(call(pinner.fd, VMEM_IOC_UNPIN, &unpin), 0);
+  EXPECT_EQ(c.remove(p.block(0)), 0);
+}
+
 TEST_F(KmodDirty, ALongtermRegionMayBePinnedForWritingAndReportsEveryTouchAsDirty) {
   Context c, pinner;
   Pair p(c, 2, kHuge, VMEM_CREATE_LONGTERM);
