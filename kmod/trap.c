@@ -131,7 +131,7 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
-	if (current->flags & (PF_EXITING | PF_DUMPCORE))
+	if (current->flags & (PF_EXITING | PF_DUMPCORE) || fatal_signal_pending(current))
 		return false;
 	if (vmf->flags & FAULT_FLAG_USER)
 		return true;
@@ -162,6 +162,36 @@ static void vmem_report(struct vm_fault *vmf, struct vmem_block *block)
 }
 
 /*
+ * The page that the fault may be served with now, or NULL. Its block gets @marks: what is marked
+ * under the page's lock stands marked before the entry does: vmem_frame_barrier(). ctx->lock.
+ */
+static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range, u32 marks)
+{
+	unsigned long page = vmf->pgoff - range->pgoff;
+	void *unit = xa_load(&range->units, page >> range->unit_shift);
+	struct vmem_frame *frame = unit;
+	struct vmem_block *block = unit;
+
+	lockdep_assert_held(&range->ctx->lock);
+	if (!unit || range->dead)
+		return NULL;
+	if (range->kind == VMEM_KIND_REGION) {
+		if (block->state != VMEM_PRESENT ||
+		    (vmf->flags & FAULT_FLAG_WRITE && block->flags & VMEM_STATE_PROTECTED))
+			return NULL;
+		block->flags |= marks;
+		frame = block->frame;
+		/* A pin that was going at INSTALL must not hide one that this entry leads to. */
+		if (marks && frame->base_pins)
+			frame->base_pins = min(frame->base_pins, vmem_frame_pins(frame));
+	} else if (frame->state == VMEM_MOVING) {
+		return NULL;
+	}
+	page &= (1UL << range->unit_shift) - 1;
+	return frame->piece[page >> frame->order] + (page & ((1UL << frame->order) - 1));
+}
+
+/*
  * For a fault that cannot be served: SIGBUS, or reports the block if that was not done and waits by
  * the rules above. Comes with ctx->lock and a use of the block, goes without.
  */
@@ -178,7 +208,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		    !vmem_may_wait(vmf, ctx);
 	u32 answers = block->answers;
 	long timeout = HZ;
-	bool answered;
+	bool served;
 
 	if (gone || (expired && !leaving && time_before(jiffies, block->deadline + VMEM_EXPIRED))) {
 		vmem_unlock(ctx);
@@ -209,10 +239,6 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		kref_get(&region->ref);
 		release_fault_lock(vmf);
 	} else {
-		if (fatal_signal_pending(current)) {
-			vmem_block_put(block);
-			return VM_FAULT_SIGBUS;
-		}
 		timeout = min_t(long, timeout, msecs_to_jiffies(VMEM_HELD_WAIT_MS));
 	}
 	vmem_add(vmem_waits, 1);
@@ -220,14 +246,17 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		      ___wait_cond_timeout(READ_ONCE(block->answers) != answers ||
 					   READ_ONCE(region->dead) || READ_ONCE(ctx->dead)),
 		      state, 0, timeout, __ret = schedule_timeout(__ret));
-	answered = READ_ONCE(block->answers) != answers;
+	vmem_lock(ctx);
+	/* With mmap_lock held, an answer that brings no block is none: it could come for ever. */
+	served = !retry && vmem_standing(vmf, region, 0);
+	vmem_unlock(ctx);
 	vmem_block_put(block);
 	if (retry) {
 		vmem_range_put(region);
 		fput(file);
 		return VM_FAULT_RETRY;
 	}
-	if (answered)
+	if (served)
 		return VM_FAULT_NOPAGE;
 	if (!vmem_fault_hmm(vmf)) {
 		vmem_add(vmem_sigbus, 1);
@@ -235,37 +264,6 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	}
 	vmem_unmap_page(vmf);
 	return VM_FAULT_NOPAGE;
-}
-
-/*
- * The page that the fault may be served with now, or NULL. Its block gets @marks: what is marked
- * under the page's lock stands marked before the entry that follows does (see
- * vmem_frame_barrier()). ctx->lock.
- */
-static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range, u32 marks)
-{
-	unsigned long page = vmf->pgoff - range->pgoff;
-	void *unit = xa_load(&range->units, page >> range->unit_shift);
-	struct vmem_frame *frame = unit;
-	struct vmem_block *block = unit;
-
-	lockdep_assert_held(&range->ctx->lock);
-	if (!unit || range->dead)
-		return NULL;
-	if (range->kind == VMEM_KIND_REGION) {
-		if (block->state != VMEM_PRESENT ||
-		    (vmf->flags & FAULT_FLAG_WRITE && block->flags & VMEM_STATE_PROTECTED))
-			return NULL;
-		block->flags |= marks;
-		frame = block->frame;
-		/* A pin that was going at INSTALL must not hide one that this entry leads to. */
-		if (marks && frame->base_pins)
-			frame->base_pins = min(frame->base_pins, vmem_frame_pins(frame));
-	} else if (frame->state == VMEM_MOVING) {
-		return NULL;
-	}
-	page &= (1UL << range->unit_shift) - 1;
-	return frame->piece[page >> frame->order] + (page & ((1UL << frame->order) - 1));
 }
 
 /* Locks the page if, so locked, it is still the one to serve the fault with. */
@@ -310,7 +308,8 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 		if (!page)
 			return vmem_wait(vmf, block);
 	}
-	moving = !page && xa_load(&range->units, index);
+	/* User code comes again; the kernel would ask again and again with mmap_lock held. */
+	moving = !page && vmf->flags & FAULT_FLAG_USER && xa_load(&range->units, index);
 	if (page)
 		get_page(page);
 	vmem_unlock(ctx);

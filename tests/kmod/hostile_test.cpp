@@ -139,6 +139,62 @@ TEST_F(KmodHostile, AReadThroughProcMemDoesNotKeepMmapLock) {
   EXPECT_LT(now() - start, kSoon);
 }
 
+// Whether a child that runs `work` ends by itself, and well, before long.
+testing::AssertionResult ends_soon(const std::function<void()>& work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    _exit(0);
+  }
+  int status = 0;
+  const double start = now();
+  pid_t ended = 0;
+  while ((ended = waitpid(child, &status, WNOHANG)) == 0 && now() - start < kSoon) usleep(10000);
+  if (ended != child) {
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    return testing::AssertionFailure() << "it goes on and on";
+  }
+  return status == 0 ? testing::AssertionSuccess() : testing::AssertionFailure() << "wait status " << status;
+}
+
+// An answer that brings no block is no reason to ask again with mmap_lock held.
+TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsBlockIsAnswered) {
+  EXPECT_TRUE(ends_soon([] {
+    Context c;
+    Pair p(c, 1, kPage);
+    std::thread([&] {
+      for (;;) (void)c.op(VMEM_OP_WAKE, p.block(0));
+    }).detach();
+    const int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    uint64_t value = 0;
+    for (int i = 0; i < 20; ++i)
+      if (pread(fd, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(p.blocks))) != -1) _exit(1);
+    _exit(0);
+  }));
+}
+
+// Nor is a frame that RELEASE would take again and again, and cannot: a pipe shows it.
+TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsFrameIsReleased) {
+  EXPECT_TRUE(ends_soon([] {
+    Context c;
+    Pair p(c, 1, kPage);
+    int ends[2];
+    p.frame_word(0) = 1;
+    iovec v{p.frames, 8};
+    if (pipe2(ends, O_CLOEXEC) != 0 || vmsplice(ends[1], &v, 1, 0) != 8) _exit(1);
+    std::thread([&] {
+      for (;;) (void)c.release(p.pool, 1);
+    }).detach();
+    const int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    uint64_t value = 0;
+    for (int i = 0; i < 500; ++i) {
+      if (pread(fd, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(p.frames))) == 8 && value != 1) _exit(2);
+    }
+    _exit(0);
+  }));
+}
+
 // Who reads a directory holds its lock; so a wait inside a system call is for those who are trusted with it.
 TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor) {
   for (const bool trusted : {true, false}) {
