@@ -465,21 +465,22 @@ TEST_F(Hostile, AnotherUserIsToldNoMoreThanRootIsAndSeesHerOwn) {
 TEST(HostileFolder, NothingIsRemovedThatIsNotOurs) {
   TempFolder place;
   const std::string path = place / "run";
+  const auto at = [&](const std::string& name) { return path + "/" + name; };
   ASSERT_EQ(mkdir(path.c_str(), 0755), 0);
   const std::vector<std::string> sockets = {"docker.sock", "12-0123456789abcdef.sock"};
-  for (const std::string& name : sockets) close(listen_as(path + "/" + name));
+  for (const std::string& name : sockets) close(listen_as(at(name)));
   const std::string text = "12-0123456789abcde0";
   place.write("run/" + text, "a thesis");
   const timespec old[2] = {{1, 0}, {1, 0}};
   for (const std::string& name : {sockets[0], sockets[1], text})
-    ASSERT_EQ(utimensat(AT_FDCWD, (path + "/" + name).c_str(), old, 0), 0);
+    ASSERT_EQ(utimensat(AT_FDCWD, at(name).c_str(), old, 0), 0);
   // Open to others as /run is: nothing. Closed: what has our names, and is a socket or begins as our files do.
   for (const mode_t mode : {0755, 0700}) {
     ASSERT_EQ(chmod(path.c_str(), mode), 0);
     EXPECT_EQ(run({tool(), "--folder", path, "status", "--seconds", "0"}).status, 0);
-    EXPECT_EQ(access((path + "/" + sockets[0]).c_str(), F_OK), 0) << "a socket of somebody else";
-    EXPECT_EQ(access((path + "/" + text).c_str(), F_OK), 0) << "a file of somebody else";
-    EXPECT_EQ(access((path + "/" + sockets[1]).c_str(), F_OK) == 0, mode == 0755) << "left by a process of ours";
+    EXPECT_EQ(access(at(sockets[0]).c_str(), F_OK), 0) << "a socket of somebody else";
+    EXPECT_EQ(access(at(text).c_str(), F_OK), 0) << "a file of somebody else";
+    EXPECT_EQ(access(at(sockets[1]).c_str(), F_OK) == 0, mode == 0755) << "left by a process of ours";
   }
 }
 
