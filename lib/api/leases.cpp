@@ -197,7 +197,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
       // On a device that is lost everything ends at once, whatever the stream.
       if (Status s = pager->check_stream(lease->location, stream); !s.ok() && s.code() != -EIO) return s;
     }
-    if (Status s = pager->release(lease->ranges, lease->stream, stream); !s.ok()) return s;
+    if (Status s = pager->release(lease->ranges, lease->stream, stream, true); !s.ok()) return s;
   }
   stays.dismiss();
   std::lock_guard lock(mutex_);

@@ -466,7 +466,10 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
 // Locked. Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its
 // spans are noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never
 // told to anybody): there is no room in `endings`, which the caller makes without the lock.
-Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings) {
+// asked: null, or of the acquires of each span.
+Status Pager::take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
+                          std::list<Ending>* endings) {
+  const auto access_of = [&](size_t span) { return asked != nullptr ? asked[span].access : 0; };
   size_t divided = 0, i = 0;
   BlockIndex next = 0;  // of span i
   const auto join = [&] {
@@ -484,7 +487,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list
       Region& r = *spans[k].region;
       each_run(r.leases, spans[k].first, k == i ? next : spans[k].last + 1,
                [&](BlockIndex first, BlockIndex last, int location) {
-                 const LeaseMap::Change change = r.leases.revive(first, last, stream);
+                 const LeaseMap::Change change = r.leases.revive(first, last, stream, access_of(k));
                  count_leases(r, location, 0, change.ending, false);
                  return true;
                });
@@ -510,7 +513,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list
         e->device = location;
         e->stream = stream;
       }
-      const LeaseMap::Change change = r.leases.release(first, last, stream);
+      const LeaseMap::Change change = r.leases.release(first, last, stream, access_of(i));
       count_leases(r, location, 0, change.ending, true);
       next = last + 1;
       return true;
@@ -524,7 +527,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, void* stream, std::list
 
 // A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
 // the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
-Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* end) {
+Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
   std::vector<SpanOf> spans(ranges.size());
   std::list<Ending> made;
   std::vector<Ending*> mine;
@@ -539,7 +542,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (size_t i = 0; i < ranges.size(); ++i) {
       if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     }
-    result = take_leases(spans, stream, &made);
+    result = take_leases(spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
     for (auto e = made.begin(); e != made.end();) {
       const auto next = std::next(e);

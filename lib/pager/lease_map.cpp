@@ -204,15 +204,15 @@ LeaseMap::Change LeaseMap::take_back(BlockIndex first, BlockIndex last, int loca
   return change;
 }
 
-LeaseMap::Change LeaseMap::release(BlockIndex first, BlockIndex last, void* stream) noexcept {
+LeaseMap::Change LeaseMap::release(BlockIndex first, BlockIndex last, void* stream, unsigned asked) noexcept {
   Change change;
   each(first, last, [&](Range& range, uint64_t blocks) {
     Lease& lease = *of_stream(range.leases, stream);
     if (lease.location >= 0) {
       ++lease.pending;
-      lease.ended |= lease.access;
+      lease.ended |= asked != 0 ? asked : lease.access;
     }
-    lease.release();
+    lease.release(asked);
     if (lease.location >= 0 && all_end(range.leases)) change.ending += blocks;
   });
   at_ends(first, last, [](const Range& range, Ends& ends) {
@@ -222,12 +222,12 @@ LeaseMap::Change LeaseMap::release(BlockIndex first, BlockIndex last, void* stre
   return change;
 }
 
-LeaseMap::Change LeaseMap::revive(BlockIndex first, BlockIndex last, void* stream) noexcept {
+LeaseMap::Change LeaseMap::revive(BlockIndex first, BlockIndex last, void* stream, unsigned asked) noexcept {
   Change change;
   each(first, last, [&](Range& range, uint64_t blocks) {
     Lease& lease = *of_stream(range.leases, stream);
     if (all_end(range.leases) && lease.location >= 0) change.ending += blocks;
-    lease.revive();
+    lease.revive(asked);
     if (lease.location >= 0 && --lease.pending == 0) lease.ended = 0;
   });
   at_ends(first, last, [](const Range& range, Ends& ends) {

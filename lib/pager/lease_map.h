@@ -46,16 +46,19 @@ struct Lease {
     if ((asked & VMEM_WRITE) != 0 && writes != 0 && --writes == 0) access &= ~VMEM_WRITE;
     settle();
   }
-  void release() {
+  // asked: of the acquire that is ended; 0: not known.
+  void release(unsigned asked) {
+    if (asked != 0) return take_back(asked);
     --count;
     settle();
   }
   // A release that was not to be. What it ended may count once too often.
-  void revive() {
-    access |= ended;
+  void revive(unsigned asked) {
+    access |= ended | asked;
     ++count;
-    reads += (access & VMEM_READ) != 0;
-    writes += (access & VMEM_WRITE) != 0;
+    const unsigned again = asked != 0 ? asked : access;
+    reads += (again & VMEM_READ) != 0;
+    writes += (again & VMEM_WRITE) != 0;
     settle();
   }
 
@@ -104,13 +107,14 @@ class LeaseMap {
   // A release, under one hold of the lock: divide() of each range, which has the memory; false: there was none. Then
   // unleased(), the first block that has no live lease of the stream, or last + 1, and release(), which takes one
   // acquire of each block away: at a device it is pending from here on. At last join() of each, whatever came of it: it
-  // forgets host leases that nobody has any more, and says how many blocks lost theirs.
+  // forgets host leases that nobody has any more, and says how many blocks lost theirs. asked: the access of the
+  // acquires that are ended, where it is known, as a handle knows it; else 0.
   [[nodiscard]] bool divide(BlockIndex first, BlockIndex last) noexcept;
   BlockIndex unleased(BlockIndex first, BlockIndex last, void* stream) const;
-  Change release(BlockIndex first, BlockIndex last, void* stream) noexcept;
+  Change release(BlockIndex first, BlockIndex last, void* stream, unsigned asked = 0) noexcept;
   uint64_t join(BlockIndex first, BlockIndex last) noexcept;
   // What one release() of the same blocks took away is there again. After it join(), as above.
-  Change revive(BlockIndex first, BlockIndex last, void* stream) noexcept;
+  Change revive(BlockIndex first, BlockIndex last, void* stream, unsigned asked = 0) noexcept;
   // The stream has got to one release() of the same blocks, which were all at a device.
   Change end(BlockIndex first, BlockIndex last, void* stream) noexcept;
 

@@ -39,10 +39,10 @@ class Pager {
   core::Status set_name(const void* ptr, const char* name);
   core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr);  // null: now
   core::Status advise(const void* ptr, size_t size, int advice, int location);
-  // ask: null, or of ask() with the same arguments, on whichever thread.
+  // ask: of ask() with the same arguments. Released when `end` gets there; knows_access: the ranges have what is ended.
   core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask = nullptr);
   core::Status release(std::span<const vmem_range> ranges, void* stream) { return release(ranges, stream, stream); }
-  core::Status release(std::span<const vmem_range> ranges, void* stream, void* end);  // when `end` gets there
+  core::Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false);
   core::Status ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask);
   void withdraw(std::span<const vmem_range> ranges, Ask*ask), wake_asked();
   core::Status check_stream(int location, void* stream);
@@ -160,7 +160,7 @@ class Pager {
   static void on_written(store::Io& io);
   void finish_write(Move* m, After& after);
   void note_write_failure(Move* m);
-  void serve_evict_request(Lock& lock), go_on_to_ssd(Region& r, core::BlockIndex b);
+  void serve_evict_request(Lock&lock), go_on_to_ssd(Region&r, core::BlockIndex b);
   void let_go(Move* m, core::State from, After& after);
   void put_back(Move* m, After& after);
   void forget_store_copy(Region& r, core::BlockIndex b);
@@ -245,7 +245,7 @@ class Pager {
   void reap(Lock& lock);
   void stays(Region& r, core::BlockIndex b);
   void give_leases_back(const Ending& ending);
-  core::Status take_leases(std::span<const SpanOf> spans, void* stream, std::list<Ending>* endings);
+  core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   bool on_touch(uintptr_t address, bool store);
   // loss.cpp

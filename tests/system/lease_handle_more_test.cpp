@@ -81,6 +81,24 @@ TEST_F(LeasesThatEnd, ARefusedAcquireAtADeviceTakesNoBlockFromWhoLeasesItNext) {
   EXPECT_EQ(*second, 5u);
 }
 
+TEST_F(LeasesThatEnd, AHandleEndsTheAccessThatItTook) {
+  if (IsSkipped()) return;
+  for (const int location : {VMEM_HOST, 0}) {
+    vmem::region r(kBlock);
+    *r.view<uint64_t>().data() = 3;
+    void* const at = location == 0 ? stream_ : nullptr;
+    const vmem_range reads{r.data(), kBlock, VMEM_READ, 0}, writes{r.data(), kBlock, VMEM_WRITE, 0};
+    Lease *reader = nullptr, *writer = nullptr;
+    ASSERT_EQ(vmem_lease(&reader, &reads, 1, location, at), 0) << said();
+    ASSERT_EQ(vmem_lease(&writer, &writes, 1, location, at), 0) << said();
+    EXPECT_EQ(vmem_sync(r.data(), r.size()), -EBUSY);
+    ASSERT_EQ(vmem_lease_end(writer, at), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+    EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << said();
+    ASSERT_EQ(vmem_lease_end(reader, at), 0) << said();
+  }
+}
+
 TEST_F(LeasesThatEnd, ACancelledOneStopsFillingItsRange) {
   if (IsSkipped()) return;
   static std::atomic<int> turns;
