@@ -13,6 +13,8 @@
 
 #include "common/patience.h"
 #include "support.h"
+#include "vmemctl/latest.h"
+#include "vmemctl/metrics.h"
 
 namespace {
 
@@ -258,6 +260,74 @@ TEST_F(CtlExport, APortThatIsTakenOrAnAddressThatIsNoneIsAClearFailure) {
   EXPECT_EQ(ctl({"export", "--listen", "192.0.2.1:0"}).status, 1) << "not an address of this machine";
   for (const char* bad : {"9448", "localhost:9448", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:-1"})
     EXPECT_EQ(ctl({"export", "--listen", bad}).status, 2) << bad;
+}
+
+// ---- users who want to fill the memory of whoever serves or scrapes ----
+
+size_t lines_with(const std::string& text, const std::string& part) {
+  std::istringstream in(text);
+  size_t n = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("vmem_samples_left_out", 0) != 0 && line.find(part) != std::string::npos) ++n;
+  }
+  return n;
+}
+
+vmemctl::Process process_of(uid_t user, pid_t pid) {
+  vmemctl::Process p;
+  p.owner = user;
+  p.pid = pid;
+  vmem::publish::put_text(p.now.header.command, std::string(63, '"'));
+  p.now.devices.resize(64);
+  for (uint32_t d = 0; d < 64; ++d) p.now.devices[d].ordinal = d;
+  p.now.regions.resize(16);
+  for (uint64_t r = 0; r < 16; ++r) p.now.regions[r].id = r;
+  return p;
+}
+
+TEST(CtlMetrics, AUserHasHisShareOfSamplesWhateverHeFillsThemWith) {
+  constexpr uid_t kMallory = 61601, kAlice = 61602;
+  constexpr size_t kProcesses = 300;
+  const auto of = [](uid_t user) { return "user=\"" + std::to_string(user) + "\""; };
+  vmemctl::Found found;
+  found.processes.push_back(process_of(kAlice, 1));
+  const std::string alone = vmemctl::metrics(found, "");
+  const size_t of_one = lines_with(alone, of(kAlice));
+  EXPECT_GT(of_one, 500u);
+  EXPECT_EQ(alone.find("vmem_samples_left_out{"), std::string::npos);
+  found.processes.clear();
+  for (size_t i = 0; i < kProcesses; ++i) found.processes.push_back(process_of(kMallory, static_cast<pid_t>(i + 2)));
+  found.processes.push_back(process_of(kAlice, 1));
+  const std::string all = vmemctl::metrics(found, "");
+  const size_t served = lines_with(all, of(kMallory));
+  EXPECT_LE(served, vmemctl::kMaxSamples);
+  EXPECT_HAS(all, "vmem_samples_left_out{" + of(kMallory) + "} " + std::to_string(kProcesses * of_one - served) + "\n");
+  EXPECT_EQ(lines_with(all, "vmem_process_up{"), kProcesses + 1) << "all are there in what is told first";
+  EXPECT_EQ(lines_with(all, "le=\"+Inf\""), lines_with(all, "_count{")) << "a histogram is served whole or not";
+  EXPECT_EQ(lines_with(all, of(kAlice)), of_one);
+  EXPECT_EQ(all.find("vmem_samples_left_out{" + of(kAlice)), std::string::npos);
+}
+
+TEST(CtlMetrics, ClientsThatReadSlowlyKeepFewTexts) {
+  vmemctl::Latest latest;
+  std::chrono::steady_clock::time_point now{std::chrono::hours(1)};
+  size_t made = 0;
+  const auto make = [&] { return std::to_string(++made); };
+  std::vector<vmemctl::Body> kept;
+  for (int client = 0; client < 100; ++client, now += std::chrono::seconds(1)) kept.push_back(latest.get(now, make));
+  EXPECT_EQ(made, vmemctl::Latest::kMaxOlder + 1);
+  EXPECT_EQ(kept.back(), kept[vmemctl::Latest::kMaxOlder]) << "shared, not copied";
+  kept.erase(kept.begin());  // one of them has been read
+  EXPECT_EQ(*latest.get(now, make), std::to_string(vmemctl::Latest::kMaxOlder + 2));
+  kept.clear();
+  for (int client = 0; client < 10; ++client, now += std::chrono::seconds(1)) latest.get(now, make);
+  EXPECT_GT(made, vmemctl::Latest::kMaxOlder + 10) << "who reads and goes gets the latest";
+  const vmemctl::Body same = latest.get(now, make);
+  EXPECT_EQ(latest.get(now + vmemctl::Latest::kFresh, make), same) << "who asks at the same time gets the same";
+  // One that could not be made is made at the next asking.
+  EXPECT_THROW(latest.get(now + std::chrono::seconds(1), []() -> std::string { throw std::bad_alloc(); }),
+               std::bad_alloc);
+  EXPECT_NE(latest.get(now + std::chrono::seconds(1), make), nullptr);
 }
 
 // ---- a real Prometheus ----

@@ -28,19 +28,15 @@ int serve_metrics(const Common& common, const ExportOptions& options) {
     printf("listening on http://%s/metrics\n", server.address().c_str());
   }
   fflush(stdout);
-  // Who asks more often is told the same: a look asks every process.
-  std::string latest;
-  Clock::time_point taken{};
+  Latest latest;
   server.run([&](const std::string& path) -> Answer {
     if (path == "/metrics") {
-      if (latest.empty() || Clock::now() - taken > std::chrono::milliseconds(250)) {
-        latest = metrics(look(common, 0), options.sysfs);
-        taken = Clock::now();
-      }
-      return {200, "text/plain; version=0.0.4; charset=utf-8", latest};
+      // Who asks more often is told the same: a look asks every process.
+      return {200, "text/plain; version=0.0.4; charset=utf-8",
+              latest.get(Clock::now(), [&] { return metrics(look(common, 0), options.sysfs); })};
     }
-    if (path == "/") return {200, "text/plain; charset=utf-8", "vmemctl: metrics are at /metrics\n"};
-    return {404, "text/plain; charset=utf-8", "metrics are at /metrics\n"};
+    if (path == "/") return plain(200, "vmemctl: metrics are at /metrics\n");
+    return plain(404, "metrics are at /metrics\n");
   });
   return kDone;
 }

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <ctime>
 #include <list>
+#include <memory>
 #include <utility>
 
 namespace vmemctl {
@@ -57,6 +58,10 @@ std::string name_in(const std::string& host) {
 }
 
 }  // namespace
+
+Answer plain(int status, const std::string& text) {
+  return {status, "text/plain; charset=utf-8", std::make_shared<const std::string>(text)};
+}
 
 bool host_allowed(const std::string& host, const std::vector<std::string>& names) {
   const std::string name = name_in(host);
@@ -146,26 +151,31 @@ class HttpServer::Daemon {
   Answer answer_to(MHD_Connection* connection, const char* url, const std::string& method) const {
     const char* host = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST);
     if (host != nullptr && !host_allowed(host, names_)) {
-      return {403, "text/plain; charset=utf-8",
-              "this host name is not served: start vmemctl export with --allow-host NAME\n"};
+      return plain(403, "this host name is not served: start vmemctl export with --allow-host NAME\n");
     }
-    if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD)
-      return {405, "text/plain; charset=utf-8", "only GET and HEAD\n"};
+    if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) return plain(405, "only GET and HEAD\n");
     return handle_(url);
   }
 
   static MHD_Result answer(void* self, MHD_Connection* connection, const char* url, const char* method,
                            const char* /*version*/, const char* /*upload*/, size_t* /*upload_size*/, void** /*place*/) {
     Answer a;
+    std::unique_ptr<Body> kept;  // for as long as the response is
     try {
-      a = static_cast<Daemon*>(self)->answer_to(connection, url, method);
-    } catch (const Failure& f) {
-      a = {500, "text/plain; charset=utf-8", printable(f.words) + "\n"};
+      try {
+        a = static_cast<Daemon*>(self)->answer_to(connection, url, method);
+      } catch (const Failure& f) {
+        a = plain(500, printable(f.words) + "\n");
+      }
+      kept = std::make_unique<Body>(a.body);
     } catch (const std::exception&) {
       return MHD_NO;  // no memory: the connection is closed
     }
-    MHD_Response* response = MHD_create_response_from_buffer(a.body.size(), a.body.data(), MHD_RESPMEM_MUST_COPY);
+    MHD_Response* response = MHD_create_response_from_buffer_with_free_callback_cls(
+        a.body->size(), const_cast<char*>(a.body->data()), [](void* body) { delete static_cast<Body*>(body); },
+        kept.get());
     if (response == nullptr) return MHD_NO;
+    (void)kept.release();
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, a.type.c_str());
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");

@@ -8,14 +8,17 @@
 #include <vector>
 
 #include "common.h"
+#include "latest.h"
 #include "publish/place.h"
 
 namespace vmemctl {
 
 struct Answer {
   int status = 200;
-  std::string type = "text/plain; charset=utf-8", body;
+  std::string type = "text/plain; charset=utf-8";
+  Body body;  // sent as it is: clients that get the same one share it
 };
+Answer plain(int status, const std::string& text);
 
 // A host header: a number is ours (who made it up could have connected himself), a name must be one of these.
 bool host_allowed(const std::string& host, const std::vector<std::string>& names);

@@ -16,7 +16,6 @@ namespace publish = vmem::publish;
 namespace {
 
 constexpr size_t kFirstBucket = 10, kLastBucket = 34;  // 1 us to 17 s; shorter times are in the first
-constexpr size_t kMaxRegions = 4096;                   // of one user: nobody fills the database of all
 
 std::string label_text(std::string_view text) {
   std::string out;
@@ -33,6 +32,26 @@ std::string seconds(double s) {
   return text;
 }
 
+// What is left of each user's share of all families together: nobody fills the memory, or the database, of all.
+class Shares {
+ public:
+  // False: so many more are not served.
+  bool take(uid_t user, size_t samples = 1) {
+    size_t& used = used_[user];
+    if (used + samples <= kMaxSamples) {
+      used += samples;
+      return true;
+    }
+    left_out_[user] += samples;
+    return false;
+  }
+  const std::map<uid_t, uint64_t>& left_out() const { return left_out_; }
+
+ private:
+  std::map<uid_t, size_t> used_;
+  std::map<uid_t, uint64_t> left_out_;
+};
+
 // One family of samples under its HELP and TYPE lines, whichever processes they come from.
 class Family {
  public:
@@ -44,6 +63,7 @@ class Family {
   }
   void sample(const std::string& labels, uint64_t value) { sample(labels, std::to_string(value)); }
 
+  static constexpr size_t kOfHistogram = kLastBucket - kFirstBucket + 1 + 3;  // samples
   void histogram(const std::string& labels, const publish::Histogram& h) {
     uint64_t total = 0;
     for (size_t i = 0; i < std::size(h.count); ++i) {
@@ -97,7 +117,7 @@ const Metric kMetrics[] = {
     {"vmem_unknown_blocks", "gauge", "Blocks whose last write failed.", &publish::Stats::unknown_blocks},
 };
 
-void add_devices(const std::vector<Process>& processes, std::string* out) {
+void add_devices(const std::vector<Process>& processes, Shares* shares, std::string* out) {
   struct Column {
     const char *name, *type, *help;
     uint64_t (*value)(const publish::Device&);
@@ -117,24 +137,26 @@ void add_devices(const std::vector<Process>& processes, std::string* out) {
   for (const Column& c : columns) {
     Family family(out, c.name, c.type, c.help);
     for (const Process& p : processes) {
-      for (const publish::Device& d : p.now.devices) family.sample(labels(p, d), c.value(d));
+      for (const publish::Device& d : p.now.devices) {
+        if (shares->take(p.owner)) family.sample(labels(p, d), c.value(d));
+      }
     }
   }
   Family moved(out, "vmem_device_moved_bytes_total", "counter", "Bytes moved to (in) and from (out) the device.");
   for (const Process& p : processes) {
     for (const publish::Device& d : p.now.devices) {
+      if (!shares->take(p.owner, 2)) continue;
       moved.sample(labels(p, d) + ",direction=\"in\"", d.in_bytes);
       moved.sample(labels(p, d) + ",direction=\"out\"", d.out_bytes);
     }
   }
 }
 
-void add_regions(const std::vector<Process>& processes, std::string* out) {
+void add_regions(const std::vector<Process>& processes, Shares* shares, std::string* out) {
   Family held(out, "vmem_region_bytes", "gauge", "Bytes of a region in each tier.");
-  std::map<uid_t, size_t> of_user;
   for (const Process& p : processes) {
     for (const publish::Region& r : p.now.regions) {
-      if (++of_user[p.owner] > kMaxRegions) break;
+      if (!shares->take(p.owner, 5)) continue;
       const std::string labels =
           process_labels(p) + ",region=\"" + std::to_string(r.id) + "\",name=" + label_text(r.name) + ",tier=";
       held.sample(labels + "\"zero\"", r.zero_bytes);
@@ -170,6 +192,7 @@ void add_module(const std::string& sysfs, std::string* out) {
 
 std::string metrics(const Found& found, const std::string& sysfs) {
   const std::vector<Process>& processes = found.processes;
+  Shares shares;
   std::string out;
   {
     Family forged(&out, "vmem_forged_publications", "gauge",
@@ -180,11 +203,14 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   }
   {
     Family up(&out, "vmem_process_up", "gauge", "1: the process answers; 0: these are the last values it wrote.");
-    for (const Process& p : processes) up.sample(process_labels(p), p.answers ? 1 : 0);
+    for (const Process& p : processes) {
+      if (shares.take(p.owner)) up.sample(process_labels(p), p.answers ? 1 : 0);
+    }
   }
   {
     Family info(&out, "vmem_process_info", "gauge", "What the process uses.");
     for (const Process& p : processes) {
+      if (!shares.take(p.owner)) continue;
       info.sample(
           process_labels(p) + ",library=" + label_text(p.now.header.library) + ",trap=" + label_text(p.now.header.trap),
           1);
@@ -192,11 +218,14 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   }
   for (const Metric& m : kMetrics) {
     Family family(&out, m.name, m.type, m.help);
-    for (const Process& p : processes) family.sample(process_labels(p), p.now.header.stats.*m.member);
+    for (const Process& p : processes) {
+      if (shares.take(p.owner)) family.sample(process_labels(p), p.now.header.stats.*m.member);
+    }
   }
   {
     Family held(&out, "vmem_held_bytes", "gauge", "Bytes held in each tier.");
     for (const Process& p : processes) {
+      if (!shares.take(p.owner, 3)) continue;
       const publish::Stats& s = p.now.header.stats;
       held.sample(process_labels(p) + ",tier=\"host\"", s.host_bytes);
       held.sample(process_labels(p) + ",tier=\"device\"", s.device_bytes);
@@ -205,17 +234,26 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   }
   {
     Family faults(&out, "vmem_fault_seconds", "histogram", "From the report of a fault to the block being in place.");
-    for (const Process& p : processes) faults.histogram(process_labels(p), p.now.header.fault);
+    for (const Process& p : processes) {
+      if (shares.take(p.owner, Family::kOfHistogram)) faults.histogram(process_labels(p), p.now.header.fault);
+    }
   }
   {
     Family moves(&out, "vmem_move_seconds", "histogram", "A block's way between tiers, waiting included.");
     for (const Process& p : processes) {
-      for (size_t i = 0; i < vmem::core::kWays; ++i)
+      for (size_t i = 0; i < vmem::core::kWays; ++i) {
+        if (!shares.take(p.owner, Family::kOfHistogram)) continue;
         moves.histogram(process_labels(p) + ",way=\"" + vmem::core::kWayNames[i] + "\"", p.now.header.move[i]);
+      }
     }
   }
-  add_devices(processes, &out);
-  add_regions(processes, &out);
+  add_devices(processes, &shares, &out);
+  add_regions(processes, &shares, &out);
+  {
+    Family family(&out, "vmem_samples_left_out", "gauge",
+                  "Samples of a user's processes that are more than is served.");
+    for (const auto& [user, count] : shares.left_out()) family.sample("user=\"" + std::to_string(user) + "\"", count);
+  }
   add_module(sysfs, &out);
   return out;
 }
