@@ -153,4 +153,16 @@ TEST(CtlHistories, WhatIsNotThereAnyMoreIsForgotten) {
   EXPECT_EQ(histories.of(before[1]), nullptr);
 }
 
+TEST(CtlWords, WhatIsForgedTakesFewLinesWhoeverMadeItAndTheOftenestReasonIsFirst) {
+  std::vector<vmemctl::Refused> all;
+  for (uid_t user = 0; user < 1000; ++user) {
+    for (int i = 0; i < 8; ++i) all.push_back({"file", 1000 + user, i < 4 ? "often" : "for once " + std::to_string(i)});
+  }
+  const Lines lines = vmemctl::words_of(all);
+  ASSERT_EQ(lines.size(), 16u * 4 + 1);
+  EXPECT_EQ(lines[0], "FORGED by user 1000: file and 3 more: often");
+  EXPECT_EQ(lines[3], "FORGED by user 1000: 2 more publications");
+  EXPECT_EQ(lines.back(), "FORGED by 984 more users: 7872 publications");
+}
+
 }  // namespace

@@ -99,6 +99,8 @@ std::vector<Folder> all_folders(const Common& common, std::vector<std::string>* 
   if (geteuid() == 0) {
     add_folders("/run/user", "", "/vmem", &out, problems);
     add_folders("/dev/shm", "vmem-", "", &out, problems);
+    // Ranges of subordinate ids are a user's too, and lie above all users: with folders of each of them he is last.
+    std::stable_sort(out.begin(), out.end(), [](const Folder& a, const Folder& b) { return a.owner < b.owner; });
   }
   return out;
 }
@@ -190,11 +192,16 @@ void read_all(const std::shared_ptr<Look>& look) {
 }
 
 std::vector<std::string> grouped(const std::vector<Refused>& all, const std::string& before) {
-  constexpr size_t kReasons = 3;  // of one user
+  constexpr size_t kReasons = 3, kUsers = 16;  // reasons of one user
   std::map<uid_t, std::map<std::string, std::vector<std::string>>> users;
   for (const Refused& f : all) users[f.user][f.why].push_back(f.file);
   std::vector<std::string> out;
+  size_t told = 0, untold = 0;
   for (const auto& [user, reasons] : users) {
+    if (++told > kUsers) {
+      for (const auto& [why, files] : reasons) untold += files.size();
+      continue;
+    }
     const std::string begin = before + "user " + std::to_string(user) + ": ";
     size_t shown = 0, more = 0;
     std::vector<std::pair<std::string, std::vector<std::string>>> most(reasons.begin(), reasons.end());
@@ -211,6 +218,9 @@ std::vector<std::string> grouped(const std::vector<Refused>& all, const std::str
     }
     if (more != 0) out.push_back(begin + std::to_string(more) + " more publications");
   }
+  if (untold != 0)
+    out.push_back(before + std::to_string(users.size() - kUsers) + " more users: " + std::to_string(untold) +
+                  " publications");
   return out;
 }
 

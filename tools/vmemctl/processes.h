@@ -21,7 +21,8 @@ Found look(const Common& common, pid_t pid);
 // The same, with what is forged told among the problems.
 std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pid, std::vector<std::string>* problems);
 
-// A line for each user and reason, the three of a user that most of his publications have, and one for the rest.
+// A line for each user and reason, the three of a user that most of his publications have, and one for the rest;
+// of 16 users, and one line for the rest of them.
 std::vector<std::string> words_of(const std::vector<Refused>& forged);
 
 // The one process that has this number, as the kernel says; fails with kAbsent or kForbidden, and why.
