@@ -234,10 +234,10 @@ int vmem_name(const void *ptr, const char *name);
 
 /*
  * Starts to move the range toward `location`, and returns at once. A hint: it takes effect when `stream` gets here, as
- * cudaMemPrefetchAsync does, or a few milliseconds later; NULL, or where the region has no device tier: now. Work on the
- * stream is not ordered after it. It may be dropped when memory is short, or when 1024 hints wait for their streams.
- * -ENODEV: there is no such device; -EINVAL also: the stream is of no device that has been used; -EBUSY: it is capturing
- * a graph.
+ * cudaMemPrefetchAsync does, or a few milliseconds later; NULL, or where the region has no device tier: now. Where the
+ * stream's launch queue is full it returns when there is room again. Work on the stream is not ordered after it. It may
+ * be dropped when memory is short, or when 1024 hints wait for their streams. -ENODEV: there is no such device; -EINVAL
+ * also: the stream is of no device that has been used; -EBUSY: it is capturing a graph.
  */
 int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 

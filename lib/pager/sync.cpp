@@ -155,16 +155,18 @@ Status Pager::sync(const void* ptr, size_t size) {
 Status Pager::sync_all() {
   Lock lock(mutex_);
   const uint64_t end = sums_.next_region_id;
-  bool skipped = false;
+  bool skipped = false, any = false;
   Status first;
   uintptr_t at = 0;
   for (auto it = regions_.begin(); it != regions_.end(); it = regions_.lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.dying || r.id >= end) continue;
+    any = true;
     Status s = sync_blocks(lock, {&r, 0, r.blocks - 1}, &skipped);
     if (first.ok()) first = std::move(s);
   }
+  if (!any) return {};  // what failed went with its region
   return synced(std::move(first), take_write_error(), skipped);
 }
 

@@ -1,6 +1,7 @@
 // vmem_sync(NULL, 0): every region there is, all of them tried, the first error told.
 #include <cerrno>
 
+#include "common/patience.h"
 #include "faulty_disk.h"
 #include "support.h"
 
@@ -62,6 +63,23 @@ TEST_F(SyncAll, TriesAllAndTellsTheFirstError) {
   EXPECT_EQ(vmem_sync(nullptr, 0), -ENOSPC) << vmem_last_error();
   EXPECT_EQ(disk->fired(rule), 1u) << "the second was tried too";
   for (const TempFile* file : {&one, &two, &three}) EXPECT_EQ(first_byte(*file), changed);
+  disk->clear_rules();
+  EXPECT_EQ(vmem_sync(nullptr, 0), 0) << vmem_last_error();
+}
+
+TEST_F(SyncAll, WithoutRegionsThereIsNothingToSyncWhateverFailedBefore) {
+  start();
+  if (IsSkipped()) return;
+  Fault fails;
+  fails.op = Io::Op::write;
+  fails.error = ENOSPC;
+  disk->add_rule(fails);
+  {
+    vmem::region r(kBlock, VMEM_HOST_ONLY);
+    r.view<uint64_t>()[0] = 1;
+    r.prefetch(VMEM_SSD);
+    EXPECT_TRUE(vmem::test::eventually([] { return vmem::stats().io_errors != 0; }));
+  }
   disk->clear_rules();
   EXPECT_EQ(vmem_sync(nullptr, 0), 0) << vmem_last_error();
 }
