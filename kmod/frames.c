@@ -272,7 +272,7 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 					   unsigned int order)
 {
 	unsigned int pieces = 1U << (pool->unit_shift - order);
-	gfp_t gfp = GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN;
+	gfp_t gfp = GFP_USER | __GFP_ACCOUNT | __GFP_ZERO | __GFP_NOWARN;	/* in the cpuset */
 	struct vmem_frame *frame;
 
 	/* Never the OOM killer: short memory is the runtime's to handle. */

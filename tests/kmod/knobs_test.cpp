@@ -163,6 +163,35 @@ TEST_F(KmodKnobs, FramesComeFromTheNodeAskedFor) {
   printf("[   note   ] %d memory nodes\n", nodes);
 }
 
+// Who may use the memory of some nodes alone gets no frames on another, named or not.
+TEST_F(KmodKnobs, FramesStayInTheCallersCpuset) {
+  if (access("/sys/devices/system/node/node1", F_OK) != 0) GTEST_SKIP() << "one memory node";
+  const std::string groups = "/sys/fs/cgroup/", group = groups + "vmem-cpuset";
+  std::ofstream(groups + "cgroup.subtree_control") << "+cpuset" << std::flush;
+  if (mkdir(group.c_str(), 0755) != 0 || access((group + "/cpuset.mems").c_str(), F_OK) != 0) {
+    rmdir(group.c_str());
+    GTEST_SKIP() << "no cpuset of control groups here";
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto put = [&group](const char* name, const char* value) {
+      return (std::ofstream(group + name) << value << std::flush).good();
+    };
+    if (!put("/cpuset.mems", "0") || !put("/cgroup.procs", "0")) _exit(1);
+    Context c;
+    uint64_t pool = 0;
+    if (c.create(VMEM_KIND_POOL, 2 * kHuge, kHuge, &pool) != 0) _exit(2);
+    if (c.populate(pool, 1, 1, VMEM_POPULATE_STRICT) != -ENOMEM) _exit(3);
+    const uint64_t before = knob("node1_frame_bytes");
+    if (c.populate(pool, 2, 1) != 0) _exit(4);
+    _exit(knob("node1_frame_bytes") == before ? 0 : 5);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "step " << WEXITSTATUS(status);
+  EXPECT_TRUE(eventually([&] { return rmdir(group.c_str()) == 0; }));
+}
+
 TEST_F(KmodKnobs, ShrinkersThatRunWhileMemoryIsAvailableAskNobody) {
   Context c;
   uint64_t pool = 0;
