@@ -2,8 +2,7 @@
 /*
  * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
  *
- * The queue is a list of blocks, so an event costs no memory, a block is never in it twice, and
- * posting cannot fail.
+ * The queue is a list of blocks: an event costs no memory, none is twice, posting never fails.
  */
 
 #include <linux/memcontrol.h>
@@ -193,13 +192,16 @@ static bool vmem_memcg_short(struct mem_cgroup *memcg)
 
 static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_control *sc)
 {
-	unsigned long frames = 0, all = max(1UL, list_lru_count(&vmem_frames));
+	unsigned long frames = 0, all;
 	int nid;
 
-	for_each_node_state(nid, N_MEMORY)
-		frames += list_lru_count_one(&vmem_frames, nid, sc->memcg);
+	/* While the module loads the list may not be there: see vmem_shrinker_start(). */
+	if (vmem_get(vmem_frame_bytes))
+		for_each_node_state(nid, N_MEMORY)
+			frames += list_lru_count_one(&vmem_frames, nid, sc->memcg);
 	if (!frames)
 		return SHRINK_EMPTY;
+	all = max(1UL, list_lru_count(&vmem_frames));
 	/* Page cache that churns is no shortage: what is available can be had without us. */
 	if (!vmem_memcg_short(sc->memcg) && si_mem_available() >=
 	    (long)(totalram_pages() / 100 * vmem_get(vmem_pressure_percent)))
