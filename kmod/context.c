@@ -9,6 +9,7 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/mount.h>
+#include <linux/nospec.h>
 #include <linux/pseudo_fs.h>
 
 #include "vmem.h"
@@ -105,6 +106,7 @@ static void vmem_range_free(struct kref *ref)
 			kfree(unit);
 			records++;
 		}
+		cond_resched();
 	}
 	vmem_record(range->ctx, -records);
 	xa_destroy(&range->units);
@@ -192,7 +194,7 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	range->pages = pages;
 	xa_init_flags(&range->units, XA_FLAGS_ACCOUNT);
 	vmem_add(vmem_regions, range->kind == VMEM_KIND_REGION);
-	err = mtree_insert_range(&ctx->ranges, start, start + pages - 1, range, GFP_KERNEL);
+	err = mtree_insert_range(&ctx->ranges, start, start + pages - 1, range, GFP_KERNEL_ACCOUNT);
 	if (err)
 		vmem_range_put(range);
 	else
@@ -440,6 +442,7 @@ static long vmem_ioctl(struct file *file, unsigned int cmd, unsigned long uarg)
 	BUILD_BUG_ON(sizeof(arg) < sizeof(struct vmem_info));
 	if (_IOC_TYPE(cmd) != VMEM_IOC_MAGIC || nr >= ARRAY_SIZE(vmem_calls))
 		return -ENOTTY;
+	nr = array_index_nospec(nr, ARRAY_SIZE(vmem_calls));
 	if (size < vmem_calls[nr].size)
 		return -EMSGSIZE;
 	/* A caller newer than the module may send more, as long as it is zero. */
@@ -505,7 +508,7 @@ static int __init vmem_init(void)
 
 	BUILD_BUG_ON(BITS_PER_LONG != 64);
 	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
-	/* One user leaves a quarter to others; records of 1 % to 2 % of RAM. */
+	/* One leaves a quarter to others; records of 1 % of RAM, or 20 % if each has xa_nodes. */
 	atomic64_set(&vmem_files[vmem_user_limit_bytes].value, limit / 4 * 3);
 	atomic64_set(&vmem_files[vmem_user_limit_records].value,
 		     max(65536UL, totalram_pages() / 4));
