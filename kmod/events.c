@@ -2,7 +2,7 @@
 /*
  * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
  *
- * The queue is a list of blocks: an event costs no memory, none is twice, posting never fails.
+ * The queue is a list of blocks: an event costs no memory, comes once, and posting cannot fail.
  */
 
 #include <linux/memcontrol.h>

@@ -34,9 +34,8 @@ void vmem_frame_barrier(struct vmem_frame *frame)
 
 static unsigned int vmem_folio_pins(struct folio *folio)
 {
-	if (folio_test_large(folio))
-		return atomic_read(&folio->_pincount);
-	return folio_ref_count(folio) / GUP_PIN_COUNTING_BIAS;
+	return folio_test_large(folio) ? atomic_read(&folio->_pincount) :
+					 folio_ref_count(folio) / GUP_PIN_COUNTING_BIAS;
 }
 
 /* Pins (FOLL_PIN) on the frame now. Never sleeps. */
@@ -77,10 +76,9 @@ bool vmem_frame_broken(const struct vmem_frame *frame)
 /*
  * Whether anybody holds the frame beyond the module, page tables and pins. Where entries can still
  * come and go (the pool's own mapping) they are told apart under the piece's lock: none is added
- * there, and the references are read first, so one that vanishes in between makes the frame look
- * held, never free. Who deals with a memory error keeps a reference for good: a broken piece is
- * never used again, so it does not matter who holds it. Without @wait it never sleeps, and a piece
- * that is locked counts as held.
+ * there, and references are read first. Pins are read before and after them, and the fewer count:
+ * what comes or goes in between makes the frame look held, not free. A broken piece is never used
+ * again: who deals with its error holds it for good. Without @wait: never sleeps, locked is held.
  */
 bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 {
@@ -89,17 +87,20 @@ bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 
 	for (i = 0; i < frame->pieces && !held; i++) {
 		struct folio *folio = page_folio(frame->piece[i]);
+		unsigned int pins;
 		long refs;
 
 		if (!wait && !folio_trylock(folio))
 			return true;
 		if (wait)
 			folio_lock(folio);
+		pins = vmem_folio_pins(folio);
+		smp_rmb();	/* the same */
 		refs = folio_ref_count(folio) - 1;
 		smp_rmb();	/* references before entries, see above */
 		refs -= vmem_folio_mapcount(folio);
 		if (folio_test_large(folio))
-			refs -= vmem_folio_pins(folio);
+			refs -= min(pins, vmem_folio_pins(folio));
 		else
 			refs %= GUP_PIN_COUNTING_BIAS;
 		folio_unlock(folio);
@@ -148,9 +149,8 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 
 /*
  * Frames that nobody owns any more, but somebody refers to: pages in a pipe or in a socket's queue,
- * a transfer or a long pin under way when the context ended. They stay charged, to the user and to
- * the machine's limit, until the last such reference is gone. Core code tells nobody when that is,
- * so they are looked at, ever more seldom.
+ * a transfer or a long pin under way when the context ended. They stay charged, to user and
+ * machine, until the last reference goes. Core code tells nobody: they are looked at now and then.
  */
 #define VMEM_LEFT_SOON	(HZ / 20)
 #define VMEM_LEFT_LATE	(10 * HZ)
@@ -173,10 +173,10 @@ static bool vmem_piece_free(struct page *page, unsigned int order, bool anyway)
 	atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
 	if (broken) {
 		vmem_add(vmem_broken_bytes, bytes);
-		return true;
+	} else {
+		ClearPageDirty(page);
+		put_page(page);
 	}
-	ClearPageDirty(page);
-	put_page(page);
 	return true;
 }
 
@@ -241,8 +241,7 @@ void vmem_frames_end(void)
 
 /*
  * Gives the memory back, or leaves it to vmem_left_work() as long as somebody refers to it. A piece
- * with a memory error is kept from everybody, for good: core code would hand on what of a large one
- * is next to the error, and on some kernels the error too.
+ * with a memory error is kept for good: core code would hand on what is next to it, or even itself.
  */
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 {

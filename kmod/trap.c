@@ -126,8 +126,7 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 /*
  * Whether a wait of this fault harms nobody. In a system call: if that was granted, and not when
  * the task is to freeze with its cgroup, came back once and still is without its block: it cannot
- * freeze there, and who could answer is frozen too, most likely. A wait of user code ends by itself
- * for that.
+ * freeze there, and who could answer is frozen too. A wait of user code ends by itself for that.
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
