@@ -144,11 +144,10 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 
 /*
  * When memory is short the shrinker frees nothing itself, as only the runtime knows which frame can
- * go: it asks contexts, by an event, and reports who does not answer. Frames are listed by the
- * memory cgroup that pays for them, and each is on a node, so those are asked who hold what is
- * short: the machine's memory, a node's, or that below a cgroup's limit. It takes only spinlocks,
- * since it runs in the middle of other people's allocations. Only who is about to fail for its own
- * cgroup's limit gives the contexts there time to answer.
+ * go: it asks contexts, by an event, and reports who does not answer. Frames are listed by who pays
+ * (memory cgroup) and node, so those are asked who hold what is short: the machine's memory, a
+ * node's, or that below a cgroup's limit. Amid other people's allocations it waits for no context's
+ * lock. Only who is about to fail for its own cgroup's limit gives contexts there time to answer.
  */
 struct list_lru vmem_frames;
 DECLARE_WAIT_QUEUE_HEAD(vmem_given);
@@ -228,7 +227,8 @@ static enum lru_status vmem_ask(VMEM_LRU_ITEM)
 		return LRU_SKIP;
 	if (asking->nid != NUMA_NO_NODE && asking->nid != page_to_nid(frame->piece[0]))
 		return LRU_ROTATE;
-	spin_lock(&ctx->lock);
+	if (!spin_trylock(&ctx->lock))
+		return LRU_ROTATE;	/* at work: asked for another frame, or next time */
 	if (!vmem_asked(ctx)) {
 		ctx->asked_at = jiffies;
 		ctx->answered_at = jiffies;

@@ -29,8 +29,7 @@
  * event: is a block in ctx->events. It gets there under ctx->lock while its region is not dead,
  *   and DESTROY and ->release empty every block after that, so a region that is freed has none.
  *   read(2) references the region before it lets go of ctx->lock.
- * pin: found in ctx->pins; xa_erase() gives it to one UNPIN alone. PIN looks at it no more once
- *   it is there.
+ * pin: found in ctx->pins once PIN is done with it; xa_erase() gives it to one UNPIN alone.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
