@@ -47,6 +47,7 @@ struct Worker {
   std::array<std::array<char, 160>, 24> log = {};
   size_t logged = 0;
   uint64_t done = 0;
+  std::atomic<bool> in_call{false};  // the last one of its log
 
   __attribute__((format(printf, 2, 3))) void note(const char* format, ...) {
     va_list arguments;
@@ -77,7 +78,8 @@ void describe() {
           this_worker != nullptr ? this_worker->number : 0);
   for (const auto& w : workers) {
     for (size_t i = w->logged > w->log.size() ? w->logged - w->log.size() : 0; i < w->logged; ++i)
-      fprintf(stderr, "  %u: %s\n", w->number, w->log[i % w->log.size()].data());
+      fprintf(stderr, "  %u: %s%s\n", w->number, w->log[i % w->log.size()].data(),
+              i + 1 == w->logged && w->in_call ? " (and is in it)" : "");
   }
 }
 
@@ -631,7 +633,9 @@ int run(uint64_t seed) {
       while (!stop && (settings.operations == 0 || w.done < settings.operations)) {
         while (stand_still) usleep(200);
         std::shared_lock call(moving);
+        w.in_call = true;
         one(w);
+        w.in_call = false;
         ++w.done;
         ++alive;
       }
