@@ -270,7 +270,7 @@ TEST_F(Lifecycle, PrefetchBringsBlocksBeforeTheyAreTouched) {
 // A block that is coming or being written when it is asked for has its turn when that is over.
 TEST_F(Lifecycle, PrefetchToTheSsdAlsoTakesBlocksThatMoveAtTheMoment) {
   static std::atomic<bool> met, asked;
-  static const char* where;
+  static std::atomic<const char*> where;
   for (const char* step : {"install.after", "evict.taken"}) {
     configure({{"host_budget", "64MiB"}});
     if (IsSkipped()) return;
@@ -282,7 +282,7 @@ TEST_F(Lifecycle, PrefetchToTheSsdAlsoTakesBlocksThatMoveAtTheMoment) {
     met = asked = false;
     where = step;
     vmem::core::step_hook = [](const char* s) {
-      if (s != std::string_view(where) || met.exchange(true)) return;
+      if (s != std::string_view(where.load()) || met.exchange(true)) return;
       while (!asked) usleep(1000);
       usleep(50000);  // time to pass it over; needed only to see that
     };

@@ -126,7 +126,11 @@ TEST(SignalsChild, DISABLED_SendsItselfEverySignal) {
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0);
   ASSERT_EQ(vmem_set("device", "none"), 0);
   ASSERT_EQ(vmem_set("evict_threads", "2"), 0);
-  ASSERT_EQ(vmem_set("block_size", "64KiB"), 0);  // whole huge pages take minutes on a busy disk
+#ifndef __SANITIZE_THREAD__
+  // Huge pages take minutes on a busy disk. Small blocks are copied where they lie, which ThreadSanitizer takes for a
+  // race with the stores to them, and looks for what to say of each, only to leave it out.
+  ASSERT_EQ(vmem_set("block_size", "64KiB"), 0);
+#endif
   vmem::region region(128 * kMiB, VMEM_HOST_ONLY);
   words = region.view<uint64_t>().data();
   for (size_t i = 0; i < kWords; i += 2) words[i] = stamp(i, 1);
