@@ -28,8 +28,7 @@ core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages 
 // Maps the file over the range.
 core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size,
                                CoreDump dump = CoreDump::no);
-// Maps an empty file over the range: every touch gets SIGBUS. Where it fails a part of the range, from its start, may
-// be so.
+// Maps an empty file over the range: every touch gets SIGBUS. Where it fails the range may have lost its contents.
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size);
 
 // Which ranges are trapped, for the two things the kernel does not tell: how a range was attached, when its trap has to

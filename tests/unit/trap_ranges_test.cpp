@@ -270,6 +270,26 @@ TEST_P(TrapRanges, EveryPageOfALargeRangeThatIsDetachedGivesSigbus) {
   OK(trap_->unmap(region, kLarge));
 }
 
+// A process that has as many mappings as it may can still take a large range down.
+TEST_P(TrapRanges, ALargeRangeIsDetachedWhereNoMappingCanBeDivided) {
+  constexpr size_t kLarge = (size_t{64} << 20) * 2, kSpace = size_t{1} << 30;
+  void* region;
+  OK(trap_->attach(kLarge, kHugePage, plain(kHugePage).transfer, &region));
+  auto* const space =
+      static_cast<std::byte*>(mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  ASSERT_NE(static_cast<void*>(space), MAP_FAILED);
+  size_t at = 0;
+  while (at + kPage < kSpace && mprotect(space + at, kPage, PROT_READ) == 0) at += 2 * kPage;
+  const bool full = at + kPage < kSpace;
+  const core::Status s = trap_->detach(region, kLarge);
+  munmap(space, kSpace);
+  if (!full) GTEST_SKIP() << "this process may have more mappings than the test makes";
+  EXPECT_TRUE(s.ok()) << s.text();
+  uint64_t value = 0;
+  EXPECT_EQ(load(static_cast<uint64_t*>(region), &value), SIGBUS);
+  OK(trap_->unmap(region, kLarge));
+}
+
 TEST_P(TrapRanges, ARangeLeftAttachedAtTheEndRaisesSigbusInsteadOfShowingZeros) {
   void* region;
   OK(trap_->attach(kPage, kPage, plain(kPage).transfer, &region));
