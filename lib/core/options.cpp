@@ -86,8 +86,7 @@ constexpr OptionInfo kTable[] = {
      "The most talkative lines that are delivered."},
     {Option::publish, "publish", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
      "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's. "
-     "Off, and "
-     "refused, in a program that runs with more rights than who started it (AT_SECURE)."},
+     "Off, and refused, in a program that runs with more rights than who started it (AT_SECURE)."},
     {Option::debug, "debug", OptionKind::boolean, "", "off", 0, 1, nullptr, true,
      "After a device is lost (an illegal address, say), log the live leases, the regions and which ranges were "
      "not present."},

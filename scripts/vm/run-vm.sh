@@ -12,8 +12,8 @@ image=$1 initrd=$2 work=$3; shift 3
 # Software emulation, always: /dev/kvm may exist and yet not boot a stock kernel, and results must not depend on it.
 # no_timer_check: a kernel counts ticks while it starts, and panics ("IO-APIC + timer doesn't work") where the host is so busy that
 # none comes.
-# The drives are virtio: the NVMe one of QEMU 7.2 loses a request now and then, for 30 s or until the guest resets it. Warnings are in
-# the console, so that such a thing is seen.
+# The drives are virtio: the NVMe one of QEMU 7.2 was seen to stand still for minutes and to end with an I/O error that the host knew
+# nothing of. Warnings are in the console, so that such a thing is seen.
 timeout --foreground -k 5 "${TIMEOUT:-300}" qemu-system-x86_64 \
   -accel "tcg,thread=${THREAD:-single}" -machine "${MACHINE:-q35}" -cpu max -smp "${CPUS:-1}" -m "${MEMORY:-2048}" \
   -nodefaults -no-user-config -display none -no-reboot \
