@@ -328,7 +328,10 @@ int vmem_evict(const void *ptr, size_t size, int location);
  */
 int vmem_sync(const void *ptr, size_t size);
 
-/* Bytes of the range in each tier at this moment. out->size set by the caller. */
+/*
+ * Bytes of the range in each tier at this moment. A block on its way to a device counts as host memory until its copy
+ * is issued: a CPU access before that may call it back. out->size set by the caller.
+ */
 int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
 /* Counters of this process. out->size set by the caller; fields beyond it are not written. */
 int vmem_stats(struct vmem_stats *out);

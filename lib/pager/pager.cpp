@@ -284,7 +284,9 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
     const State state = r.table[b].state;
     if (state == State::untouched) continue;
     counted += end - start;
-    if (core::in_memory(state)) {
+    // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
+    const bool coming = state == State::entering && !has_come(r, b, r.table[b].device);
+    if (core::in_memory(state) || coming) {
       out->host_bytes += end - start;
     } else if (core::on_a_device(state)) {
       out->device_bytes += end - start;

@@ -294,6 +294,23 @@ TEST_F(HeldStream, AStoreBetweenASyncAndItsBooksIsKept) {
   EXPECT_EQ(at[0], 2);
 }
 
+// Who polls vmem_query before he touches a block that he has prefetched must not meet it half way.
+TEST_F(HeldStream, ABlockOnItsWayCountsAsHostMemoryUntilItsCopyIsIssued) {
+  if (IsSkipped()) return;
+  vmem::region zeros(2 * kMiB), in_host(2 * kMiB), in_ssd(2 * kMiB);
+  for (vmem::region* r : {&in_host, &in_ssd}) memset(r->data(), 1, r->size());
+  in_ssd.evict();
+  for (vmem::region* r : {&zeros, &in_host, &in_ssd}) {
+    stop_at("device.preparing");
+    VMEM_DO(vmem_prefetch(r->data(), r->size(), 0, nullptr));
+    ASSERT_TRUE(until([&] { return at_step_.load(); }));
+    EXPECT_EQ(r->query().device_bytes, 0u);
+    EXPECT_EQ(r->query().host_bytes, r->size());
+    go_on();
+    EXPECT_TRUE(until([&] { return r->query().device_bytes == r->size(); }));
+  }
+}
+
 TEST_F(HeldStream, ALoweredBudgetIsReachedAsSoonAsLeasesAllow) {
   if (IsSkipped()) return;
   vmem::region r(28 * kMiB);
