@@ -2,14 +2,15 @@
 /*
  * libvmem: one address range over GPU memory, host memory and NVMe.
  *
- * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message of the calling thread's
- * last failure. Every call is thread-safe. No call may be made from a signal handler, and none from a forked child before
- * exec (-ECHILD); a signal handler may access regions, and never runs on a thread of the library.
- * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t
- * passed as void *, NULL the default stream (vmem_prefetch: none); host-only calls ignore it.
+ * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message
+ * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
+ * signal handler, and none from a forked child before exec (-ECHILD); a signal handler may access
+ * regions, and never runs on a thread of the library. Sizes and offsets are bytes. Locations are
+ * CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t passed as void *,
+ * NULL the default stream (vmem_prefetch: none); host-only calls ignore it.
  *
- * Ranges: any pointer and size inside one region; a call acts on every block that has a byte of it. A range outside
- * regions, across two of them, or of size 0: -EINVAL.
+ * Ranges: any pointer and size inside one region; a call acts on every block that has a byte of it.
+ * A range outside regions, across two of them, or of size 0: -EINVAL.
  */
 #ifndef VMEM_VMEM_H
 #define VMEM_VMEM_H
@@ -21,7 +22,10 @@
 extern "C" {
 #endif
 
-/* A call and the struct it fills share a name, as stat() does; C++ reaches the struct as `struct vmem_stats`. */
+/*
+ * A call and the struct it fills share a name, as stat() does; C++ reaches the struct as
+ * `struct vmem_stats`.
+ */
 #if defined(__GNUC__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
@@ -45,7 +49,10 @@ extern "C" {
 #define VMEM_READ 0x1u
 #define VMEM_WRITE 0x2u
 
-/* Advice. The first six are cudaMemAdvise's, for a location; the others concern the SSD tier and ignore it. */
+/*
+ * Advice. The first six are cudaMemAdvise's, for a location; the others concern the SSD tier and
+ * ignore it.
+ */
 enum vmem_advice {
 	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1,
 	VMEM_ADVISE_UNSET_PREFERRED_LOCATION = 2,
@@ -115,62 +122,70 @@ struct vmem_device_stats {
 };
 
 /*
- * The version of the library that runs, as VMEM_VERSION: it may be later than the header's. Starts nothing, and may be
- * called anywhere: also in a forked child, and in a signal handler.
+ * The version of the library that runs, as VMEM_VERSION: it may be later than the header's. Starts
+ * nothing, and may be called anywhere: also in a forked child, and in a signal handler.
  */
 int vmem_version(void);
 
 /*
- * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first call that needs the
- * runtime does it. -EINVAL names a bad environment variable, its value and the accepted form; -EPERM or -ENOSYS when the
- * kernel offers no way to trap accesses, with how to enable one.
+ * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first
+ * call that needs the runtime does it. -EINVAL names a bad environment variable, its value and the
+ * accepted form; -EPERM or -ENOSYS when the kernel offers no way to trap accesses, with how to
+ * enable one.
  */
 int vmem_init(void);
 
 /*
- * Frees every region, live leases or not (changed blocks of shared files are written first), and stops the threads, all
- * but the one that delivers the log.
- * Threads that access a region afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it
- * ends however many threads call.
+ * Frees every region, live leases or not (changed blocks of shared files are written first), and
+ * stops the threads, all but the one that delivers the log. Threads that access a region afterwards
+ * get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it ends however many
+ * threads call.
  *
- * A program may end with regions and with threads that access them: return from main, exit() from any thread. What was
- * stored to shared files by then reaches them, also what destructors of static objects store, which may make any call.
- * After exit() from inside a call (by a signal handler in the middle of one) calls on that thread fail with -EDEADLK,
- * and changes may be lost, with a message, where the thread holds what is needed to write them. Exit ends also beside
- * what never does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30 seconds for a
- * disk or a device that does not answer, says what was not written, and writes the rest. _exit, quick_exit, exec and
- * signals that end a process lose what was not synced.
+ * A program may end with regions and with threads that access them: return from main, exit() from
+ * any thread. What was stored to shared files by then reaches them, also what destructors of static
+ * objects store, which may make any call. After exit() from inside a call (by a signal handler in
+ * the middle of one) calls on that thread fail with -EDEADLK, and changes may be lost, with a
+ * message, where the thread holds what is needed to write them. Exit ends also beside what never
+ * does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30
+ * seconds for a disk or a device that does not answer, says what was not written, and writes the
+ * rest. _exit, quick_exit, exec and signals that end a process lose what was not synced.
  *
- * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it is, and so do the
- * regions, as if it had not been closed.
+ * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it
+ * is, and so do the regions, as if it had not been closed.
  */
 void vmem_shutdown(void);
 
-/* Sets or reads a setting (docs/settings.md). -ENOENT unknown name; -EINVAL bad value, with the accepted form; -EBUSY when
- * the setting cannot change while the runtime is up, or host_budget is below what regions and leases need (the message
- * has the numbers); -EPERM for publish in a program with more rights than who started it. vmem_get: -ERANGE when the value does not fit `size` bytes. */
+/*
+ * Sets or reads a setting (docs/settings.md). -ENOENT unknown name; -EINVAL bad value, with the
+ * accepted form; -EBUSY when the setting cannot change while the runtime is up, or host_budget is
+ * below what regions and leases need (the message has the numbers); -EPERM for publish in a program
+ * with more rights than who started it. vmem_get: -ERANGE when the value does not fit `size` bytes.
+ */
 int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
 
 /*
- * Delivers log lines to `sink` (NULL: stderr), in order, one at a time, and with no lock of the library held: lines that
- * a call logged on the thread that made it, mostly before it returns, others on a thread of the library. The sink may
- * access regions, make any call, take its time, and call exit(); no fault and no call waits for it, but vmem_log. What a
- * sink logs itself is delivered after it has returned. Lines that come while 256 KiB wait are dropped, and counted in a
+ * Delivers log lines to `sink` (NULL: stderr), in order, one at a time, and with no lock of the
+ * library held: lines that a call logged on the thread that made it, mostly before it returns,
+ * others on a thread of the library. The sink may access regions, make any call, take its time, and
+ * call exit(); no fault and no call waits for it, but vmem_log. What a sink logs itself is
+ * delivered after it has returned. Lines that come while 256 KiB wait are dropped, and counted in a
  * line. A sink returns: it neither throws nor jumps.
  *
- * Lines from before this call still go to the old sink; no thread is inside that any more when this returns, unless a
- * sink made the call: hold no lock that the old sink takes. The line that says why an access gets SIGBUS is delivered
- * before the signal, as a rule, if the sink does not take longer than a second. exit() delivers what is left; where
- * another thread is still in the sink after a second, the rest goes to stderr. _exit() and signals may lose lines. A
- * forked child starts without a line and without a sink.
+ * Lines from before this call still go to the old sink; no thread is inside that any more when this
+ * returns, unless a sink made the call: hold no lock that the old sink takes. The line that says
+ * why an access gets SIGBUS is delivered before the signal, as a rule, if the sink does not take
+ * longer than a second. exit() delivers what is left; where another thread is still in the sink
+ * after a second, the rest goes to stderr. _exit() and signals may lose lines. A forked child
+ * starts without a line and without a sink.
  */
 void vmem_log(void (*sink)(int level, const char *line, void *user), void *user);
 
 /*
- * What a region is to be. Set `size` to sizeof(struct vmem_region_attr) and the rest to zero; then what is wanted. Zero
- * asks for the setting's value of that moment, or for nothing. Later versions add fields at the end: programs built
- * with this header go on to work with them, and get what zero asks for.
+ * What a region is to be. Set `size` to sizeof(struct vmem_region_attr) and the rest to zero; then
+ * what is wanted. Zero asks for the setting's value of that moment, or for nothing. Later versions
+ * add fields at the end: programs built with this header go on to work with them, and get what zero
+ * asks for.
  */
 struct vmem_region_attr {
 	size_t size;       /* of this struct */
@@ -184,48 +199,54 @@ struct vmem_region_attr {
 	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
 	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
 	/*
-	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of the block size. A hint, as mmap's: nothing
-	 * that is mapped is replaced, and *ptr may be elsewhere. With a device tier it is where the driver has room.
+	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of the block size. A hint, as
+	 * mmap's: nothing that is mapped is replaced, and *ptr may be elsewhere. With a device tier it is
+	 * where the driver has room.
 	 */
 	void *address;
 };
 
 /*
- * A new region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its own: nothing that `attr`
- * gives depends on settings, which other parts of the program may change. attr NULL: vmem_alloc(ptr, size, 0).
- * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset without a flag
- * VMEM_MAP_..; a block_size other than 2 MiB where the region gets a device tier;
+ * A new region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its own:
+ * nothing that `attr` gives depends on settings, which other parts of the program may change. attr
+ * NULL: vmem_alloc(ptr, size, 0).
+ * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset
+ * without a flag VMEM_MAP_..; a block_size other than 2 MiB where the region gets a device tier;
  * -E2BIG a larger struct than this library knows, with something in the rest.
  */
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);
 
 /*
- * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Takes tables, no memory. flags: 0 or VMEM_HOST_ONLY.
- * mlockall() does not keep blocks in memory: they are paged all the same (a lease keeps them). With MCL_CURRENT it reads
- * every block of every region once, and fills frames that are empty, beyond the budget.
- * -EINVAL size 0 or too large, unknown flags; -ENOMEM no memory, addresses or mappings, or a budget below 4 blocks.
+ * A new region of zeros, at least `size` bytes, aligned to 2 MiB. Takes tables, no memory. flags: 0
+ * or VMEM_HOST_ONLY. mlockall() does not keep blocks in memory: they are paged all the same (a
+ * lease keeps them). With MCL_CURRENT it reads every block of every region once, and fills frames
+ * that are empty, beyond the budget.
+ * -EINVAL size 0 or too large, unknown flags; -ENOMEM no memory, addresses or mappings, or a budget
+ * below 4 blocks.
  */
 int vmem_alloc(void **ptr, size_t size, unsigned flags);
 
 /*
- * A region whose bytes are those of a file or block device from `offset` (a multiple of 4 KiB). flags: exactly one of
- * VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The file may be closed, renamed or unlinked
- * afterwards. SHARED locks the file exclusively (flock) for the region's life; this process may have other, disjoint
- * ranges of it in other SHARED regions. A region has one descriptor; SHARED regions of one file share one.
- * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an argument is bad; -EISDIR,
- * -ENOENT, -EACCES, -EMFILE from opening; -EBUSY another process has it SHARED, for a second now, or another region has
- * some of these bytes.
- * A file that becomes shorter later, as with mmap: what is inside is right, an access beyond its end gets SIGBUS, with
- * the reason in the log, and is right again when the file has grown; write-back never makes the file longer. Blocks that
- * are in memory when it happens are as they were until they leave it.
+ * A region whose bytes are those of a file or block device from `offset` (a multiple of 4 KiB).
+ * flags: exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The
+ * file may be closed, renamed or unlinked afterwards. SHARED locks the file exclusively (flock) for
+ * the region's life; this process may have other, disjoint ranges of it in other SHARED regions. A
+ * region has one descriptor; SHARED regions of one file share one.
+ * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an
+ * argument is bad; -EISDIR, -ENOENT, -EACCES, -EMFILE from opening; -EBUSY another process has it
+ * SHARED, for a second now, or another region has some of these bytes. A file that becomes shorter
+ * later, as with mmap: what is inside is right, an access beyond its end gets SIGBUS, with the
+ * reason in the log, and is right again when the file has grown; write-back never makes the file
+ * longer. Blocks that are in memory when it happens are as they were until they leave it.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
 
 /*
- * Frees a region; `ptr` is what the call that made it returned (NULL: nothing happens, 0). Waits for I/O under way.
- * Changed blocks of a shared file are written first; when that fails the region stays and the error is returned. -EBUSY:
- * live leases. -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays, and the
- * next call frees it. Threads faulting in the region meanwhile get SIGBUS.
+ * Frees a region; `ptr` is what the call that made it returned (NULL: nothing happens, 0). Waits
+ * for I/O under way. Changed blocks of a shared file are written first; when that fails the region
+ * stays and the error is returned. -EBUSY: live leases. -EIO: blocks of a shared file are lost
+ * (vmem_sync) and no call has said so yet; the region stays, and the next call frees it. Threads
+ * faulting in the region meanwhile get SIGBUS.
  */
 int vmem_free(void *ptr);
 
@@ -233,29 +254,35 @@ int vmem_free(void *ptr);
 int vmem_name(const void *ptr, const char *name);
 
 /*
- * Starts to move the range toward `location`, and returns at once. A hint: it takes effect when `stream` gets here, as
- * cudaMemPrefetchAsync does, or a few milliseconds later; NULL, or where the region has no device tier: now. Where the
- * stream's launch queue is full it returns when there is room again. Work on the stream is not ordered after it. It may
- * be dropped when memory is short, or when 1024 hints wait for their streams. -ENODEV: there is no such device; -EINVAL
- * also: the stream is of no device that has been used; -EBUSY: it is capturing a graph.
+ * Starts to move the range toward `location`, and returns at once. A hint: it takes effect when
+ * `stream` gets here, as cudaMemPrefetchAsync does, or a few milliseconds later; NULL, or where the
+ * region has no device tier: now. Where the stream's launch queue is full it returns when there is
+ * room again. Work on the stream is not ordered after it. It may be dropped when memory is short,
+ * or when 1024 hints wait for their streams. -ENODEV: there is no such device; -EINVAL also: the
+ * stream is of no device that has been used; -EBUSY: it is capturing a graph.
  */
 int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 
-/* Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its blocks and skips leased
- * ones (-EBUSY after the rest). */
+/*
+ * Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its
+ * blocks and skips leased ones (-EBUSY after the rest).
+ */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
 /*
- * Leases the range to `stream` (VMEM_HOST: to the CPU and DMA) for VMEM_READ, VMEM_WRITE or both: its blocks come to
- * `location` and stay until the matching vmem_release. Blocks for disk, never for the GPU. -ENOMEM: the range and the
- * live leases exceed the budget, named; -EBUSY: a live lease at another location, or the stream is capturing a graph;
- * -EIO: a block could not be read; nothing is leased then. Leases count: acquire twice, release twice.
+ * Leases the range to `stream` (VMEM_HOST: to the CPU and DMA) for VMEM_READ, VMEM_WRITE or both:
+ * its blocks come to `location` and stay until the matching vmem_release. Blocks for disk, never
+ * for the GPU. -ENOMEM: the range and the live leases exceed the budget, named; -EBUSY: a live
+ * lease at another location, or the stream is capturing a graph;
+ * -EIO: a block could not be read; nothing is leased then. Leases count: acquire twice, release
+ * twice.
  */
 int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, void *stream);
 /*
- * Ends a lease when the stream gets here. -EINVAL: the range holds a block that this stream has not leased; nothing is
- * released then. -EBUSY: the stream is capturing a graph; the lease stays. Waits, as a launch does, while the stream's
- * launch queue is full; no other thread waits with it. A lease at VMEM_HOST is of no stream: any `stream` releases it.
+ * Ends a lease when the stream gets here. -EINVAL: the range holds a block that this stream has not
+ * leased; nothing is released then. -EBUSY: the stream is capturing a graph; the lease stays.
+ * Waits, as a launch does, while the stream's launch queue is full; no other thread waits with it.
+ * A lease at VMEM_HOST is of no stream: any `stream` releases it.
  */
 int vmem_release(const void *ptr, size_t size, void *stream);
 /* Leases or releases many ranges, of one or several regions, all or nothing. */
@@ -263,74 +290,87 @@ int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int locat
 int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
 
 /*
- * Leases ranges, as vmem_acquire_ranges, and gives the lease as a handle: what is ended is what was leased. The ranges
- * are copied. Blocks for disk, never for the GPU. Do not release by vmem_release what a handle has.
+ * Leases ranges, as vmem_acquire_ranges, and gives the lease as a handle: what is ended is what was
+ * leased. The ranges are copied. Blocks for disk, never for the GPU. Do not release by vmem_release
+ * what a handle has.
  */
 struct vmem_lease;
 int vmem_lease(struct vmem_lease **lease, const struct vmem_range *ranges, size_t count, int location, void *stream);
 /*
- * Begins a lease and returns at once. It is ready, or has failed, when vmem_lease_poll says so, when vmem_lease_fd's
- * descriptor is readable, or when `ready` (NULL: none) is called: once for each lease, with 0 or a negative errno, which
- * is what vmem_lease would have returned, and vmem_last_error() has its message there. That may be before this returns.
+ * Begins a lease and returns at once. It is ready, or has failed, when vmem_lease_poll says so,
+ * when vmem_lease_fd's descriptor is readable, or when `ready` (NULL: none) is called: once for
+ * each lease, with 0 or a negative errno, which is what vmem_lease would have returned, and
+ * vmem_last_error() has its message there. That may be before this returns.
  *
- * Until it is ready nothing is known of the blocks. It is in a stream's order from there on: work that is put on the
- * stream afterwards finds them. The stream has to live until the lease is ended, and what is the default stream is
- * decided here. A lease waits for nothing that another does not make wait too; a lease on its way holds its regions, as
- * a live one: vmem_free answers -EBUSY.
+ * Until it is ready nothing is known of the blocks. It is in a stream's order from there on: work
+ * that is put on the stream afterwards finds them. The stream has to live until the lease is ended,
+ * and what is the default stream is decided here. A lease waits for nothing that another does not
+ * make wait too; a lease on its way holds its regions, as a live one: vmem_free answers -EBUSY.
  *
- * `ready` runs on a thread of the library, with every signal blocked and no lock held. It may access regions, make any
- * call, end its own lease and others, and take its time; it neither throws nor jumps. vmem_lease_end and vmem_shutdown
- * wait until it has returned: hold no lock that it takes while you call them. In a `ready` neither waits for another
- * one. exit() and a forked child wait for none: leases that are not ready then may never be.
+ * `ready` runs on a thread of the library, with every signal blocked and no lock held. It may
+ * access regions, make any call, end its own lease and others, and take its time; it neither throws
+ * nor jumps. vmem_lease_end and vmem_shutdown wait until it has returned: hold no lock that it
+ * takes while you call them. In a `ready` neither waits for another one. exit() and a forked child
+ * wait for none: leases that are not ready then may never be.
  *
- * -EINVAL: an argument is bad, or the stream is one of each thread (cudaStreamPerThread); -EAGAIN: 64 leases are on
- * their way, or in their `ready`, or no thread can be made; -ENOMEM. There is no lease then, and no call of `ready`.
+ * -EINVAL: an argument is bad, or the stream is one of each thread (cudaStreamPerThread); -EAGAIN:
+ * 64 leases are on their way, or in their `ready`, or no thread can be made; -ENOMEM. There is no
+ * lease then, and no call of `ready`.
  */
 int vmem_lease_async(struct vmem_lease **lease, const struct vmem_range *ranges, size_t count, int location,
                      void *stream, void (*ready)(struct vmem_lease *lease, int result, void *user), void *user);
 /*
- * Says how a lease stands: 0, it is ready; -EAGAIN, not yet; else why it failed, and nothing is leased. -ECANCELED: it
- * was cancelled, or vmem_shutdown has freed its regions. A failed lease has to be ended too.
+ * Says how a lease stands: 0, it is ready; -EAGAIN, not yet; else why it failed, and nothing is
+ * leased. -ECANCELED: it was cancelled, or vmem_shutdown has freed its regions. A failed lease has
+ * to be ended too.
  */
 int vmem_lease_poll(struct vmem_lease *lease);
 /*
- * Returns a descriptor (0 or more) that polls readable once the lease is ready or has failed, for event loops. It is the
- * lease's, and closed with it: neither read nor close it. -EMFILE, -ENFILE: there is none to be had.
+ * Returns a descriptor (0 or more) that polls readable once the lease is ready or has failed, for
+ * event loops. It is the lease's, and closed with it: neither read nor close it. -EMFILE, -ENFILE:
+ * there is none to be had.
  */
 int vmem_lease_fd(struct vmem_lease *lease);
 /*
- * Ends a lease, when `stream` gets here, and forgets the handle. The stream is the lease's, or another one of the same
- * device whose work comes after the last use; at VMEM_HOST any. One that is not ready is cancelled: its `ready` has been
- * called when this returns, as a rule with -ECANCELED, and nothing is leased; this waits for I/O under way. NULL: nothing
- * happens, 0. After vmem_shutdown: 0, the handle is forgotten.
- * -EBUSY: the stream is capturing a graph; -EINVAL: not a lease, not a stream of its device, or vmem_release has been
- * used on its blocks. The lease stays then.
+ * Ends a lease, when `stream` gets here, and forgets the handle. The stream is the lease's, or
+ * another one of the same device whose work comes after the last use; at VMEM_HOST any. One that is
+ * not ready is cancelled: its `ready` has been called when this returns, as a rule with -ECANCELED,
+ * and nothing is leased; this waits for I/O under way. NULL: nothing happens, 0. After
+ * vmem_shutdown: 0, the handle is forgotten.
+ * -EBUSY: the stream is capturing a graph; -EINVAL: not a lease, not a stream of its device, or
+ * vmem_release has been used on its blocks. The lease stays then.
  */
 int vmem_lease_end(struct vmem_lease *lease, void *stream);
 
-/* Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done. Leased blocks are
- * skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync. */
+/*
+ * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.
+ * Leased blocks are skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory.
+ * -EIO: blocks are lost, see vmem_sync.
+ */
 int vmem_evict(const void *ptr, size_t size, int location);
 
 /*
- * Writes changed blocks of the range back. Returns when stores made before the call (and by released leases) have a copy
- * on the SSD: for a shared file durable, as fsync; for anonymous memory a copy that does not outlive the process. -EBUSY:
- * blocks under a live WRITE lease were skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in
- * the background since the last call.
+ * Writes changed blocks of the range back. Returns when stores made before the call (and by
+ * released leases) have a copy on the SSD: for a shared file durable, as fsync; for anonymous
+ * memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
+ * skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in the
+ * background since the last call.
  *
- * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move of their pages
- * stopped half way, or what was stored cannot be read back. The message names the first, the rest of the range is
- * synced. Accesses of a lost block get SIGBUS, an acquire -EIO; never older bytes. It stays lost until
- * VMEM_ADVISE_DONT_NEED, after which it is zeros, or what the file has (a shared file's too), or until vmem_free. One
- * that could not be read is tried again by an acquire.  vmem_sync(NULL, 0): every region that there is when the call
- * begins. All of them are tried; the error is the first, and -EBUSY only where there is no other. A process without
+ * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move
+ * of their pages stopped half way, or what was stored cannot be read back. The message names the
+ * first, the rest of the range is synced. Accesses of a lost block get SIGBUS, an acquire -EIO;
+ * never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which it is zeros, or what
+ * the file has (a shared file's too), or until vmem_free. One that could not be read is tried again
+ * by an acquire.  vmem_sync(NULL, 0): every region that there is when the call begins. All of them
+ * are tried; the error is the first, and -EBUSY only where there is no other. A process without
  * regions has nothing to sync: 0, and nothing is started.
  */
 int vmem_sync(const void *ptr, size_t size);
 
 /*
- * Bytes of the range in each tier at this moment. A block on its way to a device counts as host memory until its copy
- * is issued: a CPU access before that may call it back. out->size set by the caller.
+ * Bytes of the range in each tier at this moment. A block on its way to a device counts as host
+ * memory until its copy is issued: a CPU access before that may call it back. out->size set by the
+ * caller.
  */
 int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
 /* Counters of this process. out->size set by the caller; fields beyond it are not written. */
@@ -340,7 +380,10 @@ int vmem_device_stats(int device, struct vmem_device_stats *out);
 
 /* A fixed string that says what an errno, negative or positive, means. Never NULL. */
 const char *vmem_strerror(int err);
-/* The message of the calling thread's last failure; "" if none. Valid until the thread's next libvmem call. */
+/*
+ * The message of the calling thread's last failure; "" if none. Valid until the thread's next
+ * libvmem call.
+ */
 const char *vmem_last_error(void);
 
 #if defined(__GNUC__)
