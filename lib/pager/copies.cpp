@@ -117,7 +117,7 @@ std::byte* Pager::staging_frame(size_t keep) {
       Move* m = new_move(r, b);
       m->image = resident.frame;
       m->from_held = m->staged = true;
-      leaving_of(m) += r.block_size;
+      leaves(m);
       core::add(counters_.clean_drops);
       After nothing;  // nobody wants it
       let_go(m, State::taking, nothing);

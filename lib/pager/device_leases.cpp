@@ -415,7 +415,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
     if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
     if (mark == Progress::kNone) mark = look(now_ns());
     if (hopeless(mark)) {
-      if (!write_back_.error.ok()) return take_write_error();
+      if (!write_back_.error().ok()) return write_back_.take_error();
       if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), std::string(g.failure.text()));
       return error(ENOMEM,
                    "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms",

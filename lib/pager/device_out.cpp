@@ -387,7 +387,7 @@ bool Pager::serve_departure(Lock& lock) {
 
 // Locked. Why a block cannot leave its device: nothing went on for the whole time-out.
 Status Pager::no_staging_frame() {
-  Status why = take_write_error();
+  Status why = write_back_.take_error();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
                config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),

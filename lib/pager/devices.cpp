@@ -242,7 +242,7 @@ void Pager::set_staging_share(unsigned percent) {
 bool Pager::must_evict_staging() const {
   if (staging_.total() == 0 || (staging_may_grow() && !(staging_wanted_ && staging_refused_))) return false;
   const size_t low = std::max<size_t>(2 * staging_reserve(), staging_.total() / 8);
-  return staging_.free() * Staging::kFrame + sums_.staging_leaving < low * Staging::kFrame;
+  return staging_.free() * Staging::kFrame + write_back_.staging_leaving() < low * Staging::kFrame;
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.

@@ -38,7 +38,7 @@ bool Pager::must_evict() const {
   const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
   const uint64_t low =
       std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * sums_.largest_block)), budget / 100 * percent);
-  return budget_.in_use() + std::max(low, sums_.room_wanted) > budget + sums_.leaving_bytes;
+  return budget_.in_use() + std::max(low, sums_.room_wanted) > budget + write_back_.leaving();
 }
 
 void Pager::evict_loop() {
@@ -72,9 +72,9 @@ void Pager::evict_loop() {
       need_evict_.wait(lock);
       continue;
     }
-    if (now < write_back_.retry_ns) {
+    if (const uint64_t pause = write_back_.pause(now); pause != 0) {
       const uint64_t most = queues_.starved.empty() ? UINT64_MAX : Progress::kSlice / 2;
-      need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(write_back_.retry_ns - now, most)));
+      need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
       continue;
     }
     if (!host_short && !staging_short) {  // starved for a buffer, or for what is leaving already
@@ -206,7 +206,7 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
   }
-  if (!keep && !probe) leaving_of(m) += r.block_size;
+  if (!keep && !probe) leaves(m);
   if ((keep || probe) && resident.admitted) policy(block.aux).hold(block.aux);
   return m;
 }
@@ -284,7 +284,7 @@ void Pager::evict_batch(std::span<Move* const> batch) {
         if (m->stored != 0) {
           note_write_failure(m);
         } else {
-          write_back_.retry_ns = now_ns() + 5000000;  // pinned: not at once again, were all of memory like this
+          write_back_.pinned(now_ns());
         }
         put_back(m, after);
       } else if (m->clean) {
@@ -392,7 +392,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   } else {
     frames_.put(m->image, r.block_size);
   }
-  leaving_of(m) -= r.block_size;
+  write_back_.settled(m->leaving);
   free_resident(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
@@ -407,7 +407,7 @@ void Pager::put_back(Move* m, After& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const State from = block.state;
-  if (!m->keep && !m->probe) leaving_of(m) -= r.block_size;
+  write_back_.settled(m->leaving);
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   Resident& resident = residents_[block.aux];
@@ -496,24 +496,14 @@ void Pager::note_write_failure(Move* m) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
                                    where(*m->region, m->block).c_str());
   }
-  const uint64_t now = now_ns();
-  const bool repeated = write_back_.said == m->status.code() && now - write_back_.said_ns < WriteBackState::kSayAgain;
-  if (write_back_.failures_in_row++ == 0 && !repeated) {
-    write_back_.said = m->status.code();
-    write_back_.said_ns = now;
+  if (write_back_.failed(m->status, m->job != nullptr || core::broken("write_report"), now_ns()))
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
-  }
-  write_back_.retry_ns = now + std::min(WriteBackState::kShortestPause << std::min(write_back_.failures_in_row, 6u),
-                                        WriteBackState::kLongestPause);
-  if (m->job == nullptr && write_back_.error.ok() && !core::broken("write_report")) write_back_.error = m->status;
 }
 
 // Unlocked. The store has room again, or may have: who waits to write tries at once.
 void Pager::store_has_room() {
   Lock lock(mutex_);
-  if (write_back_.retry_ns == 0) return;
-  write_back_.retry_ns = 0;
-  need_evict_.notify_all();
+  if (write_back_.has_room()) need_evict_.notify_all();
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
@@ -546,7 +536,7 @@ void Pager::finish_write(Move* m, After& after) {
       wanted = (r.table[m->block].flags & core::kWanted) != 0;
       if (wanted) {
         m->keep = true;  // somebody waits for it: spare the read
-        leaving_of(m) -= r.block_size;
+        write_back_.settled(m->leaving);
       } else {
         residents_[r.table[m->block].aux].dropping = true;
       }
@@ -568,7 +558,7 @@ void Pager::finish_write(Move* m, After& after) {
     pump(after);
     return;
   }
-  write_back_.failures_in_row = 0;
+  write_back_.succeeded();
   progress_.made();
   core::add(counters_.write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
@@ -610,7 +600,7 @@ void Pager::drop_cut_off(Move* m) {
         resident.admitted = false;
       }
       m->keep = false;
-      leaving_of(m) += r.block_size;
+      leaves(m);
     }
     resident.dropping = true;
   }

@@ -615,7 +615,7 @@ bool Pager::hopeless(uint64_t mark) {
   look(now);
   if (moves_.size() != free_moves_.size()) return false;
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
-  return progress_.over(mark, now < write_back_.retry_ns ? limit + WriteBackState::kLongestPause : limit);
+  return progress_.over(mark, write_back_.pause(now) != 0 ? limit + WriteBack::kLongestPause : limit);
 }
 
 // A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
@@ -634,7 +634,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
   look(now);
   // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
   // a write that is to be tried again.
-  if (moves_.size() != free_moves_.size() || now < write_back_.retry_ns) return false;
+  if (moves_.size() != free_moves_.size() || write_back_.pause(now) != 0) return false;
   while (!queues_.starved.empty()) {
     const Starved s = queues_.starved.front();
     if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;
@@ -658,10 +658,11 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     // Without memory to know it by when there is room again, it waits on.
     if (!queues_.dropped.reserve(queues_.dropped.size() + 1)) return false;
     queues_.starved.pop_front();
-    const Status why = core::error(
-        ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
-        core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, write_back_.error.ok() ? "" : ": ",
-        static_cast<int>(write_back_.error.text().size()), write_back_.error.text().data(), where(r, s.block).c_str());
+    const Status why =
+        core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
+                    core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
+                    write_back_.error().ok() ? "" : ": ", static_cast<int>(write_back_.error().text().size()),
+                    write_back_.error().text().data(), where(r, s.block).c_str());
     core::log(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());
     // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.

@@ -354,7 +354,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       residents_[block.aux].in_place = m->in_place;
       residents_[block.aux].dropping = true;
       m->image = m->in_place ? r.address(b) : residents_[block.aux].frame;
-      sums_.leaving_bytes += r.block_size;
+      leaves(m);
       lock.unlock();
       const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
       Status dropped = trap_->drop({&range, 1});
@@ -378,7 +378,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       m->image = residents_[block.aux].frame;
       m->from_held = true;
       m->staged = residents_[block.aux].pool == kStagingPool;
-      leaving_of(m) += r.block_size;
+      leaves(m);
       forget_store_copy(r, b);
       let_go(m, State::taking, after);
       break;

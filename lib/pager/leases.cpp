@@ -307,7 +307,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       if (starving == Progress::kNone) starving = look(now_ns());
       if (hopeless(starving)) {
         forget_starving();
-        if (!write_back_.error.ok()) return take_write_error();
+        if (!write_back_.error().ok()) return write_back_.take_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }

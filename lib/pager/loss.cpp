@@ -218,7 +218,7 @@ void Pager::settle_torn_take(Move* m) {
 void Pager::lose_taken(Move* m) {
   Region& r = *m->region;
   const core::ResidentId id = r.table[m->block].aux;
-  if (!m->keep && !m->probe) leaving_of(m) -= r.block_size;
+  write_back_.settled(m->leaving);
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if ((m->keep || m->probe) && residents_[id].admitted) policy(id).unhold(id);
   frames_.put_slot(m->image, r.block_size);

@@ -16,6 +16,7 @@
 #include "pager/progress.h"
 #include "pager/queue.h"
 #include "pager/region.h"
+#include "pager/write_back.h"
 #include "store/codec.h"
 #include "store/io.h"
 
@@ -61,6 +62,7 @@ enum class Leave : uint8_t {
 struct Move {
   store::Io io;
   Move* next = nullptr;  // in a MoveList
+  Leaving leaving;       // as WriteBack counts it
   Pager* pager = nullptr;
   Region* region = nullptr;
   core::BlockIndex block = 0;

@@ -382,19 +382,13 @@ void Pager::set_fault_timeout(unsigned ms) {
 void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
   Lock lock(mutex_);
-  write_back_.retry_ns = 0;  // there may be room now: whoever waits for memory should not wait for the back-off
+  write_back_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
   need_evict_.notify_all();
 }
 
 bool Pager::has_regions() {
   Lock lock(mutex_);
   return !regions_.empty();
-}
-
-Status Pager::take_write_error() {
-  Status s = write_back_.error;
-  write_back_.error = {};
-  return s;
 }
 
 std::string Pager::check() {
@@ -434,6 +428,7 @@ std::string Pager::check() {
   }
   if (blocks_in_memory + copies != residents_.size() - free_residents_) return "residents and tables disagree";
   if (std::string s = frames_.check(); !s.empty()) return s;
+  if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
                            static_cast<unsigned long long>(budget_.charged(Use::blocks)),

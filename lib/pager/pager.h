@@ -79,7 +79,7 @@ class Pager {
   uint64_t age_of(uint32_t stamp) const;       // bytes/4096 evicted since
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
-  uint64_t& leaving_of(const Move* m) { return m->staged ? sums_.staging_leaving : sums_.leaving_bytes; }
+  void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, m->staged); }
   void free_resident(core::BlockIndex b, Region& r);
   void admit(Region& r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
@@ -196,7 +196,7 @@ class Pager {
   uint64_t bounce_limit(const Region& r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), take_write_error(), want_staging(), no_staging_frame();
+  core::Status start_devices(), want_staging(), no_staging_frame();
   void stop_devices(), device_loop();
   core::Status use_device(int d);
   std::string check_devices();
@@ -282,7 +282,7 @@ class Pager {
   Queues queues_;
   Sums sums_;
   Progress progress_;
-  WriteBackState write_back_;
+  WriteBack write_back_;
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};                               // setting checksum
   bool stop_ = false, stop_devices_ = false, watching_ = false;  // watching: no fault_thread_, the engine's serves them

@@ -8,7 +8,6 @@
 #include <list>
 #include <utility>
 
-#include "core/status.h"
 #include "core/types.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
@@ -38,8 +37,6 @@ struct Sums {
   uint64_t largest_block = 0;
   std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
   uint64_t room_wanted = 0;                    // by a region that is being made
-  uint64_t leaving_bytes = 0;                  // being evicted now: will come free
-  uint64_t staging_leaving = 0;                // bytes of staging frames that will come free
   uint64_t leased_bytes = 0;
   uint64_t ahead_bytes = 0;     // read ahead, and nobody was seen to use it
   uint64_t looked_ahead = 0;    // evicted_pages when streams that nobody reads were last looked for
@@ -52,17 +49,6 @@ struct Sums {
   void seen(Resident& resident) {  // somebody used it, or it left
     if (std::exchange(resident.ahead, false)) ahead_bytes -= resident.region->block_size;
   }
-};
-
-struct WriteBackState {
-  static constexpr uint64_t kShortestPause = 10000000, kLongestPause = kShortestPause << 6;  // ns
-  static constexpr uint64_t kSayAgain = 60000000000;                                         // ns
-
-  core::Status error;     // first background write-back failure nobody has been told of
-  uint64_t retry_ns = 0;  // no write-back before this, after a failure
-  unsigned failures_in_row = 0;
-  int said = 0;  // this failure was logged last, then: the same is not said again within kSayAgain
-  uint64_t said_ns = 0;
 };
 
 // What the machine allows, and what was set: config has what is in force.

@@ -148,7 +148,7 @@ Status Pager::sync(const void* ptr, size_t size) {
   if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped);
-  return synced(std::move(result), take_write_error(), skipped);
+  return synced(std::move(result), write_back_.take_error(), skipped);
 }
 
 // Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
@@ -167,7 +167,7 @@ Status Pager::sync_all() {
     if (first.ok()) first = std::move(s);
   }
   if (!any) return {};  // what failed went with its region
-  return synced(std::move(first), take_write_error(), skipped);
+  return synced(std::move(first), write_back_.take_error(), skipped);
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {

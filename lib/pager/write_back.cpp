@@ -1,0 +1,61 @@
+#include "pager/write_back.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pager/moves.h"
+
+namespace vmem::pager {
+
+using core::Status;
+
+void WriteBack::leaves(Leaving& move, uint64_t bytes, bool staging) {
+  settled(move);
+  move.bytes_ = bytes;
+  move.staging_ = staging;
+  leaving_[staging ? 1 : 0] += bytes;
+}
+
+void WriteBack::settled(Leaving& move) {
+  leaving_[move.staging_ ? 1 : 0] -= std::exchange(move.bytes_, 0);
+}
+
+bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
+  const bool repeated = said_ == why.code() && now_ns - said_ns_ < kSayAgain;
+  const bool say = failures_in_row_++ == 0 && !repeated;
+  if (say) {
+    said_ = why.code();
+    said_ns_ = now_ns;
+  }
+  retry_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
+  if (!somebody_hears && error_.ok()) error_ = why;
+  return say;
+}
+
+bool WriteBack::has_room() {
+  return std::exchange(retry_ns_, 0) != 0;
+}
+
+Status WriteBack::take_error() {
+  return std::exchange(error_, {});
+}
+
+std::string WriteBack::check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const {
+  std::array<uint64_t, 2> counted{};
+  for (const auto& m : moves) {
+    const Leaving& part = m->leaving;
+    if (m->begun_ns == 0 && part.counted()) return "a move is over, and its block is said to leave";
+    if (part.counted() && part.bytes_ != m->region->block_size) return "a block leaves that has another size";
+    counted[part.staging_ ? 1 : 0] += part.bytes_;
+  }
+  if (counted != leaving_) {
+    return core::strprintf(
+        "%llu bytes of frames and %llu of staging frames are said to leave, moves have %llu and %llu",
+        static_cast<unsigned long long>(leaving_[0]), static_cast<unsigned long long>(leaving_[1]),
+        static_cast<unsigned long long>(counted[0]), static_cast<unsigned long long>(counted[1]));
+  }
+  if (pause(now_ns) > kLongestPause) return "write-back waits longer than it may";
+  return "";
+}
+
+}  // namespace vmem::pager

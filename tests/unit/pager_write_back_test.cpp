@@ -1,0 +1,160 @@
+// What leaves memory is counted once, writes that fail are tried again ever more seldom, and a failure is told once.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "pager/moves.h"
+#include "pager/region.h"
+#include "pager/write_back.h"
+
+namespace {
+
+using vmem::core::error;
+using vmem::core::Status;
+using vmem::pager::Move;
+using vmem::pager::Region;
+using vmem::pager::WriteBack;
+
+constexpr uint64_t kMs = 1000000, kNow = 3600000 * kMs;
+
+class PagerWriteBack : public ::testing::Test {
+ protected:
+  PagerWriteBack() {
+    small.block_size = 4096;
+    large.block_size = 2 << 20;
+  }
+  // One more move under way.
+  Move& move(Region& r) {
+    moves.push_back(std::make_unique<Move>());
+    moves.back()->region = &r;
+    moves.back()->begun_ns = kNow;
+    return *moves.back();
+  }
+  void leaves(Move& m, bool staging = false) { write_back.leaves(m.leaving, m.region->block_size, staging); }
+  std::string check(uint64_t now = kNow) { return write_back.check(moves, now); }
+
+  WriteBack write_back;
+  Region small{16, 4}, large{16, 4};
+  std::vector<std::unique_ptr<Move>> moves;
+};
+
+TEST_F(PagerWriteBack, WhatLeavesIsCountedByWhoseMemoryItIs) {
+  Move &a = move(small), &b = move(large), &c = move(large);
+  leaves(a);
+  leaves(b);
+  leaves(c, true);
+  EXPECT_EQ(write_back.leaving(), 4096u + (2 << 20));
+  EXPECT_EQ(write_back.staging_leaving(), 2u << 20);
+  EXPECT_EQ(check(), "");
+  write_back.settled(b.leaving);
+  EXPECT_EQ(write_back.leaving(), 4096u);
+  write_back.settled(c.leaving);
+  EXPECT_EQ(write_back.staging_leaving(), 0u);
+  EXPECT_EQ(check(), "");
+}
+
+TEST_F(PagerWriteBack, AMoveIsCountedOnceAndSettledOnce) {
+  Move& m = move(large);
+  write_back.settled(m.leaving);
+  EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
+  leaves(m);
+  leaves(m);
+  EXPECT_EQ(write_back.leaving(), 2u << 20);
+  leaves(m, true);
+  EXPECT_EQ(write_back.leaving(), 0u);
+  EXPECT_EQ(write_back.staging_leaving(), 2u << 20);
+  write_back.settled(m.leaving);
+  write_back.settled(m.leaving);
+  EXPECT_EQ(write_back.leaving() + write_back.staging_leaving(), 0u);
+  EXPECT_EQ(check(), "");
+}
+
+TEST_F(PagerWriteBack, TheCheckSeesAMoveThatEndedAndLeavesStill) {
+  Move& m = move(large);
+  leaves(m);
+  EXPECT_EQ(check(), "");
+  m.begun_ns = 0;
+  EXPECT_NE(check().find("a move is over"), std::string::npos) << check();
+}
+
+TEST_F(PagerWriteBack, TheCheckSeesAMoveThatWasForgotten) {
+  leaves(move(large));
+  moves.clear();
+  EXPECT_NE(check().find("said to leave, moves have 0"), std::string::npos) << check();
+}
+
+TEST_F(PagerWriteBack, TheCheckSeesABlockOfAnotherSize) {
+  Move& m = move(large);
+  leaves(m);
+  m.region = &small;
+  EXPECT_NE(check().find("another size"), std::string::npos) << check();
+}
+
+TEST_F(PagerWriteBack, EachFailureInARowWaitsLongerUpToALimit) {
+  uint64_t before = 0;
+  for (int n = 1; n <= 10; ++n) {
+    write_back.failed(error(EIO, "no"), false, kNow);
+    const uint64_t pause = write_back.pause(kNow);
+    if (n <= 6) {
+      EXPECT_EQ(pause, WriteBack::kShortestPause << n) << n;
+    }
+    EXPECT_GE(pause, before) << n;
+    EXPECT_LE(pause, WriteBack::kLongestPause) << n;
+    EXPECT_EQ(check(), "") << n;
+    before = pause;
+  }
+  EXPECT_EQ(write_back.pause(kNow + before - 1), 1u);
+  EXPECT_EQ(write_back.pause(kNow + before), 0u);
+  EXPECT_EQ(write_back.pause(kNow + before + kMs), 0u);
+  EXPECT_EQ(check(kNow - kMs), "write-back waits longer than it may");
+}
+
+TEST_F(PagerWriteBack, AWriteThatWorksBeginsTheRowAnewAndEndsNoPause) {
+  for (int n = 0; n < 5; ++n) write_back.failed(error(EIO, "no"), false, kNow);
+  write_back.succeeded();
+  EXPECT_NE(write_back.pause(kNow), 0u) << "another one's success says little of the block that failed";
+  write_back.failed(error(EIO, "no"), false, kNow);
+  EXPECT_EQ(write_back.pause(kNow), 2 * WriteBack::kShortestPause);
+}
+
+TEST_F(PagerWriteBack, RoomEndsThePauseOfWhoWaitsForIt) {
+  EXPECT_FALSE(write_back.has_room()) << "nobody waits";
+  write_back.failed(error(ENOSPC, "full"), false, kNow);
+  EXPECT_TRUE(write_back.has_room());
+  EXPECT_EQ(write_back.pause(kNow), 0u);
+  EXPECT_FALSE(write_back.has_room());
+  write_back.pinned(kNow);
+  EXPECT_EQ(write_back.pause(kNow), WriteBack::kPinnedPause);
+  EXPECT_TRUE(write_back.error().code() == -ENOSPC) << "a pause is no failure, and its end does not undo one";
+}
+
+TEST_F(PagerWriteBack, TheSameFailureIsSaidOnceAMinute) {
+  EXPECT_TRUE(write_back.failed(error(EIO, "no"), false, kNow));
+  EXPECT_FALSE(write_back.failed(error(EIO, "no"), false, kNow + kMs)) << "in a row";
+  write_back.succeeded();
+  EXPECT_FALSE(write_back.failed(error(EIO, "no"), false, kNow + 2 * kMs)) << "said a moment ago";
+  write_back.succeeded();
+  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs)) << "that is another";
+  write_back.succeeded();
+  EXPECT_FALSE(write_back.failed(error(ENOSPC, "full"), false, kNow + 2 * kMs + WriteBack::kSayAgain));
+  write_back.succeeded();
+  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs + WriteBack::kSayAgain));
+}
+
+TEST_F(PagerWriteBack, TheFirstFailureThatNobodyHeardOfIsKeptUntilItIsTaken) {
+  EXPECT_TRUE(write_back.error().ok());
+  write_back.failed(error(EIO, "a sync says so"), true, kNow);
+  EXPECT_TRUE(write_back.error().ok()) << "who waits for the write has it from there";
+  write_back.failed(error(ENOSPC, "first"), false, kNow);
+  write_back.failed(error(EIO, "second"), false, kNow);
+  EXPECT_EQ(write_back.error().code(), -ENOSPC);
+  const Status taken = write_back.take_error();
+  EXPECT_EQ(taken.code(), -ENOSPC);
+  EXPECT_EQ(taken.text(), "first");
+  EXPECT_TRUE(write_back.error().ok());
+  EXPECT_TRUE(write_back.take_error().ok()) << "told once";
+}
+
+}  // namespace
