@@ -29,20 +29,6 @@ bool scanned(const Region& r, uint64_t budget) {
   return r.access == policy::Access::sequential && r.span >= budget / 2;
 }
 
-// Nobody waits for the run any more: what is queued of it is not read.
-void forget_ahead(Queue<Speculative>& queue, const Region& r, const policy::Run& run) {
-  if (run.count == 0) return;
-  const int64_t end = static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count) * run.stride;
-  for (Speculative& s : queue) {
-    if (s.region != &r || s.urgency != Urgency::readahead || s.stride != run.stride) continue;
-    const int64_t left = end - static_cast<int64_t>(s.next), n = left / s.stride;
-    if (left % s.stride != 0 || n <= 0 || static_cast<uint64_t>(n) > run.count) continue;
-    const uint64_t skip = std::min(static_cast<uint64_t>(n), s.count);
-    s.next = static_cast<BlockIndex>(static_cast<int64_t>(s.next) + static_cast<int64_t>(skip) * s.stride);
-    s.count -= skip;
-  }
-}
-
 }  // namespace
 
 // One round of the trap's events; true when there may be more. One thread at a time.
@@ -243,7 +229,7 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
 // that is true.
 void Pager::pass(Region& r, const policy::Run& run, bool used) {
   const bool leave = !used || scanned(r, budget_.limit());
-  forget_ahead(queues_.speculative, r, run);
+  queues_.speculation.forget(r, run);
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[b];

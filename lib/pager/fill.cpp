@@ -232,7 +232,7 @@ void Pager::finish_read(Move* m, After& after) {
   }
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
-  if (m->speculative) queues_.speculative_bytes -= r.block_size;
+  queues_.speculation.ended(*m);
   if (m->hole) {
     r.hole_first = m->block;
     r.hole_end = std::min<uint64_t>((m->hole_end - r.file_offset) / r.block_size, r.blocks);
@@ -466,24 +466,11 @@ void Pager::run(After& after) {
 // Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
 // remember it by, and nothing has changed.
 bool Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {
-  Block& block = r.table[b];
-  if ((block.flags & core::kStarved) != 0) {
-    // A fault moves ahead of acquires.
-    if (urgency != Urgency::fault) return true;
-    queues_.starved.erase_if([&](const Starved& s) { return s.region == &r && s.block == b; });
-    block.flags &= static_cast<uint16_t>(~core::kStarved);
-  }
+  if (urgency != Urgency::fault && StarvedQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
   const uint64_t lived = look(now);
-  const Starved entry{&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived};
   need_evict_.notify_all();
-  const auto at = urgency != Urgency::fault
-                      ? queues_.starved.end()
-                      : std::find_if(queues_.starved.begin(), queues_.starved.end(),
-                                     [](const Starved& s) { return s.urgency != Urgency::fault; });
-  if (!queues_.starved.insert(at, entry)) return false;
-  block.flags |= core::kStarved;
-  return true;
+  return queues_.starved.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived});
 }
 
 // A touch waits for memory. False: there is none to remember it by. The toucher looks again then, and is reported
@@ -501,22 +488,15 @@ void Pager::pump(After& after) {
     const Starved s = queues_.starved.front();
     Block& block = s.region->table[s.block];
     if (block.state == State::untouched && !table_may_grow(*s.region, s.block)) {  // it has been used up meanwhile
-      block.flags &= static_cast<uint16_t>(~(core::kStarved | core::kWanted | core::kWantedWrite));
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       if (s.urgency == Urgency::fault) refuse_touch(*s.region, s.block);
       notify();  // an acquire says why
     } else if (block.state == State::untouched || block.state == State::stored) {
-      block.flags &= static_cast<uint16_t>(~core::kStarved);
-      if (!start_fill(*s.region, s.block, s.urgency, after, &s)) {
-        block.flags |= core::kStarved;
-        return;
-      }
+      if (!start_fill(*s.region, s.block, s.urgency, after, &s)) return;
     } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
       if (!start_install(*s.region, s.block, after, &s)) return;
-      block.flags &= static_cast<uint16_t>(~core::kStarved);
-    } else {
-      block.flags &= static_cast<uint16_t>(~core::kStarved);
     }
-    queues_.starved.pop_front();
+    queues_.starved.pop();
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
   if (!queues_.refused.empty()) table_may_grow(*queues_.refused.front().first, queues_.refused.front().second);
@@ -527,33 +507,27 @@ void Pager::pump(After& after) {
 
 void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
   if (w.count == 0) return;
-  if (queues_.speculative.size() >= Queues::kMaxSpeculative) {
-    r.readahead.on_dropped(w.count);
-    return;
-  }
-  if (!queues_.speculative.push_back({&r, w.first, w.stride, w.count, w.marker, urgency}))
-    r.readahead.on_dropped(w.count);
+  if (!queues_.speculation.add({&r, w.first, w.stride, w.count, w.marker, urgency})) r.readahead.on_dropped(w.count);
 }
 
 void Pager::pump_speculative(After& after) {
-  while (!queues_.speculative.empty()) {
-    Speculative& s = queues_.speculative.front();
+  while (!queues_.speculation.empty()) {
+    Speculative& s = queues_.speculation.front();
     Region& r = *s.region;
     if (s.count == 0 || s.next >= r.blocks) {
-      queues_.speculative.pop_front();
+      queues_.speculation.pop();
       continue;
     }
     if (s.urgency == Urgency::readahead && sums_.ahead_bytes + r.block_size > budget_.ahead_limit()) {
       r.readahead.on_cut({s.next, s.stride, s.count});
-      queues_.speculative.pop_front();
+      queues_.speculation.pop();
       continue;
     }
     const uint64_t cap =
         std::max<uint64_t>(config_.io_depth * std::max<uint64_t>(r.block_size, 256 << 10), r.block_size);
-    if (queues_.speculative_bytes + r.block_size > std::max(cap, r.block_size) && queues_.speculative_bytes != 0)
-      return;
+    if (!queues_.speculation.may_start(r.block_size, cap)) return;
     Block& block = r.table[s.next];
-    if ((block.state == State::untouched || block.state == State::stored) && (block.flags & core::kStarved) == 0 &&
+    if ((block.state == State::untouched || block.state == State::stored) && !StarvedQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::untouched &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !table_may_grow(r, s.next)))) {
@@ -562,9 +536,7 @@ void Pager::pump_speculative(After& after) {
       } else if (!start_fill(r, s.next, s.urgency, after)) {
         return;
       }
-      Move* m = after.submit.tail;
-      m->speculative = true;
-      queues_.speculative_bytes += r.block_size;
+      queues_.speculation.started(*after.submit.tail);
       core::add(counters_.prefetched_blocks);
       block.flags |= core::kReadAhead;
       if (s.urgency == Urgency::prefetch) {
@@ -578,8 +550,7 @@ void Pager::pump_speculative(After& after) {
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
       // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.
     }
-    s.next = static_cast<BlockIndex>(static_cast<int64_t>(s.next) + s.stride);
-    --s.count;
+    s.advance(1);
   }
 }
 
@@ -645,19 +616,17 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                 core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
-      queues_.starved.front() = {&r, s.block, Urgency::fault, now, look(now)};
-      queues_.starved.front_to_back();
+      queues_.starved.wait_again(now, look(now));
       return false;
     }
     const auto brought = [&] { return block.state != State::untouched && block.state != State::stored; };
     if (brought()) {
-      queues_.starved.pop_front();
-      block.flags &= static_cast<uint16_t>(~core::kStarved);
+      queues_.starved.pop();
       continue;
     }
     // Without memory to know it by when there is room again, it waits on.
     if (!queues_.dropped.reserve(queues_.dropped.size() + 1)) return false;
-    queues_.starved.pop_front();
+    queues_.starved.take();
     const Status why =
         core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
@@ -673,8 +642,8 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     lock.lock();
     --r.in_flight;
     notify();
+    queues_.starved.unmark(r, s.block);
     if (r.dying) return true;
-    block.flags &= static_cast<uint16_t>(~core::kStarved);
     if (brought()) return true;
     if (!queues_.dropped.push_back({&r, s.block})) {
       starve_fault(r, s.block, s.since_ns, s.mark);

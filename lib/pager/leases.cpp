@@ -209,8 +209,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
 bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& after) {
   do {
     const Block& block = r.table[*next];
-    if ((block.state != State::untouched && block.state != State::stored) || (block.flags & core::kStarved) != 0)
-      continue;
+    if ((block.state != State::untouched && block.state != State::stored) || StarvedQueue::marked(block)) continue;
     try {
       if (!start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
@@ -224,15 +223,10 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
 Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const Ask* ask) {
   bool tried = false;
   uint64_t starving = Progress::kNone;
-  const auto forget_starving = [&] {
-    queues_.starved.erase_if(
-        [&](const Starved& s) { return s.region == &r && s.block == b && s.urgency == Urgency::acquire; });
-    r.table[b].flags &= static_cast<uint16_t>(~core::kStarved);
-  };
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) {
-      if (starving != Progress::kNone) forget_starving();
+      if (starving != Progress::kNone) queues_.starved.give_up_acquire(r, b);
       return s;
     }
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
@@ -269,12 +263,12 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         tried = true;
         if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
-        if ((block.flags & core::kStarved) == 0 && !start_fill(r, b, Urgency::acquire, after)) {
+        if (!StarvedQueue::marked(block) && !start_fill(r, b, Urgency::acquire, after)) {
           if (!starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::held:
-        if ((block.flags & core::kStarved) == 0 && !begin_install(r, b, after)) return no_memory();
+        if (!StarvedQueue::marked(block) && !begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device: {
         Job job{1, {}};
@@ -303,10 +297,10 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       lock.lock();
       continue;
     }
-    if ((block.flags & core::kStarved) != 0) {
+    if (StarvedQueue::marked(block)) {
       if (starving == Progress::kNone) starving = look(now_ns());
       if (hopeless(starving)) {
-        forget_starving();
+        queues_.starved.give_up_acquire(r, b);
         if (!write_back_.error().ok()) return write_back_.take_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());

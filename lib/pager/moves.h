@@ -86,6 +86,7 @@ struct Move {
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
+  bool reads_ahead = false;     // .. and is being read, as Speculation counts it
   bool cut = false;             // fill: the file became shorter than the block wants
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
@@ -146,21 +147,6 @@ struct After {       // work for when the lock is gone
   MoveList zero;     // frames to clear, then as if read
   MoveList install;  // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
-};
-struct Starved {
-  Region* region;
-  core::BlockIndex block;
-  core::Urgency urgency;
-  uint64_t since_ns;
-  uint64_t mark;  // of Progress
-};
-struct Speculative {  // a prefetch or a read-ahead window, taken block by block
-  Region* region;
-  core::BlockIndex next;
-  int64_t stride;
-  uint64_t count;
-  core::BlockIndex marker;  // read-ahead only
-  core::Urgency urgency;
 };
 struct SpanOf {  // a checked range
   Region* region;

@@ -398,6 +398,8 @@ std::string Pager::check() {
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      if (StarvedQueue::marked(r->table[b]) && !queues_.starved.accounts_for(*r, b))
+        return "a block is marked as one that waits for memory, and does not: " + where(*r, b);
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         ++blocks_in_memory;
         const Resident& resident = residents_[r->table[b].aux];
@@ -429,6 +431,8 @@ std::string Pager::check() {
   if (blocks_in_memory + copies != residents_.size() - free_residents_) return "residents and tables disagree";
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
+  if (std::string s = queues_.starved.check(); !s.empty()) return s;
+  if (std::string s = queues_.speculation.check(moves_); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
                            static_cast<unsigned long long>(budget_.charged(Use::blocks)),

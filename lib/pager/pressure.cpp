@@ -37,7 +37,7 @@ bool Pager::populate(Move* m, After& after) {
   core::Block& block = r.table[m->block];
   const core::BlockIndex b = m->block;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  if (m->speculative) queues_.speculative_bytes -= r.block_size;
+  queues_.speculation.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
   free_resident(b, r);
   block.flags &= kForgetReadAhead;

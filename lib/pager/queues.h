@@ -11,6 +11,8 @@
 #include "core/types.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
+#include "pager/speculation.h"
+#include "pager/starved.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -18,9 +20,8 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  Queue<Starved> starved;                               // at most one entry a block; faults before acquires
-  Queue<Speculative> speculative;                       // at most kMaxSpeculative
-  uint64_t speculative_bytes = 0;                       // of them in flight
+  StarvedQueue starved;                                 // blocks that wait for memory
+  Speculation speculation;                              // what is to be read before anybody accesses it
   Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
   Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
   Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched

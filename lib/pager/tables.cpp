@@ -77,7 +77,7 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
-      !queues_.speculative.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) ||
+      !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) ||
       !queues_.refused.reserve(kMostRefused))
     return false;
   r.reserved_blocks = at_once;

@@ -1,0 +1,121 @@
+// Blocks that wait for memory: once each, faults before acquires, and marked for as long as they wait.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pager/starved.h"
+
+namespace {
+
+using vmem::core::BlockIndex;
+using vmem::core::Urgency;
+using vmem::pager::Region;
+using vmem::pager::Starved;
+using vmem::pager::StarvedQueue;
+
+class PagerStarved : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(one.table.create(16).ok());
+    ASSERT_TRUE(other.table.create(16).ok());
+  }
+  void TearDown() override { EXPECT_EQ(queue.check(), ""); }
+  bool add(BlockIndex b, Urgency urgency, uint64_t since = 1) { return queue.add({&one, b, urgency, since, 0}); }
+  bool fault(BlockIndex b, uint64_t since = 1) { return add(b, Urgency::fault, since); }
+  bool acquire(BlockIndex b, uint64_t since = 1) { return add(b, Urgency::acquire, since); }
+  bool marked(BlockIndex b) { return StarvedQueue::marked(one.table[b]); }
+  std::vector<BlockIndex> waiting() {
+    std::vector<BlockIndex> blocks;
+    for (const Starved& s : queue) blocks.push_back(s.block);
+    return blocks;
+  }
+  using Blocks = std::vector<BlockIndex>;
+
+  Region one{16, 4}, other{16, 4};
+  StarvedQueue queue;
+};
+
+TEST_F(PagerStarved, FaultsGoBeforeAcquiresAndKeepTheirOrder) {
+  EXPECT_TRUE(acquire(1) && fault(2) && acquire(3) && fault(4));
+  EXPECT_EQ(waiting(), (Blocks{2, 4, 1, 3}));
+  for (const BlockIndex b : {1, 2, 3, 4}) EXPECT_TRUE(marked(b)) << b;
+  EXPECT_FALSE(marked(5));
+  EXPECT_FALSE(StarvedQueue::marked(other.table[1]));
+}
+
+TEST_F(PagerStarved, ABlockWaitsOnceAndAFaultTakesThePlaceOfAnAcquire) {
+  EXPECT_TRUE(acquire(1, 10) && acquire(2, 20));
+  EXPECT_TRUE(acquire(2, 30));
+  EXPECT_EQ(waiting(), (Blocks{1, 2}));
+  EXPECT_EQ(std::next(queue.begin())->since_ns, 20u) << "it waits since it came";
+  EXPECT_TRUE(fault(2, 40));
+  EXPECT_EQ(waiting(), (Blocks{2, 1}));
+  EXPECT_EQ(queue.front().urgency, Urgency::fault);
+  EXPECT_TRUE(acquire(2, 50));
+  EXPECT_EQ(queue.front().urgency, Urgency::fault) << "an acquire adds nothing to a fault";
+  EXPECT_TRUE(marked(2));
+}
+
+TEST_F(PagerStarved, WhoWasServedIsMarkedNoMore) {
+  EXPECT_TRUE(fault(1) && fault(2));
+  queue.pop();
+  EXPECT_EQ(waiting(), Blocks{2});
+  EXPECT_FALSE(marked(1));
+  EXPECT_TRUE(marked(2));
+  EXPECT_TRUE(fault(1)) << "it may come again";
+  EXPECT_EQ(waiting(), (Blocks{2, 1}));
+}
+
+TEST_F(PagerStarved, WhoCannotBeServedWaitsFromNowOn) {
+  EXPECT_TRUE(fault(1, 10) && fault(2, 20));
+  queue.wait_again(99, 7);
+  EXPECT_EQ(waiting(), (Blocks{2, 1}));
+  const Starved& last = *std::next(queue.begin());
+  EXPECT_EQ(last.since_ns, 99u);
+  EXPECT_EQ(last.mark, 7u);
+  EXPECT_EQ(last.urgency, Urgency::fault);
+}
+
+TEST_F(PagerStarved, WhatWasTakenOutStaysMarkedSoThatNobodyTriesItMeanwhile) {
+  EXPECT_TRUE(fault(1) && fault(2));
+  queue.take();
+  EXPECT_EQ(waiting(), Blocks{2});
+  EXPECT_TRUE(marked(1));
+  EXPECT_TRUE(queue.accounts_for(one, 1));
+  EXPECT_TRUE(acquire(1)) << "waits for what comes of it";
+  EXPECT_EQ(waiting(), Blocks{2});
+  queue.unmark(one, 1);
+  EXPECT_FALSE(marked(1));
+  EXPECT_FALSE(queue.accounts_for(one, 1));
+  EXPECT_TRUE(queue.accounts_for(one, 2));
+}
+
+TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesTheOthers) {
+  EXPECT_TRUE(acquire(1) && acquire(2));
+  queue.give_up_acquire(one, 1);
+  EXPECT_EQ(waiting(), Blocks{2});
+  EXPECT_FALSE(marked(1));
+  EXPECT_TRUE(marked(2));
+}
+
+TEST_F(PagerStarved, ARegionThatGoesTakesItsBlocksAlong) {
+  EXPECT_TRUE(fault(1) && acquire(2));
+  EXPECT_TRUE(queue.add({&other, 1, Urgency::fault, 1, 0}));
+  queue.forget(one);
+  ASSERT_EQ(queue.size(), 1u);
+  EXPECT_EQ(queue.front().region, &other);
+  EXPECT_TRUE(queue.accounts_for(other, 1));
+}
+
+TEST_F(PagerStarved, TheCheckSeesAMarkThatIsMissing) {
+  EXPECT_TRUE(fault(1));
+  one.table[1].flags = 0;
+  EXPECT_EQ(queue.check(), "a block waits for memory, and is not marked");
+  EXPECT_TRUE(fault(1)) << "so that it waits twice";
+  EXPECT_EQ(queue.check(), "a block waits for memory twice");
+  queue.forget(one);
+}
+
+}  // namespace
