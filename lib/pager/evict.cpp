@@ -10,7 +10,9 @@
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/step.h"
+#include "device/park.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
 
@@ -631,7 +633,28 @@ void Pager::revive(Region& r, BlockIndex b) {
   }
 }
 
-// As revive(), of a block that shows its file. Locked, and not meanwhile: to take a file's pages away may mean that the
+namespace {
+
+// Unlocked; state filling, and the file's own pages are mapped there. The trap takes their place, and for a moment
+// there is neither: meanwhile touches park at the gate, which regions with a device tier have.
+Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b) {
+  if (Status s = device::park::check(); !s.ok()) return s;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
+  device::park::set(at, r.block_size, device::park::Gate::shut);
+  const core::OnExit open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
+  return trap.unmap_file(r.address(b), r.block_size);
+}
+
+// .. They stay, and what was stored to them is dropped: without a gate they cannot be replaced under a reader.
+Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), core::round_up(r.file_bytes(b), core::kPage)};
+  return trap.drop({&range, 1});
+}
+
+}  // namespace
+
+// A block that shows its file loses what is there. In a region with a device tier it is an ordinary block again, as by
+// revive(); else it goes on showing the file. Locked, and not meanwhile: to take a file's pages away may mean that the
 // file system writes them first. For that time nobody else acts on the block.
 Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   if (!reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
@@ -642,12 +665,12 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   Move* m = new_move(r, b);
   lock.unlock();
   core::step("file.hiding");
-  Status s = trap_->unmap_file(r.address(b), r.block_size);
+  Status s = r.gpu ? hide_file(*trap_, r, b) : drop_shown(*trap_, r, b);
   lock.lock();
   give_resident(id);
   block.aux = stamp;
   After after;
-  if (s.ok()) {
+  if (s.ok() && r.gpu) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
     charge_table(r);
@@ -655,7 +678,7 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     free_move(m);
     settle(r, b, after);
   } else {
-    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    if (!s.ok()) core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     r.table.change(b, State::filling, State::failed);
     trap_->wake(r.address(b), r.block_size).ignore();

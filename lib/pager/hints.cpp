@@ -402,7 +402,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     case State::failed:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
       forget_store_copy(r, b);
-      // Where the file itself is mapped only a PRIVATE region has contents of its own: the next access maps it anew.
+      // Where the file itself is mapped only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
       if ((block.flags & core::kShowsFile) != 0) return revive_shown(lock, r, b);
       revive(r, b);

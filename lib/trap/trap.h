@@ -135,7 +135,8 @@ class Trap {
     (void)address, (void)size, (void)fd, (void)offset, (void)shared;
     return core::Status(EOPNOTSUPP, "");
   }
-  // Undoes map_file(), and fail() beside it: the range is absent and trapped again. A touch meanwhile gets SIGSEGV.
+  // Undoes map_file(), and fail() beside it: the range is absent and trapped again. A touch meanwhile gets SIGSEGV
+  // (park it).
   virtual core::Status unmap_file(void* address, size_t size) {
     (void)address, (void)size;
     return core::Status(EOPNOTSUPP, "");

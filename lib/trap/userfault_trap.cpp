@@ -509,6 +509,7 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);
   if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
+  core::step("trap.anew.shut");
   return place(at(address), size, entry.transfer);
 }
 

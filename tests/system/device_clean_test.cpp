@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "child.h"
+#include "device/park.h"
 #include "sim_support.h"
 
 namespace {
@@ -191,6 +192,68 @@ TEST_F(DeviceCleanOnUserfault, AShownFileIsTakenAwayWithoutTheLock) {
   EXPECT_EQ(vmem_evict(p, 4 * kBlock, VMEM_SSD), 0) << said();
   EXPECT_EQ(words[2 * kWords], 8u);
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
+// The file's pages are gone and the trap is not there yet.
+TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
+  if (IsSkipped()) return;
+  const TempFile file(2 * kBlock);
+  void* p = nullptr;
+  ASSERT_EQ(vmem_map(&p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_SHARED), 0) << said();
+  auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
+  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
+  EXPECT_TRUE(bus(word));
+  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+  *static_cast<volatile uint64_t*>(word) = 7;  // in the mapping of the file
+  stop_at("trap.anew.shut");
+  std::atomic<int> acquired{1};
+  aside([&] { acquired = vmem_acquire(word, kBlock, VMEM_READ, 0, stream_); });
+  const bool taken = stopped();
+  const uint64_t parked = vmem::device::park::stats().parked;
+  std::atomic<uint64_t> value{0};
+  if (taken) aside([&] { value = *static_cast<volatile uint64_t*>(word); });
+  EXPECT_TRUE(taken && until([&] { return vmem::device::park::stats().parked > parked; }));
+  EXPECT_EQ(value, 0u);
+  go_on();
+  EXPECT_TRUE(until([&] { return acquired != 1 && value != 0; }));
+  EXPECT_EQ(acquired, 0);
+  EXPECT_EQ(value, 7u);
+  EXPECT_EQ(vmem_release(word, kBlock, stream_), 0) << said();
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
+// A region without a device tier has nowhere to wait: its pages are dropped where they are.
+TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsDroppedReadsOn) {
+  if (IsSkipped()) return;
+  const TempFile file(2 * kBlock);
+  void* p = nullptr;
+  ASSERT_EQ(vmem_map(&p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_PRIVATE | VMEM_HOST_ONLY), 0) << said();
+  auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
+  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
+  EXPECT_TRUE(bus(word));
+  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+  *static_cast<volatile uint64_t*>(word) = 7;
+  static std::atomic<uint64_t> reads;
+  reads = 0;
+  std::atomic<bool> end{false};
+  std::thread reader([&] {
+    for (; !end; ++reads) (void)*static_cast<volatile uint64_t*>(word);
+  });
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "trap.anew.shut") != 0) return;
+    const uint64_t before = reads;
+    EXPECT_TRUE(until([&] { return reads > before + 1; }));
+  });
+  EXPECT_EQ(vmem_advise(word, kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << said();
+  vmem::core::step_hook.store(nullptr);
+  end = true;
+  reader.join();
+  EXPECT_EQ(*static_cast<volatile uint64_t*>(word), 0u) << "what was stored there is dropped";
+  EXPECT_EQ(vmem_acquire(word, kBlock, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0) << said();
+  *static_cast<volatile uint64_t*>(word) = 8;
+  EXPECT_EQ(vmem_release(word, kBlock, nullptr), 0) << said();
+  EXPECT_EQ(*static_cast<volatile uint64_t*>(word), 8u);
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
 
