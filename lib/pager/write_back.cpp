@@ -22,12 +22,15 @@ void WriteBack::settled(Leaving& move) {
 
 bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
   const bool repeated = said_ == why.code() && now_ns - said_ns_ < kSayAgain;
-  const bool say = failures_in_row_++ == 0 && !repeated;
+  const bool say = failures_in_row_ == 0 && !repeated;
   if (say) {
     said_ = why.code();
     said_ns_ = now_ns;
   }
-  retry_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
+  if (failures_in_row_ == 0 || pause(now_ns) == 0) {
+    ++failures_in_row_;
+    retry_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
+  }
   if (!somebody_hears && error_.ok()) error_ = why;
   return say;
 }

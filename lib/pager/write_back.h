@@ -48,9 +48,9 @@ class WriteBack {
   uint64_t pause(uint64_t now_ns) const { return now_ns < retry_ns_ ? retry_ns_ - now_ns : 0; }
   // Somebody has pinned a block's memory: not at once again, were all of memory like this.
   void pinned(uint64_t now_ns) { retry_ns_ = now_ns + kPinnedPause; }
-  // The next try waits, the longer the more have failed in a row. Kept for take_error() unless somebody waits for this
-  // write, and hears of it, or there is one already. True: it is to be said; one that repeats what was said last is
-  // not.
+  // The next try waits, the longer the more have failed in a row. Blocks leave together: those that fail before the
+  // next try may begin are one try. Kept for take_error() unless somebody waits for this write, and hears of it, or
+  // there is one already. True: it is to be said; one that repeats what was said last is not.
   bool failed(const core::Status& why, bool somebody_hears, uint64_t now_ns);
   void succeeded() { failures_in_row_ = 0; }
   // The store has room, or may have: who waits to write tries at once. False: nobody was kept from it.
@@ -66,9 +66,9 @@ class WriteBack {
  private:
   std::array<uint64_t, 2> leaving_{};  // bytes: of frames, of staging frames
   core::Status error_;
-  uint64_t retry_ns_ = 0;  // no write-back before this; 0: whoever waited for it was told that there is room
-  unsigned failures_in_row_ = 0;
-  int said_ = 0;  // this failure was said last, then
+  uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
+  unsigned failures_in_row_ = 0;  // tries
+  int said_ = 0;                  // this failure was said last, then
   uint64_t said_ns_ = 0;
 };
 
