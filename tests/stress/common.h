@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -126,24 +127,51 @@ inline void start() {
   if (rc != 0) differs("vmem_init: %d %s", rc, vmem_last_error());
 }
 
+// What the library has done so far. False: it does not answer, somebody keeps its lock.
+inline bool done_so_far(struct vmem_stats* out) {
+  struct Answer {
+    struct vmem_stats stats = {};
+    std::atomic<bool> there{false};
+  };
+  const auto answer = std::make_shared<Answer>();
+  std::thread([answer] {
+    answer->stats.size = sizeof answer->stats;
+    vmem_stats(&answer->stats);
+    answer->there = true;
+  }).detach();
+  for (int i = 0; i < 50 && !answer->there; ++i) usleep(100000);
+  if (!answer->there) return false;
+  *out = answer->stats;
+  return true;
+}
+
 // Ends the process when `alive` has not changed for so many seconds, times patience: what is stuck shows in the
-// message, and in a core.
+// message, and in a core. What the library did in the second half of that time tells a hang from work that is slow.
 inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned quiet_seconds) {
   const unsigned seconds = quiet_seconds * vmem::test::patience();
   return std::thread([&alive, &stop, seconds] {
     uint64_t last = 0;
     unsigned quiet = 0;
+    struct vmem_stats half = {}, end = {};
+    bool answers = true;
     while (!stop) {
       usleep(100000);
       const uint64_t now = alive.load();
       quiet = now == last ? quiet + 1 : 0;
       last = now;
+      if (quiet == seconds * 5) answers = done_so_far(&half);
       if (quiet < seconds * 10) continue;
+      answers = answers && done_so_far(&end);
       if (getenv("VMEM_STRESS_WAIT") != nullptr) {
         fprintf(stderr, "process %d hangs: it waits for a debugger\n", getpid());
         for (;;) pause();
       }
-      differs("no progress for %u s", seconds);
+      if (!answers) differs("no progress for %u s, and the library's lock is held", seconds);
+      differs(
+          "no progress for %u s; in the second half of it %llu blocks left memory, %llu bytes were read, %llu written",
+          seconds, static_cast<unsigned long long>(end.evictions - half.evictions),
+          static_cast<unsigned long long>(end.read_bytes - half.read_bytes),
+          static_cast<unsigned long long>(end.write_bytes - half.write_bytes));
     }
   });
 }
