@@ -47,7 +47,7 @@ class Queue {
     return next;
   }
   void pop_front() { erase(items_.begin()); }
-  void front_to_back() { items_.splice(items_.end(), items_, items_.begin()); }
+  void move_front(iterator before) { items_.splice(before, items_, items_.begin()); }
   void clear() { spare_.splice(spare_.begin(), items_); }
   template <typename Which>
   void erase_if(Which which) {

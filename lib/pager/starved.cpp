@@ -15,6 +15,11 @@ void clear(Region& r, BlockIndex b) {
 
 }  // namespace
 
+Queue<Starved>::iterator StarvedQueue::behind(Urgency urgency) {
+  if (urgency != Urgency::fault) return queue_.end();
+  return std::find_if(queue_.begin(), queue_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
+}
+
 bool StarvedQueue::add(const Starved& what) {
   core::Block& block = what.region->table[what.block];
   if (marked(block)) {
@@ -22,11 +27,7 @@ bool StarvedQueue::add(const Starved& what) {
     queue_.erase_if([&](const Starved& s) { return s.region == what.region && s.block == what.block; });
     clear(*what.region, what.block);
   }
-  const auto at =
-      what.urgency != Urgency::fault
-          ? queue_.end()
-          : std::find_if(queue_.begin(), queue_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
-  if (!queue_.insert(at, what)) return false;
+  if (!queue_.insert(behind(what.urgency), what)) return false;
   block.flags |= core::kStarved;
   return true;
 }
@@ -37,9 +38,10 @@ void StarvedQueue::pop() {
 }
 
 void StarvedQueue::wait_again(uint64_t now_ns, uint64_t mark) {
-  queue_.front().since_ns = now_ns;
-  queue_.front().mark = mark;
-  queue_.front_to_back();
+  Starved& first = queue_.front();
+  first.since_ns = now_ns;
+  first.mark = mark;
+  queue_.move_front(behind(first.urgency));
 }
 
 void StarvedQueue::take() {
@@ -53,8 +55,9 @@ void StarvedQueue::unmark(Region& r, BlockIndex b) {
 }
 
 void StarvedQueue::give_up_acquire(Region& r, BlockIndex b) {
+  const size_t before = queue_.size();
   queue_.erase_if([&](const Starved& s) { return s.region == &r && s.block == b && s.urgency == Urgency::acquire; });
-  clear(r, b);
+  if (queue_.size() != before) clear(r, b);
 }
 
 void StarvedQueue::forget(const Region& r) {
@@ -66,7 +69,10 @@ bool StarvedQueue::accounts_for(const Region& r, BlockIndex b) const {
 }
 
 std::string StarvedQueue::check() const {
+  bool acquires = false;
   for (auto s = begin(); s != end(); ++s) {
+    if (acquires && s->urgency == Urgency::fault) return "an acquire is served before a fault";
+    acquires |= s->urgency != Urgency::fault;
     if (!marked(s->region->table[s->block])) return "a block waits for memory, and is not marked";
     if (std::any_of(begin(), s, [&](const Starved& o) { return o.region == s->region && o.block == s->block; }))
       return "a block waits for memory twice";

@@ -1,7 +1,7 @@
 // Blocks that wait for memory: a fault or an acquire wants them, and there was none.
 //
-//   a block that is in the queue is marked (kStarved); one that is marked is in it once, or was taken out by who says
-//   that it waited too long, and that is not over
+//   faults are in front of acquires; a block that is in the queue is marked (kStarved); one that is marked is in it
+//   once, or was taken out by who says that it waited too long, and that is not over
 //
 // Not thread-safe: the pager's lock protects it. Needs memory for an entry more than reserve() made room for.
 #pragma once
@@ -40,12 +40,12 @@ class StarvedQueue {
   [[nodiscard]] bool add(const Starved& what);
   // It was served, or nobody wants it any more.
   void pop();
-  // It could not be served, and goes on waiting from now on: behind all others.
+  // It could not be served, and goes on waiting from now on: behind those that are as urgent.
   void wait_again(uint64_t now_ns, uint64_t mark);
   // The front, out of the queue and marked until unmark(): whoever wants it meanwhile waits.
   void take();
   void unmark(Region& r, core::BlockIndex b);
-  // The acquire that wanted it has given up.
+  // The acquire that wanted it has given up. Where a fault has taken its place, that waits on.
   void give_up_acquire(Region& r, core::BlockIndex b);
   // The region goes, with its marks.
   void forget(const Region& r);
@@ -56,6 +56,8 @@ class StarvedQueue {
   bool accounts_for(const Region& r, core::BlockIndex b) const;
 
  private:
+  Queue<Starved>::iterator behind(core::Urgency urgency);
+
   Queue<Starved> queue_;
   size_t taken_ = 0;  // marked, and in no queue
 };

@@ -78,6 +78,17 @@ TEST_F(PagerStarved, WhoCannotBeServedWaitsFromNowOn) {
   EXPECT_EQ(last.urgency, Urgency::fault);
 }
 
+TEST_F(PagerStarved, AFaultThatCannotBeServedStaysBeforeAcquires) {
+  EXPECT_TRUE(fault(1) && acquire(2) && acquire(3));
+  queue.wait_again(99, 7);
+  EXPECT_EQ(waiting(), (Blocks{1, 2, 3}));
+  EXPECT_EQ(queue.front().since_ns, 99u);
+  EXPECT_EQ(queue.check(), "");
+  EXPECT_TRUE(fault(4));
+  queue.wait_again(100, 8);
+  EXPECT_EQ(waiting(), (Blocks{4, 1, 2, 3}));
+}
+
 TEST_F(PagerStarved, WhatWasTakenOutStaysMarkedSoThatNobodyTriesItMeanwhile) {
   EXPECT_TRUE(fault(1) && fault(2));
   queue.take();
@@ -98,6 +109,20 @@ TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesTheOthers) {
   EXPECT_EQ(waiting(), Blocks{2});
   EXPECT_FALSE(marked(1));
   EXPECT_TRUE(marked(2));
+}
+
+TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesAFaultOfTheSameBlockMarked) {
+  EXPECT_TRUE(acquire(1) && fault(1));
+  queue.give_up_acquire(one, 1);
+  EXPECT_EQ(waiting(), Blocks{1});
+  EXPECT_TRUE(marked(1));
+  EXPECT_EQ(queue.check(), "");
+  EXPECT_TRUE(acquire(1));
+  EXPECT_EQ(waiting(), Blocks{1}) << "no block waits twice";
+  queue.take();
+  queue.give_up_acquire(one, 1);
+  EXPECT_TRUE(marked(1)) << "what comes of the fault is being said";
+  queue.unmark(one, 1);
 }
 
 TEST_F(PagerStarved, ARegionThatGoesTakesItsBlocksAlong) {
