@@ -26,12 +26,8 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
   if (pinned || residents_[on_device].changed || r.dying || !reserve_block()) return false;
-  const ResidentId id = take_resident();
+  const ResidentId id = residents_.take(r, b, frame, kStagingPool);
   Resident& copy = residents_[id];
-  copy.region = &r;
-  copy.block = b;
-  copy.frame = frame;
-  copy.pool = kStagingPool;
   copy.is_copy = true;
   copy.stamp = residents_[on_device].stamp;
   copy.admitted = true;

@@ -66,7 +66,7 @@ void Pager::evict_loop() {
     // Who starves while nothing moves needs what a held block has: a buffer.
     const bool stuck = !queues_.starved.empty() && moves_.size() == free_moves_.size();
     // Or there is no memory to know one more block by.
-    const bool too_many = !queues_.starved.empty() && free_residents_ == 0;
+    const bool too_many = !queues_.starved.empty() && residents_.free() == 0;
     const bool host_short = must_evict() || stuck || too_many;
     machine_.refilling = host_short && !stuck;
     const bool staging_short = !gpus_.empty() && must_evict_staging();

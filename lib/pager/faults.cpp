@@ -197,13 +197,13 @@ void Pager::used(Region& r, BlockIndex b) {
   const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
   const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
   block.flags &= kForgetReadAhead;
-  sums_.seen(residents_[block.aux]);
+  residents_.seen(residents_[block.aux]);
   core::add(counters_.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
     Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
     before.flags &= kForgetReadAhead;
-    sums_.seen(residents_[before.aux]);
+    residents_.seen(residents_[before.aux]);
     core::add(counters_.prefetch_hits);
     if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
   }
@@ -218,7 +218,7 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
   pass(r, r.readahead.given_up(), false);
   if (w) {
     const uint64_t bytes = w->count * r.block_size;
-    if (sums_.ahead_bytes + bytes > limit) give_up_idle(bytes);
+    if (residents_.ahead_bytes() + bytes > limit) give_up_idle(bytes);
     speculate(r, *w, Urgency::readahead);
   }
   drop_behind(r);
@@ -241,7 +241,7 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
       block.flags &= kForgetReadAhead;
       core::add(counters_.prefetch_hits);
     }
-    if (used) sums_.seen(resident);
+    if (used) residents_.seen(resident);
     if (!leave || !resident.admitted) continue;
     bool pinned = false;
     if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;

@@ -518,7 +518,7 @@ void Pager::pump_speculative(After& after) {
       queues_.speculation.pop();
       continue;
     }
-    if (s.urgency == Urgency::readahead && sums_.ahead_bytes + r.block_size > budget_.ahead_limit()) {
+    if (s.urgency == Urgency::readahead && residents_.ahead_bytes() + r.block_size > budget_.ahead_limit()) {
       r.readahead.on_cut({s.next, s.stride, s.count});
       queues_.speculation.pop();
       continue;
@@ -542,8 +542,7 @@ void Pager::pump_speculative(After& after) {
       if (s.urgency == Urgency::prefetch) {
         block.flags |= core::kPrefetched;
       } else {
-        residents_[block.aux].ahead = true;
-        sums_.ahead_bytes += r.block_size;
+        residents_.read_ahead(residents_[block.aux]);
       }
       if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kMarker;
       residents_[block.aux].stride = static_cast<int32_t>(s.stride);

@@ -25,7 +25,6 @@ namespace vmem::pager {
 class Pager;
 struct Census;
 
-inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;  // blocks that move together: 32 MiB, where the driver's cost is spread thin
 inline constexpr size_t kPeerBatch = 128;   // .. between devices: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
@@ -105,26 +104,6 @@ struct Move {
   core::Way way = core::Way::none;
   Job* job = nullptr;
   core::Status status;
-};
-struct Resident {  // indexed by ResidentId
-  Region* region = nullptr;
-  core::BlockIndex block = 0;
-  std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
-  uint32_t stamp = 0;          // of its last eviction, 0 = never
-  int32_t stride = 0;          // of its read-ahead window
-  uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
-  bool admitted = false;       // known to the policy
-  bool leased = false;         // .. which holds it for its leases
-  bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
-  bool issued = false;         // entering: its copy is issued, `ticket` is its end
-  bool changed = false;        // on a device: what is there may differ from what came
-  bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
-  bool ahead = false;          // read ahead, and nobody was seen to use it
-  bool leaves = false;         // prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;        // the same bytes as a block that is on a device
-  core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame
-  device::Ticket ticket;
-  bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
 struct MoveList {                    // first in, first out; a move is in one at most. Needs no memory

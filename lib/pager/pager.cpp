@@ -150,29 +150,14 @@ std::string Pager::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
-// After reserve_block(), or where one has been given back under the same hold of the lock.
-ResidentId Pager::take_resident() {
-  const ResidentId id = free_resident_;
-  free_resident_ = residents_[id].copy;
-  --free_residents_;
-  residents_[id] = Resident{};
-  return id;
-}
-
 void Pager::give_resident(ResidentId id) {
   if (residents_[id].admitted) policy(id).remove(id);
-  sums_.seen(residents_[id]);
-  residents_[id] = Resident{};
-  residents_[id].copy = std::exchange(free_resident_, id);
-  ++free_residents_;
+  residents_.give(id);
 }
 
+// After reserve_block(), or where one has been given back under the same hold of the lock.
 ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
-  const ResidentId id = take_resident();
-  residents_[id].region = &r;
-  residents_[id].block = b;
-  residents_[id].frame = frame;
-  residents_[id].pool = pool;
+  const ResidentId id = residents_.take(r, b, frame, pool);
   r.table[b].aux = id;
   return id;
 }
@@ -428,7 +413,8 @@ std::string Pager::check() {
         return "a lease holds no block: " + where(*r, b);
     }
   }
-  if (blocks_in_memory + copies != residents_.size() - free_residents_) return "residents and tables disagree";
+  if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";
+  if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
@@ -440,9 +426,6 @@ std::string Pager::check() {
   }
   if (staging_.bytes() + config_.io_buffer_bytes != budget_.charged(Use::fixed))
     return "staging frames and their charge disagree";
-  uint64_t ahead = 0;
-  for (size_t i = 0; i < residents_.size(); ++i) ahead += residents_[i].ahead ? residents_[i].region->block_size : 0;
-  if (ahead != sums_.ahead_bytes) return "ahead_bytes and residents disagree";
   // Nothing is in flight: every staging frame is free, a block's, or a copy's.
   if (staged + copies + staging_.free() != staging_.total()) {
     return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,

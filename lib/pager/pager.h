@@ -13,7 +13,6 @@
 #include <thread>
 
 #include "core/big_lock.h"
-#include "core/chunks.h"
 #include "core/counters.h"
 #include "core/options.h"
 #include "pager/ask.h"
@@ -22,6 +21,7 @@
 #include "pager/progress.h"
 #include "pager/queues.h"
 #include "pager/region.h"
+#include "pager/residents.h"
 #include "pager/waiters.h"
 #include "vmem/vmem.h"
 
@@ -74,7 +74,6 @@ class Pager {
   core::Status check_location(int location, bool allow_ssd) const;
   Region* find(uintptr_t address);
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
-  core::ResidentId take_resident();
   void give_resident(core::ResidentId id);
   uint64_t age_of(uint32_t stamp) const;       // bytes/4096 evicted since
   void resize_policies(size_t residents = 0);  // 0: as many as there are
@@ -274,9 +273,7 @@ class Pager {
   std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
   HostBudget budget_;
   FramePool frames_;
-  core::Chunks<Resident> residents_;                    // references stay good while it grows
-  core::ResidentId free_resident_ = core::kNoResident;  // each names the next in `copy`
-  size_t free_residents_ = 0;
+  Residents residents_;
   std::vector<std::unique_ptr<Move>> moves_;
   std::vector<Move*> free_moves_;  // room for all: giving one back needs no memory
   Queues queues_;

@@ -28,13 +28,9 @@ constexpr size_t kMostRefused = 256;
 
 // At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
 bool Pager::reserve_residents(size_t count) noexcept try {
-  for (size_t old = residents_.size(); old < count; old = residents_.size()) {
-    resize_policies(old + residents_.kStep);
-    residents_.grow(old + 1);
-    for (size_t i = residents_.size(); i > old; --i) {
-      residents_[i - 1].copy = std::exchange(free_resident_, static_cast<ResidentId>(i - 1));
-    }
-    free_residents_ += residents_.size() - old;
+  while (residents_.size() < count) {
+    resize_policies(residents_.size() + Residents::kStep);
+    residents_.grow();
   }
   return true;
 } catch (const std::bad_alloc&) {
@@ -63,7 +59,7 @@ bool Pager::reserve_move(size_t free) noexcept try {
 }
 
 bool Pager::reserve_block() {
-  return (free_residents_ != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
+  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
 }
 
 // Locked, and now and then not; a new region. So that its blocks can move without asking for memory, as many of them as

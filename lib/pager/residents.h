@@ -1,0 +1,75 @@
+// What is known of the blocks that are in memory or on a device, by a number that each has while it is there
+// (core::Block::aux); and how many bytes of them were read ahead and nobody was seen to use.
+//
+//   a number is free, or names one block; ahead_bytes() = the blocks of those that are `ahead`
+//
+// Not thread-safe: the pager's lock protects it. grow() needs memory; nothing else does, and references stay good.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "core/chunks.h"
+#include "core/types.h"
+#include "device/device.h"
+#include "pager/region.h"
+
+namespace vmem::pager {
+
+inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
+
+struct Resident {
+  Region* region = nullptr;  // null: the number is free
+  core::BlockIndex block = 0;
+  std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
+  uint32_t stamp = 0;          // of its last eviction, 0 = never
+  int32_t stride = 0;          // of its read-ahead window
+  uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
+  bool admitted = false;       // known to the policy
+  bool leased = false;         // .. which holds it for its leases
+  bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
+  bool issued = false;         // entering: its copy is issued, `ticket` is its end
+  bool changed = false;        // on a device: what is there may differ from what came
+  bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
+  bool ahead = false;          // read ahead, and nobody was seen to use it: see read_ahead(), seen()
+  bool leaves = false;         // prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;        // the same bytes as a block that is on a device
+  core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
+  device::Ticket ticket;
+  bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
+};
+
+class Residents {
+ public:
+  static constexpr size_t kStep = core::Chunks<Resident>::kStep;
+
+  Resident& operator[](core::ResidentId id) { return all_[id]; }
+  const Resident& operator[](core::ResidentId id) const { return all_[id]; }
+  size_t size() const { return all_.size(); }  // numbers, free or not
+  size_t free() const { return free_; }
+  size_t used() const { return all_.size() - free_; }
+
+  // kStep numbers more. Throws bad_alloc, and nothing has changed.
+  void grow();
+  // One must be free.
+  core::ResidentId take(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool);
+  // The policy knows it no more.
+  void give(core::ResidentId id);
+
+  // It was read before anybody asked for it; somebody used it.
+  void read_ahead(Resident& resident);
+  void seen(Resident& resident);
+  uint64_t ahead_bytes() const { return ahead_bytes_; }
+
+  // Tests: recounts all. What is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  core::Chunks<Resident> all_;
+  core::ResidentId first_free_ = core::kNoResident;
+  size_t free_ = 0;
+  uint64_t ahead_bytes_ = 0;
+};
+
+}  // namespace vmem::pager

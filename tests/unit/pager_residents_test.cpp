@@ -1,0 +1,135 @@
+// The numbers of blocks in memory: each is free or a block's, and what was read ahead is counted until it is used.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "pager/residents.h"
+
+namespace {
+
+using vmem::core::kNoResident;
+using vmem::core::ResidentId;
+using vmem::pager::kHostPool;
+using vmem::pager::kStagingPool;
+using vmem::pager::Region;
+using vmem::pager::Resident;
+using vmem::pager::Residents;
+
+class PagerResidents : public ::testing::Test {
+ protected:
+  PagerResidents() {
+    small.block_size = 4096;
+    large.block_size = 2 << 20;
+  }
+  Region small{16, 4}, large{16, 4};
+  Residents all;
+};
+
+TEST_F(PagerResidents, GrowByAStepAndKeepWhatIsThere) {
+  EXPECT_EQ(all.size(), 0u);
+  EXPECT_EQ(all.check(), "");
+  all.grow();
+  EXPECT_EQ(all.size(), Residents::kStep);
+  EXPECT_EQ(all.free(), Residents::kStep);
+  std::byte frame{};
+  const ResidentId id = all.take(small, 7, &frame, kStagingPool);
+  const Resident* const at = &all[id];
+  all.grow();
+  EXPECT_EQ(all.free(), 2 * Residents::kStep - 1);
+  EXPECT_EQ(all.used(), 1u);
+  EXPECT_EQ(&all[id], at) << "references stay good";
+  EXPECT_EQ(at->region, &small);
+  EXPECT_EQ(at->block, 7u);
+  EXPECT_EQ(at->frame, &frame);
+  EXPECT_EQ(at->pool, kStagingPool);
+  EXPECT_EQ(all.check(), "");
+}
+
+TEST_F(PagerResidents, EachNumberIsTakenOnceAndComesBackEmpty) {
+  all.grow();
+  std::set<ResidentId> taken;
+  for (size_t i = 0; i < Residents::kStep; ++i) {
+    const ResidentId id = all.take(small, i, nullptr, kHostPool);
+    EXPECT_LT(id, Residents::kStep);
+    EXPECT_TRUE(taken.insert(id).second) << id;
+  }
+  EXPECT_EQ(all.free(), 0u);
+  EXPECT_EQ(all.check(), "");
+  Resident& one = all[5];
+  one.stamp = 3;
+  one.leaves = one.in_place = true;
+  one.copy = 9;
+  all.give(5);
+  EXPECT_EQ(all.free(), 1u);
+  ASSERT_EQ(all.take(large, 1, nullptr, kHostPool), 5u);
+  EXPECT_EQ(one.region, &large);
+  EXPECT_EQ(one.stamp, 0u);
+  EXPECT_FALSE(one.leaves || one.in_place);
+  EXPECT_EQ(one.copy, kNoResident);
+}
+
+TEST_F(PagerResidents, WhatWasReadAheadIsCountedUntilItIsUsedOrLeaves) {
+  all.grow();
+  const ResidentId a = all.take(small, 1, nullptr, kHostPool), b = all.take(large, 1, nullptr, kHostPool);
+  all.seen(all[a]);
+  EXPECT_EQ(all.ahead_bytes(), 0u) << "somebody asked for it";
+  all.read_ahead(all[a]);
+  all.read_ahead(all[a]);
+  all.read_ahead(all[b]);
+  EXPECT_EQ(all.ahead_bytes(), 4096u + (2 << 20));
+  EXPECT_EQ(all.check(), "");
+  all.seen(all[b]);
+  all.seen(all[b]);
+  EXPECT_EQ(all.ahead_bytes(), 4096u);
+  all.give(a);
+  EXPECT_EQ(all.ahead_bytes(), 0u);
+  EXPECT_EQ(all.check(), "");
+}
+
+TEST_F(PagerResidents, TheCheckSeesWhatWasChangedBehindItsBack) {
+  all.grow();
+  const ResidentId a = all.take(small, 1, nullptr, kHostPool);
+  all[a].ahead = true;
+  EXPECT_EQ(all.check(), "bytes that were read ahead and residents disagree");
+  all[a].ahead = false;
+  EXPECT_EQ(all.check(), "");
+  all[a].region = nullptr;
+  EXPECT_EQ(all.check(), "a number is not free, and names no block");
+  all[a].region = &small;
+  all.give(a);
+  all[a].region = &small;
+  EXPECT_EQ(all.check(), "a number that is free names a block");
+  all[a].region = nullptr;
+  all[a].copy = a;
+  EXPECT_EQ(all.check(), "more numbers are free than are counted");
+}
+
+TEST_F(PagerResidents, NothingIsLostInALongMix) {
+  std::mt19937 random(7);
+  std::vector<ResidentId> mine;
+  for (int n = 0; n < 20000; ++n) {
+    if (random() % 2 == 0 || mine.empty()) {
+      if (all.free() == 0) all.grow();
+      mine.push_back(all.take(random() % 2 == 0 ? small : large, random() % 16, nullptr, kHostPool));
+      if (random() % 3 == 0) all.read_ahead(all[mine.back()]);
+    } else {
+      std::swap(mine[random() % mine.size()], mine.back());
+      all.give(mine.back());
+      mine.pop_back();
+    }
+    ASSERT_EQ(all.used(), mine.size());
+    if (n % 1000 == 0) {
+      ASSERT_EQ(all.check(), "") << n;
+    }
+  }
+  for (const ResidentId id : mine) all.give(id);
+  EXPECT_EQ(all.used(), 0u);
+  EXPECT_EQ(all.ahead_bytes(), 0u);
+  EXPECT_EQ(all.check(), "");
+}
+
+}  // namespace
