@@ -17,7 +17,7 @@
 
 #include "core/big_lock.h"
 #include "device/cuda_api.h"
-#include "device/managed.h"
+#include "device/units.h"
 
 namespace vmem::device {
 
@@ -64,7 +64,7 @@ struct CudaEvent : Event {
   std::atomic<bool> reached{false};
 };
 
-class CudaDevices final : public ManagedDevices {
+class CudaDevices final : public UnitDevices {
  public:
   ~CudaDevices() override;
   core::Status start();

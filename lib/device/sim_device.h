@@ -17,7 +17,7 @@
 #include <string_view>
 #include <thread>
 
-#include "device/managed.h"
+#include "device/units.h"
 
 namespace vmem::device {
 
@@ -66,7 +66,7 @@ class SimKernel {
 };
 using SimFunction = std::function<void(SimKernel&)>;
 
-class SimDevices final : public ManagedDevices {
+class SimDevices final : public UnitDevices {
  public:
   explicit SimDevices(const SimOptions& options);
   core::Status start();  // once, before anything else

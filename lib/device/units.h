@@ -1,4 +1,4 @@
-// What both bodies of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
+// What all bodies of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
 // (map, mprotect, pagemap, parking) and remembered advice. A body adds the calls that need a device.
 //
 // Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_; leaves, none held while calling a body.
@@ -53,7 +53,7 @@ struct Reservation {
 };
 using ReservationPtr = std::shared_ptr<Reservation>;
 
-class ManagedDevices : public Devices {
+class UnitDevices : public Devices {
  public:
   int count() const final { return static_cast<int>(infos_.size()); }
   const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
@@ -74,7 +74,7 @@ class ManagedDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  ManagedDevices() { advice_table_.push_back({}); }
+  UnitDevices() { advice_table_.push_back({}); }
   // Adjacent units of one reservation.
   struct Span {
     Reservation* reservation = nullptr;

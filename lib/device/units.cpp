@@ -1,4 +1,4 @@
-#include "device/managed.h"
+#include "device/units.h"
 
 #include <errno.h>
 #include <sys/mman.h>
@@ -57,13 +57,13 @@ Reservation::~Reservation() {
   if (units != nullptr) munmap(units, size / kUnit * sizeof(Unit));
 }
 
-Status ManagedDevices::usable(int device) {
+Status UnitDevices::usable(int device) {
   if (device < 0 || device >= count())
     return error(ENODEV, "there is no device %d: this process has %d", device, count());
   return health(device);
 }
 
-ReservationPtr ManagedDevices::find(uintptr_t address) const {
+ReservationPtr UnitDevices::find(uintptr_t address) const {
   std::shared_lock lock(registry_mutex_);
   auto it = registry_.upper_bound(address);
   if (it == registry_.begin()) return nullptr;
@@ -71,7 +71,7 @@ ReservationPtr ManagedDevices::find(uintptr_t address) const {
   return address - r->base < r->size ? r : nullptr;
 }
 
-Status ManagedDevices::memory(int device, Memory* out) {
+Status UnitDevices::memory(int device, Memory* out) {
   core::must_be_outside("Devices::memory");
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = body_memory(device, out); !s.ok()) return s;
@@ -79,7 +79,7 @@ Status ManagedDevices::memory(int device, Memory* out) {
   return {};
 }
 
-Status ManagedDevices::reserve(size_t size, int device, void** base) {
+Status UnitDevices::reserve(size_t size, int device, void** base) {
   core::must_be_outside("Devices::reserve");
   if (size == 0 || size % kUnit != 0 || size > size_t{1} << 46)
     return error(EINVAL, "a managed range of %#zx bytes: the size must be a multiple of 2 MiB, at most 64 TiB", size);
@@ -91,7 +91,7 @@ Status ManagedDevices::reserve(size_t size, int device, void** base) {
   }
 }
 
-Status ManagedDevices::make_range(size_t size, int device, void** base) {
+Status UnitDevices::make_range(size_t size, int device, void** base) {
   auto r = std::make_shared<Reservation>();
   std::map<uintptr_t, ReservationPtr> alone;  // what the registry needs later is had now
   alone.emplace(0, r);
@@ -115,7 +115,7 @@ Status ManagedDevices::make_range(size_t size, int device, void** base) {
   return {};
 }
 
-Status ManagedDevices::release(void* base) {
+Status UnitDevices::release(void* base) {
   core::must_be_outside("Devices::release");
   ReservationPtr r;
   {
@@ -137,7 +137,7 @@ Status ManagedDevices::release(void* base) {
   return {};
 }
 
-Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
+Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
                                Spans* out) const {
   if (ranges.size() > kMostRanges)
     return error(EINVAL, "%s: %zu ranges in one call, %zu are the most", what, ranges.size(), kMostRanges);
@@ -170,17 +170,17 @@ Status ManagedDevices::resolve(const char* what, std::span<const Range> ranges, 
   return {};
 }
 
-Status ManagedDevices::present(const Spans& spans) {
+Status UnitDevices::present(const Spans& spans) {
   for (const ReservationPtr& r : spans.keep)
     if (Status s = body_present(*r); !s.ok()) return s;
   return {};
 }
 
-void ManagedDevices::mark(const Span& span, UnitState state) {
+void UnitDevices::mark(const Span& span, UnitState state) {
   for (size_t i = 0; i < span.count; ++i) span.unit(i).state.store(state);
 }
 
-Status ManagedDevices::make(const Span& span, int device) {
+Status UnitDevices::make(const Span& span, int device) {
   const uintptr_t address = span.address();
   park::set(address, span.size(), park::Gate::shut);
   core::step("device.map");
@@ -207,7 +207,7 @@ Status ManagedDevices::make(const Span& span, int device) {
   return body_populate(span, device);
 }
 
-void ManagedDevices::unmake(const Span& span) {
+void UnitDevices::unmake(const Span& span) {
   park::set(span.address(), span.size(), park::Gate::shut);
   core::step("device.punch");
   place_hole(span.address(), span.size());
@@ -220,7 +220,7 @@ void ManagedDevices::unmake(const Span& span) {
   }
 }
 
-Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* torn) {
+Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* torn) {
   core::must_be_outside("Devices::prepare");
   *torn = false;
   Spans spans;
@@ -236,7 +236,7 @@ Status ManagedDevices::prepare(std::span<const Range> ranges, int device, bool* 
   return status;
 }
 
-Status ManagedDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
+Status UnitDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                                     Spans* keep) {
   if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);
   if (copies.size() > kMostRanges)
@@ -265,7 +265,7 @@ Status ManagedDevices::check_copies(const char* what, int device, std::span<cons
   return {};
 }
 
-Status ManagedDevices::copy_in(int device, std::span<const Copy> copies, Ticket* done) {
+Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* done) {
   core::must_be_outside("Devices::copy_in");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
@@ -274,7 +274,7 @@ Status ManagedDevices::copy_in(int device, std::span<const Copy> copies, Ticket*
   return body_copy(device, Direction::in, copies, done);
 }
 
-Status ManagedDevices::copy_out(int device, std::span<const Copy> copies, Ticket* done) {
+Status UnitDevices::copy_out(int device, std::span<const Copy> copies, Ticket* done) {
   core::must_be_outside("Devices::copy_out");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
@@ -286,7 +286,7 @@ Status ManagedDevices::copy_out(int device, std::span<const Copy> copies, Ticket
   return body_copy(device, Direction::out, copies, done);
 }
 
-Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
+Status UnitDevices::open(std::span<const Range> ranges, Access access) {
   core::must_be_outside("Devices::open");
   if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
   Spans spans;
@@ -302,7 +302,7 @@ Status ManagedDevices::open(std::span<const Range> ranges, Access access) {
   return {};
 }
 
-Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed) {
+Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
   core::must_be_outside("Devices::hold");
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
@@ -340,7 +340,7 @@ Status ManagedDevices::hold(std::span<const Range> ranges, Access still_allowed)
   return {};
 }
 
-Status ManagedDevices::punch(std::span<const Range> ranges) {
+Status UnitDevices::punch(std::span<const Range> ranges) {
   core::must_be_outside("Devices::punch");
   Spans spans;
   if (Status s = resolve("destroying a block (hold it first)", ranges, kMade & ~bit(UnitState::open), &spans); !s.ok())
@@ -353,7 +353,7 @@ Status ManagedDevices::punch(std::span<const Range> ranges) {
   return {};
 }
 
-Status ManagedDevices::settle(std::span<const Range> ranges) {
+Status UnitDevices::settle(std::span<const Range> ranges) {
   core::must_be_outside("Devices::settle");
   Spans spans;
   if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok()) return s;
@@ -364,7 +364,7 @@ Status ManagedDevices::settle(std::span<const Range> ranges) {
   return {};
 }
 
-Status ManagedDevices::migrate(std::span<const Range> ranges, int to) {
+Status UnitDevices::migrate(std::span<const Range> ranges, int to) {
   core::must_be_outside("Devices::migrate");
   Spans spans;
   if (Status s = usable(to); !s.ok()) return s;
@@ -383,7 +383,7 @@ Status ManagedDevices::migrate(std::span<const Range> ranges, int to) {
   return {};
 }
 
-Status ManagedDevices::advise(Range range, Advice advice, int location, bool set) {
+Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   core::must_be_outside("Devices::advise");
   if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
     return error(ENODEV, "advice for device %d: this process has %d", location, count());
@@ -421,7 +421,7 @@ Status ManagedDevices::advise(Range range, Advice advice, int location, bool set
   return {};
 }
 
-Status ManagedDevices::apply_advice(const Span& span) {
+Status UnitDevices::apply_advice(const Span& span) {
   for (size_t i = 0; i < span.count;) {
     const uint8_t id = span.unit(i).advice.load();
     size_t n = 1;
@@ -445,7 +445,7 @@ Status ManagedDevices::apply_advice(const Span& span) {
   return {};
 }
 
-Status ManagedDevices::host_resident_bytes(Range range, uint64_t* bytes) {
+Status UnitDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   core::must_be_outside("Devices::host_resident_bytes");
   *bytes = 0;
   Spans spans;
@@ -460,7 +460,7 @@ Status ManagedDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   return {};
 }
 
-Status ManagedDevices::pin(void* frames, size_t size) {
+Status UnitDevices::pin(void* frames, size_t size) {
   core::must_be_outside("Devices::pin");
   const auto base = reinterpret_cast<uintptr_t>(frames);
   if (base == 0 || size == 0 || base % core::kPage != 0 || size % core::kPage != 0)
@@ -485,7 +485,7 @@ Status ManagedDevices::pin(void* frames, size_t size) {
   return status;
 }
 
-Status ManagedDevices::unpin(void* frames) {
+Status UnitDevices::unpin(void* frames) {
   core::must_be_outside("Devices::unpin");
   {
     std::lock_guard lock(pin_mutex_);
