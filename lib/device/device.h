@@ -2,7 +2,13 @@
 // only: the pager decides what goes where and when. Two bodies, CUDA and simulated, pass one contract suite
 // (tests/unit/device_contract_suite.h).
 //
-// A range's life, in units of kUnit bytes ("made" = device memory stands behind it):
+// What the CPU sees of it is the body's CpuView, fixed for its life:
+//   shared    one address, one memory: the CPU reaches a made unit as a device does, so it is shut out while one moves.
+//   separate  two page tables: a trap stands over the whole range for its life, and the devices see at the same
+//             addresses what map() puts there. Nobody is shut out, no CPU access parks, no mapping of the process
+//             changes. The bytes of a made unit are copied through a second place, which nobody else knows.
+//
+// A range's life where the view is shared, in units of kUnit bytes ("made" = device memory stands behind it):
 //
 //   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
 //                ^                                                 │ hold(Access::read or none), copy_out, wait
@@ -16,6 +22,13 @@
 //
 // CPU touches of a unit that is shut, held or punched park in park.h's SIGSEGV handler until open() or settle(). System
 // calls with such a buffer answer EFAULT instead: nothing in user space can park them.
+//
+// Where it is separate (hold, open and settle check their arguments and do nothing):
+//
+//   reserve ──> hole ──prepare──> made ──copy_in, map──> mapped ──unmap──> made ──copy_out, wait, punch──> hole
+//
+//   In:  prepare(); copy_in(); map(); order_after(ticket, stream). A part that no copy fills is zeros.
+//   Out: wait until the release tickets of the streams that used it are done; unmap(); copy_out(); wait; punch().
 //
 // Threads: every call may come from any thread, except that two calls never name overlapping ranges at once (the pager
 // owns a block's transition). No call needs a lock of the caller's. "Blocks" below says which calls wait for a device.
@@ -71,6 +84,8 @@ struct Copy {
   size_t size;      // bytes
 };
 
+enum class CpuView : uint8_t { shared, separate };
+
 enum class Link : uint8_t { self, nvlink, pcie, none };  // none: no peer access
 
 struct Info {
@@ -100,6 +115,7 @@ class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
   virtual const char* name() const = 0;  // "cuda", "sim"
+  virtual CpuView cpu_view() const { return CpuView::shared; }
   virtual int count() const = 0;
   // Read once, valid as long as this. device < count().
   virtual const Info& info(int device) const = 0;
@@ -108,23 +124,42 @@ class Devices {
   // Ok, or -EIO with the reason. Notices a reset; a sticky error is noticed by whichever call meets it first.
   virtual core::Status health(int device) = 0;
 
-  // One managed range: `size` bytes of address space, aligned to kUnit, all of it holes (PROT_NONE, not inherited by
+  // One range: `size` bytes of address space, aligned to kUnit, all of it holes (PROT_NONE, not inherited by
   // fork, settled), ready for trap.attach_at(). `device` is where it is born; parts may be made on any.
   virtual core::Status reserve(size_t size, int device, void** base) = 0;
   // Frees it with whatever is in it: made units, holes, traps. No copy may be in flight, no trap attached. Afterwards
   // the addresses belong to nobody; parked threads get their SIGSEGV. Blocks: CUDA waits for work under way.
   virtual core::Status release(void* base) = 0;
 
-  // Makes holes into units on `device`: zeros, shut. Adjacent ranges are made as one: on an H200 16 us for 2 MiB, 36
-  // for 8 MiB, 125 for 32 MiB. Each group of adjacent ranges is one mapping of the process. Advice is applied again.
-  // Blocks for the driver's work, not for kernels; many threads may prepare at once. -ENOMEM: the budget's owner let
-  // it overflow (sim); -kIntruder: abort. *torn after an error: every named unit is a punched hole now, so put the trap
-  // back and settle(); else nothing has changed.
+  // Makes holes into units on `device`: zeros, shut (separate: not mapped). Adjacent ranges are made as one: on an H200
+  // 16 us for 2 MiB, 36 for 8 MiB, 125 for 32 MiB. Each group of adjacent ranges is one mapping of the process. Advice
+  // is applied again. Blocks for the driver's work, not for kernels; many threads may prepare at once. -ENOMEM: the
+  // budget's owner let it overflow (sim); -kIntruder: abort. *torn after an error: every named unit is a punched hole
+  // now, so put the trap back and settle(); else nothing has changed.
   virtual core::Status prepare(std::span<const Range> ranges, int device, bool* torn) = 0;
   // Issues the copies on one of the device's own streams and returns; 5 us for each 2 MiB. *done is reached when all
-  // are through. The units are made on `device`; in: shut; out: shut or held. Never waits for a user's stream.
+  // are through. The units are made on `device`; in: shut; out: shut or held (separate: in and out, mapped or not).
+  // Never waits for a user's stream.
   virtual core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) = 0;
   virtual core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) = 0;
+  // Separate: made units appear at their addresses for the device that they are on, or go from there. A kernel that
+  // reaches for a unit that is not mapped loses the device. Neither waits for kernels or copies. unmap(): units that
+  // are not mapped stay so; with a lost device ok, and whatever was mapped there is nobody's. Shared: ok, a made unit
+  // is seen from prepare() to punch().
+  virtual core::Status map(std::span<const Range> ranges) {
+    (void)ranges;
+    return {};
+  }
+  virtual core::Status unmap(std::span<const Range> ranges) {
+    (void)ranges;
+    return {};
+  }
+  // Separate: memory of a device that no unit has is kept for the next one; what there is above `keep` bytes, made
+  // units included, goes back to the driver. memory() counts it as free meanwhile. Blocks for the driver's work.
+  virtual core::Status trim(int device, uint64_t keep) {
+    (void)device, (void)keep;
+    return {};
+  }
   // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
   // go to the hook of park.h). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may
   // have been done: the same call may be made again.

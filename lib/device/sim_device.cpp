@@ -73,7 +73,8 @@ struct SimDevices::Stream {
   std::thread thread;
 };
 
-SimDevices::SimDevices(const SimOptions& options) : options_(options) {
+SimDevices::SimDevices(const SimOptions& options)
+    : UnitDevices(options.handles ? CpuView::separate : CpuView::shared), options_(options) {
   for (int d = 0; d < options.devices; ++d) {
     Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
     for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
@@ -89,7 +90,22 @@ SimDevices::SimDevices(const SimOptions& options) : options_(options) {
 Status SimDevices::start() {
   memfd_ = memfd_create("vmem-sim-device", MFD_CLOEXEC);
   if (memfd_ < 0) return core::system_error(errno, "no memory file for simulated devices");
-  if (Status s = park::install(); !s.ok()) {
+  Status s;
+  if (shared()) {
+    s = park::install();
+  } else {
+    const size_t all = infos_.size() * options_.memory_bytes;
+    void* window = MAP_FAILED;
+    if (ftruncate(memfd_, static_cast<off_t>(all)) == 0)
+      window = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd_, 0);
+    if (window == MAP_FAILED) {
+      s = core::system_error(errno, "no window of %zu bytes for simulated devices", all);
+    } else {
+      madvise(window, all, MADV_DONTFORK);
+      window_ = static_cast<std::byte*>(window);
+    }
+  }
+  if (!s.ok()) {
     close(memfd_);
     memfd_ = -1;
     return s;
@@ -108,7 +124,11 @@ SimDevices::~SimDevices() {
       for (auto& s : streams) s->finish();
   }
   if (memfd_ < 0) return;
-  park::uninstall();
+  if (shared()) {
+    park::uninstall();
+  } else {
+    munmap(window_, infos_.size() * options_.memory_bytes);
+  }
   close(memfd_);
 }
 
@@ -194,8 +214,21 @@ static void discard(int memfd, const Reservation& r, uintptr_t address, size_t s
   fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset(r, address), static_cast<off_t>(size));
 }
 
+// Nobody's addresses for the range, aligned.
+static Status address_space(Reservation& r) {
+  const size_t span = r.size + kUnit;
+  void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(space);
+  r.base = core::round_up(start, kUnit);
+  if (r.base > start) munmap(space, r.base - start);
+  if (start + span > r.base + r.size) munmap(reinterpret_cast<void*>(r.base + r.size), start + span - r.base - r.size);
+  return {};
+}
+
 Status SimDevices::body_reserve(Reservation& r) {
   if (Status s = run_hook(SimOp::reserve, r.device, 0, r.size); !s.ok()) return s;
+  if (!shared()) return reserve_pages(r);
   uint64_t offset;
   {
     std::lock_guard lock(mutex_);
@@ -204,14 +237,7 @@ Status SimDevices::body_reserve(Reservation& r) {
       return core::system_error(errno, "no room for %zu more simulated bytes", r.size);
     file_end_ += r.size;
   }
-  const size_t span = r.size + kUnit;
-  void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);
-  const uintptr_t start = reinterpret_cast<uintptr_t>(space);
-  r.base = core::round_up(start, kUnit);
-  if (r.base > start) munmap(space, r.base - start);
-  if (start + span > r.base + r.size) munmap(reinterpret_cast<void*>(r.base + r.size), start + span - r.base - r.size);
-
+  if (Status s = address_space(r); !s.ok()) return s;
   void* second = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, static_cast<off_t>(offset));
   if (second == MAP_FAILED) {
     const int err = errno;
@@ -233,7 +259,7 @@ void SimDevices::body_release(Reservation& r) {
       violation(strprintf("range %#zx released while unit %zu was being copied", r.base, i));
     --made;
   }
-  discard(memfd_, r, r.base, r.size);
+  if (shared()) discard(memfd_, r, r.base, r.size);
   munmap(reinterpret_cast<void*>(r.base), r.size);
   munmap(r.body, r.body_size);
 }
@@ -253,17 +279,130 @@ void SimDevices::body_unmapped(const Span& span) {
   discard(memfd_, *span.reservation, span.address(), span.size());
 }
 
-Status SimDevices::body_populate(const Span& span, int device) {
+Status SimDevices::oversubscribed(int device) {
   const uint64_t made = used(device);
-  if (made > options_.memory_bytes) {
-    // CUDA would push other blocks out to host memory, behind everybody's back.
-    violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
-                        static_cast<size_t>(options_.memory_bytes)));
-    return error(ENOMEM, "device %d has %zu bytes, %zu would be made", device,
-                 static_cast<size_t>(options_.memory_bytes), static_cast<size_t>(made));
-  }
+  if (made <= options_.memory_bytes) return {};
+  // CUDA would push other blocks out to host memory, behind everybody's back.
+  violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
+                      static_cast<size_t>(options_.memory_bytes)));
+  return error(ENOMEM, "device %d has %zu bytes, %zu would be made", device, static_cast<size_t>(options_.memory_bytes),
+               static_cast<size_t>(made));
+}
+
+Status SimDevices::body_populate(const Span& span, int device) {
+  if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
   return health(device);
+}
+
+// --- handles
+
+Status SimDevices::reserve_pages(Reservation& r) {
+  if (Status s = address_space(r); !s.ok()) return s;
+  r.body = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (r.body == MAP_FAILED) {
+    const int err = errno;
+    munmap(reinterpret_cast<void*>(r.base), r.size);
+    return core::system_error(err, "no address space for the page table of %zu bytes", r.size);
+  }
+  r.body_size = r.size;
+  madvise(r.body, r.size, MADV_DONTFORK);
+  place_hole(r.base, r.size);
+  return {};
+}
+
+Status SimDevices::make_piece(int device, uint32_t number, Piece* out) {
+  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{kUnit};
+  if ((number + 1) * uint64_t{kUnit} > options_.memory_bytes)
+    return error(ENOMEM, "device %d has no memory for another piece", device);
+  *out = {at, reinterpret_cast<uintptr_t>(window_ + at)};
+  return {};
+}
+
+Status SimDevices::body_back(const Span& span, int device) {
+  if (Status s = oversubscribed(device); !s.ok()) return s;
+  if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
+  if (Status s = health(device); !s.ok()) return s;
+  PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces;
+  for (size_t i = 0; i < span.count; ++i) {
+    uint32_t piece = 0;
+    Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(device, n, out); });
+    for (size_t k = 0; !s.ok() && k < i; ++k) pool.give(span.unit(k).piece.load());
+    if (!s.ok()) return s;
+    span.unit(i).piece.store(piece);
+  }
+  return {};
+}
+
+void SimDevices::body_unback(const Span& span) {
+  run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
+  for (size_t i = 0; i < span.count; ++i) devices_[span.unit(i).device.load()]->pieces.give(span.unit(i).piece.load());
+}
+
+Status SimDevices::body_zero(const Span& span) {
+  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += kUnit) {
+    size_t run = 0;
+    std::byte* const bytes = window(*span.reservation, at, &run);
+    memset(bytes, 0, kUnit);
+  }
+  return {};
+}
+
+Status SimDevices::body_show(const Span& span) {
+  if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
+  for (size_t i = 0; i < span.count; ++i) {
+    const uintptr_t at = span.address() + i * kUnit;
+    size_t run = 0;
+    const auto offset = static_cast<uint64_t>(window(*span.reservation, at, &run) - window_);
+    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), kUnit,
+                                  PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, offset);
+    if (rc == 0) continue;
+    for (size_t k = 0; k < i; ++k)
+      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * kUnit)), kUnit,
+                     PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
+  }
+  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
+  return {};
+}
+
+Status SimDevices::body_hide(const Span& span) {
+  if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
+  // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
+  const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
+                                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
+  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
+  return {};
+}
+
+Status SimDevices::trim(int device, uint64_t keep) {
+  core::must_be_outside("Devices::trim");
+  if (Status s = usable(device); !s.ok() || shared()) return s;
+  devices_[static_cast<size_t>(device)]->pieces.trim(keep, [&](const Piece& piece) {
+    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), kUnit);
+  });
+  return {};
+}
+
+std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* run) const {
+  if (shared()) {
+    *run = r.base + r.size - address;
+    return view(r, address);
+  }
+  const Unit& unit = r.units[r.index(address)];
+  const size_t inside = (address - r.base) % kUnit;
+  *run = kUnit - inside;
+  return reinterpret_cast<std::byte*>(devices_[unit.device.load()]->pieces.window(unit.piece.load())) + inside;
+}
+
+void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
+  for (size_t done = 0, run = 0; done < copy.size; done += run) {
+    std::byte* const bytes = window(r, copy.block + done, &run);
+    std::byte* const frame = static_cast<std::byte*>(copy.frame) + done;
+    run = std::min(run, copy.size - done);
+    std::memcpy(in ? bytes : frame, in ? frame : bytes, run);
+  }
 }
 
 Status SimDevices::body_before_hold(const Span& span) {
@@ -287,7 +426,18 @@ Status SimDevices::body_migrate(const Span& span, int to) {
     if (span.unit(i).moving.load() != 0)
       violation(strprintf("unit at %#zx moved to device %d while it is being copied", span.address() + i * kUnit, to));
   if (used(to) > options_.memory_bytes) violation(strprintf("device %d oversubscribed by a move", to));
-  return health(to);
+  if (shared()) return health(to);
+  if (Status s = health(to); !s.ok()) return s;
+  // One unit, which is not mapped.
+  Unit& unit = span.unit(0);
+  PiecePool& pool = devices_[static_cast<size_t>(to)]->pieces;
+  uint32_t piece = 0;
+  if (Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(to, n, out); }); !s.ok())
+    return s;
+  size_t run = 0;
+  std::memcpy(reinterpret_cast<void*>(pool.window(piece)), window(*span.reservation, span.address(), &run), kUnit);
+  devices_[unit.device.load()]->pieces.give(unit.piece.exchange(piece));
+  return {};
 }
 
 Status SimDevices::body_advise(Range range, Advice, int location, bool) {
@@ -346,8 +496,7 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
       Status s = run_hook(in ? SimOp::copy_in : SimOp::copy_out, device, copy.block, copy.size);
       if (!s.ok()) lose(device, s.text());
       if (health(device).ok()) {
-        std::byte* bytes = view(*item.r, copy.block);
-        std::memcpy(in ? static_cast<void*>(bytes) : copy.frame, in ? copy.frame : bytes, copy.size);
+        copy_bytes(*item.r, copy, in);
       }
       moving(*item.r, copy, false);
     }
@@ -381,6 +530,8 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
   for (size_t i = r->index(address); i <= r->index(address + size - 1); ++i) {
     const Unit& unit = r->units[i];
     if (!is_made(unit.state.load())) return illegal("a hole");
+    if (!shared() && unit.state.load() != UnitState::open) return illegal("not mapped");
+    if (!shared() && unit.device.load() != device) return illegal("on another device");
     if (info(device).links[unit.device.load()] == Link::none) return illegal("on a device without peer access");
     const uint8_t moving = unit.moving.load();
     if ((moving & ~kCopyingOut) != 0 || (store && (moving & kCopyingOut) != 0)) {

@@ -1,6 +1,8 @@
 // The simulated body: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on which
 // the whole device tier is tested without a GPU.
 //
+// With SimOptions::handles they have page tables of their own instead, as with physical handles: CpuView::separate.
+//
 // A made unit is a part of one process-wide memfd, mapped shared at its address (what the CPU sees) and, for the whole
 // range, at a second one (what kernels and copies use, so that mprotect does not stop them). Streams are threads.
 // Kernels are functions that reach blocks through SimKernel::at(), which checks what a GPU would check, and more:
@@ -17,6 +19,7 @@
 #include <string_view>
 #include <thread>
 
+#include "device/piece_pool.h"
 #include "device/units.h"
 
 namespace vmem::device {
@@ -28,17 +31,18 @@ struct SimOptions {
   // Work that a stream of the application's holds and has not begun: whoever puts more on it waits, as in CUDA's driver
   // (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
+  bool handles = false;  // CpuView::separate
 };
 
 enum class SimOp : uint8_t {
   reserve,
-  map,
+  map,  // handles: at its address, for its device
   populate,
   issue_in,  // the call that begins a copy: an error there is that call's, and loses nothing
   issue_out,
   copy_in,
   copy_out,
-  hold,
+  hold,  // handles: a unit goes from there
   punch,
   unmapped,
   migrate,
@@ -72,6 +76,7 @@ class SimDevices final : public UnitDevices {
   core::Status start();  // once, before anything else
   ~SimDevices() override;
   const char* name() const override { return "sim"; }
+  core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;
   core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
@@ -108,6 +113,11 @@ class SimDevices final : public UnitDevices {
   core::Status body_advise(Range range, Advice advice, int location, bool set) override;
   core::Status body_pin(void* frames, size_t size) override;
   core::Status body_unpin(void* frames) override;
+  core::Status body_back(const Span& span, int device) override;
+  void body_unback(const Span& span) override;
+  core::Status body_zero(const Span& span) override;
+  core::Status body_show(const Span& span) override;
+  core::Status body_hide(const Span& span) override;
   core::Status body_before_hold(const Span& span) override;
   core::Status body_before_punch(const Span& span) override;
 
@@ -121,6 +131,7 @@ class SimDevices final : public UnitDevices {
     std::unique_ptr<Stream> default_stream;
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
     std::atomic<unsigned> next[2] = {};
+    PiecePool pieces;
   };
   Stream* stream_of(void* stream, int device_if_null);
   core::Status checked_stream(void* stream, int device, Stream** out);
@@ -130,10 +141,17 @@ class SimDevices final : public UnitDevices {
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
   std::byte* view(const Reservation& r, uintptr_t address) const;
+  core::Status reserve_pages(Reservation& r);
+  core::Status make_piece(int device, uint32_t number, Piece* out);
+  core::Status oversubscribed(int device);
+  // Where copies reach the byte, and how many behind it lie with it.
+  std::byte* window(const Reservation& r, uintptr_t address, size_t* run) const;
+  void copy_bytes(const Reservation& r, const Copy& copy, bool in);
 
   const SimOptions options_;
   int memfd_ = -1;
-  mutable std::mutex mutex_;  // devices_' state, events, live streams, violations
+  std::byte* window_ = nullptr;  // handles: of all devices
+  mutable std::mutex mutex_;     // devices_' state, events, live streams, violations
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::set<void*> live_streams_;         // protected by mutex_

@@ -26,7 +26,8 @@ constexpr unsigned bit(UnitState s) {
   return 1u << static_cast<unsigned>(s);
 }
 constexpr unsigned kHoles = bit(UnitState::hole) | bit(UnitState::punched);
-constexpr unsigned kMade = bit(UnitState::shut) | bit(UnitState::held) | bit(UnitState::read) | bit(UnitState::open);
+constexpr unsigned kMade =
+    bit(UnitState::fresh) | bit(UnitState::shut) | bit(UnitState::held) | bit(UnitState::read) | bit(UnitState::open);
 constexpr unsigned kAny = kHoles | kMade;
 
 Status protect(uintptr_t address, size_t size, int protection) {
@@ -38,7 +39,7 @@ Status protect(uintptr_t address, size_t size, int protection) {
 }  // namespace
 
 const char* unit_state_name(UnitState state) {
-  static const char* const kNames[] = {"hole", "punched", "shut", "held", "read", "open"};
+  static const char* const kNames[] = {"hole", "punched", "fresh", "shut", "held", "read", "open"};
   return kNames[static_cast<size_t>(state)];
 }
 
@@ -104,7 +105,7 @@ Status UnitDevices::make_range(size_t size, int device, void** base) {
   r->device = device;
   if (Status s = body_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
-  if (Status s = park::add(at, size); !s.ok()) {
+  if (Status s = shared() ? park::add(at, size) : Status(); !s.ok()) {
     body_release(*r);
     return s;
   }
@@ -126,7 +127,12 @@ Status UnitDevices::release(void* base) {
     registry_.erase(it);
   }
   core::step("device.release");
-  park::remove(base);
+  if (shared()) park::remove(base);
+  for (size_t i = 0; !shared() && r->made.load() != 0; ++i) {
+    const Span unit{r.get(), i, 1};
+    if (unit.unit(0).state.load() == UnitState::open) body_hide(unit).ignore();
+    if (is_made(unit.unit(0).state.load())) unback(unit);
+  }
   body_release(*r);
   size_t made = r->made.load();
   for (size_t i = 0; made != 0; ++i) {
@@ -138,7 +144,7 @@ Status UnitDevices::release(void* base) {
 }
 
 Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
-                               Spans* out) const {
+                            Spans* out) const {
   if (ranges.size() > kMostRanges)
     return error(EINVAL, "%s: %zu ranges in one call, %zu are the most", what, ranges.size(), kMostRanges);
   core::Few<Range, kMostRanges> sorted;
@@ -227,8 +233,14 @@ Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* tor
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = resolve("making a block", ranges, kHoles, &spans); !s.ok()) return s;
   if (Status s = present(spans); !s.ok()) return s;
-  if (Status s = park::check(); !s.ok()) return s;
   Status status;
+  if (!shared()) {
+    size_t done = 0;
+    for (; done < spans.list.size() && status.ok(); ++done) status = back(spans.list[done], device);
+    for (size_t i = 0; !status.ok() && i + 1 < done; ++i) unback(spans.list[i]);
+    return status;
+  }
+  if (Status s = park::check(); !s.ok()) return s;
   for (size_t i = 0; i < spans.list.size() && status.ok(); ++i) status = make(spans.list[i], device);
   if (status.ok()) return {};
   for (const Span& span : spans.list) unmake(span);
@@ -236,8 +248,93 @@ Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* tor
   return status;
 }
 
+// On error nothing has changed.
+Status UnitDevices::back(const Span& span, int device) {
+  used_[device].fetch_add(span.size(), std::memory_order_relaxed);
+  core::step("device.populate");
+  if (Status s = body_back(span, device); !s.ok()) {
+    used_[device].fetch_sub(span.size(), std::memory_order_relaxed);
+    return s;
+  }
+  for (size_t i = 0; i < span.count; ++i) {
+    span.unit(i).device.store(static_cast<uint8_t>(device));
+    span.unit(i).state.store(UnitState::fresh);
+  }
+  span.reservation->made.fetch_add(span.count, std::memory_order_relaxed);
+  return {};
+}
+
+void UnitDevices::unback(const Span& span) {
+  core::step("device.punch");
+  body_unback(span);
+  for (size_t i = 0; i < span.count; ++i) {
+    used_[span.unit(i).device.load()].fetch_sub(kUnit, std::memory_order_relaxed);
+    span.unit(i).state.store(UnitState::hole);
+  }
+  span.reservation->made.fetch_sub(span.count, std::memory_order_relaxed);
+}
+
+// Nobody sees what was in a piece before.
+Status UnitDevices::zero_fresh(const Span& span) {
+  for (size_t i = 0; i < span.count;) {
+    size_t n = 0;
+    while (i + n < span.count && span.unit(i + n).state.load() == UnitState::fresh) ++n;
+    if (n != 0) {
+      const Span fresh{span.reservation, span.first + i, n};
+      if (Status s = body_zero(fresh); !s.ok()) return s;
+      mark(fresh, UnitState::shut);
+    }
+    i += n + 1;
+  }
+  return {};
+}
+
+Status UnitDevices::map(std::span<const Range> ranges) {
+  core::must_be_outside("Devices::map");
+  if (shared()) return {};
+  Spans spans;
+  if (Status s = resolve("mapping a block", ranges, bit(UnitState::fresh) | bit(UnitState::shut), &spans); !s.ok())
+    return s;
+  Status status;
+  size_t done = 0;
+  for (; done < spans.list.size(); ++done) {
+    const Span& span = spans.list[done];
+    core::step("device.map");
+    for (size_t i = 0; i < span.count && status.ok(); ++i) status = health(span.unit(i).device.load());
+    if (status.ok()) status = zero_fresh(span);
+    if (status.ok()) status = body_show(span);
+    if (!status.ok()) break;
+    mark(span, UnitState::open);
+  }
+  for (size_t i = 0; !status.ok() && i < done; ++i) {
+    if (body_hide(spans.list[i]).ok()) mark(spans.list[i], UnitState::shut);
+  }
+  return status;
+}
+
+Status UnitDevices::unmap(std::span<const Range> ranges) {
+  core::must_be_outside("Devices::unmap");
+  if (shared()) return {};
+  Spans spans;
+  if (Status s = resolve("unmapping a block", ranges, kMade, &spans); !s.ok()) return s;
+  for (const Span& span : spans.list) {
+    core::step("device.unmap");
+    for (size_t i = 0; i < span.count;) {
+      size_t n = 0;
+      while (i + n < span.count && span.unit(i + n).state.load() == UnitState::open) ++n;
+      if (n != 0) {
+        const Span mapped{span.reservation, span.first + i, n};
+        if (Status s = body_hide(mapped); !s.ok()) return s;
+        mark(mapped, UnitState::shut);
+      }
+      i += n + 1;
+    }
+  }
+  return {};
+}
+
 Status UnitDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
-                                    Spans* keep) {
+                                 Spans* keep) {
   if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);
   if (copies.size() > kMostRanges)
     return error(EINVAL, "%s: %zu copies in one call, %zu are the most", what, copies.size(), kMostRanges);
@@ -269,17 +366,44 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
   core::must_be_outside("Devices::copy_in");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
-  if (Status s = check_copies("copying to a device", device, copies, bit(UnitState::shut), &keep); !s.ok()) return s;
+  const unsigned allowed = shared() ? bit(UnitState::shut) : kMade;
+  if (Status s = check_copies("copying to a device", device, copies, allowed, &keep); !s.ok()) return s;
   core::step("device.copy_in");
-  return body_copy(device, Direction::in, copies, done);
+  if (shared()) return body_copy(device, Direction::in, copies, done);
+  const auto each_whole = [&](auto&& visit) {
+    for (const Copy& copy : copies) {
+      const ReservationPtr r = find(copy.block);
+      for (size_t i = r->index(copy.block); i <= r->index(copy.block + copy.size - 1); ++i) {
+        const uintptr_t at = r->base + i * kUnit;
+        const bool whole = copy.block <= at && copy.block + copy.size >= at + kUnit;
+        if (Status s = visit(Span{r.get(), i, 1}, whole); !s.ok()) return s;
+      }
+    }
+    return Status();
+  };
+  // What a copy fills whole needs no zeros first.
+  Status status = each_whole([&](const Span& unit, bool whole) {
+    if (unit.unit(0).state.load() != UnitState::fresh) return Status();
+    if (!whole) return zero_fresh(unit);
+    mark(unit, UnitState::shut);
+    return Status();
+  });
+  if (status.ok()) status = body_copy(device, Direction::in, copies, done);
+  if (!status.ok()) {
+    each_whole([&](const Span& unit, bool whole) {
+      if (whole && unit.unit(0).state.load() == UnitState::shut) mark(unit, UnitState::fresh);
+      return Status();
+    }).ignore();
+  }
+  return status;
 }
 
 Status UnitDevices::copy_out(int device, std::span<const Copy> copies, Ticket* done) {
   core::must_be_outside("Devices::copy_out");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
-  if (Status s =
-          check_copies("copying from a device", device, copies, bit(UnitState::shut) | bit(UnitState::held), &keep);
+  if (Status s = check_copies("copying from a device", device, copies,
+                              bit(UnitState::shut) | bit(shared() ? UnitState::held : UnitState::open), &keep);
       !s.ok())
     return s;
   core::step("device.copy_out");
@@ -290,7 +414,7 @@ Status UnitDevices::open(std::span<const Range> ranges, Access access) {
   core::must_be_outside("Devices::open");
   if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
   Spans spans;
-  if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok()) return s;
+  if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok() || !shared()) return s;
   if (Status s = present(spans); !s.ok()) return s;
   const bool store = access == Access::read_write;
   for (const Span& span : spans.list) {
@@ -306,7 +430,7 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
   core::must_be_outside("Devices::hold");
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
-  if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok()) return s;
+  if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok() || !shared()) return s;
   if (Status s = present(spans); !s.ok()) return s;
   if (Status s = park::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
@@ -343,11 +467,17 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
 Status UnitDevices::punch(std::span<const Range> ranges) {
   core::must_be_outside("Devices::punch");
   Spans spans;
-  if (Status s = resolve("destroying a block (hold it first)", ranges, kMade & ~bit(UnitState::open), &spans); !s.ok())
+  if (Status s = resolve(shared() ? "destroying a block (hold it first)" : "giving a block up (unmap it first)", ranges,
+                         kMade & ~bit(UnitState::open), &spans);
+      !s.ok())
     return s;
   if (Status s = present(spans); !s.ok()) return s;
   for (const Span& span : spans.list)
     if (Status s = body_before_punch(span); !s.ok()) return s;
+  for (const Span& span : spans.list) {
+    if (!shared()) unback(span);
+  }
+  if (!shared()) return {};
   if (Status s = park::check(); !s.ok()) return s;
   for (const Span& span : spans.list) unmake(span);
   return {};
@@ -356,12 +486,42 @@ Status UnitDevices::punch(std::span<const Range> ranges) {
 Status UnitDevices::settle(std::span<const Range> ranges) {
   core::must_be_outside("Devices::settle");
   Spans spans;
-  if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok()) return s;
+  if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok() || !shared()) return s;
   for (const Span& span : spans.list) {
     mark(span, UnitState::hole);
     park::set(span.address(), span.size(), park::Gate::open);
   }
   return {};
+}
+
+// `to` has been booked for it. On error it is where it was.
+Status UnitDevices::migrate_piece(const Span& unit, int to) {
+  const bool mapped = unit.unit(0).state.load() == UnitState::open;
+  const int from = unit.unit(0).device.load();
+  if (from == to) {
+    used_[to].fetch_sub(kUnit, std::memory_order_relaxed);
+    return {};
+  }
+  if (Status s = mapped ? body_hide(unit) : Status(); !s.ok()) return s;
+  Status status = body_migrate(unit, to);
+  if (status.ok()) {
+    unit.unit(0).device.store(static_cast<uint8_t>(to));
+    if (mapped) status = body_show(unit);
+    if (status.ok()) {
+      used_[from].fetch_sub(kUnit, std::memory_order_relaxed);
+      return {};
+    }
+    if (Status s = body_migrate(unit, from); !s.ok()) {
+      // Its bytes are on the other device, where no kernel finds them before the next map().
+      mark(unit, UnitState::shut);
+      used_[from].fetch_sub(kUnit, std::memory_order_relaxed);
+      used_[to].fetch_add(kUnit, std::memory_order_relaxed);
+      return status;
+    }
+    unit.unit(0).device.store(static_cast<uint8_t>(from));
+  }
+  if (mapped && !body_show(unit).ok()) mark(unit, UnitState::shut);
+  return status;
 }
 
 Status UnitDevices::migrate(std::span<const Range> ranges, int to) {
@@ -373,6 +533,15 @@ Status UnitDevices::migrate(std::span<const Range> ranges, int to) {
     // Counted on both while it moves: the new place is taken before the old one is free.
     used_[to].fetch_add(span.size(), std::memory_order_relaxed);
     core::step("device.migrate");
+    if (!shared()) {
+      for (size_t i = 0; i < span.count; ++i) {
+        Status s = migrate_piece({span.reservation, span.first + i, 1}, to);
+        if (s.ok()) continue;
+        used_[to].fetch_sub((span.count - i) * kUnit, std::memory_order_relaxed);
+        return s;
+      }
+      continue;
+    }
     if (Status s = body_migrate(span, to); !s.ok()) {
       used_[to].fetch_sub(span.size(), std::memory_order_relaxed);
       return s;
@@ -408,7 +577,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
       span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
     }
   }
-  if (advice == Advice::accessed_by && location == kHost) return {};
+  if ((advice == Advice::accessed_by && location == kHost) || !shared()) return {};
   for (size_t i = 0; i < span.count;) {
     size_t n = 0;
     while (i + n < span.count && is_made(span.unit(i + n).state.load())) ++n;
@@ -449,7 +618,7 @@ Status UnitDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   core::must_be_outside("Devices::host_resident_bytes");
   *bytes = 0;
   Spans spans;
-  if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok()) return s;
+  if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok() || !shared()) return s;
   const Span& span = spans.list.front();
   for (size_t i = 0; i < span.count; ++i) {
     if (!is_made(span.unit(i).state.load())) continue;

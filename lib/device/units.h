@@ -19,13 +19,14 @@ namespace vmem::device {
 enum class UnitState : uint8_t {
   hole,     // no access, not ours to park: a trap stands there (all zero: what a new reservation has)
   punched,  // no access, parks
-  shut,     // made, no access, parks
+  fresh,    // separate: made, not mapped, and what is in it is somebody else's old bytes
+  shut,     // made, no access, parks (separate: made, not mapped)
   held,     // made, CPU may read, stores park
   read,     // made, CPU may read, stores go to the hook
-  open,     // made, CPU may read and write
+  open,     // made, CPU may read and write (separate: mapped)
 };
 constexpr bool is_made(UnitState s) {
-  return s >= UnitState::shut;
+  return s >= UnitState::fresh;
 }
 const char* unit_state_name(UnitState state);
 
@@ -34,8 +35,9 @@ struct Unit {
   std::atomic<uint8_t> device;  // made: where
   std::atomic<uint8_t> advice;  // index into the advice table; 0: none
   std::atomic<uint8_t> moving;  // sim: copies in flight
+  std::atomic<uint32_t> piece;  // separate, made: of its device's pool
 };
-static_assert(sizeof(Unit) == 4);
+static_assert(sizeof(Unit) == 8);
 
 struct Reservation {
   ~Reservation();
@@ -55,6 +57,7 @@ using ReservationPtr = std::shared_ptr<Reservation>;
 
 class UnitDevices : public Devices {
  public:
+  CpuView cpu_view() const final { return view_; }
   int count() const final { return static_cast<int>(infos_.size()); }
   const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
   core::Status memory(int device, Memory* out) final;
@@ -63,6 +66,8 @@ class UnitDevices : public Devices {
   core::Status prepare(std::span<const Range> ranges, int device, bool* torn) final;
   core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) final;
   core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) final;
+  core::Status map(std::span<const Range> ranges) final;
+  core::Status unmap(std::span<const Range> ranges) final;
   core::Status open(std::span<const Range> ranges, Access access) final;
   core::Status hold(std::span<const Range> ranges, Access still_allowed) final;
   core::Status punch(std::span<const Range> ranges) final;
@@ -74,7 +79,7 @@ class UnitDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  UnitDevices() { advice_table_.push_back({}); }
+  explicit UnitDevices(CpuView view = CpuView::shared) : view_(view) { advice_table_.push_back({}); }
   // Adjacent units of one reservation.
   struct Span {
     Reservation* reservation = nullptr;
@@ -103,8 +108,21 @@ class UnitDevices : public Devices {
   // Gives the units memory on the device, zeroed. Blocks until it is there.
   virtual core::Status body_populate(const Span& span, int device) = 0;
   virtual core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
+  // Separate: of one unit that is not mapped, to a piece of the other device.
   virtual core::Status body_migrate(const Span& span, int to) = 0;
   virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
+  // Separate only, in place of body_map, body_unmapped and body_populate. Memory on the device behind the units, whose
+  // `piece` names it, and nothing else; on error none of them has any.
+  virtual core::Status body_back(const Span&, int device) {
+    (void)device;
+    return core::error(EOPNOTSUPP, "this body has no pieces");
+  }
+  virtual void body_unback(const Span&) {}
+  // Blocks until they are zeros.
+  virtual core::Status body_zero(const Span&) { return {}; }
+  // For their devices, at their addresses; on error none of them is there (show), all of them are (hide).
+  virtual core::Status body_show(const Span&) { return {}; }
+  virtual core::Status body_hide(const Span&) { return {}; }
   virtual core::Status body_pin(void* frames, size_t size) = 0;
   virtual core::Status body_unpin(void* frames) = 0;
   virtual core::Status body_before_hold(const Span&) { return {}; }
@@ -115,6 +133,9 @@ class UnitDevices : public Devices {
   // The reservation that holds the address, or null.
   ReservationPtr find(uintptr_t address) const;
 
+  bool shared() const { return view_ == CpuView::shared; }
+
+  const CpuView view_;
   std::vector<Info> infos_;  // filled by the body's constructor
 
  private:
@@ -136,6 +157,10 @@ class UnitDevices : public Devices {
   core::Status present(const Spans& spans);
   core::Status make_range(size_t size, int device, void** base);
   core::Status make(const Span& span, int device);
+  core::Status back(const Span& span, int device);
+  void unback(const Span& span);
+  core::Status zero_fresh(const Span& span);
+  core::Status migrate_piece(const Span& unit, int to);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);

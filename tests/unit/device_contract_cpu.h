@@ -1,4 +1,4 @@
-// The CPU's side of a move: who waits, who asks, who is noticed.
+// The CPU's side of a move where both see the same memory: who waits, who asks, who is noticed.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 namespace vmem::device::testing {
 
 TEST_P(DeviceContract, CpuTouchesOfAMovingBlockParkAndSeeTheNewBytes) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   VMEM_OK(prepare(range(base, 0, 1)));
   std::atomic<uint64_t> seen{0};
@@ -29,6 +30,7 @@ TEST_P(DeviceContract, CpuTouchesOfAMovingBlockParkAndSeeTheNewBytes) {
 }
 
 TEST_P(DeviceContract, HeldWritersParkWhileLoadsGoOn) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
@@ -45,6 +47,7 @@ TEST_P(DeviceContract, HeldWritersParkWhileLoadsGoOn) {
 }
 
 TEST_P(DeviceContract, TouchesOfAPunchedHoleParkUntilSomethingElseStandsThere) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(2);
   bring(base, 1, 1);
   VMEM_OK(d_->punch(range(base, 1, 1)));
@@ -65,6 +68,7 @@ TEST_P(DeviceContract, TouchesOfAPunchedHoleParkUntilSomethingElseStandsThere) {
 }
 
 TEST_P(DeviceContract, AStoreToABlockOpenForReadingAsksFirst) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(2);
   bring(base, 1, 1);
   VMEM_OK(d_->open(range(base, 1, 1), Access::read));
@@ -86,6 +90,7 @@ TEST_P(DeviceContract, AStoreToABlockOpenForReadingAsksFirst) {
 }
 
 TEST_P(DeviceContract, TakingStoresAwayMakesTheNextOneAskAgain) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   std::atomic<int> asked{0};
@@ -103,6 +108,7 @@ TEST_P(DeviceContract, TakingStoresAwayMakesTheNextOneAskAgain) {
 }
 
 TEST_P(DeviceContract, SystemCallsIntoAMovingBlockAnswerEfault) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   int pipes[2];
@@ -126,6 +132,7 @@ TEST_P(DeviceContract, SystemCallsIntoAMovingBlockAnswerEfault) {
 inline std::atomic<uint64_t*> intruded_word{nullptr};
 
 TEST_P(DeviceContract, AnIntruderBetweenMapAndShutIsNoticed) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(3);
   intruded_word = base + kWords + 77;
   core::step_hook.store([](const char* step) {
@@ -141,6 +148,7 @@ TEST_P(DeviceContract, AnIntruderBetweenMapAndShutIsNoticed) {
 }
 
 TEST_P(DeviceContract, PagesTheCpuTouchesAreCounted) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(4);
   VMEM_OK(prepare(range(base, 0, 4)));
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));

@@ -81,6 +81,12 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   VMEM_REFUSED(EINVAL, d_->settle(range(base, 0, 1)));
   VMEM_REFUSED(EINVAL, d_->migrate(range(base, 1, 1), 0));
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
+  if (!shared()) {
+    VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));
+    VMEM_REFUSED(EINVAL, d_->unmap(range(base, 1, 1)));
+    EXPECT_EQ(kernel_sum(base, kWords), sum_of(6));
+    return;
+  }
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&made, 1), &t));   // the CPU may store to it
   VMEM_REFUSED(EINVAL, d_->copy_out(0, std::span(&made, 1), &t));  // likewise
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 0, 1)));              // likewise
@@ -155,8 +161,21 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   VMEM_REFUSED(EIO, d_->reserve(kUnit, 0, &p));
   // What needs no device still works, so that the region can be taken down in order.
   VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
+  VMEM_OK(d_->unmap(range(base, 0, 1)));
   VMEM_OK(d_->punch(range(base, 0, 1)));
   VMEM_OK(d_->settle(range(base, 0, 1)));
+}
+
+TEST_P(DeviceLoss, ABlockThatIsNotMappedIsLoud) {
+  if (shared()) GTEST_SKIP() << "a made block is seen";
+  uint64_t* base = reserve(1);
+  bring(base, 0, 1);
+  VMEM_OK(d_->unmap(range(base, 0, 1)));
+  bench_->sum(stream_, base, kWords, sum_cell());
+  EXPECT_FALSE(bench_->synchronize(stream_).ok());
+  VMEM_REFUSED(EIO, d_->map(range(base, 0, 1)));
+  VMEM_OK(d_->unmap(range(base, 0, 1)));
+  VMEM_OK(d_->punch(range(base, 0, 1)));
 }
 
 TEST_P(DeviceLoss, TheOtherSideOfAHoleIsLoudAlsoWithOrdinaryMemoryThere) {

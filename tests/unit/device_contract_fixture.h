@@ -61,6 +61,9 @@ inline void PrintTo(const Body& body, std::ostream* os) {
     const ::vmem::core::Status vmem_s = (call);                         \
     ASSERT_TRUE(vmem_s.ok()) << vmem_s.code() << ": " << vmem_s.text(); \
   } while (0)
+// What the CPU sees there is the device's.
+#define VMEM_SHARED_ONLY() \
+  if (!shared()) GTEST_SKIP() << "the CPU has a page table of its own"
 // Fails with that errno, and says something.
 #define VMEM_REFUSED(err, call)                              \
   do {                                                       \
@@ -140,7 +143,14 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     VMEM_OK(prepare(range(base, u, 1), device));
     fill_frame(0, first);
     copy_in(base, u, 0, device);
+    VMEM_OK(d_->map(range(base, u, 1)));
   }
+  // As bring(), with zeros.
+  void make(uint64_t* base, size_t first, size_t count, int device = 0) {
+    VMEM_OK(prepare(range(base, first, count), device));
+    VMEM_OK(d_->map(range(base, first, count)));
+  }
+  bool shared() const { return d_->cpu_view() == CpuView::shared; }
   void copy_in(uint64_t* base, size_t u, size_t f, int device = 0) {
     Ticket done;
     const Copy copy{at(base) + u * kUnit, frame(f), kUnit};
@@ -156,6 +166,7 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
   // Unit `u` leaves the device; its hole is settled.
   void drop(uint64_t* base, size_t u) {
     VMEM_OK(d_->hold(range(base, u, 1), Access::none));
+    VMEM_OK(d_->unmap(range(base, u, 1)));
     VMEM_OK(d_->punch(range(base, u, 1)));
     VMEM_OK(d_->settle(range(base, u, 1)));
   }

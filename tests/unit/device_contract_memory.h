@@ -20,8 +20,9 @@ TEST_P(DeviceContract, ReserveGivesAlignedAddressSpaceWithoutMemory) {
 
 TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
   uint64_t* base = reserve(4);
-  VMEM_OK(prepare(range(base, 0, 4)));
+  make(base, 0, 4);
   EXPECT_EQ(kernel_sum(base, 4 * kWords), 0u);
+  if (!shared()) return;
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
   for (size_t w = 0; w < 4 * kWords; w += 512) ASSERT_EQ(base[w], 0u) << w;
 }
@@ -30,11 +31,13 @@ TEST_P(DeviceContract, BytesCopiedInAreSeenByKernelAndCpu) {
   uint64_t* base = reserve(3);
   bring(base, 1, 1000);
   EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(1000));
+  if (!shared()) return;
   VMEM_OK(d_->open(range(base, 1, 1), Access::read_write));
   for (size_t w = 0; w < kWords; w += 101) ASSERT_EQ(base[kWords + w], 1000 + w);
 }
 
 TEST_P(DeviceContract, CpuStoresAfterOpenAreSeenByKernels) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 5);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
@@ -55,6 +58,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatKernelsStored) {
 }
 
 TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
@@ -68,6 +72,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
 }
 
 TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
@@ -79,6 +84,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
 }
 
 TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
+  VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read));
@@ -101,6 +107,7 @@ TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
   const Copy copies[] = {{at(base) + 4096, frame(0), 4096}, {at(base) + kUnit - 8192, frame(0), 16384}};
   Ticket done;
   VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->map(range(base, 0, 2)));
   VMEM_OK(d_->wait(done));
   EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(1, 512) + sum_of(1, 2048));
 }
@@ -128,7 +135,7 @@ TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
   for (int round = 0; round < 5; ++round) {
     bring(base, 0, 1 + static_cast<uint64_t>(round));
     drop(base, 0);
-    VMEM_OK(prepare(range(base, 0, 1)));
+    make(base, 0, 1);
     EXPECT_EQ(kernel_sum(base, kWords), 0u);
     drop(base, 0);
   }
@@ -141,6 +148,7 @@ TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
     fill_frame(u, 100 * u);
     copy_in(base, u, u);
   }
+  VMEM_OK(d_->map(range(base, 0, 8)));
   drop(base, 3);
   EXPECT_EQ(used(), 7 * kUnit);
   VMEM_OK(d_->open(range(base, 0, 3), Access::read));
@@ -148,7 +156,9 @@ TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
   for (size_t u = 0; u < 8; ++u)
     if (u != 3) {
       EXPECT_EQ(kernel_sum(base + u * kWords, kWords), sum_of(100 * u)) << u;
-      EXPECT_EQ(base[u * kWords + 9], 100 * u + 9) << u;
+      if (shared()) {
+        EXPECT_EQ(base[u * kWords + 9], 100 * u + 9) << u;
+      }
     }
   bring(base, 3, 42);
   EXPECT_EQ(kernel_sum(base + 3 * kWords, kWords), sum_of(42));
@@ -168,12 +178,13 @@ TEST_P(DeviceContract, ManyThreadsMakeFillCheckAndDestroyAtOnce) {
         Ticket in, used_up, out;
         const Copy copy{at(base) + u * kUnit, frame(t), kUnit};
         bool ok = prepare(range(base, u, 1)).ok() && d_->copy_in(0, std::span(&copy, 1), &in).ok() &&
-                  d_->order_after(in, stream, 0).ok();
+                  d_->map(range(base, u, 1)).ok() && d_->order_after(in, stream, 0).ok();
         if (ok) bench_->add(stream, base + u * kWords, kWords, 7);
         ok = ok && d_->record(stream, 0, &used_up).ok() && d_->wait(in).ok() &&
              d_->open(range(base, u, 1), Access::read).ok() && d_->wait(used_up).ok() &&
-             d_->hold(range(base, u, 1), Access::read).ok() && d_->copy_out(0, std::span(&copy, 1), &out).ok() &&
-             d_->wait(out).ok() && d_->punch(range(base, u, 1)).ok() && d_->settle(range(base, u, 1)).ok();
+             d_->hold(range(base, u, 1), Access::read).ok() && d_->unmap(range(base, u, 1)).ok() &&
+             d_->copy_out(0, std::span(&copy, 1), &out).ok() && d_->wait(out).ok() &&
+             d_->punch(range(base, u, 1)).ok() && d_->settle(range(base, u, 1)).ok();
         for (size_t w = 0; w < kWords && ok; ++w) ok = frame(t)[w] == first + 7 + w;
         if (!ok) ++wrong;
       }
@@ -191,6 +202,7 @@ TEST_P(DeviceContract, ReleaseWorksWithHolesMadePartsAndForeignMappingsInside) {
   bring(base, 2, 2);
   drop(base, 2);
   bring(base, 3, 3);
+  VMEM_OK(d_->unmap(range(base, 3, 1)));
   VMEM_OK(d_->punch(range(base, 3, 1)));
   void* foreign =
       mmap(base + 2 * kWords, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -205,7 +217,7 @@ TEST_P(DeviceContract, ManySmallRangesComeAndGoWithoutATrace) {
   for (int i = 0; i < 50; ++i) {
     uint64_t* base = reserve(1);
     ASSERT_NE(base, nullptr);
-    VMEM_OK(prepare(range(base, 0, 1)));
+    make(base, 0, 1);
     EXPECT_EQ(kernel_sum(base, kWords), 0u);
     release(base);
     EXPECT_FALSE(anything_mapped(at(base), kUnit));
@@ -256,7 +268,73 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
                     : WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != 41 && WEXITSTATUS(status) != 42)
         << status;
   }
-  EXPECT_EQ(base[0], 3u);
+  if (shared()) {
+    EXPECT_EQ(base[0], 3u);
+  }
+}
+
+// --- page tables of its own
+
+TEST_P(DeviceContract, MappingBlocksLeavesWhatTheCpuHasThereAlone) {
+  if (shared()) GTEST_SKIP() << "the CPU sees what devices see";
+  uint64_t* base = reserve(4);
+  ASSERT_EQ(mmap(base, 4 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
+  for (size_t u = 0; u < 4; ++u) base[u * kWords] = 4711 + u;
+  for (int round = 0; round < 3; ++round) {
+    bring(base, 1, 100);
+    bring(base, 2, 200);
+    bench_->add(stream_, base + kWords, 2 * kWords, 1);
+    EXPECT_EQ(kernel_sum(base + kWords, 2 * kWords), sum_of(101) + sum_of(201));
+    for (size_t u = 0; u < 4; ++u) ASSERT_EQ(base[u * kWords], 4711 + u);
+    base[kWords + 1] = 3;
+    copy_out(base, 1, 1);
+    EXPECT_EQ(frame(1)[1], 102u);
+    drop(base, 1);
+    drop(base, 2);
+  }
+  uint64_t bytes = 1;
+  VMEM_OK(d_->host_resident_bytes({at(base), 4 * kUnit}, &bytes));
+  EXPECT_EQ(bytes, 0u);
+}
+
+TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
+  if (shared()) GTEST_SKIP() << "a made block is seen";
+  uint64_t* base = reserve(2);
+  VMEM_OK(prepare(range(base, 0, 2)));
+  fill_frame(0, 9);
+  copy_in(base, 1, 0);
+  copy_out(base, 1, 1);
+  EXPECT_EQ(frame(1)[3], 12u);
+  VMEM_OK(d_->map(range(base, 0, 2)));
+  VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));    // it is
+  VMEM_REFUSED(EINVAL, d_->punch(range(base, 1, 1)));  // it is mapped
+  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(9));
+  VMEM_OK(d_->unmap(range(base, 0, 2)));
+  VMEM_OK(d_->unmap(range(base, 0, 2)));  // it is not, and so what
+  copy_out(base, 1, 2);
+  EXPECT_EQ(frame(2)[3], 12u);
+  VMEM_OK(d_->map(range(base, 1, 1)));
+  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(9));
+}
+
+TEST_P(DeviceContract, MemoryThatNoBlockHasIsFreeAndGoesBackWhenAsked) {
+  if (shared()) GTEST_SKIP() << "nothing is kept";
+  uint64_t* base = reserve(16);
+  Memory before{}, kept{}, after{};
+  make(base, 0, 1);  // the first use of a device costs more
+  VMEM_OK(d_->memory(0, &before));
+  make(base, 1, 15);
+  for (size_t u = 1; u < 16; ++u) drop(base, u);
+  VMEM_OK(d_->memory(0, &kept));
+  EXPECT_EQ(kept.used, kUnit);
+  EXPECT_GE(kept.free + bench_->free_memory_slack(), before.free);
+  VMEM_OK(d_->trim(0, 4 * kUnit));
+  VMEM_OK(d_->trim(0, 0));
+  VMEM_OK(d_->memory(0, &after));
+  EXPECT_GE(after.free + bench_->free_memory_slack(), before.free);
+  EXPECT_EQ(kernel_sum(base, kWords), 0u);
+  make(base, 1, 15);
+  EXPECT_EQ(kernel_sum(base, 16 * kWords), 0u);
 }
 
 }  // namespace vmem::device::testing

@@ -20,6 +20,7 @@ TEST_P(DeviceContract, WorkPutOnAStreamAfterTheTicketSeesTheData) {
   }
   Ticket done;
   VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->map(range(base, 0, kUnits)));
   VMEM_OK(d_->order_after(done, stream_, 0));
   // Thousands of launches behind one ticket: nothing may depend on a queue that is long enough.
   bench_->sum(stream_, base, kUnits * kWords, sum_cell(0));
@@ -51,7 +52,9 @@ TEST_P(DeviceContract, MovesGoOnWhileAUsersStreamStandsStill) {
   bench_->stand_still(stream_, gate());
   bring(base, 0, 12);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  EXPECT_EQ(base[2], 14u);
+  if (shared()) {
+    EXPECT_EQ(base[2], 14u);
+  }
   VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
   copy_out(base, 0, 3);
   EXPECT_EQ(frame(3)[4], 16u);
@@ -69,6 +72,7 @@ TEST_P(DeviceContract, TheDefaultStreamMayHoldALease) {
   Ticket in, out;
   const Copy copy{at(base), frame(0), kUnit};
   VMEM_OK(d_->copy_in(0, std::span(&copy, 1), &in));
+  VMEM_OK(d_->map(range(base, 0, 1)));
   VMEM_OK(d_->order_after(in, nullptr, 0));
   bench_->sum(nullptr, base, kWords, sum_cell());
   VMEM_OK(d_->record(nullptr, 0, &out));
@@ -121,7 +125,9 @@ TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
   bench_->sum(other, base, 4 * kWords, sum_cell());
   VMEM_OK(bench_->synchronize(other));
   EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(50) + sum_of(100) + sum_of(150));
-  EXPECT_EQ(base[kWords], 50u);  // still open, still right
+  if (shared()) {
+    EXPECT_EQ(base[kWords], 50u);  // still open, still right
+  }
   copy_out(base, 3, 1, 1);
   EXPECT_EQ(frame(1)[1], 151u);
   bench_->destroy(other);

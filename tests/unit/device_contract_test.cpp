@@ -47,8 +47,9 @@ class SimBench : public Bench {
   std::unique_ptr<SimDevices> sim_;
 };
 
-SimOptions options(int devices) {
+SimOptions options(int devices, bool handles = false) {
   SimOptions o;
+  o.handles = handles;
   o.devices = devices;
   o.memory_bytes = 80 * kUnit;
   return o;
@@ -59,11 +60,19 @@ std::unique_ptr<Bench> one(std::string*) {
 std::unique_ptr<Bench> four(std::string*) {
   return std::make_unique<SimBench>(options(4));
 }
+std::unique_ptr<Bench> one_on_handles(std::string*) {
+  return std::make_unique<SimBench>(options(1, true));
+}
+std::unique_ptr<Bench> four_on_handles(std::string*) {
+  return std::make_unique<SimBench>(options(4, true));
+}
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract, ::testing::Values(Body{"one", one}, Body{"four", four}),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract,
+                         ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
+                                           Body{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss, ::testing::Values(Body{"one", one}),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss, ::testing::Values(Body{"one", one}, Body{"handles", one_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 // --- only here ------------------------------------------------------------------------------------------------------
