@@ -73,6 +73,15 @@ Status load_driver(Driver* out, int* devices) {
   return {};
 }
 
+Status load_handles(Driver* out) {
+  if (!entry("cuDeviceGetAttribute", &out->device_attribute) || !entry("cuMemAddressReserve", &out->address_reserve) ||
+      !entry("cuMemAddressFree", &out->address_free) || !entry("cuMemCreate", &out->mem_create) ||
+      !entry("cuMemRelease", &out->mem_release) || !entry("cuMemMap", &out->mem_map) ||
+      !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access))
+    return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
+  return {};
+}
+
 bool did(cudaError_t e) {
   if (e != cudaSuccess) cudaGetLastError();
   return e == cudaSuccess;

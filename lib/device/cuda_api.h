@@ -22,9 +22,20 @@ struct Driver {
   CUresult (*ctx_id)(CUcontext, unsigned long long*);
   CUresult (*stream_ctx)(CUstream, CUcontext*);
   CUresult (*event_query)(CUevent);
+  // load_handles()
+  CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
+  CUresult (*address_reserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
+  CUresult (*address_free)(CUdeviceptr, size_t);
+  CUresult (*mem_create)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long);
+  CUresult (*mem_release)(CUmemGenericAllocationHandle);
+  CUresult (*mem_map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+  CUresult (*mem_unmap)(CUdeviceptr, size_t);
+  CUresult (*mem_set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
 };
 // -ENODEV with the reason: no driver, too old a driver, no device.
 core::Status load_driver(Driver* out, int* devices);
+// What physical handles need besides. -ENODEV: the driver lacks it.
+core::Status load_handles(Driver* out);
 
 // Did the call succeed? If not, forgets it as this thread's last error: for calls that may fail.
 bool did(cudaError_t error);

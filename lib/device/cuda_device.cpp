@@ -62,6 +62,11 @@ Status CudaDevices::describe(int devices) {
     auto g = std::make_unique<Gpu>();
     g->device = d;
     g->managed = properties.concurrentManagedAccess != 0;
+    int handles = 0;
+    g->handles = !shared() &&
+                 driver_.device_attribute(&handles, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, d) ==
+                     CUDA_SUCCESS &&
+                 handles != 0;
     gpus_.push_back(std::move(g));
   }
   return {};
@@ -70,12 +75,15 @@ Status CudaDevices::describe(int devices) {
 Status CudaDevices::start() {
   int devices = 0;
   if (Status s = cuda::load_driver(&driver_, &devices); !s.ok()) return s;
+  if (Status s = shared() ? Status() : cuda::load_handles(&driver_); !s.ok()) return s;
   if (devices > static_cast<int>(kMaxDevices)) devices = static_cast<int>(kMaxDevices);
   if (Status s = describe(devices); !s.ok()) return s;
   int first = 0;
-  while (first < devices && !gpu(first).managed) ++first;
+  while (first < devices && !fit(gpu(first))) ++first;
+  if (first == devices && !shared()) return error(ENODEV, "no device has virtual memory management");
   if (first == devices)
     return error(ENODEV, "no device has concurrent managed access (needed: Linux, Pascal or later, not in WSL)");
+  if (!shared()) return try_handle(first);
   if (Status s = park::install(); !s.ok()) return s;
   installed_ = true;
   if (Status s = try_unit(first); !s.ok())
@@ -133,6 +141,8 @@ CudaDevices::~CudaDevices() {
     {
       Enter here(driver_, g->context);
       if (!here.ok()) continue;
+      g->pieces.trim(0, [this](const Piece& piece) { destroy_piece(piece); });
+      if (g->window != 0) driver_.address_free(g->window, g->window_size);
       for (auto& direction : g->copy)
         for (cudaStream_t s : direction) cudaStreamDestroy(s);
       for (cudaStream_t s : g->idle_streams) cudaStreamDestroy(s);
@@ -149,7 +159,9 @@ Status CudaDevices::open_gpu(Gpu& g) {
   if (g.opened.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(g.open_mutex);
   if (g.opened.load()) return {};
-  if (!g.managed) return error(ENODEV, "device %d has no concurrent managed access", g.device);
+  if (!fit(g))
+    return error(ENODEV, "device %d has no %s", g.device,
+                 shared() ? "concurrent managed access" : "virtual memory management");
   if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
@@ -224,7 +236,7 @@ Status CudaDevices::any_gpu(Gpu** out) {
   Status status = error(EIO, "no device is left");
   for (const bool opened : {true, false})  // no context is made while another will do
     for (auto& g : gpus_) {
-      if (!g->managed || g->opened.load() != opened) continue;
+      if (!fit(*g) || g->opened.load() != opened) continue;
       status = health(g->device);
       if (status.ok()) {
         *out = g.get();
@@ -234,13 +246,21 @@ Status CudaDevices::any_gpu(Gpu** out) {
   return status;
 }
 
-Status make_cuda_devices(std::unique_ptr<Devices>* out) {
+static Status make(CpuView view, std::unique_ptr<Devices>* out) {
   out->reset();
   if (exists.exchange(true)) return error(EBUSY, "the CUDA devices of this process are in use already");
-  auto devices = std::make_unique<CudaDevices>();
+  auto devices = std::make_unique<CudaDevices>(view);
   if (Status s = devices->start(); !s.ok()) return s;
   *out = std::move(devices);
   return {};
+}
+
+Status make_cuda_devices(std::unique_ptr<Devices>* out) {
+  return make(CpuView::shared, out);
+}
+
+Status make_cuda_handles(std::unique_ptr<Devices>* out) {
+  return make(CpuView::separate, out);
 }
 
 }  // namespace vmem::device

@@ -1,5 +1,5 @@
-// Inside of the CUDA body: cuda_device.cpp (start, end, health), cuda_memory.cpp (ranges and their parts),
-// cuda_stream.cpp (copies, streams, tickets).
+// Inside of the CUDA bodies: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
+// cuda_handles.cpp (physical handles in their place), cuda_stream.cpp (copies, streams, tickets).
 //
 // Every rule of order was measured: a part of a managed range destroyed by munmap can be made again by mmap on the
 // process's own /dev/nvidia-uvm file; prefetches of such parts only one at a time on an otherwise empty stream,
@@ -17,6 +17,7 @@
 
 #include "core/big_lock.h"
 #include "device/cuda_api.h"
+#include "device/piece_pool.h"
 #include "device/units.h"
 
 namespace vmem::device {
@@ -30,6 +31,7 @@ inline void* pointer(uintptr_t address) {
 struct Gpu {
   int device = 0;
   bool managed = false;  // concurrent managed access
+  bool handles = false;  // virtual memory management
   std::mutex open_mutex;
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened
@@ -38,6 +40,9 @@ struct Gpu {
   std::atomic<unsigned> next[2] = {};
   std::atomic<bool> lost{false};
   std::atomic<bool> reset{false};  // lost, and the driver unmapped its allocations: made parts, holes and traps
+  PiecePool pieces;                // handles
+  CUdeviceptr window = 0;          // .. where they are mapped; fixed once made, under open_mutex
+  size_t window_size = 0;
   std::mutex mutex;
   char reason[300] = "";                   // protected by mutex
   std::vector<cudaStream_t> idle_streams;  // protected by mutex; nothing is queued on them
@@ -66,9 +71,11 @@ struct CudaEvent : Event {
 
 class CudaDevices final : public UnitDevices {
  public:
+  explicit CudaDevices(CpuView view) : UnitDevices(view) {}
   ~CudaDevices() override;
   core::Status start();
   const char* name() const override { return "cuda"; }
+  core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;
   bool of_thread(void* stream) const override { return static_cast<cudaStream_t>(stream) == cudaStreamPerThread; }
@@ -87,6 +94,11 @@ class CudaDevices final : public UnitDevices {
   core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
   core::Status body_migrate(const Span& span, int to) override;
   core::Status body_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status body_back(const Span& span, int device) override;
+  void body_unback(const Span& span) override;
+  core::Status body_zero(const Span& span) override;
+  core::Status body_show(const Span& span) override;
+  core::Status body_hide(const Span& span) override;
   core::Status body_pin(void* frames, size_t size) override;
   core::Status body_unpin(void* frames) override;
 
@@ -98,6 +110,7 @@ class CudaDevices final : public UnitDevices {
   void lose(Gpu& g, const char* reason);
   // What a CUDA call answered, as a status; a sticky error loses the device.
   core::Status result(Gpu& g, cudaError_t e, const char* what);
+  core::Status result(Gpu& g, CUresult r, const char* what);
   core::Status lost_status(Gpu& g);
   core::Status take_stream(Gpu& g, cudaStream_t* out);
   void give_stream(Gpu& g, cudaStream_t stream);
@@ -106,6 +119,17 @@ class CudaDevices final : public UnitDevices {
   core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
   core::Status not_capturing(Gpu& g, cudaStream_t stream);
   core::Status try_unit(int device);
+  bool fit(const Gpu& g) const { return shared() ? g.managed : g.handles; }
+  // cuda_handles.cpp
+  core::Status try_handle(int device);
+  core::Status reserve_addresses(Reservation& r);
+  void release_addresses(Reservation& r);
+  core::Status make_window(Gpu& g);
+  core::Status make_piece(Gpu& g, uint32_t number, Piece* out);
+  void destroy_piece(const Piece& piece);
+  core::Status take_piece(Gpu& g, uint32_t* out);
+  core::Status migrate_handle(const Span& span, int to);
+  uintptr_t window_of(uintptr_t block);
   int find_uvm_file(uintptr_t address, size_t size);
 
   cuda::Driver driver_ = {};

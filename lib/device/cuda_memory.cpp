@@ -26,12 +26,13 @@ Status CudaDevices::body_memory(int device, Memory* out) {
   Enter here(driver_, g.context);
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes);
-  out->free = free_bytes;
+  out->free = free_bytes + g.pieces.idle_bytes();
   out->total = total_bytes;
   return result(g, e, "asking for free memory");
 }
 
 Status CudaDevices::body_reserve(Reservation& r) {
+  if (!shared()) return reserve_addresses(r);
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   Timeline span("reserve");
@@ -56,6 +57,7 @@ Status CudaDevices::body_reserve(Reservation& r) {
 }
 
 void CudaDevices::body_release(Reservation& r) {
+  if (!shared()) return release_addresses(r);
   Gpu& g = gpu(r.device);
   Timeline span("release");
   if (health(r.device).ok()) {
@@ -171,6 +173,7 @@ Status CudaDevices::body_populate(const Span& span, int device) {
 
 Status CudaDevices::body_migrate(const Span& span, int to) {
   Timeline timeline("migrate");
+  if (!shared()) return migrate_handle(span, to);
   for (size_t i = 0; i < span.count; ++i) {
     const int from = span.unit(i).device.load();
     if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;

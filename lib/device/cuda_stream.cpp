@@ -60,10 +60,11 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   cudaError_t e = cudaSuccess;
   for (const Copy& copy : copies)
-    for (size_t offset = 0; offset < copy.size && e == cudaSuccess; offset += kCopyPiece) {
-      void* const block = pointer(copy.block + offset);
+    for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
+      void* const block = pointer(window_of(copy.block + offset));
       void* const frame = static_cast<std::byte*>(copy.frame) + offset;
-      const size_t size = std::min(kCopyPiece, copy.size - offset);
+      size = std::min(kCopyPiece, copy.size - offset);
+      if (!shared()) size = std::min(size, kUnit - (copy.block + offset) % kUnit);
       e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
              : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "../unit/device_contract_suite.h"
+#include "device/cuda_device.h"
 #include "kernels.h"
 
 namespace vmem::device::testing {
@@ -89,9 +90,19 @@ std::unique_ptr<Bench> cuda(std::string* skip) {
   return std::make_unique<CudaBench>(std::move(devices));
 }
 
+std::unique_ptr<Bench> handles(std::string* skip) {
+  std::unique_ptr<Devices> devices;
+  if (core::Status s = make_cuda_handles(&devices); !s.ok()) {
+    *skip = s.text();
+    ADD_FAILURE() << "no handles where there is a GPU: " << *skip;
+    return nullptr;
+  }
+  return std::make_unique<CudaBench>(std::move(devices));
+}
+
 const auto name_of = [](const auto& i) { return std::string(i.param.name); };
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(Body{"gpu", cuda}), name_of);
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles}), name_of);
 
 class DeviceCuda : public DeviceContract {};
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
