@@ -37,7 +37,7 @@ constexpr uint16_t kLegal[] = {
         bit(State::failed),
     /* on_device  */ bit(State::leaving),
     /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::stored) | bit(State::untouched) |
-        bit(State::failed),
+        bit(State::resident) | bit(State::failed),
 };
 static_assert(std::size(kLegal) == static_cast<size_t>(State::count_));
 

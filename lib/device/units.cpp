@@ -177,6 +177,7 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
 }
 
 Status UnitDevices::present(const Spans& spans) {
+  if (!shared()) return {};
   for (const ReservationPtr& r : spans.keep)
     if (Status s = body_present(*r); !s.ok()) return s;
   return {};

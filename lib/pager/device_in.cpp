@@ -75,6 +75,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       return block.device == d ? Start::done : Start::wait;
     case State::on_device:
       if (block.device == d) return Start::done;
+      if (residents_[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::failed:
@@ -324,12 +325,15 @@ void Pager::enter_batch(Batch& batch, int d) {
   if (s.code() == -device::kIntruder)
     core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
                 s.text().data());
+  const bool over_trap = !own_page_tables();
   bool made = s.ok();
   if (made) {
     // Threads that met the trap before it went: their next try meets the device's door and parks there.
-    for (const device::Range& range : ranges) trap_->wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+    for (const device::Range& range : ranges)
+      if (over_trap) trap_->wake(reinterpret_cast<void*>(range.address), range.size).ignore();
     core::step("device.prepared");
     if (!copies.empty()) s = devices_->copy_in(d, copies, &ticket);
+    if (s.ok()) s = devices_->map(ranges);
   }
   if (s.ok()) {
     {
@@ -354,7 +358,8 @@ void Pager::enter_batch(Batch& batch, int d) {
     }
   }
   if (!s.ok() && made) {
-    if (punch(ranges).ok()) torn = true;
+    if (ticket != nullptr) devices_->wait(ticket).ignore();  // its frames are to be somebody else's
+    if (devices_->unmap(ranges).ok() && punch(ranges).ok()) torn = true;
   }
   if (torn) restore_trap(ranges);
   core::step("device.entered");
@@ -367,7 +372,7 @@ void Pager::enter_batch(Batch& batch, int d) {
     Block& block = r.table[m->block];
     Resident& resident = residents_[block.aux];
     if (!s.ok()) {
-      undo_entering(m, s, !made || torn, after);
+      undo_entering(m, s, !over_trap || !made || torn, after);
       continue;
     }
     resident.issued = false;
@@ -375,10 +380,12 @@ void Pager::enter_batch(Batch& batch, int d) {
     resident.frame = nullptr;
     const uint32_t stamp = resident.stamp;
     r.table.change(m->block, State::entering, State::on_device);
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
+    if (over_trap)
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
     if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
     admit(r, m->block, stamp);
+    answer_on_device(r, m->block);
     free_move(m);
   }
   if (!made && s.code() == -ENOMEM) {
@@ -434,12 +441,8 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
 
 // Locked; a block that was claimed, and is on a device still, or on another one.
 void Pager::stays(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
   r.table.change(b, State::leaving, State::on_device);
-  // Who met the trap before the block was made over it has been reported late.
-  if ((block.flags & core::kWanted) == 0) return;
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  trap_->wake(r.address(b), r.block_size).ignore();
+  answer_on_device(r, b);
 }
 
 // Unlocked; state leaving, booked on both devices. In order of address.

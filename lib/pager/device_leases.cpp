@@ -198,6 +198,7 @@ Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span
     bool wait = false;
     if (Status s = Ask::check(ask); !s.ok()) return s;
     if (Status s = check_endings(spans, location, &wait); !s.ok()) return s;
+    if (Status s = check_stale(spans, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
       if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
     }
@@ -336,6 +337,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
       const Region& r = *spans[i].region;
       for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
         if (!has_come(r, b, d)) return false;
+        if (residents_[r.table[b].aux].shown) return false;
         const device::Ticket& copy =
             residents_[r.table[b].aux].ticket;  // of who came again the stream knows nothing yet
         if (copy != nullptr && std::find(tickets.rbegin(), tickets.rend(), copy) == tickets.rend()) return false;
@@ -345,8 +347,8 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   };
   size_t ordered = 0;
   do {
-    for (const SpanOf& span : spans) {
-      if (Status s = bring_to_device(lock, span, d, &spans, &tickets, ask); !s.ok()) return s;
+    for (size_t i = 0; i < spans.size(); ++i) {
+      if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, &spans, &tickets, ask); !s.ok()) return s;
     }
     lock.unlock();
     core::step("acquire.ordering");
@@ -373,7 +375,7 @@ bool Pager::has_come(const Region& r, BlockIndex b, int d) const {
 }
 
 // Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
-Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
+Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                               std::vector<device::Ticket>* tickets, const Ask* ask) {
   Region& r = *span.region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
@@ -384,6 +386,11 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, int d, const void*
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
+    if (block.state == State::on_device && residents_[block.aux].shown && !residents_[block.aux].stale &&
+        (block.device != d || (access & VMEM_WRITE) != 0)) {
+      hide(lock, r, b);
+      continue;
+    }
     if (has_come(r, b, d)) {
       if (residents_[block.aux].hinted) {
         residents_[block.aux].hinted = false;

@@ -3,6 +3,7 @@
 //   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
 //                leaving, with a host copy:                  take the block out, trap ─> held (the copy's frame)
 //                leaving, clean:                             take the block out, trap ─> stored, untouched
+//                leaving, shown to the CPU (device_views.cpp): take the block out      ─> resident
 //                leaving, synced: hold writers, copy, write, open                      ─> on_device
 //
 // A block is clean while no WRITE lease touched it and the CPU could not store to it since it came (kDirty).
@@ -32,9 +33,10 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   if (!reserve_move()) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const ResidentId kept = how == Leave::drop ? core::kNoResident : residents_[block.aux].copy;
-  const bool copy =
-      kept == core::kNoResident && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
+  const bool shown = residents_[block.aux].shown && how != Leave::sync;
+  const ResidentId kept = how == Leave::drop || shown ? core::kNoResident : residents_[block.aux].copy;
+  const bool copy = !shown && kept == core::kNoResident &&
+                    (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   std::byte* frame = nullptr;
   if (kept != core::kNoResident) {
     frame = residents_[kept].frame;
@@ -44,8 +46,10 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
     frame = staging_frame(0);
     if (frame == nullptr) return nullptr;
   }
+  unrefuse(r, b);
   Move* m = new_move(r, b);
   m->image = frame;
+  m->shown = shown;
   m->device = block.device;
   m->way = core::Way::from_device;
   m->leave = how;
@@ -68,6 +72,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
 
 // The trap stands at holes again, and their parked threads with it.
 void Pager::restore_trap(std::span<const device::Range> ranges) {
+  if (own_page_tables()) return;  // it never went
   for (size_t i = 0; i < ranges.size();) {
     size_t n = 1;
     uintptr_t end = ranges[i].address + ranges[i].size;
@@ -122,6 +127,7 @@ void Pager::leave_batch(std::span<Move*> batch) {
     }
     core::step("device.leaving");
     Status s = devices_->hold(all.all(), device::Access::read);
+    if (s.ok() && !gone.empty()) s = devices_->unmap(gone.all());
     Status copied = s;
     if (s.ok() && !copies.empty()) {
       device::Ticket ticket;
@@ -138,10 +144,20 @@ void Pager::leave_batch(std::span<Move*> batch) {
         restore_trap(gone.all());
       }
     }
+    core::Few<trap::Range, Batch::capacity()> dropped;
+    for (const Move* m : part) {
+      if (s.ok() && m->shown && m->leave == Leave::drop)
+        dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+    }
+    if (!dropped.empty()) {
+      if (Status gone_too = trap_->drop(dropped.all()); !gone_too.ok())
+        core::fatal("memory of blocks could not be dropped: %s", gone_too.text().data());
+    }
     const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
     if (refused) {
       devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
-      usleep(1000);                                               // tried again by whoever wants room
+      for (const device::Range& range : gone) devices_->map({&range, 1}).ignore();  // refused of those still mapped
+      usleep(1000);                                                                 // tried again by whoever wants room
     }
     core::step("device.left");
     const Status health = copied.ok() ? Status() : devices_->health(d);
@@ -191,7 +207,10 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
   g.used -= r.block_size;
   g.leaving -= r.block_size;
-  const bool dirty = !proven_clean(block) && m->leave != Leave::drop;
+  const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->shown;
+  forget_shown(r, b);
+  if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
+  lost = lost && !own_page_tables();  // the trap stands there still
   if (lost) {
     m->status = error(EIO, "the addresses of %s went with device %d", where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
@@ -212,7 +231,16 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_move(m);
     return;
   }
-  if (m->kept) {
+  if (m->shown && m->leave != Leave::drop) {  // what is in place is the block now
+    free_resident(b, r);
+    ++g.evictions;
+    new_resident(r, b, nullptr);
+    residents_[block.aux].stamp = stamp_now();
+    r.table.change(b, State::leaving, State::resident);
+    block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
+    trap_->unprotect(r.address(b), r.block_size).ignore();
+    admit(r, b, stamp_now());
+  } else if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
@@ -254,7 +282,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   }
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), where(r, m->block).c_str());
-  r.table.change(m->block, State::leaving, State::on_device);
+  stays(r, m->block);
   admit(r, m->block, stamp_now());
   free_move(m);
 }
@@ -432,7 +460,13 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     }
     // What cannot be copied from a device that is lost cannot stay there either: it gets its mark.
     const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);
-    Move* m = begin_leave(r, b, on_lost ? Leave::evict : how);
+    const bool stale = residents_[r.table[b].aux].stale;
+    if (stale && leased(r, b) && !sweep->all) {
+      sweep->skipped = true;
+      b = r.table.next_touched(b + 1);
+      continue;
+    }
+    Move* m = begin_leave(r, b, on_lost || (stale && how == Leave::sync) ? Leave::evict : how);
     if (m == nullptr) {
       flush();
       if (mark == Progress::kNone) mark = look(now_ns());

@@ -53,8 +53,10 @@ core::Few<Move*, N> take_batch(std::vector<Move*>& from, size_t most = N) {
 
 Status Pager::start_devices() {
   if (devices_ == nullptr) return {};
-  if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
-    return s;
+  if (!own_page_tables()) {
+    if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
+      return s;
+  }
   gpu_threads_.reserve(kWorkers);
   for (unsigned i = 0; i < kWorkers; ++i) {
     std::thread worker;
@@ -75,7 +77,7 @@ void Pager::stop_devices() {
     gpu_work_.notify_all();
   }
   for (std::thread& t : gpu_threads_) t.join();
-  device::park::set_hook({}).ignore();
+  if (!own_page_tables()) device::park::set_hook({}).ignore();
 }
 
 // Unlocked. The first use of a device makes its context and settles its budget.
@@ -333,6 +335,9 @@ void Pager::device_loop() {
       }
     } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
+    } else if (!queues_.accesses.empty()) {  // until leases end, or memory comes free
+      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
+      pause = std::min(2 * pause, 20000u);
     } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
@@ -354,6 +359,7 @@ void Pager::device_loop() {
 // driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
+  if (own_page_tables()) return;  // there are none
   core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : regions_) {
@@ -397,7 +403,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
-  if (serve_stream_hints(lock)) return true;
+  if (serve_stream_hints(lock) || serve_accesses(lock)) return true;
   if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
     grow_staging(lock, kSlabFrames).ignore();  // tried again when somebody wants a frame
     After after;

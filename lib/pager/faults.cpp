@@ -91,6 +91,7 @@ void Pager::renew_loop() {
     for (const auto& m : moves_)
       if (m->begun_ns != 0) renew(*m->region, m->block);
     for (const Starved& s : queues_.starved) renew(*s.region, s.block);
+    for (const CpuAccess& a : queues_.accesses) renew(*a.region, a.block);
   }
 }
 
@@ -175,14 +176,14 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       block.flags |= wish;
       break;
     case State::entering:
-      // Woken when the block has been made: it goes on then, and parks at the device's door. Sooner it would come back
-      // at once, again and again, and one of its tries would fall between the mapping of the block and its shutting.
+      // Where the CPU sees what the device sees: woken when the block has been made: it goes on then, and parks at the
+      // device's door. Sooner it would come back at once, again and again, and one of its tries would fall between the
+      // mapping of the block and its shutting.
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wish;
       break;
     case State::on_device:
-      // The toucher met the trap before the block was made over it, and has been woken since or is here.
-      trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      access_on_device(*r, b, fault);
       break;
     case State::count_:
       break;

@@ -97,6 +97,7 @@ struct Move {
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
   bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied
+  bool shown = false;           // leaving: a copy is in place, and is the block when it has left
   uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
   uint64_t mark = 0;            // fill, install: of the wait, as Starved has it
@@ -202,6 +203,13 @@ struct Departure {  // vmem_prefetch from a device to host memory or the SSD
   Region* region;
   core::BlockIndex first, next, last;
   bool to_ssd;
+};
+struct CpuAccess {  // of a block on a device with page tables of its own
+  Region* region;
+  core::BlockIndex block;
+  uint64_t since_ns;
+  uint64_t not_before;  // what failed is tried again then
+  uint64_t mark;        // of Progress
 };
 enum class Start : uint8_t { done, wait, no_room };
 

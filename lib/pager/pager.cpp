@@ -390,7 +390,7 @@ std::string Pager::check() {
         const Resident& resident = residents_[r->table[b].aux];
         if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
         if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
-        if (resident.pool == kHostPool) charged += r->block_size;
+        if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
         if (resident.copy == core::kNoResident) continue;
         ++copies;
         const Resident& copy = residents_[resident.copy];

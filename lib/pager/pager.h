@@ -79,8 +79,7 @@ class Pager {
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, m->staged); }
-  void free_resident(core::BlockIndex b, Region& r);
-  void admit(Region& r, core::BlockIndex b, uint32_t stamp);
+  void free_resident(core::BlockIndex b, Region&r), admit(Region&r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
   void notify();
@@ -112,18 +111,15 @@ class Pager {
   bool begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, After& after);
   void run(After& after);
-  void install(Move* m, After& after);
-  static void on_read(store::Io& io);
-  void verify_read(Move* m);
+  void install(Move*m, After&after), abandon_fill(Move*m, After&after);
+  static void on_read(store::Io&io), on_device_read(store::Io&io), on_written(store::Io&io);
+  void verify_read(Move*m), drop_cut_off(Move*m);
   static bool find_hole(Move* m);
-  void abandon_fill(Move* m, After& after);
   bool show_file(Move* m);
-  void drop_cut_off(Move* m);
   void give_back_extent(Move*m), store_has_room();
   void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
   void finish_read(Move* m, After& after);
-  void give_frame(Region& r, std::byte* image);
-  void used(Region& r, core::BlockIndex b);
+  void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);
   void follow(Region& r, core::BlockIndex b, bool marker);
   void pass(Region& r, const policy::Run& run, bool used);
   void drop_behind(Region& r);
@@ -154,14 +150,10 @@ class Pager {
   void take_one(Move* m);
   void settle_probe(Region& r, core::BlockIndex b, After& after);
   void prepare_writes(std::span<Move* const> moves);
-  void finish_clean(Move* m, After& after);
-  void to_store(Move* m, After& after);
-  static void on_written(store::Io& io);
-  void finish_write(Move* m, After& after);
+  void finish_clean(Move*m, After&after), to_store(Move*m, After&after), finish_write(Move*m, After&after);
   void note_write_failure(Move* m);
   void serve_evict_request(Lock&lock), go_on_to_ssd(Region&r, core::BlockIndex b);
-  void let_go(Move* m, core::State from, After& after);
-  void put_back(Move* m, After& after);
+  void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
   void forget_store_copy(Region& r, core::BlockIndex b);
   uint32_t stamp_now() const;
   void revive(Region& r, core::BlockIndex b);
@@ -205,7 +197,6 @@ class Pager {
   void reclaim_host_pages(Lock& lock);
   void pump_devices(After& after);
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
-  static void on_device_read(store::Io& io);
   void finish_device_read(Move* m, After& after);
   void pull(Batch& batch, int d);
   void enter_batch(Batch& batch, int d);
@@ -232,9 +223,19 @@ class Pager {
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
+  // device_views.cpp
+  bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
+  void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
+  void queue_access(Region&r, core::BlockIndex b, uint64_t not_before = 0),
+      answer_on_device(Region&r, core::BlockIndex b);
+  Move* begin_show(Region& r, core::BlockIndex b);
+  void show(Move*m), hide(Lock&lock, Region&r, core::BlockIndex b);
+  void forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
+  core::Status check_stale(std::span<const SpanOf> spans, bool* wait);
+  bool serve_accesses(Lock& lock);
   // device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
-  core::Status bring_to_device(Lock& lock, const SpanOf& span, int d, const void* owner,
+  core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask);
   bool has_come(const Region& r, core::BlockIndex b, int d) const;
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
@@ -255,8 +256,7 @@ class Pager {
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
   bool torn_by_fill(const Move* m, const core::Status& why);
   void lose_filled(Move* m, const core::Status& why);
-  void settle_torn_take(Move* m);
-  void lose_taken(Move* m);
+  void settle_torn_take(Move*m), lose_taken(Move*m);
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;

@@ -27,7 +27,9 @@ struct Queues {
   Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
-  std::list<Ending> endings;  // by id
+  Queue<CpuAccess> accesses;
+  Queue<std::pair<Region*, core::BlockIndex>> shown;  // on a device and in host memory; the oldest first
+  std::list<Ending> endings;                          // by id
   uint64_t last_ending = 0;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;

@@ -90,6 +90,7 @@ struct Region {
   uint64_t granted = 0;                                        // leases, ever
   uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
+  uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
   bool dying = false;
   bool unfinished = false;            // at exit: blocks were left that did not come to rest
   bool read_mostly = false;           // advised so: host pages beside a device's are what the program wants

@@ -274,6 +274,8 @@ void Pager::forget_region(Region& r) {
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
+  queues_.accesses.erase_if([&](const CpuAccess& a) { return a.region == &r; });
+  queues_.shown.erase_if([&](const auto& s) { return s.first == &r; });
   for (StreamHint& h : queues_.stream_hints) {
     if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
   }
@@ -385,6 +387,7 @@ Status Pager::destroy(void* ptr, bool force) {
     clear_unknown(block);
     if (core::on_a_device(block.state)) {
       gpus_[block.device].used -= r.block_size;
+      if (residents_[block.aux].shown) budget_.credit(r.block_size);
       free_resident(b, r);
       continue;
     }

@@ -45,6 +45,9 @@ class GpuApp {
 struct GpuBody {
   const char* name;
   std::unique_ptr<GpuApp> (*make)(std::string* skip);
+  const char* setting = nullptr;  // of `device`; null: the name
+  bool own_page_tables = false;   // the CPU does not see what the devices see
+  const char* device() const { return setting != nullptr ? setting : name; }
 };
 inline void PrintTo(const GpuBody& body, std::ostream* os) {
   *os << body.name;
@@ -83,7 +86,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBo
     app_.reset();
   }
   void start(const Settings& more = {}) {
-    Settings settings{{"device", GetParam().name}, {"host_budget", "96MiB"}};
+    Settings settings{{"device", GetParam().device()}, {"host_budget", "96MiB"}};
     settings.insert(settings.end(), more.begin(), more.end());
     configure(settings);
   }

@@ -1,6 +1,7 @@
 // The device tier on simulated devices: four of them, with every call checked as a GPU would and more.
 #include "device/sim_device.h"
 #include "device_suite.h"
+#include "device_suite_views.h"
 
 namespace systest {
 
@@ -11,11 +12,12 @@ using vmem::device::SimKernel;
 
 class SimApp final : public GpuApp {
  public:
-  explicit SimApp(int devices) : count_(devices) {}
+  explicit SimApp(int devices, bool handles = false) : count_(devices), handles_(handles) {}
   int prepare() override {
     vmem::api::test_hooks().make_devices = [this](std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = count_;
+      options.handles = handles_;
       options.memory_bytes = 128 * kMiB;
       std::unique_ptr<SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
@@ -80,15 +82,19 @@ class SimApp final : public GpuApp {
   }
 
   const int count_;
+  const bool handles_;
   std::atomic<uint64_t> wrong_{0};
   std::atomic<uint32_t> gate_{0};
 };
 
 const GpuBody kBodies[] = {
     {"sim", [](std::string*) -> std::unique_ptr<GpuApp> { return std::make_unique<SimApp>(4); }},
+    {"handles", [](std::string*) -> std::unique_ptr<GpuApp> { return std::make_unique<SimApp>(4, true); }, "sim", true},
 };
 class SimDeviceTier : public DeviceTier {};
 
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierViews, ::testing::Values(kBodies[1]),
+                         [](const auto& p) { return std::string(p.param.name); });
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierLoss, ::testing::ValuesIn(kBodies),
                          [](const auto& p) { return std::string(p.param.name); });
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBodies),

@@ -1,0 +1,302 @@
+// What the CPU sees of blocks on a device whose page tables are its own (device::CpuView::separate): the trap, as of
+// any block that is not present. An access waits in `accesses` until a worker has looked at it:
+//
+//   nobody leases the block     it comes to host memory, as with any hint
+//   READ leases, load           it is shown: a copy stands in place, write-protected, and the device keeps the block
+//   READ leases, store          .. then the copy may change, and the device's bytes are stale: they go, and the copy is
+//                               the block, when the last lease has ended; an acquire waits for that, or is refused
+//   a WRITE lease               the access waits for its end, at most the fault time-out
+//
+// A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
+// goes to another device, and when memory is short; what is stale is never dropped.
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+
+namespace {
+
+constexpr uint64_t kTryAgain = 20000000;  // ns until what failed is tried again
+
+}  // namespace
+
+// Locked; on a device. A CPU waits for it (kWanted).
+void Pager::queue_access(Region& r, BlockIndex b, uint64_t not_before) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (resident.asked) return;
+  const uint64_t now = now_ns();
+  if (!queues_.accesses.push_back({&r, b, now, not_before, look(now)})) {
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    trap_->wake(r.address(b), r.block_size).ignore();  // reported again
+    return;
+  }
+  resident.asked = true;
+  gpu_work_.notify_one();
+}
+
+// Locked; state on_device, met by a fault.
+void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) {
+  Block& block = r.table[b];
+  const Resident& resident = residents_[block.aux];
+  if (resident.stale && fault.kind == trap::FaultKind::write_protect) {
+    trap_->unprotect(r.address(b), r.block_size).ignore();
+    return;
+  }
+  if (!own_page_tables() || resident.refused || (resident.shown && fault.kind != trap::FaultKind::write_protect)) {
+    // It met the trap before the block was made over it, or shown, and has been woken since or is here.
+    trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    return;
+  }
+  if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+  block.flags |= core::kWanted;
+  if (fault.kind != trap::FaultKind::read) block.flags |= core::kWantedWrite;
+  queue_access(r, b);
+}
+
+// Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
+void Pager::answer_on_device(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kWanted) == 0) return;
+  if (own_page_tables()) {
+    queue_access(r, b);
+    return;
+  }
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  trap_->wake(r.address(b), r.block_size).ignore();
+}
+
+// Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
+Move* Pager::begin_show(Region& r, BlockIndex b) {
+  if (!queues_.shown.reserve(queues_.shown.size() + 1) || !reserve_move()) return nullptr;
+  if (!budget_.charge(r.block_size, 0)) {
+    need_evict_.notify_all();
+    return nullptr;
+  }
+  Block& block = r.table[b];
+  const ResidentId kept = residents_[block.aux].copy;
+  std::byte* const frame = kept != core::kNoResident ? residents_[kept].frame : staging_frame(0);
+  if (frame == nullptr) {
+    budget_.credit(r.block_size);
+    return nullptr;
+  }
+  if (kept != core::kNoResident) policy(kept).hold(kept);
+  Move* m = new_move(r, b);
+  m->image = frame;
+  m->kept = kept != core::kNoResident;
+  m->staged = true;
+  m->device = block.device;
+  m->way = core::Way::from_device;
+  r.table.change(b, State::on_device, State::leaving);
+  if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+  return m;
+}
+
+// Unlocked; state leaving.
+void Pager::show(Move* m) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  core::step("device.showing");
+  if (!m->kept) {
+    device::Ticket ticket;
+    const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(b)), m->image, r.block_size};
+    m->status = devices_->copy_out(m->device, {&copy, 1}, &ticket);
+    if (m->status.ok()) m->status = devices_->wait(ticket);
+  }
+  const Status health = m->status.ok() ? Status() : devices_->health(m->device);
+  if (m->status.ok())
+    m->status = trap_->fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
+  core::step("device.shown");
+  After after;
+  Lock lock(mutex_);
+  saw_loss(m->device, health);
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (m->kept) {
+    policy(resident.copy).unhold(resident.copy);
+  } else {
+    staging_.put(m->image);
+  }
+  const bool shown = m->status.ok() && queues_.shown.push_back({&r, b});  // there is room
+  if (shown) {
+    resident.shown = true;
+    core::add(counters_.copied_bytes, r.block_size);
+    if (!m->kept) {
+      gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+      core::add(counters_.device_to_host_bytes, r.block_size);
+    }
+    // A store that met the protection before this lock is reported once more.
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    trap_->wake(r.address(b), r.block_size).ignore();
+  } else {
+    budget_.credit(r.block_size);
+  }
+  r.table.change(b, State::leaving, State::on_device);
+  if (resident.admitted) policy(block.aux).unhold(block.aux);
+  if (!shown) queue_access(r, b, now_ns() + kTryAgain);
+  free_move(m);
+  pump(after);
+  lock.unlock();
+  run(after);
+}
+
+// Locked on entry and on return, and not meanwhile; on a device, shown and not stale.
+void Pager::hide(Lock& lock, Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  r.table.change(b, State::on_device, State::leaving);
+  if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+  ++r.in_flight;
+  lock.unlock();
+  core::step("device.hiding");
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+  if (Status s = trap_->drop({&range, 1}); !s.ok())
+    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  lock.lock();
+  forget_shown(r, b);
+  budget_.credit(r.block_size);
+  if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
+  stays(r, b);
+  --r.in_flight;
+  notify();
+  After after;
+  pump(after);
+  lock.unlock();
+  run(after);
+  lock.lock();
+}
+
+// Locked. What is in place there belongs to somebody else now, or to nobody.
+void Pager::forget_shown(Region& r, BlockIndex b) {
+  Resident& resident = residents_[r.table[b].aux];
+  if (!resident.shown) return;
+  resident.shown = false;
+  if (std::exchange(resident.stale, false)) --r.stale;
+  queues_.shown.erase_if([&](const auto& s) { return s.first == &r && s.second == b; });
+}
+
+// Locked. Accesses of it are answered again.
+void Pager::unrefuse(Region& r, BlockIndex b) {
+  if (!std::exchange(residents_[r.table[b].aux].refused, false)) return;
+  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok())
+    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+}
+
+// Locked. *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep
+// one.
+Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
+  for (const SpanOf& s : spans) {
+    const Region& r = *s.region;
+    if (r.stale == 0) continue;
+    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+      if (r.table[b].state != State::on_device || !residents_[r.table[b].aux].stale) continue;
+      const Leases* leases = r.leases.find(b);
+      if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
+        return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
+                           where(r, b).c_str());
+      *wait = true;
+    }
+  }
+  return {};
+}
+
+// Locked on entry and on return. Does what it can for those who wait, and makes room where memory is short.
+bool Pager::serve_accesses(Lock& lock) {
+  if (queues_.accesses.empty() && (queues_.shown.empty() || !must_evict())) return false;
+  reap(lock);
+  if (!queues_.shown.empty() && must_evict()) {
+    for (const auto& [region, b] : queues_.shown) {
+      if (region->dying || region->table[b].state != State::on_device || residents_[region->table[b].aux].stale)
+        continue;
+      Region& r = *region;
+      hide(lock, r, b);
+      return true;
+    }
+  }
+  const uint64_t now = now_ns(), limit = config_.fault_timeout_ms * uint64_t{1000000};
+  Batch batch;
+  Move* to_show = nullptr;
+  auto it = queues_.accesses.begin();
+  while (it != queues_.accesses.end() && batch.size() < kDeviceBatch && to_show == nullptr) {
+    Region& r = *it->region;
+    const BlockIndex b = it->block;
+    Block& block = r.table[b];
+    if (!r.dying && (block.state == State::entering || block.state == State::leaving)) {
+      ++it;
+      continue;
+    }
+    if (r.dying || block.state != State::on_device || !residents_[block.aux].asked) {
+      it = queues_.accesses.erase(it);
+      continue;
+    }
+    Resident& resident = residents_[block.aux];
+    const bool lost = gpus_[block.device].lost;
+    if (!lost && lent_for_writing(r, b)) {
+      if (now - it->since_ns >= limit && !resident.refused && !resident.shown) {
+        core::log(core::Level::error,
+                  "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
+                  "is released, %s",
+                  config_.fault_timeout_ms, where(r, b).c_str());
+        resident.refused = trap_->fail(r.address(b), r.block_size).ok();
+        if (resident.refused) block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      }
+      ++it;
+      continue;
+    }
+    unrefuse(r, b);
+    const bool leased_here = leased(r, b) && !lost;
+    if (!resident.stale && (block.flags & core::kWanted) == 0) {
+      resident.asked = false;
+      it = queues_.accesses.erase(it);
+      continue;
+    }
+    if (now < it->not_before || (leased_here && resident.stale) ||
+        (leased_here && r.leases.find(b)->front().location != block.device)) {  // it is to move first
+      ++it;
+      continue;
+    }
+    if (leased_here && resident.shown) {
+      if ((block.flags & core::kWantedWrite) != 0) {
+        will_change(r, b);
+        resident.stale = true;
+        ++r.stale;
+        trap_->unprotect(r.address(b), r.block_size).ignore();
+      } else {
+        trap_->wake(r.address(b), r.block_size).ignore();
+      }
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      continue;
+    }
+    Move* m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
+    if (m == nullptr) {
+      ++it;
+      continue;
+    }
+    resident.asked = false;
+    it = queues_.accesses.erase(it);
+    if (leased_here) {
+      to_show = m;
+    } else {
+      batch.push_back(m);
+    }
+  }
+  if (to_show == nullptr && batch.empty()) return false;
+  lock.unlock();
+  if (!batch.empty()) leave_batch(batch.all());
+  if (to_show != nullptr) show(to_show);
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,172 @@
+// What the CPU sees of blocks on a device that has page tables of its own. Instantiated for bodies that have.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+#include "device/park.h"
+#include "device_fixture.h"
+
+namespace systest {
+
+class DeviceTierViews : public DeviceTier {
+ protected:
+  // Leases the whole region at device 0 for a kernel that sees round `seen`.
+  void lease_and_check(vmem::region& r, uint64_t seen, unsigned access, void* s) {
+    VMEM_DO(acquire(words(r), r.size() / 8, access, s));
+    app_->check(s, words(r), r.size() / 8, 0, seen);
+  }
+  void right_so_far(void* s) {
+    ASSERT_TRUE(app_->synchronize(s).ok());
+    EXPECT_EQ(app_->wrong(), 0u);
+  }
+};
+
+TEST_P(DeviceTierViews, ALoadUnderAReadLeaseIsRightAndTheDeviceKeepsTheBlock) {
+  start();
+  vmem::region r(8 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  const uint64_t parked = vmem::device::park::stats().parked;
+  lease_and_check(r, 1, VMEM_READ, s);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  EXPECT_EQ(device_stats().used_bytes, r.size());
+  app_->check(s, words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  EXPECT_EQ(vmem::device::park::stats().parked, parked) << "nobody parks in a signal handler";
+}
+
+TEST_P(DeviceTierViews, AWriteLeaseEndsWhatTheCpuSawBefore) {
+  start();
+  vmem::region r(8 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  for (uint64_t round = 1; round < 5; ++round) {
+    lease_and_check(r, round, VMEM_READ, s);
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round), 0u);
+    VMEM_DO(acquire(words(r), n, VMEM_READ | VMEM_WRITE, s));
+    app_->set(s, words(r), n, 0, round + 1);
+    VMEM_DO(release(words(r), n, s));
+    VMEM_DO(release(words(r), n, s));
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round + 1), 0u);
+  }
+  right_so_far(s);
+}
+
+TEST_P(DeviceTierViews, AStoreUnderAReadLeaseIsTheCpusUntilTheRelease) {
+  start();
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  lease_and_check(r, 1, VMEM_READ, s);
+  cpu_set(words(r), n, 0, 2);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
+  app_->check(s, words(r), n, 0, 1);  // what it acquired
+  EXPECT_EQ(acquire(words(r), n, VMEM_READ, s), -EBUSY) << "these bytes are not to be had at the device";
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EBUSY);
+  VMEM_DO(release(words(r), n, s));
+  lease_and_check(r, 2, VMEM_READ, s);
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+  r.evict();
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
+}
+
+TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseWaitsForItsEnd) {
+  start({{"fault_timeout_ms", "600000"}});
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  *app_->gate() = 0;
+  VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+  app_->stand_still(s, app_->gate());
+  app_->set(s, words(r), n, 0, 7);
+  VMEM_DO(release(words(r), n, s));
+  std::atomic<bool> over{false};
+  std::atomic<size_t> bad{1};
+  const uint64_t before = vmem::stats().faults;
+  std::thread reader([&] {
+    bad = cpu_wrong(words(r), n, 0, 7);
+    over = true;
+  });
+  EXPECT_TRUE(until([&] { return vmem::stats().faults > before; }));
+  EXPECT_FALSE(over);
+  *app_->gate() = 1;
+  reader.join();
+  EXPECT_EQ(bad, 0u);
+  right_so_far(s);
+}
+
+TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseIsGivenUpAfterTheTimeOutAndNothingIsLost) {
+  start({{"fault_timeout_ms", "300"}});
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  LogLines log;
+  VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+  app_->set(s, words(r), n, 0, 7);
+  EXPECT_TRUE(raises_sigbus([&] { (void)*static_cast<volatile uint64_t*>(words(r)); }));
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+  // The next access asks again, and who looks at the queue takes the refusal back.
+  VMEM_DO(vmem_evict(r.data(), r.size(), VMEM_HOST));
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 7), 0u);
+}
+
+TEST_P(DeviceTierViews, CopiesForTheCpuGiveWayWhenMemoryIsShort) {
+  start({{"host_budget", "48MiB"}, {"staging_share", "30"}});
+  vmem::region r(24 * kMiB, 0), other(64 * kMiB, VMEM_HOST_ONLY);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  lease_and_check(r, 1, VMEM_READ, s);
+  for (uint64_t round = 1; round < 4; ++round) {
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+    cpu_set(words(other), other.size() / 8, 0, round);
+    EXPECT_EQ(cpu_wrong(words(other), other.size() / 8, 0, round), 0u);
+    within_budget();
+  }
+  app_->check(s, words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+}
+
+TEST_P(DeviceTierViews, ABlockWithACopyForTheCpuGoesToAnotherDevice) {
+  if (devices_ < 2) GTEST_SKIP() << "one device";
+  start();
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s[] = {stream(0), stream(1)};
+  lease_and_check(r, 1, VMEM_READ, s[0]);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  VMEM_DO(release(words(r), n, s[0]));
+  right_so_far(s[0]);
+  VMEM_DO(acquire(words(r), n, VMEM_READ | VMEM_WRITE, s[1], 1));
+  app_->check(s[1], words(r), n, 0, 1);
+  app_->set(s[1], words(r), n, 0, 2);
+  VMEM_DO(release(words(r), n, s[1]));
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
+  right_so_far(s[1]);
+}
+
+TEST_P(DeviceTierViews, ContentsThatAreDroppedTakeTheCopyForTheCpuAlong) {
+  start();
+  vmem::region r(4 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  lease_and_check(r, 1, VMEM_READ, s);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+  VMEM_DO(vmem_advise(r.data(), r.size(), VMEM_ADVISE_DONT_NEED, VMEM_HOST));
+  for (size_t i = 0; i < n; i += 512) ASSERT_EQ(words(r)[i], 0u) << i;
+}
+
+}  // namespace systest
