@@ -41,7 +41,7 @@ std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
   if (!budget_.charge(size, reserve)) return nullptr;
   std::byte* slot = get_slot(size);
   if (slot == nullptr) budget_.credit(size);
-  if (fresh != nullptr) *fresh = install_;
+  if (fresh != nullptr) *fresh = slot != nullptr;
   return slot;
 }
 

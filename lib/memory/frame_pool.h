@@ -30,7 +30,8 @@ class FramePool final : private IdleMemory {
   FramePool& operator=(const FramePool&) = delete;
 
   // A frame of `size` bytes with its charge: contents undefined. nullptr: no memory within budget - reserve. *fresh: it
-  // has no memory yet, see populate().
+  // has no memory yet. Over the module populate() must give it some; elsewhere whoever stores first does, and waits for
+  // the system to find and to clear it.
   std::byte* get(size_t size, uint64_t reserve, bool* fresh = nullptr);
   // Gives a fresh frame memory, zeroed. Without the lock; may wait for the system. On an error it is still fresh.
   core::Status populate(std::byte* frame, size_t size) const;

@@ -102,7 +102,8 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
   m->was_untouched = from == State::untouched;
-  m->fresh = fresh;
+  m->fresh = fresh && r.transfer == Transfer::install;
+  m->io.unpopulated = fresh && !m->fresh && !coded;
   if (from == State::untouched && !r.from_file()) {
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(size);

@@ -26,6 +26,9 @@ struct Io {
   uint64_t offset = 0;  // bytes; direct files: a multiple of 4 KiB (512 where the file says so)
   void* buffer = nullptr;
   size_t size = 0;  // bytes
+  // The buffer has no memory yet. The system finds and clears it (0.1 to 6 ms for 2 MiB) when the transfer is issued:
+  // not on the thread that issues all others, where that can be had.
+  bool unpopulated = false;
   // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
   bool short_read_is_zero = false;
   // A write that never makes the file longer: what lies beyond its end when the kernel is called is left out, which is

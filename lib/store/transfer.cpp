@@ -98,7 +98,7 @@ void Transfer::enter_span(Io* first, Io* end) {
 }
 
 Attempt Transfer::prepare(Injector* injector) {
-  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0};
+  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false};
   if (out.op == Io::Op::flush) return out;
 
   beside_ = 0;
@@ -127,6 +127,7 @@ Attempt Transfer::prepare(Injector* injector) {
     char* from = static_cast<char*>(io->buffer) + skip;
     const size_t bytes = std::min(io->size - skip, want - out.bytes);
     iovec* before = count != 0 ? &pieces_[count - 1] : nullptr;
+    out.unpopulated |= io->unpopulated;
     if (before != nullptr && static_cast<char*>(before->iov_base) + before->iov_len == from) {
       before->iov_len += bytes;
     } else {

@@ -38,6 +38,7 @@ struct Attempt {
   uint64_t offset;
   std::span<iovec> pieces;
   size_t bytes;
+  bool unpopulated;  // some buffer has no memory yet
 };
 
 // The flags of a descriptor that transfers may be using; negative errno.
