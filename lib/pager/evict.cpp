@@ -14,6 +14,7 @@
 #include "core/step.h"
 #include "device/park.h"
 #include "pager/clock.h"
+#include "pager/neighbours.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -221,11 +222,8 @@ void Pager::take_one(Move* m) {
   std::byte* const at = r.address(m->block);
   core::step("evict.taking");
   if (!m->from_held) {
-    if (!m->in_place) {
-      m->status = trap_->take(at, r.block_size, m->image, r.transfer);
-    } else if (!m->clean && !core::broken("write_protect")) {
-      m->status = trap_->protect(at, r.block_size);
-    }
+    // What is in place is write-protected by now, or could not be.
+    if (!m->in_place) m->status = trap_->take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
       settle_torn_take(m);
       return;
@@ -242,16 +240,18 @@ void Pager::take_one(Move* m) {
 }
 
 // Unlocked; every move is in state taking. No more than a Batch holds.
-void Pager::evict_batch(std::span<Move* const> batch) {
+void Pager::evict_batch(std::span<Move*> batch) {
   Batch writes;
-  core::Few<trap::Range, Batch::capacity()> drops;
+  Drops drops;
+  std::sort(batch.begin(), batch.end(), lies_before);
+  protect_in_place(*trap_, batch);
   for (Move* m : batch) {
     take_one(m);
     if (!m->status.ok() || m->probe) continue;
     if (!m->clean) {
       writes.push_back(m);
     } else if (m->in_place && !m->keep) {
-      drops.push_back({reinterpret_cast<uintptr_t>(m->image), m->region->block_size});
+      drops.add(*m);
     }
   }
   if (!drops.empty()) {
@@ -332,9 +332,7 @@ void Pager::prepare_writes(std::span<Move* const> moves) {
     }
   }
   // Blocks of one region that leave together lie together, in the order of their addresses.
-  std::sort(cluster.begin(), cluster.end(), [](const Move* a, const Move* b) {
-    return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
-  });
+  std::sort(cluster.begin(), cluster.end(), lies_before);
   for (size_t i = 0; i < cluster.size();) {
     size_t n = 1;
     while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;

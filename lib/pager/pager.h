@@ -145,7 +145,7 @@ class Pager {
   // evict.cpp
   void evict_loop(), revive_dropped();
   bool must_evict() const, must_evict_staging() const, staging_may_grow() const;
-  void evict_batch(std::span<Move* const> batch);
+  void evict_batch(std::span<Move*> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
   void settle_probe(Region& r, core::BlockIndex b, After& after);

@@ -297,6 +297,7 @@ Status FakeTrap::drop(std::span<const trap::Range> ranges) {
   for (const trap::Range& r : ranges) {
     memset(reinterpret_cast<void*>(r.address), kDropped, r.size);
     set(r.address, r.size, Page::absent);
+    called("drop of a range");
   }
   called("drop");
   return {};
@@ -484,9 +485,17 @@ Status FakeEngine::add_file(int, store::FileId* id) {
   return {};
 }
 
+std::vector<std::vector<uint64_t>> FakeEngine::asked(Io::Op op) {
+  std::lock_guard lock(mutex_);
+  return asked_[op];
+}
+
 void FakeEngine::submit(std::span<Io* const> batch) {
   std::lock_guard lock(mutex_);
   busy_ += batch.size();
+  std::map<Io::Op, std::vector<uint64_t>> offsets;
+  for (const Io* io : batch) offsets[io->op].push_back(io->offset);
+  for (auto& [op, of_one] : offsets) asked_[op].push_back(std::move(of_one));
   for (Io* io : batch) (holds_.count(io->op) != 0 ? held_ : ready_).push_back(io);
   changed_.notify_all();
 }

@@ -120,8 +120,10 @@ class FakeEngine final : public store::Engine {
   std::vector<uint8_t> bytes(store::FileId file);      // what it has
   uint64_t count(store::Io::Op op);                    // answered, failures included
   void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
-  void until_idle();                                   // nothing is submitted, under way or held
-  void flip_stored_bits();                             // of everything
+  // Offsets in the order in which they were asked for, together in one call.
+  std::vector<std::vector<uint64_t>> asked(store::Io::Op op);
+  void until_idle();        // nothing is submitted, under way or held
+  void flip_stored_bits();  // of everything
 
   const char* name() const override { return "fake"; }
   void submit(std::span<store::Io* const> batch) override;
@@ -138,6 +140,7 @@ class FakeEngine final : public store::Engine {
   std::set<store::Io::Op> holds_;
   std::map<store::Io::Op, int> errors_;
   std::map<store::Io::Op, uint64_t> counts_, ended_;
+  std::map<store::Io::Op, std::vector<std::vector<uint64_t>>> asked_;
   int tear_error_ = 0;
   uint64_t tear_in_ = 0;
   uint64_t busy_ = 0;
