@@ -36,6 +36,7 @@ std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
     if (!budget_.charge_idle(size, reserve)) return nullptr;
     std::byte* frame = c.free.back();
     c.free.pop_back();
+    kept_ -= std::min<uint64_t>(kept_, size);
     return frame;
   }
   if (!budget_.charge(size, reserve)) return nullptr;
@@ -73,6 +74,24 @@ void FramePool::put(std::byte* frame, size_t size) {
   }
   classes_[index(size)].free.push_back(frame);
   budget_.credit_idle(size);
+}
+
+// What reading ahead in two regions takes. More would be missed by who frees a region to use the memory otherwise.
+uint64_t FramePool::room_to_keep() const {
+  const uint64_t most = std::min(budget_.limit() / 2, uint64_t{256} << 20);
+  return budget_.over() ? 0 : most - std::min(most, kept_);
+}
+
+void FramePool::keep(std::byte* frame, size_t size) {
+  const bool counts = size <= room_to_keep();
+  put(frame, size);
+  if (counts) kept_ += size;
+}
+
+void FramePool::release_kept(uint64_t bytes) {
+  bytes = std::min(bytes, kept_);
+  kept_ -= bytes;  // also of what somebody pins
+  release_frames(bytes);
 }
 
 std::byte* FramePool::get_slot(size_t size) {
@@ -286,6 +305,7 @@ uint64_t FramePool::release_frames(uint64_t bytes) {
       freed += size;
     }
   }
+  kept_ = std::min(kept_, budget_.charged(Use::idle));
   return freed;
 }
 
@@ -296,6 +316,7 @@ std::string FramePool::check() const {
     buffers += classes_[i].slabs.size() * slab_of(core::kPage << i);
   }
   if (idle != budget_.charged(Use::idle)) return "free frames and their charge disagree";
+  if (kept_ > idle) return "more frames are kept than are free";
   if (buffers != budget_.charged(Use::buffers)) return "slabs of buffers and their charge disagree";
   return budget_.check();
 }

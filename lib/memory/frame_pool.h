@@ -39,6 +39,12 @@ class FramePool final : private IdleMemory {
   void put_fresh(std::byte* frame, size_t size);
   // A frame comes back with its pages: it stays populated, ready for the next get().
   void put(std::byte* frame, size_t size);
+  // put() of a frame whose region goes. Up to room_to_keep() bytes of such are kept for the next region, for a while.
+  void keep(std::byte* frame, size_t size);
+  uint64_t room_to_keep() const;
+  // Bytes that are kept and that nobody has asked for yet; gives up to so many of them back to the system.
+  uint64_t kept() const { return kept_; }
+  void release_kept(uint64_t bytes);
   // Address space for the first frames of this size, so that none of its blocks ever waits for that. False: there is
   // none.
   bool want_slots(size_t size);
@@ -96,6 +102,7 @@ class FramePool final : private IdleMemory {
   trap::Trap& trap_;
   HostBudget& budget_;
   const bool install_;  // frames are the module's
+  uint64_t kept_ = 0;   // <= charged for idle
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
   std::vector<trap::Range> arenas_;  // of frames

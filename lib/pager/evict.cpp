@@ -73,7 +73,7 @@ void Pager::evict_loop() {
     machine_.refilling = host_short && !stuck;
     const bool staging_short = !gpus_.empty() && must_evict_staging();
     if (!host_short && !staging_short && queues_.starved.empty()) {
-      need_evict_.wait(lock);
+      wait_for_work(lock);
       continue;
     }
     if (const uint64_t pause = write_back_.pause(now); pause != 0) {

@@ -21,6 +21,8 @@ namespace {
 constexpr uint64_t kAfterRefusal = 1000000000;    // ns until memory is asked for again
 constexpr uint64_t kAfterPressure = 10000000000;  // .. after the machine asked for some back
 
+constexpr uint64_t kReleasedAtOnce = 16 << 20;  // bytes, under the lock
+
 constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
 }  // namespace
@@ -74,6 +76,20 @@ void Pager::lift_cap(uint64_t now) {
   budget_.lift_cap();
   machine_.pressed = false;
   resize_policies();
+}
+
+// Locked; an evictor with nothing to do. Frames that were kept for another region, and that none has asked for in time,
+// go back to the system, a few at a time.
+void Pager::wait_for_work(Lock& lock) {
+  const uint64_t now = now_ns();
+  if (frames_.kept() == 0) {
+    need_evict_.wait(lock);
+  } else if (now < machine_.keep_until_ns) {
+    need_evict_.wait_for(lock, std::chrono::nanoseconds(machine_.keep_until_ns - now));
+  } else {
+    frames_.release_kept(kReleasedAtOnce);
+    lock.give_way();
+  }
 }
 
 void Pager::on_pressure(uint64_t bytes) {

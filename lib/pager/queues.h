@@ -55,8 +55,9 @@ struct Machine {
   uint64_t wanted_readahead = 0;
   unsigned wanted_timeout_ms = 0;
   uint64_t cap_until_ns = 0;
-  bool pressed = false;    // the cap is what pressure left, and not only a refusal's
-  bool refilling = false;  // below the low watermark lately, and not yet above the high one
+  uint64_t keep_until_ns = 0;  // frames of regions that were freed
+  bool pressed = false;        // the cap is what pressure left, and not only a refusal's
+  bool refilling = false;      // below the low watermark lately, and not yet above the high one
 };
 
 }  // namespace vmem::pager

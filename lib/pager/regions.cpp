@@ -301,6 +301,40 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
   }
 }
 
+// Unlocked; nobody uses the region any more. Some of its frames, with their memory, serve the next region: to find and
+// to clear as much costs about what reading it does. The rest goes with the addresses.
+void Pager::keep_frames(Region& r) {
+  if (r.transfer != Transfer::move) return;
+  core::Few<std::pair<BlockIndex, std::byte*>, 64> turn;
+  uint64_t room = UINT64_MAX;
+  for (BlockIndex b = 0; b < r.blocks;) {
+    {
+      Lock lock(mutex_);
+      room = std::min(room, frames_.room_to_keep());
+      turn.clear();
+      for (b = r.table.next_touched(b); b < r.blocks && !turn.full() && room >= r.block_size;
+           b = r.table.next_touched(b + 1)) {
+        if (b % kTurn == 0) lock.give_way();
+        if (r.table[b].state != State::resident) continue;
+        std::byte* const slot = frames_.get_slot(r.block_size);
+        if (slot == nullptr) break;
+        turn.push_back({b, slot});
+        room -= r.block_size;
+      }
+    }
+    if (turn.empty()) return;
+    size_t taken = 0;
+    while (taken < turn.size() &&
+           trap_->take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
+      ++taken;
+    if (taken != turn.size()) trap_->release_frames(turn[taken].second, r.block_size).ignore();  // torn, perhaps
+    Lock lock(mutex_);
+    for (size_t i = 0; i < taken; ++i) residents_[r.table[turn[i].first].aux].frame = turn[i].second;
+    for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
+    if (taken != turn.size()) return;  // pinned, as the others may be
+  }
+}
+
 Status Pager::destroy(void* ptr, bool force) {
   Lock lock(mutex_);
   auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
@@ -355,6 +389,7 @@ Status Pager::destroy(void* ptr, bool force) {
   lock.unlock();
 
   core::step("free.quiet");
+  keep_frames(r);
   // Parked threads get SIGBUS, resident pages go back to the system; then the books.
   if (r.lost) {
     // Parts of the range are nobody's any more: nothing may be mapped there by us.
@@ -393,7 +428,9 @@ Status Pager::destroy(void* ptr, bool force) {
     }
     if (!core::in_memory(block.state)) continue;
     std::byte* frame = residents_[block.aux].frame;
-    if (frame != nullptr) {
+    if (frame != nullptr && r.transfer == Transfer::move) {
+      frames_.keep(frame, r.block_size);
+    } else if (frame != nullptr) {
       give_frame(r, frame);
     } else {
       budget_.credit(r.block_size);
@@ -401,6 +438,8 @@ Status Pager::destroy(void* ptr, bool force) {
     free_resident(b, r);
   }
   credit_region(r);
+  machine_.keep_until_ns = now_ns() + config_.keep_ms * uint64_t{1000000};
+  if (frames_.kept() != 0) need_evict_.notify_one();
   progress_.made();
   After after;
   pump(after);

@@ -55,6 +55,44 @@ TEST_F(MemoryFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
   EXPECT_EQ(budget.charged(), 2 * kMiB);
 }
 
+TEST_F(MemoryFrames, FramesOfARegionThatGoesAreKeptWithinABound) {
+  std::byte* frames[8];
+  for (auto& f : frames) f = pool.get(kHugePage, 0);
+  EXPECT_EQ(pool.room_to_keep(), 8 * kMiB);
+  for (auto& f : frames) pool.keep(f, kHugePage);
+  EXPECT_EQ(pool.kept(), 8 * kMiB) << "half of the budget; the others are free frames like any other";
+  EXPECT_EQ(pool.room_to_keep(), 0u);
+  EXPECT_EQ(budget.charged(), 16 * kMiB) << "what is kept is charged";
+  EXPECT_EQ(pool.check(), "");
+  std::byte* f = pool.get(kHugePage, 0);
+  EXPECT_EQ(pool.kept(), 6 * kMiB) << "one was asked for";
+  pool.put(f, kHugePage);
+  EXPECT_EQ(pool.kept(), 6 * kMiB) << "and is a free frame like any other now";
+  pool.release_kept(4 * kMiB);
+  EXPECT_EQ(pool.kept(), 2 * kMiB);
+  EXPECT_EQ(budget.charged(), 12 * kMiB);
+  pool.release_kept(64 * kMiB);
+  EXPECT_EQ(pool.kept(), 0u);
+  EXPECT_EQ(budget.charged(), 10 * kMiB);
+}
+
+TEST_F(MemoryFrames, KeptFramesGiveWayToWhoNeedsTheRoom) {
+  for (auto* f : {pool.get(kHugePage, 0), pool.get(kHugePage, 0)}) pool.keep(f, kHugePage);
+  EXPECT_TRUE(budget.charge(15 * kMiB, 0));
+  EXPECT_EQ(pool.kept(), 0u);
+  EXPECT_EQ(budget.charged(), 15 * kMiB);
+  EXPECT_EQ(pool.check(), "");
+}
+
+TEST_F(MemoryFrames, AFrameIsFreshUntilItHasBeenFree) {
+  bool fresh = false;
+  std::byte* f = pool.get(kHugePage, 0, &fresh);
+  EXPECT_TRUE(fresh);
+  pool.put(f, kHugePage);
+  EXPECT_EQ(pool.get(kHugePage, 0, &fresh), f);
+  EXPECT_FALSE(fresh);
+}
+
 TEST_F(MemoryFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
   std::byte* big[8];
   for (auto& f : big) f = pool.get(kHugePage, 0);

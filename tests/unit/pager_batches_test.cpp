@@ -59,4 +59,46 @@ TEST_F(PagerBatches, ChangedBlocksOfAFileAreWrittenInTheOrderOfTheirAddresses) {
   for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(in_file(i * kSmall), i + 1);
 }
 
+TEST_F(PagerBatches, FramesOfAFreedRegionServeTheNextOne) {
+  Config c = config(64 << 20);
+  c.keep_ms = 1u << 30;
+  start(c);
+  constexpr size_t kBlocks = 8;
+  std::byte* first = region(kBlocks, kHugePage);
+  for (size_t i = 0; i < kBlocks; ++i) put(first + i * kHugePage, i + 1);
+  ASSERT_TRUE(pager->destroy(first, false).ok());
+  EXPECT_EQ(pager->check(), "");
+  const uint64_t kept = stats().host_bytes;
+  EXPECT_GE(kept, kBlocks * kHugePage);
+  std::byte* second = region(kBlocks, kHugePage);
+  for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(get(second + i * kHugePage), 0u) << "and nothing of its contents";
+  EXPECT_LT(stats().host_bytes, kept + kHugePage) << "no frame was asked for";
+  EXPECT_EQ(trap->calls("release"), 0u);
+}
+
+TEST_F(PagerBatches, KeptFramesThatNobodyAsksForGoBack) {
+  Config c = config(64 << 20);
+  c.keep_ms = 1;
+  start(c);
+  std::byte* r = region(8, kHugePage);
+  for (size_t i = 0; i < 8; ++i) put(r + i * kHugePage, i + 1);
+  ASSERT_TRUE(pager->destroy(r, false).ok());
+  while (stats().host_bytes >= kHugePage) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(trap->calls("release"), 8u);
+  EXPECT_EQ(pager->check(), "");
+}
+
+TEST_F(PagerBatches, AFrameThatIsPinnedWhenItsRegionGoesIsNotKept) {
+  Config c = config(64 << 20);
+  c.keep_ms = 1u << 30;
+  start(c);
+  std::byte* r = region(4, kHugePage);
+  for (size_t i = 0; i < 4; ++i) put(r + i * kHugePage, i + 1);
+  trap->fail_take(EBUSY);
+  ASSERT_TRUE(pager->destroy(r, false).ok());
+  trap->fail_take(0);
+  EXPECT_EQ(pager->check(), "");
+  EXPECT_LT(stats().host_bytes, kHugePage);
+}
+
 }  // namespace
