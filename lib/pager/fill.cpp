@@ -23,6 +23,8 @@ using trap::Transfer;
 
 namespace {
 
+constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
+
 constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
 }  // namespace
@@ -74,17 +76,19 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   bool fresh = false;
   if (overtakes(r)) return false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
+  bool no_buffer = false;  // one comes free with a read, and not with a block that leaves
   if (r.transfer == Transfer::copy) {
     if (budget_.charge(size, keep)) {
       image = frames_.get_bounce(size);
-      if (image == nullptr) budget_.credit(size);
+      no_buffer = image == nullptr;
+      if (no_buffer) budget_.credit(size);
     }
   } else {
     image = frames_.get(size, keep, &fresh);
   }
   if (image == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, size);
-    need_evict_.notify_one();
+    if (!no_buffer) need_evict_.notify_one();
     return false;
   }
   if (must_evict()) need_evict_.notify_one();
@@ -512,6 +516,7 @@ void Pager::speculate(Region& r, const policy::Window& w, Urgency urgency) {
 }
 
 void Pager::pump_speculative(After& after) {
+  bool more = false;  // of what this call began
   while (!queues_.speculation.empty()) {
     Speculative& s = queues_.speculation.front();
     Region& r = *s.region;
@@ -524,9 +529,11 @@ void Pager::pump_speculative(After& after) {
       queues_.speculation.pop();
       continue;
     }
-    const uint64_t cap =
-        std::max<uint64_t>(config_.io_depth * std::max<uint64_t>(r.block_size, 256 << 10), r.block_size);
-    if (!queues_.speculation.may_start(r.block_size, cap)) return;
+    const uint64_t cap = speculative_limit(r);
+    // Blocks that are asked for together are read together: not one for each that has come.
+    const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));
+    if (!queues_.speculation.may_start(room, cap)) return;
+    more = true;
     Block& block = r.table[s.next];
     if ((block.state == State::untouched || block.state == State::stored) && !StarvedQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.

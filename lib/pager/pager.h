@@ -184,7 +184,7 @@ class Pager {
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);
   static uint64_t reserve_for(uint64_t largest, uint64_t budget);
-  uint64_t bounce_limit(const Region& r) const;
+  uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(), no_staging_frame();

@@ -25,6 +25,7 @@ using trap::Transfer;
 namespace {
 
 constexpr size_t kMaxRegion = size_t{1} << 46;
+constexpr size_t kReadTogether = 256 << 10;  // bytes that a transfer has at least, as a rule
 
 Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& engine) {
   if (what.offset % core::kPage != 0) {
@@ -196,9 +197,18 @@ uint64_t Pager::reserve_for(uint64_t largest, uint64_t budget) {
   return std::max(largest, std::min<uint64_t>(4 * largest, budget / 8));
 }
 
+// Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
+// what is held.
 uint64_t Pager::bounce_limit(const Region& r) const {
-  const uint64_t most = std::max<uint64_t>(2 * r.block_size, uint64_t{2} * config_.io_depth * r.block_size);
+  const uint64_t most = uint64_t{2} * config_.io_depth * std::max(r.block_size, kReadTogether);
   return std::max(least_bounce(r), std::min<uint64_t>({most, budget_.limit() / 8, uint64_t{64} << 20}));
+}
+
+// Bytes of read-ahead and prefetch that are read at a time where the next are of this region.
+uint64_t Pager::speculative_limit(const Region& r) const {
+  uint64_t most = config_.io_depth * std::max(r.block_size, kReadTogether);
+  if (r.bounces) most = std::min(most, bounce_limit(r) / 2);
+  return std::max<uint64_t>(most, r.block_size);
 }
 
 // The largest block and the reserve follow the regions there are.

@@ -56,6 +56,7 @@ class Threads : public SystemTest {
   }
 };
 
+// The kernel's workers do, several at once: all other transfers would wait for it.
 TEST_F(Threads, TheIoThreadFindsNoMemoryForFrames) {
   configure({{"block_size", "2MiB"}, {"host_budget", "512MiB"}, {"readahead", "64MiB"}});
   if (IsSkipped()) return;
@@ -66,6 +67,18 @@ TEST_F(Threads, TheIoThreadFindsNoMemoryForFrames) {
   const uint64_t before = minor_faults("vmem-io-");
   read(region);
   EXPECT_LT(minor_faults("vmem-io-") - before, kBytes / (2 << 20) / 2);
+}
+
+// One that is woken finds nothing to do, and waits for the lock meanwhile.
+TEST_F(Threads, TheEvictorSleepsWhileThereIsMemory) {
+  configure({{"block_size", "64KiB"}, {"host_budget", "512MiB"}, {"readahead", "64MiB"}});
+  if (IsSkipped()) return;
+  TempFile file(kBytes);
+  vmem::region region(kBytes, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+  const uint64_t before = sleeps("vmem-evict-");
+  read(region);
+  EXPECT_EQ(vmem::stats().evictions, 0u);
+  EXPECT_LT(sleeps("vmem-evict-") - before, 32u);
 }
 
 }  // namespace

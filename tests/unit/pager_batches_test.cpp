@@ -59,6 +59,18 @@ TEST_F(PagerBatches, ChangedBlocksOfAFileAreWrittenInTheOrderOfTheirAddresses) {
   for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(in_file(i * kSmall), i + 1);
 }
 
+TEST_F(PagerBatches, APrefetchAsksForManyBlocksAtATime) {
+  start(config(256 << 20));
+  constexpr size_t kBlocks = 256;
+  std::byte* r = region(kBlocks);
+  for (size_t i = 0; i < kBlocks; ++i) put(r + i * kSmall, i + 1);
+  evict(r, kBlocks * kSmall);
+  ASSERT_TRUE(pager->prefetch(r, kBlocks * kSmall, VMEM_HOST).ok());
+  engine->until_count(Io::Op::read, kBlocks);
+  EXPECT_LE(engine->asked(Io::Op::read).size(), kBlocks / 8);
+  for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+}
+
 TEST_F(PagerBatches, FramesOfAFreedRegionServeTheNextOne) {
   Config c = config(64 << 20);
   c.keep_ms = 1u << 30;
