@@ -107,8 +107,14 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
   Block& block = r->table[b];
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
+  const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
   if ((block.flags & core::kWanted) == 0 && block.state != State::resident && block.state != State::failed)
     r->heat.note(b, r->blocks, now);
+  if (fault.kind == trap::FaultKind::read) {
+    r->stores_in_row = 0;
+  } else if (r->stores_in_row < UINT8_MAX && (!protection || (block.flags & core::kReadAhead) != 0)) {
+    ++r->stores_in_row;
+  }
   switch (block.state) {
     case State::untouched:
     case State::stored: {
@@ -136,6 +142,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       break;
     case State::installing:
       block.flags |= wish;
+      used(*r, b);
       break;
     case State::taking:
     case State::writing:
@@ -150,7 +157,8 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       block.flags |= wish;
       break;
     case State::resident:
-      if (fault.kind == trap::FaultKind::write_protect) {
+      used(*r, b);
+      if (protection) {
         core::add(counters_.write_protect_faults);
         block.flags &= static_cast<uint16_t>(~core::kProtected);
         // Under the lock: an evictor that protects this block next must come after.

@@ -24,6 +24,7 @@ using trap::Transfer;
 namespace {
 
 constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
+constexpr uint8_t kStoresInRow = 4;    // first accesses that are stores: the next will be one too
 
 constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
@@ -297,8 +298,10 @@ void Pager::finish_read(Move* m, After& after) {
     pump(after);
     return;
   }
+  // Where every block is stored to, one that was read ahead would only trap a second time.
+  const bool stored_soon = !wanted && r.stores_in_row >= kStoresInRow && (block.flags & core::kReadAhead) != 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
-               (block.flags & core::kDigest) != 0;
+               (block.flags & core::kDigest) != 0 && !stored_soon;
   start_installing(m, State::filling, after);
 }
 

@@ -84,6 +84,7 @@ struct Region {
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
   std::string name;
+  uint8_t stores_in_row = 0;  // first accesses of blocks, since one of them was a load
   LeaseMap leases;
   size_t leases_charged = 0;                                   // bytes
   std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed

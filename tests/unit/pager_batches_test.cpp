@@ -71,6 +71,43 @@ TEST_F(PagerBatches, APrefetchAsksForManyBlocksAtATime) {
   for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
 }
 
+TEST_F(PagerBatches, BlocksThatAreStoredToInTurnTrapOnceOrNotAtAll) {
+  Config c = config(64 << 20);
+  c.readahead_bytes = 16 * kSmall;
+  start(c);
+  constexpr size_t kBlocks = 128;
+  std::byte* r = shared(kBlocks * kSmall);
+  const size_t unprotects = trap->calls("unprotect");
+  for (size_t i = 0; i < kBlocks; ++i) {
+    put(r + i * kSmall, i + 1);
+    trap->until_quiet();
+    engine->until_idle();
+  }
+  EXPECT_GT(pager->counters().prefetched_blocks, kBlocks / 2);
+  EXPECT_LE(trap->calls("unprotect") - unprotects, 16u);
+  evict(r, kBlocks * kSmall);
+  EXPECT_EQ(pager->counters().prefetch_wasted, 0u) << "all of them were stored to";
+  for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(in_file(i * kSmall), i + 1);
+}
+
+TEST_F(PagerBatches, BlocksThatAreLoadedInTurnStayProtected) {
+  Config c = config(64 << 20);
+  c.readahead_bytes = 16 * kSmall;
+  start(c);
+  constexpr size_t kBlocks = 64;
+  std::byte* r = shared(kBlocks * kSmall);
+  for (size_t i = 0; i < 8; ++i) put(r + i * kSmall, i + 1);
+  for (size_t i = 0; i < kBlocks; ++i) {
+    get(r + i * kSmall);
+    trap->until_quiet();
+    engine->until_idle();
+  }
+  evict(r, 8 * kSmall);
+  const size_t protects = trap->calls("protect");
+  evict(r + 48 * kSmall, 16 * kSmall);
+  EXPECT_EQ(trap->calls("protect"), protects) << "what is protected leaves without a look at its bytes";
+}
+
 TEST_F(PagerBatches, FramesOfAFreedRegionServeTheNextOne) {
   Config c = config(64 << 20);
   c.keep_ms = 1u << 30;
