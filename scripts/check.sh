@@ -56,8 +56,8 @@ check_interfaces() {
   { only store 'liburing'; only device 'cuda'; only trap 'linux/userfaultfd|vmem/vmem_uapi'
     # Their signals are blocked, and they have names.
     tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
-    # -Wthread-safety knows core::Mutex alone.
-    tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
+    # -Wthread-safety knows core::Mutex and api::FairMutex alone.
+    tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' 'lib/publish/*' 'lib/api/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
   } | report interfaces
 }
@@ -177,11 +177,13 @@ check_python() {
 # And clang finds no access without the lock that it says it needs, where locks are declared.
 check_statics() {
   command -v clang++ >/dev/null || { missing statics clang++; return; }
-  local unlocked='struct S { vmem::core::Mutex mutex; int x VMEM_GUARDED_BY(mutex) = 0; int get() { return x; } };'
+  local header type unlocked='mutex; int x VMEM_GUARDED_BY(mutex) = 0; int get() { return x; } };'
   { make -k -j"$(nproc)" BUILD="$build" statics 2>&1 | grep -E 'error:|Error ' | sort -u | head -60
     # What is to be found is found.
-    printf '#include "core/mutex.h"\n%s\n' "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>/dev/null &&
-      echo "lib/core/mutex.h: an access without the lock passes"
+    while read -r header type; do
+      printf '#include "%s"\nstruct S { %s %s\n' "$header" "$type" "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1 |
+        grep -q "reading variable 'x' requires holding mutex" || echo "lib/$header: an access without the lock passes"
+    done <<<$'core/mutex.h vmem::core::Mutex\napi/gate.h vmem::api::FairMutex'
   } | report statics
 }
 

@@ -54,7 +54,7 @@ Status Leases::take(Runtime& runtime, Handle lease, LeaseHandle** out) {
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
   if (Status s = pager->acquire(lease->ranges, lease->location, lease->stream); !s.ok()) return s;
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   lease->state = vmem_lease::State::ready;
   live_.merge(known);
   *out = lease.get();
@@ -68,7 +68,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   if (Status s = pager->ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
   core::OnExit withdraw([&] { pager->withdraw(lease->ranges, &lease->ask); });
   {
-    std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
       return error(EAGAIN, "%zu leases are being taken, the most at once; wait for one of them", working_.size());
     lease->at_work = true;
@@ -76,7 +76,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
     live_.merge(known);
   }
   core::OnExit forget([&] {
-    std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     working_.erase(lease.get());
     live_.erase(lease.get());
     changed_.notify_all();
@@ -101,7 +101,7 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
       how = runtime.use_if_running(&pager);
       bool over = !pager;
       if (how.ok()) {
-        std::lock_guard lock(mutex_);
+        const core::MutexLock lock(mutex_);
         over |= lease->over;
       }
       core::step("lease.starting");
@@ -112,7 +112,7 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
     } catch (...) {
       failed = -EIO;
     }
-    std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     const bool cancelled = lease->ask.cancelled.load(std::memory_order_relaxed);
     if (failed != 0) {
       settle(*lease, failed, "no memory for bookkeeping");
@@ -123,7 +123,7 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
   core::step("lease.settled");
   if (lease->on_ready != nullptr) {
     {
-      std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       if (lease->over && lease->code == 0) settle(*lease, -ECANCELED, "vmem_shutdown freed the regions of the lease");
     }
     if (lease->code != 0) report(lease->code, lease->words);  // settled: it does not change any more
@@ -132,14 +132,14 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
     lease->on_ready(lease.get(), lease->code, lease->user);
     in_ready = false;
   }
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   lease->at_work = false;
   working_.erase(lease.get());
   changed_.notify_all();
 }
 
 Status Leases::poll(LeaseHandle* which) {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   Handle lease;
   if (Status s = find(which, &lease); !s.ok()) return s;
   if (lease->state == vmem_lease::State::pending) return error(EAGAIN, "the lease is not ready yet");
@@ -149,7 +149,7 @@ Status Leases::poll(LeaseHandle* which) {
 }
 
 Status Leases::descriptor(LeaseHandle* which, int* fd) {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   Handle lease;
   if (Status s = find(which, &lease); !s.ok()) return s;
   if (lease->fd < 0) {
@@ -168,7 +168,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     Runtime::Use pager;
     if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
     {
-      std::lock_guard lock(mutex_);
+      const core::MutexLock lock(mutex_);
       if (Status s = find(which, &lease); !s.ok()) return s;
       lease->ending = true;
       pending = lease->state == vmem_lease::State::pending;
@@ -177,19 +177,19 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     if (pending && pager) pager->wake_asked();
   }
   core::OnExit stays([&] {
-    std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     lease->ending = false;
   });
   {
     // Outside the gate: shutdown may be what ends the wait. One on_ready does not wait for another.
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return in_ready ? lease->state != vmem_lease::State::pending : !lease->at_work; });
+    const core::MutexLock lock(mutex_);
+    while (in_ready ? lease->state == vmem_lease::State::pending : lease->at_work) mutex_.wait(changed_);
   }
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
   bool held;
   {
-    std::lock_guard lock(mutex_);
+    const core::MutexLock lock(mutex_);
     held = lease->state == vmem_lease::State::ready && !lease->over;
   }
   if (held && pager) {
@@ -200,18 +200,18 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     if (Status s = pager->release(lease->ranges, lease->stream, stream, true); !s.ok()) return s;
   }
   stays.dismiss();
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   live_.erase(which);
   return {};
 }
 
 void Leases::cancel() {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   for (const auto& [at, lease] : working_) lease->ask.cancelled.store(true, std::memory_order_relaxed);
 }
 
 void Leases::over() {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   for (const auto* leases : {&live_, &working_}) {
     for (const auto& [at, lease] : *leases) lease->over = true;
   }
@@ -219,10 +219,12 @@ void Leases::over() {
 
 void Leases::drain() {
   if (in_ready) return;
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] {
-    return std::none_of(working_.begin(), working_.end(), [](const auto& w) { return w.second->over; });
-  });
+  const core::MutexLock lock(mutex_);
+  while (works_for_over()) mutex_.wait(changed_);
+}
+
+bool Leases::works_for_over() const {
+  return std::any_of(working_.begin(), working_.end(), [](const auto& w) { return w.second->over; });
 }
 
 }  // namespace vmem::api

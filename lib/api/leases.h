@@ -18,10 +18,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string_view>
 #include <vector>
 
+#include "core/mutex.h"
 #include "core/status.h"
 #include "pager/ask.h"
 #include "vmem/vmem.h"
@@ -75,14 +75,15 @@ class Leases {
   void drain();
 
  private:
-  core::Status find(LeaseHandle* which, Handle* out);  // locked
+  core::Status find(LeaseHandle* which, Handle* out) VMEM_REQUIRES(mutex_);
   void work(Runtime& runtime, const Handle& lease);
-  void settle(LeaseHandle& lease, int code, std::string_view words);  // locked
+  void settle(LeaseHandle& lease, int code, std::string_view words) VMEM_REQUIRES(mutex_);
+  bool works_for_over() const VMEM_REQUIRES(mutex_);
 
-  std::mutex mutex_;
+  core::Mutex mutex_;
   std::condition_variable changed_;
-  std::map<LeaseHandle*, Handle> live_;
-  std::map<LeaseHandle*, Handle> working_;  // pending, or in on_ready
+  std::map<LeaseHandle*, Handle> live_ VMEM_GUARDED_BY(mutex_);
+  std::map<LeaseHandle*, Handle> working_ VMEM_GUARDED_BY(mutex_);  // pending, or in on_ready
 };
 
 }  // namespace vmem::api

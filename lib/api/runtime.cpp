@@ -18,6 +18,7 @@
 #include "api/published.h"
 #include "api/seams.h"
 #include "core/log.h"
+#include "core/mutex.h"
 #include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/progress.h"
@@ -42,6 +43,10 @@ Status check_fork() {
   if (!forked.load(std::memory_order_relaxed)) return {};
   return error(ECHILD,
                "this process was forked from one that uses libvmem; regions are not inherited, call exec first");
+}
+
+Status shutting_down() {
+  return error(ECANCELED, "the process is shutting libvmem down");
 }
 
 // Set once: the runtime outlives everything, so that threads and destructors may use regions to the end.
@@ -209,7 +214,7 @@ Status Runtime::load_environment() {
 }
 
 Status Runtime::start() {
-  std::lock_guard setup(setup_);
+  const FairLock setup(setup_);
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
   if (Status s = core::start_log_thread(); !s.ok()) return s;
@@ -257,15 +262,16 @@ bool Runtime::Call::refused() const {
 // What exit() waits for: another thread does the work.
 struct Runtime::Finishing {
   Finishing* before = nullptr;
-  std::mutex mutex;
+  core::Mutex mutex;
   std::condition_variable changed;
-  bool done = false;
-  const core::Counters* counters = nullptr;  // of the pager, while it writes
+  bool done VMEM_GUARDED_BY(mutex) = false;
+  const core::Counters* counters VMEM_GUARDED_BY(mutex) = nullptr;  // of the pager, while it writes
 };
 
 void Runtime::hide() {
-  std::unique_lock setup(setup_, std::try_to_lock);  // exit() may be called while it is held, by whoever it is
-  if (setup && publisher_ != nullptr) publisher_->retire();
+  if (!setup_.try_lock()) return;  // exit() may be called while it is held, by whoever it is
+  const FairLock setup(setup_, std::adopt_lock);
+  if (publisher_ != nullptr) publisher_->retire();
 }
 
 // Changes of shared files reach them, as with mmap; everything else dies with the process.
@@ -276,7 +282,7 @@ void Runtime::write_shared_files(Finishing* finishing) {
   if (!pager) return;
   const auto tell = [&](const core::Counters* counters) {
     if (finishing == nullptr) return;
-    std::lock_guard lock(finishing->mutex);
+    const core::MutexLock lock(finishing->mutex);
     finishing->counters = counters;
   };
   tell(&pager->counters());
@@ -303,7 +309,7 @@ void Runtime::finish() {
       [this, finishing] {
         hide();
         write_shared_files(finishing);
-        std::lock_guard lock(finishing->mutex);
+        const core::MutexLock lock(finishing->mutex);
         finishing->done = true;
         finishing->changed.notify_all();
       },
@@ -313,12 +319,12 @@ void Runtime::finish() {
     return write_shared_files(nullptr);
   }
   if (started.ok()) writer.detach();
-  std::unique_lock lock(finishing->mutex);
+  const core::MutexLock lock(finishing->mutex);
   pager::Progress progress;
   progress.look(pager::now_ns(), true);
   uint64_t seen = 0;
   while (started.ok() && !finishing->done) {
-    finishing->changed.wait_for(lock, std::chrono::milliseconds(50), [&] { return finishing->done; });
+    finishing->mutex.wait_until(finishing->changed, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
     const core::Counters* counters = finishing->counters;
     const uint64_t now = counters != nullptr ? counters->write_bytes.load() + counters->swept_blocks.load() : 0;
     if (now != seen) progress.made();
@@ -337,7 +343,7 @@ void Runtime::finish() {
 }
 
 std::string Runtime::published_at() {
-  std::lock_guard setup(setup_);
+  const FairLock setup(setup_);
   return publisher_ != nullptr && !publisher_->stopping() ? publisher_->path() : "";
 }
 
@@ -434,7 +440,7 @@ Status Runtime::stop_if_idle(const char* name) {
 
 Status Runtime::set(std::string_view name, std::string_view value) {
   if (Status s = check_fork(); !s.ok()) return s;
-  std::lock_guard setup(setup_);
+  const FairLock setup(setup_);
   return set_locked(name, value);
 }
 
@@ -462,7 +468,7 @@ Status Runtime::set_locked(std::string_view name, std::string_view value) {
 
 Status Runtime::get(std::string_view name, std::string* value) {
   if (Status s = check_fork(); !s.ok()) return s;
-  std::lock_guard setup(setup_);
+  const FairLock setup(setup_);
   return get_locked(name, value);
 }
 
@@ -479,14 +485,13 @@ Status Runtime::get_locked(std::string_view name, std::string* value) {
   return {};
 }
 
-Status Runtime::lock_setup(const std::atomic<bool>& stop, std::unique_lock<FairMutex>* out) {
-  std::unique_lock setup(setup_, std::defer_lock);
-  while (!setup.try_lock()) {
-    if (stop.load(std::memory_order_acquire)) return error(ECANCELED, "the process is shutting libvmem down");
+// False: `stop` was set before it could be had.
+bool Runtime::lock_setup(const std::atomic<bool>& stop) {
+  while (!setup_.try_lock()) {
+    if (stop.load(std::memory_order_acquire)) return false;
     usleep(1000);
   }
-  *out = std::move(setup);
-  return {};
+  return true;
 }
 
 Status Runtime::set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value) {
@@ -495,21 +500,21 @@ Status Runtime::set_from_outside(const std::atomic<bool>& stop, std::string_view
     return error(EBUSY, "%s cannot change while a process runs; set it in the process's environment when it is started",
                  info->name);
   }
-  std::unique_lock<FairMutex> setup;
-  if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
+  if (!lock_setup(stop)) return shutting_down();
+  const FairLock setup(setup_, std::adopt_lock);
   return set_locked(name, value);
 }
 
 Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value) {
-  std::unique_lock<FairMutex> setup;
-  if (Status s = lock_setup(stop, &setup); !s.ok()) return s;
+  if (!lock_setup(stop)) return shutting_down();
+  const FairLock setup(setup_, std::adopt_lock);
   return get_locked(name, value);
 }
 
 void Runtime::shutdown() {
   if (!check_fork().ok()) return;
   {
-    std::lock_guard setup(setup_);
+    const FairLock setup(setup_);
     publisher_.reset();
     if (pager_ != nullptr) {
       leases_.cancel();

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "api/gate.h"
@@ -75,14 +74,14 @@ class Runtime {
  private:
   struct Finishing;
   Runtime();
-  core::Status load_environment();
+  core::Status load_environment() VMEM_REQUIRES(setup_);
   core::Status start();
-  core::Status set_locked(std::string_view name, std::string_view value);
-  core::Status get_locked(std::string_view name, std::string* value);
-  void update_publication();
-  core::Status lock_setup(const std::atomic<bool>& stop, std::unique_lock<FairMutex>* out);
-  core::Status apply(core::Option option);
-  core::Status stop_if_idle(const char* name);
+  core::Status set_locked(std::string_view name, std::string_view value) VMEM_REQUIRES(setup_);
+  core::Status get_locked(std::string_view name, std::string* value) VMEM_REQUIRES(setup_);
+  void update_publication() VMEM_REQUIRES(setup_);
+  bool lock_setup(const std::atomic<bool>& stop) VMEM_TRY_ACQUIRE(true, setup_);
+  core::Status apply(core::Option option) VMEM_REQUIRES(setup_);
+  core::Status stop_if_idle(const char* name) VMEM_REQUIRES(setup_);
   void hide();
   void write_shared_files(Finishing* finishing);
 
@@ -91,8 +90,8 @@ class Runtime {
   FairMutex setup_;  // one thread starts, stops or changes settings
   Gate gate_;        // closed while pager_ changes; after setup_
   std::unique_ptr<pager::Pager> pager_;
-  std::unique_ptr<publish::Publisher> publisher_;  // changes under setup_; null: nobody sees this process
-  bool environment_read_ = false;                  // protected by setup_
+  std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: nobody sees this process
+  bool environment_read_ VMEM_GUARDED_BY(setup_) = false;
 };
 
 // Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.

@@ -96,7 +96,7 @@ void Publisher::after_fork_in_child() {
 }
 
 std::string Publisher::path() const {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   return folder_path_ + "/" + name_;
 }
 
@@ -141,7 +141,7 @@ Status Publisher::create_in(const std::string& path) {
   if (listen(socket.get(), 16) != 0) return fail("cannot listen");
   if (renameat(folder.get(), unfinished.c_str(), folder.get(), name.c_str()) != 0) return fail("cannot name a file");
   std::string folder_path = path, named = name, socket_named = socket_name(name);
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   open_here[0] = folder.get();
   open_here[1] = file.get();
   open_here[2] = socket.get();
@@ -156,7 +156,7 @@ Status Publisher::create_in(const std::string& path) {
 }
 
 void Publisher::remove() {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   if (name_.empty() || !folder_) return;
   unlinkat(folder_.get(), name_.c_str(), 0);
   unlinkat(folder_.get(), socket_name_.c_str(), 0);
@@ -164,7 +164,7 @@ void Publisher::remove() {
 
 // False: somebody cleaned up (a logout, a sweep of old files).
 bool Publisher::still_there() const {
-  std::lock_guard lock(mutex_);
+  const core::MutexLock lock(mutex_);
   struct stat mine {
   }, named{};
   return fstat(file_.get(), &mine) == 0 && fstatat(folder_.get(), name_.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&

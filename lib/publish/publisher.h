@@ -7,10 +7,10 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "core/mutex.h"
 #include "publish/layout.h"
 #include "publish/place.h"
 
@@ -63,9 +63,11 @@ class Publisher {
   std::vector<std::byte> bytes_;  // the thread's
   bool said_full_ = false;
 
-  mutable std::mutex mutex_;  // protects the rest; a leaf, held for system calls on the folder only
-  std::string folder_path_, name_, socket_name_;
-  Fd folder_, file_, socket_;
+  Fd file_, socket_;  // the thread's, once it runs; made anew under mutex_
+
+  mutable core::Mutex mutex_;  // a leaf, held for system calls on the folder only
+  std::string folder_path_ VMEM_GUARDED_BY(mutex_), name_ VMEM_GUARDED_BY(mutex_), socket_name_ VMEM_GUARDED_BY(mutex_);
+  Fd folder_ VMEM_GUARDED_BY(mutex_);
 };
 
 }  // namespace vmem::publish
