@@ -37,7 +37,7 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
   a.priority = r.priority;
   a.probes = false;
-  if (copy.stamp != 0) a.age = age_of(copy.stamp);
+  if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
   policy(id).admit(a);
   return true;
 }

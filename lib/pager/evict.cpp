@@ -173,10 +173,6 @@ void Pager::serve_evict_request(Lock& lock) {
   lock.lock();
 }
 
-uint32_t Pager::stamp_now() const {
-  return static_cast<uint32_t>(std::max<uint64_t>(1, sums_.evicted_pages / 16));
-}
-
 // Claims a resident or held block for the way out. nullptr: no address space for its image.
 Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];

@@ -222,7 +222,7 @@ void Pager::used(Region& r, BlockIndex b) {
 // Tells read-ahead of a fault, and does what follows from it.
 void Pager::follow(Region& r, BlockIndex b, bool marker) {
   const uint64_t limit = budget_.ahead_limit();
-  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, sums_.evicted_pages});
+  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, clock_.pages()});
   pass(r, r.readahead.passed(), true);
   pass(r, r.readahead.given_up(), false);
   if (w) {
@@ -262,11 +262,11 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
 // make some.
 void Pager::give_up_idle(uint64_t bytes) {
   const uint64_t budget = budget_.limit() / core::kPage;
-  if (sums_.evicted_pages < sums_.looked_ahead + budget / 8 || sums_.evicted_pages < kIdleBudgets * budget) return;
-  sums_.looked_ahead = sums_.evicted_pages;
+  if (clock_.pages() < sums_.looked_ahead + budget / 8 || clock_.pages() < kIdleBudgets * budget) return;
+  sums_.looked_ahead = clock_.pages();
   for (auto& [base, region] : regions_) {
     for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(sums_.evicted_pages - kIdleBudgets * budget);
+      const policy::Run run = region->readahead.give_up(clock_.pages() - kIdleBudgets * budget);
       if (run.count == 0) break;
       pass(*region, run, false);
       bytes -= std::min(bytes, run.count * region->block_size);

@@ -177,13 +177,8 @@ void Pager::free_resident(BlockIndex b, Region& r) {
   const ResidentId id = block.aux;
   drop_copy(id);
   give_resident(id);
-  sums_.evicted_pages += r.block_size / core::kPage;
-  // Stamps count in units of 16 pages so that 32 bits last for 256 TiB of evictions; 0 means never.
-  block.aux = static_cast<uint32_t>(std::max<uint64_t>(1, sums_.evicted_pages / 16 & 0xffffffffu));
-}
-
-uint64_t Pager::age_of(uint32_t stamp) const {
-  return (static_cast<uint32_t>(sums_.evicted_pages / 16) - stamp) * uint64_t{16};
+  clock_.left(r.block_size);
+  block.aux = clock_.stamp();
 }
 
 void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
@@ -199,7 +194,7 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.probes = r.probes && resident.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
-  if (stamp != 0) a.age = age_of(stamp);
+  if (stamp != 0) a.age = clock_.age(stamp);
   policy(a.id).admit(a);
   resident.admitted = true;
   resident.leased = false;

@@ -17,6 +17,7 @@
 #include "core/options.h"
 #include "pager/ask.h"
 #include "pager/config.h"
+#include "pager/eviction_clock.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
@@ -75,7 +76,6 @@ class Pager {
   Region* find(uintptr_t address);
   core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
   void give_resident(core::ResidentId id);
-  uint64_t age_of(uint32_t stamp) const;       // bytes/4096 evicted since
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
   void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, m->staged); }
@@ -155,7 +155,7 @@ class Pager {
   void serve_evict_request(Lock&lock), go_on_to_ssd(Region&r, core::BlockIndex b);
   void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
   void forget_store_copy(Region& r, core::BlockIndex b);
-  uint32_t stamp_now() const;
+  uint32_t stamp_now() const { return clock_.stamp(); }
   void revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
@@ -278,6 +278,7 @@ class Pager {
   std::vector<Move*> free_moves_;  // room for all: giving one back needs no memory
   Queues queues_;
   Sums sums_;
+  EvictionClock clock_;
   Progress progress_;
   WriteBack write_back_;
   uintptr_t last_spurious_ = 0;

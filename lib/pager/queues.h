@@ -41,9 +41,8 @@ struct Sums {
   std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
   uint64_t room_wanted = 0;                    // by a region that is being made
   uint64_t leased_bytes = 0;
-  uint64_t looked_ahead = 0;    // evicted_pages when streams that nobody reads were last looked for
+  uint64_t looked_ahead = 0;    // the clock when streams that nobody reads were last looked for
   uint64_t unknown_blocks = 0;  // with kUnknown
-  uint64_t evicted_pages = 0;   // clock of the eviction stamps
   uint64_t table_bytes = 0;
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
