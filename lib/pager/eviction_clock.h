@@ -19,7 +19,7 @@ class EvictionClock {
   uint64_t pages() const { return pages_; }  // of 4 KiB, that have left
   uint32_t stamp() const { return std::max(uint32_t{1}, static_cast<uint32_t>(pages_ / kUnit)); }
   // In pages of 4 KiB.
-  uint64_t age(uint32_t stamp) const { return (static_cast<uint32_t>(pages_ / kUnit) - stamp) * kUnit; }
+  uint64_t age(uint32_t before) const { return (stamp() - before) * kUnit; }
 
  private:
   static constexpr uint64_t kUnit = 16;  // pages: 32 bits last for 256 TiB

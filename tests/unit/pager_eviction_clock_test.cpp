@@ -30,6 +30,13 @@ TEST(PagerEvictionClock, AStampIsNeverTheOneOfABlockThatNeverLeft) {
   EXPECT_NE(clock.stamp(), 0u);
 }
 
+TEST(PagerEvictionClock, WhatComesBackAtOnceIsNotOldBeforeMuchHasLeft) {
+  EvictionClock clock;
+  EXPECT_EQ(clock.age(clock.stamp()), 0u);
+  clock.left(4096);
+  EXPECT_EQ(clock.age(clock.stamp()), 0u);
+}
+
 TEST(PagerEvictionClock, AgesAreRightWhereStampsBeginAnew) {
   EvictionClock clock;
   clock.left(((uint64_t{1} << 32) - 2) * kUnit);
