@@ -655,7 +655,8 @@ int run(uint64_t seed) {
       --running;
     });
   }
-  std::thread watcher = stress::watch(alive, stop, 90);
+  std::atomic<bool> over{false};  // the end may hang as well
+  std::thread watcher = stress::watch(alive, over, 90);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings.seconds);
   while (running != 0 && std::chrono::steady_clock::now() < end) {
     inject(first);
@@ -664,7 +665,6 @@ int run(uint64_t seed) {
   }
   stop = true;
   for (std::thread& t : threads) t.join();
-  watcher.join();
   check_all();
   vmem::core::step_hook.store(nullptr);
   for (const auto& w : workers)
@@ -672,9 +672,14 @@ int run(uint64_t seed) {
   struct vmem_stats s = {};
   s.size = sizeof s;
   vmem_stats(&s);
-  for (const auto& r : regions) unmake(*r, "free at the end");
+  for (const auto& r : regions) {
+    unmake(*r, "free at the end");
+    ++alive;
+  }
   if (calls > 1000 && refused * 2 > calls) differs("more than half of the calls were refused for want of memory");
   vmem_shutdown();
+  over = true;
+  watcher.join();
   printf(
       "seed %llu: %llu calls (%llu refused for memory, %llu failed as injected), %llu faults, %llu evictions, "
       "%llu SIGBUS while reads failed, no difference\n",
