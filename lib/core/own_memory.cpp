@@ -1,0 +1,190 @@
+#include "core/own_memory.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "core/big_lock.h"
+#include "core/mutex.h"
+#include "core/thread.h"
+#include "core/types.h"
+
+namespace vmem::core {
+
+// A sanitizer follows memory of its own malloc only, and stands for no application's.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define VMEM_OWN_IS_MALLOC 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define VMEM_OWN_IS_MALLOC 1
+#endif
+#endif
+
+#ifdef VMEM_OWN_IS_MALLOC
+
+void* own_allocate(size_t bytes) {
+  return ::operator new(bytes);
+}
+void own_free(void* at, size_t bytes) noexcept {
+  ::operator delete(at, bytes);
+}
+void keep_own_memory_in_children() {}
+
+#else
+
+namespace {
+
+// Up to kMostSmall bytes: a place in a slab, which has places of one size, and begins at a multiple of its size. More:
+// pages of its own.
+constexpr size_t kSlab = 64 << 10, kPiece = 512 << 10, kMostSmall = 8192;
+constexpr std::array<uint16_t, 17> kSizes{32,  48,   64,   96,   128,  192,  256,  384, 512,
+                                          768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
+
+struct Place {
+  Place* next;
+};
+struct alignas(16) Slab {
+  Slab *next, *previous;  // among those of its size with free places, or among the spare ones
+  Place* free;            // given back
+  uint32_t begun;         // bytes that have been handed out at some time, with this head
+  uint32_t used;          // places
+  uint32_t size;          // of a place
+};
+// Of one size, with free places. The first is used first.
+struct Slabs {
+  Slab* first = nullptr;
+  void push(Slab* slab) {
+    slab->previous = nullptr;
+    slab->next = first;
+    if (first != nullptr) first->previous = slab;
+    first = slab;
+  }
+  void take(Slab* slab) {
+    (slab->previous != nullptr ? slab->previous->next : first) = slab->next;
+    if (slab->next != nullptr) slab->next->previous = slab->previous;
+  }
+};
+struct Memory {
+  Mutex mutex;  // a leaf, held for a few instructions, or to map a piece
+  std::array<Slabs, kSizes.size()> open VMEM_GUARDED_BY(mutex);
+  Slabs spare VMEM_GUARDED_BY(mutex);  // hold nothing, and have no memory but their heads
+};
+constinit Memory memory;
+
+// A signal handler may access a block, and the thread that serves it comes here: nobody is interrupted who has the
+// lock. Under the pager's lock it is that one's business.
+class VMEM_LOCKS(scoped_lockable) Held {
+ public:
+  Held() VMEM_ACQUIRE(memory.mutex) {
+    if (big_locks_held == 0) blocked_.emplace();
+    memory.mutex.lock();
+  }
+  ~Held() VMEM_RELEASE() { memory.mutex.unlock(); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  std::optional<SignalsBlocked> blocked_;
+};
+
+size_t index_of(size_t bytes) {
+  size_t i = 0;
+  while (kSizes[i] < bytes) ++i;
+  return i;
+}
+
+bool has_room(const Slab* slab) {
+  return slab->free != nullptr || slab->begun + slab->size <= kSlab;
+}
+
+// More spare slabs. False: the kernel has no memory.
+bool map_piece() VMEM_REQUIRES(memory.mutex) {
+  void* const raw = mmap(nullptr, kPiece + kSlab, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (raw == MAP_FAILED) return false;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = round_up(start, kSlab), end = at + kPiece;
+  if (at != start) munmap(raw, at - start);
+  if (end != start + kPiece + kSlab) munmap(reinterpret_cast<void*>(end), start + kPiece + kSlab - end);
+  for (uintptr_t slab = end; slab != at;) memory.spare.push(reinterpret_cast<Slab*>(slab -= kSlab));
+  return true;
+}
+
+void* get_place(size_t bytes) {
+  const size_t i = index_of(bytes);
+  const Held held;
+  Slab* slab = memory.open[i].first;
+  if (slab == nullptr) {
+    if (memory.spare.first == nullptr && !map_piece()) return nullptr;
+    slab = memory.spare.first;
+    memory.spare.take(slab);
+    slab->free = nullptr;
+    slab->begun = sizeof(Slab);
+    slab->used = 0;
+    slab->size = kSizes[i];
+    memory.open[i].push(slab);
+  }
+  void* at = slab->free;
+  if (at != nullptr) {
+    slab->free = slab->free->next;
+  } else {
+    at = reinterpret_cast<std::byte*>(slab) + slab->begun;
+    slab->begun += slab->size;
+  }
+  ++slab->used;
+  if (!has_room(slab)) memory.open[i].take(slab);
+  return at;
+}
+
+void put_place(void* at) {
+  auto* const slab = reinterpret_cast<Slab*>(reinterpret_cast<uintptr_t>(at) & ~(kSlab - 1));
+  const Held held;
+  Slabs& open = memory.open[index_of(slab->size)];
+  if (!has_room(slab)) open.push(slab);
+  slab->free = new (at) Place{slab->free};
+  if (--slab->used != 0 || (open.first == slab && slab->next == nullptr)) return;  // one stays, for the next
+  open.take(slab);
+  if (slab->begun > kPage) madvise(reinterpret_cast<std::byte*>(slab) + kPage, kSlab - kPage, MADV_DONTNEED);
+  memory.spare.push(slab);
+}
+
+}  // namespace
+
+void* own_allocate(size_t bytes) {
+  const MemoryHook refuses = memory_hook.load(std::memory_order_relaxed);
+  void* at = nullptr;
+  if (refuses != nullptr && refuses()) [[unlikely]] {
+    throw std::bad_alloc();
+  } else if (bytes <= kMostSmall) {
+    at = get_place(bytes);
+  } else {
+    at = mmap(nullptr, round_up(bytes, kPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) at = nullptr;
+  }
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+
+void own_free(void* at, size_t bytes) noexcept {
+  if (at == nullptr) return;
+  if (bytes <= kMostSmall) {
+    put_place(at);
+  } else {
+    const size_t pages = round_up(bytes, kPage);
+    if (munmap(at, pages) != 0) madvise(at, pages, MADV_DONTNEED);  // too many mappings to divide one
+  }
+}
+
+void keep_own_memory_in_children() {
+  static std::atomic<bool> done{false};
+  if (done.exchange(true)) return;
+  pthread_atfork([]() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.lock(); },
+                 []() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.unlock(); },
+                 []() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.unlock(); });
+}
+
+#endif
+
+}  // namespace vmem::core

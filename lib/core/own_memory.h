@@ -1,0 +1,70 @@
+// Memory that is not malloc's. malloc is the application's: it may be one that takes a lock which some thread holds
+// while it waits for a block, or that keeps its memory in a region. So whatever is allocated or given back under the
+// pager's lock comes from here: from the kernel, in large pieces, divided under a lock of its own that nobody keeps.
+//
+// Containers take the allocator Own<T>, or a name from below; a class whose objects are made with `new` derives from
+// OwnNew. A test that counts calls of malloc under the lock finds what was forgotten.
+//
+// What is not in use goes back to the kernel, but for its addresses and a few pages.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace vmem::core {
+
+// 16-byte aligned, at least. Throws bad_alloc.
+void* own_allocate(size_t bytes);
+// bytes: as it was asked for.
+void own_free(void* at, size_t bytes) noexcept;
+
+// So that a forked child finds it whole. Before the first thread is started; any number of times.
+void keep_own_memory_in_children();
+
+// Tests: true refuses an allocation.
+using MemoryHook = bool (*)();
+inline std::atomic<MemoryHook> memory_hook{nullptr};
+
+template <typename T>
+struct Own {
+  using value_type = T;
+  Own() = default;
+  template <typename U>
+  Own(const Own<U>&) {}  // NOLINT(google-explicit-constructor): as every allocator
+  T* allocate(size_t count) {
+    static_assert(alignof(T) <= 16);
+    if (count > SIZE_MAX / 2 / sizeof(T)) throw std::bad_alloc();
+    return static_cast<T*>(own_allocate(count * sizeof(T)));
+  }
+  void deallocate(T* at, size_t count) noexcept { own_free(at, count * sizeof(T)); }
+  template <typename U>
+  bool operator==(const Own<U>&) const {
+    return true;
+  }
+};
+
+template <typename T>
+using OwnVector = std::vector<T, Own<T>>;
+template <typename T>
+using OwnList = std::list<T, Own<T>>;
+template <typename Key, typename T>
+using OwnMap = std::map<Key, T, std::less<Key>, Own<std::pair<const Key, T>>>;
+template <typename Key, typename T>
+using OwnHashMap = std::unordered_map<Key, T, std::hash<Key>, std::equal_to<Key>, Own<std::pair<const Key, T>>>;
+using OwnString = std::basic_string<char, std::char_traits<char>, Own<char>>;
+
+struct OwnNew {
+  static void* operator new(size_t bytes) { return own_allocate(bytes); }
+  static void operator delete(void* at, size_t bytes) noexcept { own_free(at, bytes); }
+};
+
+}  // namespace vmem::core
