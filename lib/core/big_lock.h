@@ -32,12 +32,14 @@ class BigLock : public std::unique_lock<std::mutex> {
   BigLock(const BigLock&) = delete;
   BigLock& operator=(const BigLock&) = delete;
   void lock() {
+    int* held = &big_locks_held;
+    asm volatile("" : "+r"(held));  // where the loader makes it at the first use it calls malloc: not under the lock
     if (!unique_lock::try_lock()) {
       mutex_.waiting_.fetch_add(1, std::memory_order_relaxed);
       unique_lock::lock();
       mutex_.waiting_.fetch_sub(1, std::memory_order_relaxed);
     }
-    ++big_locks_held;
+    ++*held;
   }
   void unlock() {
     --big_locks_held;

@@ -3,7 +3,8 @@
 
 #include <cstddef>
 #include <memory>
-#include <vector>
+
+#include "core/own_memory.h"
 
 namespace vmem::core {
 
@@ -12,18 +13,21 @@ class Chunks {
  public:
   static constexpr size_t kStep = 1024;
   size_t size() const { return chunks_.size() * kStep; }
-  T& operator[](size_t i) { return chunks_[i / kStep][i % kStep]; }
-  const T& operator[](size_t i) const { return chunks_[i / kStep][i % kStep]; }
+  T& operator[](size_t i) { return chunks_[i / kStep]->items[i % kStep]; }
+  const T& operator[](size_t i) const { return chunks_[i / kStep]->items[i % kStep]; }
   // At least so many. Throws bad_alloc; what there was is there then, and perhaps more.
   void grow(size_t count) {
     while (size() < count) {
       if (chunks_.size() == chunks_.capacity()) chunks_.reserve(2 * chunks_.size() + 16);
-      chunks_.push_back(std::make_unique<T[]>(kStep));
+      chunks_.push_back(std::make_unique<Chunk>());
     }
   }
 
  private:
-  std::vector<std::unique_ptr<T[]>> chunks_;
+  struct Chunk : OwnNew {
+    T items[kStep] = {};
+  };
+  OwnVector<std::unique_ptr<Chunk>> chunks_;
 };
 
 }  // namespace vmem::core

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "core/text.h"
 
@@ -15,12 +16,13 @@ namespace vmem::core {
 
 namespace {
 
-std::string vstrprintf(const char* format, va_list args) {
+template <typename String>
+String vformat(const char* format, va_list args) {
   char small[256];
   va_list again;
   va_copy(again, args);
   const int n = vsnprintf(small, sizeof small, format, args);
-  std::string out;
+  String out;
   if (n < 0) {
     out = format;
   } else if (static_cast<size_t>(n) < sizeof small) {
@@ -33,20 +35,24 @@ std::string vstrprintf(const char* format, va_list args) {
   return out;
 }
 
+constexpr std::string_view kNoMemory = "out of memory";  // so short that a string holds it itself
+
 }  // namespace
 
 // Never throws: where memory is short the code is right and the words are others.
-Status::Status(int err, std::string text) {
-  text.resize(make_printable(text.data(), text.size()));  // paths and names are in it
+Status::Status(int err, std::string_view text) {
   const int code = -std::abs(err == 0 ? EINVAL : err);
   try {
-    rep_ = std::make_shared<const Rep>(Rep{code, std::move(text)});
+    const auto rep = std::allocate_shared<Rep>(Own<Rep>(), Rep{code, OwnString(text)});
+    rep->text.resize(make_printable(rep->text.data(), rep->text.size()));  // paths and names are in it
+    rep_ = rep;
   } catch (const std::bad_alloc&) {
     static constexpr size_t kCodes = 256;
     alignas(Rep) static constinit std::array<std::byte, kCodes * sizeof(Rep)> storage{};
-    // Words so short that a string holds them itself; no destructor.
+    // Words that need no memory; no destructor.
     static const Rep* const without_memory = [] {
-      for (size_t i = 0; i < kCodes; ++i) new (&storage[i * sizeof(Rep)]) Rep{-static_cast<int>(i), "out of memory"};
+      for (size_t i = 0; i < kCodes; ++i)
+        new (&storage[i * sizeof(Rep)]) Rep{-static_cast<int>(i), OwnString(kNoMemory)};
       return std::launder(reinterpret_cast<const Rep*>(storage.data()));
     }();
     // Owns nothing, so it takes no memory.
@@ -58,36 +64,44 @@ Status::Status(int err, std::string text) {
 Status error(int err, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  std::string text;
+  OwnString text;
   try {
-    text = vstrprintf(format, args);
+    text = vformat<OwnString>(format, args);
   } catch (const std::bad_alloc&) {
-    text = "out of memory";  // short enough to need none
+    text = kNoMemory;
   }
   va_end(args);
-  return Status(err, std::move(text));
+  return Status(err, text);
 }
 
 Status system_error(int err, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  std::string text;
+  OwnString text;
   try {
-    text = vstrprintf(format, args);
+    text = vformat<OwnString>(format, args);
     char words[128];
     const int e = std::abs(err);
-    text += strprintf(": %s (errno %d)", strerror_r(e, words, sizeof words), e);
+    text += textf(": %s (errno %d)", strerror_r(e, words, sizeof words), e);
   } catch (const std::bad_alloc&) {
-    text = "out of memory";
+    text = kNoMemory;
   }
   va_end(args);
-  return Status(err, std::move(text));
+  return Status(err, text);
 }
 
 std::string strprintf(const char* format, ...) {
   va_list args;
   va_start(args, format);
-  std::string out = vstrprintf(format, args);
+  std::string out = vformat<std::string>(format, args);
+  va_end(args);
+  return out;
+}
+
+OwnString textf(const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  OwnString out = vformat<OwnString>(format, args);
   va_end(args);
   return out;
 }

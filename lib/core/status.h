@@ -6,13 +6,16 @@
 #include <string>
 #include <string_view>
 
+#include "core/own_memory.h"
+
 namespace vmem::core {
 
-// Value type; cheap when ok (one null pointer). Safe to hand from thread to thread.
+// Value type; cheap when ok (one null pointer). Safe to hand from thread to thread, and to make and drop under any
+// lock.
 class [[nodiscard]] Status {
  public:
   Status() = default;  // success
-  Status(int err, std::string text);
+  Status(int err, std::string_view text);
 
   bool ok() const { return rep_ == nullptr; }
   // 0 or a negative errno.
@@ -25,7 +28,7 @@ class [[nodiscard]] Status {
  private:
   struct Rep {
     int code;
-    std::string text;
+    OwnString text;
   };
   std::shared_ptr<const Rep> rep_;
 };
@@ -36,7 +39,9 @@ Status error(int err, const char* format, ...) __attribute__((format(printf, 2, 
 Status system_error(int err, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 std::string strprintf(const char* format, ...) __attribute__((format(printf, 1, 2)));
-// "8 GiB", "1.5 MiB", "37 bytes": for messages.
+// The same for whoever may hold the pager's lock.
+OwnString textf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// "8 GiB", "1.5 MiB", "37 bytes": for messages. So short that a string holds them itself.
 std::string human_bytes(uint64_t bytes);
 
 }  // namespace vmem::core

@@ -415,7 +415,7 @@ Status SimDevices::body_before_punch(const Span& span) {
     if (span.unit(i).moving.load() != 0) {
       std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * kUnit);
       violation(what);
-      return Status(EBUSY, std::move(what));
+      return Status(EBUSY, what);
     }
   return {};
 }

@@ -196,7 +196,7 @@ void FramePool::put_bounce(std::byte* buffer, size_t size) {
 }
 
 // An idle slab goes back to the system. False: somebody pins its memory.
-bool FramePool::release_slab(size_t size, std::vector<Slab>::iterator slab) {
+bool FramePool::release_slab(size_t size, core::OwnVector<Slab>::iterator slab) {
   const size_t bytes = slab_of(size);
   std::byte* const at = slab->at;
   if (install_) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "core/own_memory.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"
@@ -83,10 +84,11 @@ class FramePool final : private IdleMemory {
     std::array<uint64_t, 8> taken = {};  // which: a bit each
   };
   struct Class {
-    std::vector<std::byte*> free;  // populated; room for every frame there is, as in slots: giving back needs no memory
-    std::vector<std::byte*> slots;  // empty
-    size_t frames = 0;              // made so far
-    std::vector<Slab> slabs;        // the first are used first, so that the last become idle
+    core::OwnVector<std::byte*>
+        free;  // populated; room for every frame there is, as in slots: giving back needs no memory
+    core::OwnVector<std::byte*> slots;  // empty
+    size_t frames = 0;                  // made so far
+    core::OwnVector<Slab> slabs;        // the first are used first, so that the last become idle
     uint64_t bounce_limit = 0, bounce_least = 0, bounce_users = 0;
   };
   static size_t slab_of(size_t size) { return std::max(size, core::kHugePage); }
@@ -95,7 +97,7 @@ class FramePool final : private IdleMemory {
   std::byte* get_slab(size_t size);
   void reserve_slabs(Class& c, size_t slab, uint64_t limit);
   bool release(std::byte* frame, size_t size);
-  bool release_slab(size_t size, std::vector<Slab>::iterator slab);
+  bool release_slab(size_t size, core::OwnVector<Slab>::iterator slab);
   uint64_t release_frames(uint64_t bytes) override;
   uint64_t release_buffers(uint64_t bytes) override;
 
@@ -105,8 +107,8 @@ class FramePool final : private IdleMemory {
   uint64_t kept_ = 0;   // <= charged for idle
   std::vector<int> nodes_;
   std::array<Class, 14> classes_;
-  std::vector<trap::Range> arenas_;  // of frames
-  std::vector<trap::Range> beside_;  // slabs of buffers beside the module's frames
+  core::OwnVector<trap::Range> arenas_;  // of frames
+  core::OwnVector<trap::Range> beside_;  // slabs of buffers beside the module's frames
 };
 
 }  // namespace vmem::memory

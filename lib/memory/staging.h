@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/own_memory.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
@@ -57,8 +58,8 @@ class Staging {
  private:
   HostBudget& budget_;
   device::Devices* devices_ = nullptr;
-  std::vector<Slab> slabs_;
-  std::vector<std::byte*> free_;
+  core::OwnVector<Slab> slabs_;
+  core::OwnVector<std::byte*> free_;
   size_t total_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include "pager/census.h"
 
 #include <cstring>
+#include <string_view>
 
 #include "pager/clock.h"
 #include "pager/pager.h"
@@ -12,7 +13,7 @@ using core::State;
 
 namespace {
 
-void copy_name(char (&to)[64], const std::string& from) {
+void copy_name(char (&to)[64], std::string_view from) {
   const size_t n = std::min(from.size(), sizeof to - 1);
   memcpy(to, from.data(), n);
   to[n] = '\0';

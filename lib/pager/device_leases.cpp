@@ -411,7 +411,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
       if (tried == b || block.state == State::failed) {
         if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
-        return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, std::string(why->second.text()));
+        return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
       }
       r.reasons.erase(why);  // an older try that was still under way
       tried = b;
@@ -423,7 +423,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     if (mark == Progress::kNone) mark = look(now_ns());
     if (hopeless(mark)) {
       if (!write_back_.error().ok()) return write_back_.take_error();
-      if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), std::string(g.failure.text()));
+      if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
       return error(ENOMEM,
                    "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms",
                    d, core::human_bytes(g.budget).c_str(), core::human_bytes(g.used).c_str(), staging_.free(),
@@ -438,7 +438,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
         failures = g.failures;
         paused += kPause;
         if (paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
-          return Status(-g.failure.code(), std::string(g.failure.text()));
+          return Status(-g.failure.code(), g.failure.text());
         const auto until = std::chrono::steady_clock::now() + kPause;
         while (changed_.wait_until(lock, until) != std::cv_status::timeout) {
         }

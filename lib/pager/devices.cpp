@@ -38,7 +38,7 @@ uint64_t staging_most(uint64_t budget, unsigned percent) {
 
 // Neighbours together: they are made, or moved, as one range.
 template <size_t N>
-core::Few<Move*, N> take_batch(std::vector<Move*>& from, size_t most = N) {
+core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, size_t most = N) {
   std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
     return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
   });
@@ -199,7 +199,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
 }
 
 std::string Pager::check_devices() {
-  std::vector<uint64_t> used(gpus_.size()), leased(gpus_.size());
+  core::OwnVector<uint64_t> used(gpus_.size()), leased(gpus_.size());
   for (auto& [base, r] : regions_) {
     if (!r->gpu) continue;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {

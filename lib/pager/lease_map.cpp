@@ -94,7 +94,7 @@ void LeaseMap::trim() noexcept {
     room_ -= spares_.back().mapped().leases.capacity();
     spares_.pop_back();
   }
-  if (ranges_.empty()) std::vector<Ranges::node_type>().swap(spares_);
+  if (ranges_.empty()) core::OwnVector<Ranges::node_type>().swap(spares_);
 }
 
 void LeaseMap::forget(Ranges::iterator range) noexcept {

@@ -12,10 +12,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
-#include <vector>
 
+#include "core/own_memory.h"
 #include "core/types.h"
 #include "vmem/vmem.h"
 
@@ -70,7 +69,7 @@ struct Lease {
     writes = std::min(writes, count);
   }
 };
-using Leases = std::vector<Lease>;
+using Leases = core::OwnVector<Lease>;
 
 class LeaseMap {
  public:
@@ -129,7 +128,7 @@ class LeaseMap {
     Leases leases;
     Ends begins, ends;  // acquires and pending releases that begin with its first block, that end with its last
   };
-  using Ranges = std::map<BlockIndex, Range>;
+  using Ranges = core::OwnMap<BlockIndex, Range>;
 
   Ranges::const_iterator at(BlockIndex b) const;  // the first that does not end before b
   Ranges::iterator at(BlockIndex b);
@@ -145,7 +144,7 @@ class LeaseMap {
 
   static constexpr size_t kSpares = 8;  // kept when they are not needed
   Ranges ranges_;                       // by their first blocks
-  std::vector<Ranges::node_type> spares_;
+  core::OwnVector<Ranges::node_type> spares_;
   uint64_t blocks_ = 0;
   size_t room_ = 0;  // for leases, of all ranges and spares
 };

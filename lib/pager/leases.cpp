@@ -17,17 +17,17 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-std::string Pager::lease_holders() const try {
-  std::string text;
+core::OwnString Pager::lease_holders() const try {
+  core::OwnString text;
   int named = 0;
   for (const auto& [base, r] : regions_) {
     if (r->leases.empty()) continue;
     if (++named > 4) return text + ", ..";
-    text += core::strprintf("%sregion %s%llu %s", text.empty() ? "" : ", ",
-                            r->name.empty() ? "" : (r->name + " #").c_str(), static_cast<unsigned long long>(r->id),
-                            core::human_bytes(r->leases.blocks() * r->block_size).c_str());
+    text += core::textf("%sregion %s%llu %s", text.empty() ? "" : ", ", r->name.empty() ? "" : (r->name + " #").c_str(),
+                        static_cast<unsigned long long>(r->id),
+                        core::human_bytes(r->leases.blocks() * r->block_size).c_str());
   }
-  return text.empty() ? "none" : text;
+  return text.empty() ? core::OwnString("none") : text;
 } catch (const std::bad_alloc&) {
   return "";
 }
@@ -253,7 +253,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         if (tried || (block.flags & core::kLost) != 0) {
           if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
           const Status why = r.reason(b);
-          return Status(why.code() == -ENOMEM ? ENOMEM : EIO, std::string(why.text()));
+          return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
         }
         tried = true;  // an old failure: the disk may have recovered
         revive(r, b);
@@ -284,8 +284,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         lock.unlock();
         leave_batch({&m, 1});
         lock.lock();
-        if (!job.status.ok())
-          return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, std::string(job.status.text()));
+        if (!job.status.ok()) return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, job.status.text());
         continue;
       }
       default:

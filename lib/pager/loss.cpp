@@ -29,7 +29,7 @@ class Runs {
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
   // Blocks come in order; "" for one that is of no interest.
-  void add(BlockIndex first, BlockIndex last, const std::string& words) {
+  void add(BlockIndex first, BlockIndex last, const core::OwnString& words) {
     if (words == words_ && first == last_ + 1) {
       last_ = last;
       return;
@@ -49,24 +49,24 @@ class Runs {
   }
   const Region& r_;
   const char* what_;
-  std::string words_;
+  core::OwnString words_;
   BlockIndex first_ = 0, last_ = 0;
   size_t lines_ = 0;
 };
 
-std::string words_of(const Leases& leases) {
-  std::string text;
+core::OwnString words_of(const Leases& leases) {
+  core::OwnString text;
   for (const Lease& l : leases) {
     const char* access = (l.access & VMEM_WRITE) == 0 ? "READ" : (l.access & VMEM_READ) == 0 ? "WRITE" : "READ|WRITE";
     if (!text.empty()) text += "; ";
-    text += l.location < 0 ? std::string("host") : core::strprintf("device %d, stream %p", l.location, l.stream);
-    text += core::strprintf(", %s, ", access);
-    text += l.count != 0 ? core::strprintf("acquired %u times", l.count) : "released, but its stream has not got there";
+    text += l.location < 0 ? core::OwnString("host") : core::textf("device %d, stream %p", l.location, l.stream);
+    text += core::textf(", %s, ", access);
+    text += l.count != 0 ? core::textf("acquired %u times", l.count) : "released, but its stream has not got there";
   }
   return text;
 }
 
-std::string place_of(const Region& r, const core::Block& block) {
+core::OwnString place_of(const Region& r, const core::Block& block) {
   switch (block.state) {
     case State::untouched:
       return r.from_file() ? "in its file only" : "never written";
@@ -76,9 +76,9 @@ std::string place_of(const Region& r, const core::Block& block) {
       return "nowhere: its bytes could not be had";
     case State::entering:
     case State::leaving:
-      return core::strprintf("moving (%s, device %u)", core::state_name(block.state), block.device);
+      return core::textf("moving (%s, device %u)", core::state_name(block.state), block.device);
     case State::on_device:
-      return core::strprintf("on device %u", block.device);
+      return core::textf("on device %u", block.device);
     default:
       return "in host memory";
   }

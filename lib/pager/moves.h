@@ -58,7 +58,7 @@ enum class Leave : uint8_t {
   drop,   // contents of no interest
 };
 // One block's way in or out. Owned by whoever owns the block's transition.
-struct Move {
+struct Move : core::OwnNew {
   store::Io io;
   Move* next = nullptr;  // in a MoveList
   Leaving leaving;       // as WriteBack counts it
@@ -136,18 +136,18 @@ struct EvictRequest {  // vmem_prefetch to the SSD, or what a scan left behind
   SpanOf span;
   bool behind;  // what somebody else has ahead of him in there stays
 };
-struct Gpu {                      // one device, from its first use on
-  uint64_t budget = 0;            // bytes; 0: not used yet
-  bool follows_free = false;      // the budget is ours to lower
-  uint64_t used = 0;              // bytes of blocks entering, on it, leaving it
-  uint64_t leaving = 0;           // .. of them will come free
-  uint64_t wanted = 0;            // bytes that a wish waits for
-  uint64_t leased = 0;            // bytes under leases
-  uint64_t ending = 0;            // .. of them under leases that wait for their streams only
-  uint64_t to_peers = 0;          // bytes of blocks moving to another device, counted there too; among `leaving`
-  std::vector<Move*> ready;       // entering: to be prepared and copied
-  std::vector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
-  bool migrating = false;         // .. it is at work
+struct Gpu {                          // one device, from its first use on
+  uint64_t budget = 0;                // bytes; 0: not used yet
+  bool follows_free = false;          // the budget is ours to lower
+  uint64_t used = 0;                  // bytes of blocks entering, on it, leaving it
+  uint64_t leaving = 0;               // .. of them will come free
+  uint64_t wanted = 0;                // bytes that a wish waits for
+  uint64_t leased = 0;                // bytes under leases
+  uint64_t ending = 0;                // .. of them under leases that wait for their streams only
+  uint64_t to_peers = 0;              // bytes of blocks moving to another device, counted there too; among `leaving`
+  core::OwnVector<Move*> ready;       // entering: to be prepared and copied
+  core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
+  bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
   bool lost = false;      // .. and has been said
   uint64_t failures = 0;  // moves in that failed; `failure` is the last

@@ -128,24 +128,24 @@ Status Pager::check_location(int location, bool allow_ssd) const {
                allow_ssd ? " or VMEM_SSD" : "");
 }
 
-std::string Pager::where(const Region& r, BlockIndex b) const try {
-  std::string text =
-      core::strprintf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
-                      static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
-                      static_cast<unsigned long long>(b) * r.block_size);
+core::OwnString Pager::where(const Region& r, BlockIndex b) const try {
+  core::OwnString text =
+      core::textf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
+                  static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
+                  static_cast<unsigned long long>(b) * r.block_size);
   const core::Block& block = r.table[b];
   if (block.extent) {
     text += ", " + space_->describe(block.extent);
   } else if (r.has_file) {
-    text += core::strprintf(", file %s, offset %llu", r.file.path.c_str(),
-                            static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
+    text += core::textf(", file %s, offset %llu", r.file.path.c_str(),
+                        static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
   }
   return text;
 } catch (const std::bad_alloc&) {
   return "";
 }
 
-std::string Pager::place(const Region& r, BlockIndex b) {
+core::OwnString Pager::place(const Region& r, BlockIndex b) {
   Lock lock(mutex_);
   return where(r, b);
 }
@@ -379,11 +379,12 @@ std::string Pager::check() {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (StarvedQueue::marked(r->table[b]) && !queues_.starved.accounts_for(*r, b))
-        return "a block is marked as one that waits for memory, and does not: " + where(*r, b);
+        return "a block is marked as one that waits for memory, and does not: " + std::string(where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         ++blocks_in_memory;
         const Resident& resident = residents_[r->table[b].aux];
-        if (resident.region != r.get() || resident.block != b) return "a resident points elsewhere: " + where(*r, b);
+        if (resident.region != r.get() || resident.block != b)
+          return "a resident points elsewhere: " + std::string(where(*r, b));
         if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
         if (resident.copy == core::kNoResident) continue;
@@ -391,7 +392,7 @@ std::string Pager::check() {
         const Resident& copy = residents_[resident.copy];
         if (!copy.is_copy || copy.region != r.get() || copy.block != b || resident.changed ||
             !staging_.owns(copy.frame) || !core::on_a_device(r->table[b].state)) {
-          return "a host copy is not the block's: " + where(*r, b);
+          return "a host copy is not the block's: " + std::string(where(*r, b));
         }
       }
     }
@@ -405,7 +406,7 @@ std::string Pager::check() {
       if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
       const Resident& resident = residents_[r->table[b].aux];
       if (resident.admitted && resident.leased != holds_for_lease(*r, b))
-        return "a lease holds no block: " + where(*r, b);
+        return "a lease holds no block: " + std::string(where(*r, b));
     }
   }
   if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";

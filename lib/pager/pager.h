@@ -83,8 +83,8 @@ class Pager {
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
   void notify();
-  std::string where(const Region& r, core::BlockIndex b) const;  // locked
-  std::string place(const Region& r, core::BlockIndex b);        // unlocked
+  core::OwnString where(const Region& r, core::BlockIndex b) const;  // locked
+  core::OwnString place(const Region& r, core::BlockIndex b);        // unlocked
 
   // tables.cpp. reserve_move: memory for one; reserve_block: and for one resident. What begins with it is not refused.
   bool reserve_residents(size_t count) noexcept;
@@ -168,7 +168,7 @@ class Pager {
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask);
   static core::Status check_asked(std::span<const SpanOf> spans, const Ask* ask);
-  std::string lease_holders() const;
+  core::OwnString lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
@@ -266,16 +266,16 @@ class Pager {
   core::Counters counters_;
 
   core::BigMutex mutex_;
-  Waiters waiters_;                                         // for one block each
-  std::condition_variable changed_;                         // .. for more: some block came to rest, memory came free
-  std::condition_variable need_evict_, gpu_work_, renew_;   // the evictors, the devices' workers, .. have work
-  std::map<uintptr_t, std::unique_ptr<Region>> regions_;    // by base
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;  // by Resident::pool
+  Waiters waiters_;                                           // for one block each
+  std::condition_variable changed_;                           // .. for more: some block came to rest, memory came free
+  std::condition_variable need_evict_, gpu_work_, renew_;     // the evictors, the devices' workers, .. have work
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;    // by Resident::pool
   HostBudget budget_;
   FramePool frames_;
   Residents residents_;
-  std::vector<std::unique_ptr<Move>> moves_;
-  std::vector<Move*> free_moves_;  // room for all: giving one back needs no memory
+  core::OwnVector<std::unique_ptr<Move>> moves_;
+  core::OwnVector<Move*> free_moves_;  // room for all: giving one back needs no memory
   Queues queues_;
   Sums sums_;
   EvictionClock clock_;

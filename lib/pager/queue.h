@@ -4,15 +4,16 @@
 
 #include <cstddef>
 #include <iterator>
-#include <list>
 #include <new>
+
+#include "core/own_memory.h"
 
 namespace vmem::pager {
 
 template <typename T>
 class Queue {
  public:
-  using iterator = typename std::list<T>::iterator;
+  using iterator = typename core::OwnList<T>::iterator;
 
   bool empty() const { return items_.empty(); }
   size_t size() const { return items_.size(); }
@@ -55,7 +56,7 @@ class Queue {
   }
 
  private:
-  std::list<T> items_, spare_;
+  core::OwnList<T> items_, spare_;
 };
 
 }  // namespace vmem::pager

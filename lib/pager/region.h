@@ -5,11 +5,10 @@
 #include <cerrno>
 #include <new>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "core/block_table.h"
 #include "core/break.h"
+#include "core/own_memory.h"
 #include "core/types.h"
 #include "pager/lease_map.h"
 #include "policy/evictor.h"
@@ -83,20 +82,20 @@ struct Region {
   policy::Heat heat;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
-  std::string name;
+  core::OwnString name;
   uint8_t stores_in_row = 0;  // first accesses of blocks, since one of them was a load
   LeaseMap leases;
-  size_t leases_charged = 0;                                   // bytes
-  std::unordered_map<core::BlockIndex, core::Status> reasons;  // why a block is failed
-  uint64_t granted = 0;                                        // leases, ever
+  size_t leases_charged = 0;                                 // bytes
+  core::OwnHashMap<core::BlockIndex, core::Status> reasons;  // why a block is failed
+  uint64_t granted = 0;                                      // leases, ever
   uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
   bool dying = false;
-  bool unfinished = false;            // at exit: blocks were left that did not come to rest
-  bool read_mostly = false;           // advised so: host pages beside a device's are what the program wants
-  bool lost = false;                  // its device was reset: the addresses are nobody's any more
-  std::vector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
+  bool unfinished = false;                // at exit: blocks were left that did not come to rest
+  bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
+  bool lost = false;                      // its device was reset: the addresses are nobody's any more
+  core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {

@@ -140,7 +140,7 @@ Status Pager::make(const NewRegion& what, void** ptr) {
     close_file(&r, *engine_);
   });
   // What its blocks need later is had now: out of memory is an error of this call and not of a touch.
-  std::map<uintptr_t, std::unique_ptr<Region>> alone;
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> alone;
   alone.emplace(0, nullptr);
   auto node = alone.extract(alone.begin());
   if (Status s = r.table.create(blocks); !s.ok()) return s;

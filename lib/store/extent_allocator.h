@@ -13,7 +13,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+
+#include "core/own_memory.h"
 
 namespace vmem::store {
 
@@ -72,10 +73,10 @@ class ExtentAllocator {
   uint64_t size_ = 0;
   uint64_t free_ = 0;
   uint64_t idle_chunks_ = 0;
-  std::vector<Chunk> chunks_;
-  std::vector<Summary> nodes_;       // 1 is the root, 2n and 2n+1 its children; leaves_ .. are the chunks
-  size_t leaves_ = 0;                // a power of two
-  std::vector<uint32_t> idle_list_;  // chunks that were idle when listed; room reserved for all
+  core::OwnVector<Chunk> chunks_;
+  core::OwnVector<Summary> nodes_;       // 1 is the root, 2n and 2n+1 its children; leaves_ .. are the chunks
+  size_t leaves_ = 0;                    // a power of two
+  core::OwnVector<uint32_t> idle_list_;  // chunks that were idle when listed; room reserved for all
 };
 
 }  // namespace vmem::store

@@ -46,7 +46,7 @@ class FileSpace final : public Space {
   FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
   void set_budget(uint64_t bytes) override;
   uint64_t used() const override;
-  std::string describe(core::Extent extent) const override;
+  core::OwnString describe(core::Extent extent) const override;
 
  private:
   bool allocate_run(unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first)
@@ -162,11 +162,11 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
 }
 
 core::Status FileSpace::full(size_t size, size_t count) const try {
-  std::string why = core::strprintf("%s in use", core::human_bytes(used_pages_ * core::kPage).c_str());
+  core::OwnString why = core::textf("%s in use", core::human_bytes(used_pages_ * core::kPage).c_str());
   for (const auto& path : paths_) {
-    why += core::strprintf("; %s is full at %s%s%s", path->name.c_str(),
-                           core::human_bytes(path->extents.size_pages() * core::kPage).c_str(),
-                           path->trouble.empty() ? "" : ": ", path->trouble.c_str());
+    why += core::textf("; %s is full at %s%s%s", path->name.c_str(),
+                       core::human_bytes(path->extents.size_pages() * core::kPage).c_str(),
+                       path->trouble.empty() ? "" : ": ", path->trouble.c_str());
   }
   return no_room(size, count, why.c_str());
 } catch (const std::bad_alloc&) {
@@ -282,10 +282,10 @@ uint64_t FileSpace::used() const {
   return used_pages_ * core::kPage;
 }
 
-std::string FileSpace::describe(core::Extent extent) const {
+core::OwnString FileSpace::describe(core::Extent extent) const {
   if (!extent || extent.path() >= paths_.size()) return "nowhere in the store";
-  return core::strprintf("path %s, offset %lu", paths_[extent.path()]->name.c_str(),
-                         static_cast<unsigned long>(extent.offset()));
+  return core::textf("path %s, offset %lu", paths_[extent.path()]->name.c_str(),
+                     static_cast<unsigned long>(extent.offset()));
 }
 
 bool FileSpace::should_punch(const SpacePath& path) {

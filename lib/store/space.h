@@ -51,8 +51,8 @@ class Space {
   virtual void refuse(core::Extent extent) { release(extent); }
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
-  virtual uint64_t used() const = 0;                            // bytes in live extents
-  virtual std::string describe(core::Extent extent) const = 0;  // "path X, offset N": for messages
+  virtual uint64_t used() const = 0;                                // bytes in live extents
+  virtual core::OwnString describe(core::Extent extent) const = 0;  // "path X, offset N": for messages
 };
 
 core::Status make_space(const SpaceOptions& options, Engine& engine, std::unique_ptr<Space>* out);

@@ -38,7 +38,7 @@ struct SpacePath {
   bool punch = true;                                   // holes can be punched
   std::chrono::steady_clock::time_point full_until{};  // a write found the file system full
   bool shrinkable = true;
-  std::string trouble;  // why the last growth failed, for messages
+  core::OwnString trouble;  // why the last growth failed, for messages
 };
 
 // "" means $TMPDIR or /var/tmp. -EINVAL for nothing but colons or more than kMaxStorePaths.

@@ -10,6 +10,7 @@
 
 #include "child.h"
 #include "core/mappings.h"
+#include "core/own_memory.h"
 #include "core/thread.h"
 #include "refusals.h"
 #include "support.h"
@@ -29,6 +30,9 @@ bool refuse() {
   ++refusals;
   return true;
 }
+
+// What the library does not ask operator new for.
+const bool hooked = (vmem::core::memory_hook.store(refuse), true);
 
 }  // namespace
 

@@ -586,8 +586,8 @@ size_t FakeSpace::extents() const {
   return live_.size();
 }
 
-std::string FakeSpace::describe(core::Extent extent) const {
-  return core::strprintf("path fake, offset %llu", static_cast<unsigned long long>(extent.offset()));
+core::OwnString FakeSpace::describe(core::Extent extent) const {
+  return core::textf("path fake, offset %llu", static_cast<unsigned long long>(extent.offset()));
 }
 
 namespace {

@@ -157,7 +157,7 @@ class FakeSpace final : public store::Space {
   store::FileId file(core::Extent) const override { return 0; }
   void set_budget(uint64_t bytes) override;
   uint64_t used() const override;
-  std::string describe(core::Extent extent) const override;
+  core::OwnString describe(core::Extent extent) const override;
   size_t extents() const;
 
  private:
