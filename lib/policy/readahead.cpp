@@ -234,6 +234,15 @@ std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker, Room ro
   return ask(*current_, 0);
 }
 
+// As if they had been accessed one by one: a stream that begins with them is found as soon as one that traps at each.
+void ReadAhead::presume(const Run& run) {
+  if (max_ == 0 || access_ == Access::random) return;
+  constexpr uint64_t kLooked = kTouchesSequential + kMostCaution;
+  for (uint64_t i = std::max<uint64_t>(1, run.count - std::min(run.count, kLooked)); i < run.count; ++i)
+    history_[history_used_++ % kHistory] =
+        static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
+}
+
 // Two kinds: a reader that turned away ends its stream; readers that all go on but slower than the blocks are evicted
 // need smaller windows, for all of them compete for the same memory.
 void ReadAhead::on_waste(BlockIndex block) {

@@ -61,6 +61,10 @@ class ReadAhead {
   Run given_up() const { return given_up_; }
   // Forgets a stream that was last used before `clock`, and returns what it asked for. Empty when there is none.
   Run give_up(uint64_t clock);
+  // Whether the last on_fault() belongs to a stream, which asks for what comes next in its own time.
+  bool streams() const { return current_ != nullptr; }
+  // Blocks that were read with the one of the last on_fault(), the first of the run: nobody will see them accessed.
+  void presume(const Run& run);
   // Blocks that were read ahead and evicted without a touch seen after them: shrink.
   void on_waste(core::BlockIndex block);
   // The pager had no memory or depth for blocks of a window: the last ones of the window given most recently.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "policy/evictor.h"
+#include "policy/neighbours.h"
 #include "policy/readahead.h"
 #include "replay/generate.h"
 
@@ -20,6 +21,8 @@ struct Result {
   uint64_t touches = 0, hits = 0, misses = 0, evictions = 0;
   uint64_t probes = 0, soft_faults = 0;              // taken out of sight; of those, wanted back
   uint64_t read_ahead = 0, covered = 0, wasted = 0;  // blocks: read ahead; touched in time; evicted unused
+  uint64_t beside = 0;                               // blocks read with one that was missed, in the same read
+  uint64_t transfers = 0;                            // that read ahead, of neighbouring blocks
   double hit_rate() const { return touches == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(touches); }
 };
 
@@ -30,13 +33,18 @@ struct Setup {
   bool probes = true;
   uint64_t batch = 1;   // blocks asked of the policy at a time
   uint32_t window = 0;  // read-ahead blocks; 0: none
+  uint32_t group = 0;   // blocks that lie together, of which a miss may read several; 0: each is read alone
   policy::Access access = policy::Access::normal;
 };
 
 class Pager {
  public:
   Pager(const Setup& setup, uint64_t blocks)
-      : setup_(setup), blocks_(blocks), evictor_(policy::make_evictor(setup.kind)), readahead_(blocks, setup.window) {
+      : setup_(setup),
+        blocks_(blocks),
+        evictor_(policy::make_evictor(setup.kind)),
+        readahead_(blocks, setup.window),
+        neighbours_(blocks, setup.group) {
     owner_.resize(setup.capacity + 1);
     for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::ResidentId>(i));
     evictor_->resize(owner_.size(), setup.capacity * setup.weight);
@@ -66,6 +74,7 @@ class Pager {
     b.ahead = b.marker = false;
     if (misses == result_.misses && !marker) return;
     if (const auto w = readahead_.on_fault(block, marker)) read_ahead(*w);
+    if (setup_.group != 0 && misses != result_.misses && !readahead_.streams()) read_beside(block);
   }
   Result result() {
     result_.probes = evictor_->stats().probed;
@@ -130,10 +139,22 @@ class Pager {
       b.ahead = b.marker = false;
     }
   }
+  void read_beside(uint64_t block) {
+    uint64_t present = 0;
+    const uint64_t first = neighbours_.first(block);
+    for (uint32_t i = 0; i < neighbours_.count(block); ++i) present |= uint64_t{blocks_[first + i].present} << i;
+    const policy::Run run = neighbours_.around(block, present);
+    for (uint64_t i = 1; i < run.count; ++i) {
+      bring(static_cast<uint64_t>(static_cast<int64_t>(block) + static_cast<int64_t>(i) * run.stride));
+      ++result_.beside;
+    }
+    readahead_.presume(run);
+  }
   void read_ahead(const policy::Window& w) {
     // As the real pager: no more than a quarter of memory is read ahead at a time.
     const uint64_t count = std::min<uint64_t>(w.count, std::max<uint64_t>(setup_.capacity / 4, 1));
     if (count < w.count) readahead_.on_dropped(static_cast<uint32_t>(w.count - count));
+    uint64_t blocks = 0;
     for (uint64_t i = 0; i < count; ++i) {
       const auto at = static_cast<uint64_t>(static_cast<int64_t>(w.first) + static_cast<int64_t>(i) * w.stride);
       if (blocks_[at].present) continue;
@@ -141,8 +162,12 @@ class Pager {
       blocks_[at].stride = w.stride;
       blocks_[at].marker = blocks_[at].hidden = at == w.marker;
       ++result_.read_ahead;
+      ++blocks;
     }
+    result_.transfers += (blocks + kMerged - 1) / kMerged;
   }
+
+  static constexpr uint64_t kMerged = 16;  // blocks that one transfer reads ahead
 
   Setup setup_;
   std::vector<Block> blocks_;
@@ -150,6 +175,7 @@ class Pager {
   std::vector<core::ResidentId> free_;
   std::unique_ptr<policy::Evictor> evictor_;
   policy::ReadAhead readahead_;
+  policy::Neighbours neighbours_;
   uint64_t evicted_ = 0;  // pages
   Result result_;
 };

@@ -1,0 +1,47 @@
+#include "policy/neighbours.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace vmem::policy {
+
+using core::BlockIndex;
+
+namespace {
+
+// Runs that chance makes more often than this tell nothing. Replayed: a fifth reads 10 % more for random accesses, a
+// fiftieth learns too late of records of 512 KiB.
+constexpr double kChance = 0.125;
+
+}  // namespace
+
+Neighbours::Neighbours(uint64_t blocks, uint32_t group)
+    : blocks_(blocks), group_(std::clamp(group, 1u, kLargestGroup)) {}
+
+uint32_t Neighbours::count(BlockIndex block) const {
+  return static_cast<uint32_t>(std::min<uint64_t>(group_, blocks_ - first(block)));
+}
+
+Run Neighbours::around(BlockIndex block, uint64_t present) const {
+  const uint32_t n = count(block), at = static_cast<uint32_t>(block - first(block));
+  present &= n == kLargestGroup ? UINT64_MAX : (uint64_t{1} << n) - 1;
+  present &= ~(uint64_t{1} << at);
+  const auto has = [&](uint32_t i) { return (present >> i & 1) != 0; };
+  uint32_t below = 0, above = 0;
+  while (below < at && has(at - below - 1)) ++below;
+  while (at + above + 1 < n && has(at + above + 1)) ++above;
+  const bool up = below >= above;
+  const uint32_t run = std::max(below, above);
+  // How likely is it that blocks of this number, anywhere in the group, make such a run on one side or the other?
+  const auto others = static_cast<uint32_t>(std::popcount(present));
+  double chance = 2;
+  for (uint32_t i = 0; i < run; ++i) chance *= static_cast<double>(others - i) / static_cast<double>(n - 1 - i);
+  uint32_t wanted = 1;
+  if (run != 0 && chance <= kChance) {
+    const uint32_t room = up ? n - at : at + 1;
+    while (wanted < std::min(run, room) && !has(up ? at + wanted : at - wanted)) ++wanted;
+  }
+  return {block, up ? 1 : -1, wanted};
+}
+
+}  // namespace vmem::policy
