@@ -82,7 +82,8 @@ struct pool_options {
   unsigned flags = 0;
   /* Regions are named so, with a number. */
   std::string name = "pool";
-  /* Of each region, as struct vmem_region_attr has them. Small blocks suit small objects that are met at random. */
+  /* Of each region, as struct vmem_region_attr has them. Small blocks suit small objects that are met at
+   * random; VMEM_BLOCK_AUTO those of which nothing is known. */
   std::size_t block_size = 0;
   int advice = 0;
   /*

@@ -45,6 +45,13 @@ extern "C" {
 #define VMEM_MAP_SHARED 0x20u /* changes reach the file */
 #define VMEM_MAP_PRIVATE 0x40u /* changes stay in this region */
 
+/*
+ * As block_size, where nobody knows how a region will be used: blocks of 64 KiB, of which a fault
+ * reads as many together as those in memory beside it speak for, up to 1 MiB. With a device tier
+ * 2 MiB.
+ */
+#define VMEM_BLOCK_AUTO 1
+
 /* Access of a lease */
 #define VMEM_READ 0x1u
 #define VMEM_WRITE 0x2u
@@ -189,7 +196,7 @@ void vmem_log(void (*sink)(int level, const char *line, void *user), void *user)
  */
 struct vmem_region_attr {
 	size_t size;       /* of this struct */
-	size_t block_size; /* a power of two from 4 KiB to 32 MiB; in a device tier 2 MiB */
+	size_t block_size; /* a power of two from 4 KiB to 32 MiB, or VMEM_BLOCK_AUTO; in a device tier 2 MiB */
 	uint64_t offset;   /* in the file */
 	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file. Not both: 0 or less in `fd` */
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */

@@ -90,7 +90,7 @@ inline void set_log_callback(void (*callback)(int level, const char* line, void*
 /* What a region is to be, as struct vmem_region_attr has it; what is left alone follows the settings. */
 struct attributes {
   unsigned flags = 0;         /* VMEM_HOST_ONLY; with a file also one of VMEM_MAP_.. */
-  std::size_t block_size = 0; /* 0: setting block_size */
+  std::size_t block_size = 0; /* VMEM_BLOCK_AUTO: as they are used; 0: setting block_size */
   int advice = 0;             /* of enum vmem_advice, for the whole region */
   std::string codec = {};     /* "none", "lz4", "zstd"; "": setting compression */
   int checksum = 0;           /* 1, -1: verified or not; 0: setting checksum */

@@ -115,9 +115,11 @@ Status set_block_size(size_t bytes, vmem::pager::NewRegion* what) {
   what->block_size = bytes;
   what->fixed_block_size = bytes != 0;
   if (bytes == 0) what->block_size = Runtime::get().options().number(vmem::core::Option::block_size);
-  if (bytes == 0 || (std::has_single_bit(bytes) && bytes >= vmem::core::kMinBlock && bytes <= vmem::core::kMaxBlock))
+  what->adapts = bytes == VMEM_BLOCK_AUTO || (bytes == 0 && what->block_size == vmem::core::kAuto);
+  if (bytes == 0 || what->adapts ||
+      (std::has_single_bit(bytes) && bytes >= vmem::core::kMinBlock && bytes <= vmem::core::kMaxBlock))
     return {};
-  return error(EINVAL, "block_size %zu is not accepted; give a power of two from 4 KiB to %s", bytes,
+  return error(EINVAL, "block_size %zu is not accepted; give VMEM_BLOCK_AUTO or a power of two from 4 KiB to %s", bytes,
                vmem::core::human_bytes(vmem::core::kMaxBlock).c_str());
 }
 

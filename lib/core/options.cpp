@@ -42,7 +42,8 @@ constexpr OptionInfo kTable[] = {
     {Option::ssd_budget, "ssd_budget", OptionKind::bytes, "bytes", "no limit but the disk's", 0, kPiB, nullptr, true,
      "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},
     {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", 4 * kKiB, 32 * kMiB, nullptr, true,
-     "Block of regions made from now on: a power of two; a region with a device tier uses at least 2 MiB."},
+     "Block of regions made from now on: a power of two, or auto: blocks of 64 KiB, of which a fault reads as many "
+     "together as their use shows to be right. A region with a device tier has blocks of 2 MiB."},
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
      "Reads and writes in flight at the store."},
     {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,
@@ -164,7 +165,8 @@ std::string environment_name(const char* name) {
 std::string accepted_form(const OptionInfo& info) {
   switch (info.kind) {
     case OptionKind::bytes:
-      return strprintf("a %s from %s to %s, such as %s", info.id == Option::block_size ? "power of two" : "size",
+      return strprintf("%s from %s to %s, such as %s",
+                       info.id == Option::block_size ? "auto, or a power of two" : "a size",
                        human_bytes(info.min).c_str(), human_bytes(info.max).c_str(),
                        info.id == Option::block_size ? "64KiB or 2MiB" : "512MiB or 8G");
     case OptionKind::number:
@@ -246,6 +248,11 @@ Status Options::set(Option id, std::string_view value) {
   bool good = true;
   switch (info.kind) {
     case OptionKind::bytes:
+      if (id == Option::block_size && same_word(value, "auto")) {
+        parsed.number = kAuto;
+        parsed.text = "auto";
+        break;
+      }
       good = parse_bytes(value, &parsed.number).ok() && parsed.number >= info.min && parsed.number <= info.max;
       if (good && id == Option::block_size) {
         good = (parsed.number & (parsed.number - 1)) == 0;

@@ -67,6 +67,9 @@ bool has_more_rights();
 // The variable that a mistyped one stands for, such as VMEM_HOST_BUDGET for VMEM_HOST_BUGDET; "" where none is near.
 std::string meant_by(std::string_view variable);
 
+// What number() answers of a block_size that is "auto".
+inline constexpr uint64_t kAuto = 0;
+
 // A set of values. Thread-safe. Unset options answer with `is_set() == false` and the numeric default.
 class Options {
  public:

@@ -122,8 +122,12 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       core::add(counters_.faults);
       if (block.state == State::untouched && !table_may_grow(*r, b)) return refuse_touch(*r, b);
       block.flags |= wish;
-      if (!start_fill(*r, b, Urgency::fault, after)) starve_fault(*r, b);
+      After fill;
+      if (!start_fill(*r, b, Urgency::fault, fill)) starve_fault(*r, b);
       follow(*r, b, false);
+      if (r->adapts && !fill.submit.empty()) read_beside(*r, b, fill.submit);
+      after.submit.append(fill.submit);
+      after.zero.append(fill.zero);
       break;
     }
     case State::filling:
@@ -231,6 +235,37 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
     speculate(r, *w, Urgency::readahead);
   }
   drop_behind(r);
+}
+
+// Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region is
+// used, in the order of their places, so that it is one read. A stream reads ahead in its own time.
+void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
+  if (r.access != policy::Access::normal || r.readahead.streams() || !queues_.starved.empty()) return;
+  const BlockIndex first = r.neighbours.first(b);
+  uint64_t present = 0;
+  for (uint32_t i = 0; i < r.neighbours.count(b); ++i)
+    present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
+  policy::Run run = r.neighbours.around(b, present);
+  run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
+  for (uint64_t i = 1; i < run.count; ++i) {
+    const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
+    Block& block = r.table[n];
+    // Zeros are made faster than they are moved, and what is waited for has its turn.
+    const bool stored = block.state == State::stored;
+    const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && table_may_grow(r, n);
+    After fill;
+    if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
+        !start_fill(r, n, Urgency::readahead, fill)) {
+      run.count = i;
+      break;
+    }
+    Move* m = fill.submit.pop();
+    m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
+    queues_.speculation.started(*m);
+    core::add(counters_.prefetched_blocks);
+    run.stride > 0 ? reads.push_back(m) : reads.push_front(m);
+  }
+  r.readahead.presume(run);
 }
 
 // The reader of a stream is past these (used), or nobody comes for them. In a declared scan they leave before anything

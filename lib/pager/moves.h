@@ -116,6 +116,14 @@ struct MoveList {                    // first in, first out; a move is in one at
     (head == nullptr ? head : tail->next) = m;
     tail = m;
   }
+  void push_front(Move* m) {
+    m->next = head;
+    if (head == nullptr) tail = m;
+    head = m;
+  }
+  void append(MoveList& more) {
+    while (!more.empty()) push_back(more.pop());
+  }
   Move* pop() {
     Move* m = head;
     head = m->next;

@@ -120,7 +120,7 @@ class Pager {
   void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
   void finish_read(Move* m, After& after);
   void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);
-  void follow(Region& r, core::BlockIndex b, bool marker);
+  void follow(Region&r, core::BlockIndex b, bool marker), read_beside(Region&r, core::BlockIndex b, MoveList&reads);
   void pass(Region& r, const policy::Run& run, bool used);
   void drop_behind(Region& r);
   bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);

@@ -13,6 +13,7 @@
 #include "pager/lease_map.h"
 #include "policy/evictor.h"
 #include "policy/heat.h"
+#include "policy/neighbours.h"
 #include "policy/readahead.h"
 #include "store/codec.h"
 #include "store/file.h"
@@ -44,12 +45,14 @@ struct NewRegion {
   uint64_t offset = 0;
   bool host_only = false;         // no device tier, also where there is one
   bool fixed_block_size = false;  // block_size was asked for, for this region
+  bool adapts = false;            // .. or the blocks are to be small and read together where that is how they are used
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
   uintptr_t address = 0;          // where, if nothing is there; 0: anywhere
 };
 
 struct Region {
-  Region(uint64_t blocks_, uint32_t max_window) : readahead(blocks_, max_window) {}
+  Region(uint64_t blocks_, uint32_t max_window, uint32_t group = 1)
+      : readahead(blocks_, max_window), neighbours(blocks_, group), adapts(group > 1) {}
 
   // Fixed at creation; any thread that keeps the region alive may read them.
   uint64_t id = 0;
@@ -79,6 +82,8 @@ struct Region {
   uint64_t reserved_blocks = 0;  // there is memory to move so many at once
   uint64_t stored_span = 0;      // .. and so many bytes in the store
   policy::ReadAhead readahead;
+  policy::Neighbours neighbours;
+  bool adapts = false;  // a fault reads what `neighbours` says beside its block
   policy::Heat heat;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;

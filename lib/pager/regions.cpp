@@ -26,6 +26,9 @@ namespace {
 
 constexpr size_t kMaxRegion = size_t{1} << 46;
 constexpr size_t kReadTogether = 256 << 10;  // bytes that a transfer has at least, as a rule
+// Of regions whose blocks adapt; so many that they make a huge page lie together.
+constexpr size_t kAdaptingBlock = 64 << 10;
+constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
 
 Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& engine) {
   if (what.offset % core::kPage != 0) {
@@ -83,11 +86,11 @@ Status Pager::make(const NewRegion& what, void** ptr) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
   }
   const bool gpu = devices_ != nullptr && !what.host_only;
-  if (gpu && what.fixed_block_size && what.block_size != kHugePage) {
+  if (gpu && what.fixed_block_size && !what.adapts && what.block_size != kHugePage) {
     return error(EINVAL, "block_size %s: a region with a device tier has blocks of 2 MiB; add VMEM_HOST_ONLY",
                  core::human_bytes(what.block_size).c_str());
   }
-  size_t block_size = gpu ? kHugePage : what.block_size;
+  size_t block_size = gpu ? kHugePage : what.adapts ? kAdaptingBlock : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
   const size_t alignment = std::max(kHugePage, std::min(block_size, core::kMaxBlock));
@@ -101,7 +104,8 @@ Status Pager::make(const NewRegion& what, void** ptr) {
     Lock lock(mutex_);
     readahead = config_.readahead_bytes;
   }
-  auto region = std::make_unique<Region>(blocks, static_cast<uint32_t>(readahead / block_size));
+  auto region = std::make_unique<Region>(blocks, static_cast<uint32_t>(readahead / block_size),
+                                         what.adapts && !gpu ? kAdaptingGroup : 1);
   Region& r = *region;
   r.size = what.size;
   r.span = blocks * block_size;

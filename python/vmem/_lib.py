@@ -20,6 +20,7 @@ SSD = -2  #: location: the SSD
 READ = 1  #: access of a lease
 WRITE = 2  #: access of a lease
 
+BLOCK_AUTO = 1
 FLAG_HOST_ONLY = 0x1
 FLAG_MAP_READ = 0x10
 FLAG_MAP_SHARED = 0x20

@@ -13,6 +13,7 @@ from . import _dlpack, _memory
 from ._array import Array
 from ._dtypes import dtype_of
 from ._lib import (
+    BLOCK_AUTO,
     FLAG_HOST_ONLY,
     FLAG_MAP_PRIVATE,
     FLAG_MAP_READ,
@@ -156,6 +157,14 @@ class _Attributes(NamedTuple):
     address: Optional[int] = None
 
 
+def _block_size(wanted: Union[int, str, None]) -> int:
+    if wanted is None:
+        return 0
+    if isinstance(wanted, str) and wanted.strip().lower() == "auto":
+        return BLOCK_AUTO
+    return parse_size(wanted)
+
+
 def _create(
     nbytes: int,
     flags: int,
@@ -166,7 +175,7 @@ def _create(
 ) -> ctypes.c_void_p:
     attr, ptr = RegionAttrStruct(), ctypes.c_void_p()
     attr.size = ctypes.sizeof(attr)
-    attr.block_size = 0 if wanted.block_size is None else parse_size(wanted.block_size)
+    attr.block_size = _block_size(wanted.block_size)
     attr.advice = 0 if wanted.advice is None else advice_of(wanted.advice)
     attr.codec = None if wanted.codec is None else wanted.codec.encode()
     attr.checksum = 0 if wanted.checksum is None else 1 if wanted.checksum else -1
@@ -189,9 +198,9 @@ def alloc(
 ) -> Region:
     """A region of zeros; costs address space only. host_only: no device tier, any block size.
 
-    Of this region, whatever the settings are: block_size ("64KiB"); codec of its blocks on the SSD ("none", "lz4",
-    "zstd"); checksum: whether what is read back is verified. advice: of the whole region, from its beginning. address:
-    a hint, where the region is to be if nothing is there.
+    Of this region, whatever the settings are: block_size ("64KiB", "auto"); codec of its blocks on the SSD ("none",
+    "lz4", "zstd"); checksum: whether what is read back is verified. advice: of the whole region, from its beginning.
+    address: a hint, where the region is to be if nothing is there.
     """
     nbytes = parse_size(size)
     wanted = _Attributes(block_size, advice, codec, checksum, address)

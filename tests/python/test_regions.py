@@ -38,6 +38,9 @@ def test_block_size_and_advice_are_the_regions_own(host, tmp_path):
         with vmem.alloc(8 * MIB, host_only=True, block_size=size, advice="random") as region:
             region.numpy()[5 * MIB] = 1
             assert region.query().host_bytes == size
+    with vmem.alloc(8 * MIB, host_only=True, block_size="auto") as region:
+        region.numpy()[5 * MIB] = 1
+        assert region.query().host_bytes == 65536
     path = tmp_path / "data"
     path.write_bytes(bytes(range(256)) * 4096)
     with vmem.map(path, host_only=True, block_size="64KiB", advice=vmem.Advice.SEQUENTIAL) as region:

@@ -43,6 +43,34 @@ TEST_F(Attributes, EachRegionHasItsBlockSizeWhateverTheSetting) {
   }
 }
 
+TEST_F(Attributes, ABlockSizeOfAutoIsSmallBlocksByAttributeAndBySetting) {
+  configure({{"block_size", "2MiB"}, {"device", "none"}});
+  if (IsSkipped()) return;
+  const auto first_block = [](size_t block_size) {
+    vmem::region region(16 * kMiB, vmem::attributes{.flags = VMEM_HOST_ONLY, .block_size = block_size});
+    region.view<char>()[5 * kMiB] = 1;
+    return region.query().host_bytes;
+  };
+  EXPECT_EQ(first_block(VMEM_BLOCK_AUTO), uint64_t{64} << 10);
+  EXPECT_EQ(first_block(0), 2 * kMiB);
+  vmem::set("block_size", "auto");
+  EXPECT_EQ(vmem::get("block_size"), "auto");
+  EXPECT_EQ(first_block(0), uint64_t{64} << 10);
+  EXPECT_EQ(first_block(2 * kMiB), 2 * kMiB);
+}
+
+TEST_F(Attributes, InADeviceTierAutoIsTwoMebibytes) {
+  if (vmem_set("device", "sim") != 0) GTEST_SKIP() << "a library without the simulated device";
+  configure({{"block_size", "2MiB"}});
+  if (IsSkipped()) return;
+  vmem::region region(16 * kMiB, vmem::attributes{.block_size = VMEM_BLOCK_AUTO});
+  region.view<char>()[5 * kMiB] = 1;
+  EXPECT_EQ(region.query().host_bytes, 2 * kMiB);
+  region.free();
+  vmem_shutdown();
+  EXPECT_EQ(vmem_set("device", "auto"), 0);
+}
+
 TEST_F(Attributes, AdviceHoldsFromTheFirstFault) {
   configure({{"block_size", "64KiB"}, {"readahead", "1MiB"}, {"device", "none"}});
   if (IsSkipped()) return;
@@ -114,6 +142,7 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_EQ(refused([](auto& a) { a.size = 8; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.block_size = 3 << 20; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.block_size = 2048; }), -EINVAL);
+  EXPECT_EQ(refused([](auto& a) { a.block_size = 2; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.block_size = 64 << 20; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.codec = "zip"; }), -EINVAL);
   EXPECT_NE(std::string(vmem_last_error()).find("\"zip\""), std::string::npos) << vmem_last_error();

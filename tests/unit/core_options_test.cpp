@@ -112,8 +112,14 @@ TEST(CoreOptions, ABlockIsAPowerOfTwo) {
   const Status s = options.set("block_size", "3MiB");
   EXPECT_EQ(s.code(), -EINVAL);
   EXPECT_TRUE(has(s, "power of two")) << s.text();
-  EXPECT_EQ(options.set("block_size", "3").text(),
-            "block_size: \"3\" is not accepted; give a power of two from 4 KiB to 32 MiB, such as 64KiB or 2MiB");
+  EXPECT_EQ(
+      options.set("block_size", "3").text(),
+      "block_size: \"3\" is not accepted; give auto, or a power of two from 4 KiB to 32 MiB, such as 64KiB or 2MiB");
+  EXPECT_TRUE(options.set("block_size", "Auto").ok());
+  EXPECT_EQ(options.number(Option::block_size), vmem::core::kAuto);
+  EXPECT_EQ(options.text(Option::block_size), "auto");
+  EXPECT_FALSE(options.set("block_size", "automatic").ok());
+  EXPECT_FALSE(options.set("readahead", "auto").ok());
   EXPECT_TRUE(options.set("block_size", "64K").ok());
   EXPECT_EQ(options.number(Option::block_size), 65536u);
 }

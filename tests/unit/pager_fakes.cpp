@@ -435,6 +435,13 @@ size_t FakeEngine::held() {
   return held_.size();
 }
 
+std::vector<uint64_t> FakeEngine::held_offsets() {
+  std::lock_guard lock(mutex_);
+  std::vector<uint64_t> offsets;
+  for (const store::Io* io : held_) offsets.push_back(io->offset);
+  return offsets;
+}
+
 void FakeEngine::let_go() {
   std::lock_guard lock(mutex_);
   ready_.insert(ready_.end(), held_.begin(), held_.end());

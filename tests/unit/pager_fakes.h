@@ -114,6 +114,7 @@ class FakeEngine final : public store::Engine {
   void hold(store::Io::Op op, bool on);  // requests wait for let_go()
   void until_held(size_t count);
   size_t held();
+  std::vector<uint64_t> held_offsets();  // in the order in which they were submitted
   void let_go();
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
   void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so

@@ -59,7 +59,10 @@ class Target:
 
     def block(self) -> int:
         """Bytes that a lease is rounded to."""
-        return DEVICE_BLOCK if self.location != HOST else max(DEVICE_BLOCK, parse_size(_status.get("block_size")))
+        size = _status.get("block_size")
+        if self.location != HOST or size == "auto":
+            return DEVICE_BLOCK
+        return max(DEVICE_BLOCK, parse_size(size))
 
     def budget_in_force(self) -> int:
         if self.location == HOST:

@@ -1,0 +1,174 @@
+// Regions whose blocks adapt: what a fault reads beside its block, in which order, and that nobody who did not ask for
+// it is harmed by its failure.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager_steps.h"
+
+namespace {
+
+using vmem::pager::Backing;
+using vmem::pager::Config;
+using vmem::pager::NewRegion;
+using vmem::pager::test::kSmall;
+using vmem::pager::test::PagerSteps;
+using vmem::store::Io;
+
+constexpr size_t kHuge = vmem::core::kHugePage, kGroup = kHuge / kSmall;
+
+class PagerAdapts : public PagerSteps {
+ protected:
+  // Two groups whose blocks are in the store, each with its number.
+  std::byte* stored(Config c = config()) {
+    start(std::move(c));
+    std::byte* const r = adapting(2 * kHuge);
+    for (size_t i = 0; i < 2 * kGroup; ++i) put(r + i * kSmall, i + 1);
+    evict(r, 2 * kHuge);
+    return r;
+  }
+  std::byte* adapting(size_t size) {
+    NewRegion what;
+    what.size = size;
+    what.block_size = kHuge;
+    what.adapts = true;
+    void* at = nullptr;
+    const vmem::core::Status s = pager->create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return static_cast<std::byte*>(at);
+  }
+  // The store of the fakes gives room in the order in which it is asked for: blocks that leave together lie together.
+  void expect_neighbours(size_t count) {
+    const std::vector<uint64_t> offsets = engine->held_offsets();
+    ASSERT_EQ(offsets.size(), count);
+    for (size_t i = 1; i < count; ++i) EXPECT_EQ(offsets[i], offsets[i - 1] + kSmall) << i;
+  }
+};
+
+TEST_F(PagerAdapts, AFaultAloneReadsItsBlockAlone) {
+  std::byte* const r = stored();
+  EXPECT_EQ(get(r + 7 * kSmall), 8u);
+  EXPECT_EQ(get(r + 40 * kSmall), 41u);
+  EXPECT_EQ(get(r + 20 * kSmall), 21u);
+  EXPECT_EQ(stats().read_bytes, 3 * kSmall);
+  EXPECT_EQ(ssd(r, 2 * kHuge), 2 * kHuge - 3 * kSmall);
+}
+
+TEST_F(PagerAdapts, AReaderThatGoesOnGetsAsMuchAgainInOneRunOfReads) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  EXPECT_EQ(ssd(r, kHuge), kHuge - 4 * kSmall);
+  engine->hold(Io::Op::read, true);
+  auto reader = getting(r + 4 * kSmall);
+  engine->until_held(4);
+  expect_neighbours(4);
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  EXPECT_EQ(reader.get(), 5u);
+  engine->until_idle();
+  for (size_t i = 5; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  EXPECT_EQ(stats().read_bytes, 8 * kSmall);
+}
+
+TEST_F(PagerAdapts, ABackwardReaderGetsThemInTheOrderOfTheirPlaces) {
+  std::byte* const r = stored();
+  for (size_t i = 31; i > 27; --i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  engine->hold(Io::Op::read, true);
+  auto reader = getting(r + 27 * kSmall);
+  engine->until_held(4);
+  expect_neighbours(4);
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  EXPECT_EQ(reader.get(), 28u);
+  for (size_t i = 27; i > 23; --i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  EXPECT_EQ(stats().read_bytes, 8 * kSmall);
+}
+
+TEST_F(PagerAdapts, AGroupIsReadWholeInSixFaultsAndNoMore) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < kGroup; ++i) {
+    EXPECT_EQ(get(r + i * kSmall), i + 1);
+    engine->until_idle();
+  }
+  EXPECT_EQ(stats().prefetched_blocks, kGroup - 6);
+  EXPECT_EQ(stats().read_bytes, kHuge) << "nothing twice, and nothing of the next group";
+}
+
+TEST_F(PagerAdapts, RandomAdviceAndFixedBlocksReadOneBlock) {
+  std::byte* const r = stored();
+  EXPECT_TRUE(pager->advise(r, 2 * kHuge, VMEM_ADVISE_RANDOM, VMEM_HOST).ok());
+  std::byte* const fixed = region(kGroup);
+  for (size_t i = 0; i < kGroup; ++i) put(fixed + i * kSmall, i + 1);
+  evict(fixed, kHuge);
+  for (size_t i = 0; i < kGroup; ++i) {
+    EXPECT_EQ(get(r + i * kSmall), i + 1);
+    EXPECT_EQ(get(fixed + i * kSmall), i + 1);
+  }
+  EXPECT_EQ(stats().prefetched_blocks, 0u);
+}
+
+TEST_F(PagerAdapts, ZerosThatNobodyAskedForAreNotMade) {
+  start(config());
+  std::byte* const r = adapting(kHuge);
+  for (size_t i = 0; i < 4; ++i) put(r + i * kSmall, i + 1);
+  vmem_residency out = {};
+  EXPECT_TRUE(pager->query(r, kHuge, &out).ok());
+  EXPECT_EQ(out.host_bytes, 4 * kSmall);
+}
+
+TEST_F(PagerAdapts, ANeighbourThatCannotBeReadHarmsNobody) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  engine->fail(Io::Op::read, EIO);
+  EXPECT_TRUE(bus(r + 4 * kSmall)) << "who asked for it is told";
+  engine->until_idle();
+  engine->fail(Io::Op::read, 0);
+  for (size_t i = 5; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1) << "the others read for themselves";
+}
+
+TEST_F(PagerAdapts, AnAccessToANeighbourOnItsWayWaitsForThatRead) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  engine->hold(Io::Op::read, true);
+  auto first = getting(r + 4 * kSmall);
+  engine->until_held(4);
+  auto second = getting(r + 6 * kSmall);
+  trap->until_quiet();
+  auto third = putting(r + 7 * kSmall, 70);
+  trap->until_quiet();
+  EXPECT_EQ(engine->held(), 4u);
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  EXPECT_EQ(first.get(), 5u);
+  EXPECT_EQ(second.get(), 7u);
+  third.get();
+  EXPECT_EQ(get(r + 7 * kSmall), 70u);
+  EXPECT_EQ(stats().read_bytes, 8 * kSmall);
+}
+
+TEST_F(PagerAdapts, FreeingWhileNeighboursAreReadWaitsForThem) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  engine->hold(Io::Op::read, true);
+  auto reader = std::async(std::launch::async, [&] { return bus(r + 4 * kSmall); });
+  engine->until_held(4);
+  auto freed = calling([&] { return pager->destroy(r, false); });
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  EXPECT_TRUE(freed.get().ok());
+  reader.wait();
+}
+
+TEST_F(PagerAdapts, ABudgetOfFewBlocksIsKept) {
+  std::byte* const r = stored(config(4 << 20));
+  for (int round = 0; round < 2; ++round)
+    for (size_t i = 0; i < 2 * kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  EXPECT_LE(stats().host_bytes, uint64_t{4} << 20);
+}
+
+}  // namespace
