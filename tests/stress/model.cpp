@@ -220,6 +220,7 @@ void use_cpu(Worker& w, Region& r, bool store) {
 
 void release(Worker& w, size_t which) {
   const auto [r, held] = w.held[which];
+  const std::shared_lock life(r->life);  // who replaces it looks at its leases twice
   const auto locked = r->lock(held.part);
   w.note("release region %d words %zu+%zu of %d", r->number, held.part.at, held.part.count, held.location);
   expect(vmem_release(r->memory + held.part.at, held.part.count * 8, held.stream), 0, nothing, "release");
