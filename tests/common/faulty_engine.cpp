@@ -62,6 +62,11 @@ void FaultyEngine::clear_rules() {
   for (Rule& rule : rules_) rule.removed = true;
 }
 
+void FaultyEngine::wait_failed() const {
+  core::MutexLock lock(mutex_);
+  while (failing_ != 0) mutex_.wait(changed_);
+}
+
 uint64_t FaultyEngine::fired(RuleId rule) const {
   core::MutexLock lock(mutex_);
   return rules_.at(static_cast<size_t>(rule)).fired;
@@ -130,6 +135,7 @@ void FaultyEngine::apply(const Fault& fault, Io* io, std::vector<Io*>* now) {
   switch (fault.action) {
     case Fault::Action::error:
       ++errors_;
+      ++failing_;
       later_.emplace(Clock::now(), Later{io, fault.error});
       break;
     case Fault::Action::delay:
@@ -204,6 +210,7 @@ void FaultyEngine::run() noexcept {
         if (next.io->done != nullptr) next.io->done(*next.io);
       }
       lock.lock();
+      if (next.error != 0 && --failing_ == 0) changed_.notify_all();
     } else if (stopping_) {
       std::vector<Io*> all;
       all.swap(hanging_);

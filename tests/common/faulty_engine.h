@@ -53,6 +53,8 @@ class FaultyEngine final : public Engine, private Injector {
   RuleId add_rule(const Fault& fault);
   void remove_rule(RuleId rule);
   void clear_rules();
+  // Blocks until every request that a rule failed is over.
+  void wait_failed() const;
   // How often a rule fired; counted on after it was removed.
   uint64_t fired(RuleId rule) const;
 
@@ -105,6 +107,7 @@ class FaultyEngine final : public Engine, private Injector {
   std::multimap<Clock::time_point, Later> later_ VMEM_GUARDED_BY(mutex_);
   std::vector<Io*> hanging_ VMEM_GUARDED_BY(mutex_);
   uint64_t errors_ VMEM_GUARDED_BY(mutex_) = 0;
+  size_t failing_ VMEM_GUARDED_BY(mutex_) = 0;  // requests that are to be done with an error
   bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
   unsigned releasing_ VMEM_GUARDED_BY(mutex_) = 0;  // threads in release()
   std::thread thread_;

@@ -545,6 +545,7 @@ void check_region(Region& r, bool reported) {
 
 void end_failures() {
   disk->clear_rules();
+  disk->wait_failed();  // else one is told after it has been asked for
   if (settings.device == "sim") vmem::device::current_sim()->set_hook(nullptr);
 }
 
