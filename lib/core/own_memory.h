@@ -42,13 +42,18 @@ struct Own {
   Own(const Own<U>&) {}  // NOLINT(google-explicit-constructor): as every allocator
   T* allocate(size_t count) {
     static_assert(alignof(T) <= 16);
-    if (count > SIZE_MAX / 2 / sizeof(T)) throw std::bad_alloc();
-    return static_cast<T*>(own_allocate(count * sizeof(T)));
+    if (count > SIZE_MAX / 2 / bytes(1)) throw std::bad_alloc();
+    return static_cast<T*>(own_allocate(bytes(count)));
   }
-  void deallocate(T* at, size_t count) noexcept { own_free(at, count * sizeof(T)); }
+  void deallocate(T* at, size_t count) noexcept { own_free(at, bytes(count)); }
   template <typename U>
   bool operator==(const Own<U>&) const {
     return true;
+  }
+
+ private:
+  static constexpr size_t bytes(size_t count) {
+    return count * sizeof(T);  // NOLINT(bugprone-sizeof-expression): T may be a pointer
   }
 };
 
