@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "core/big_lock.h"
+#include "core/break.h"
 #include "core/mutex.h"
 #include "core/thread.h"
 #include "core/types.h"
@@ -155,6 +157,7 @@ void put_place(void* at) {
 void* own_allocate(size_t bytes) {
   const MemoryHook refuses = memory_hook.load(std::memory_order_relaxed);
   void* at = nullptr;
+  if (broken("own_memory")) return malloc(bytes);
   if (refuses != nullptr && refuses()) [[unlikely]] {
     throw std::bad_alloc();
   } else if (bytes <= kMostSmall) {
@@ -169,6 +172,7 @@ void* own_allocate(size_t bytes) {
 
 void own_free(void* at, size_t bytes) noexcept {
   if (at == nullptr) return;
+  if (broken("own_memory")) return free(at);
   if (bytes <= kMostSmall) {
     put_place(at);
   } else {

@@ -1,0 +1,192 @@
+// No memory is asked for or given back under the pager's lock: malloc is the application's, which may hold its lock, or
+// keep its memory in a region, while it waits for the pager. Here malloc is this binary's own. A call of it by a thread
+// that holds the lock makes the test fail in whose time it came, with the way that led there. One exception, in both
+// senses: bad_alloc itself.
+#include <dlfcn.h>
+#include <execinfo.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <string>
+
+#include "core/big_lock.h"
+#include "support.h"
+
+namespace {
+
+constexpr int kDepth = 40;
+
+struct Way {
+  std::atomic<uint64_t> hash{0};
+  std::atomic<bool> whole{false};
+  std::atomic<uint64_t> times{0};
+  const char* call = nullptr;
+  void* frames[kDepth] = {};
+  int depth = 0;
+};
+constinit Way ways[4096];
+constinit std::atomic<bool> looking{false};  // from the first test on
+constinit thread_local bool noting = false;
+constinit thread_local void* exceptions[8] = {};  // of this thread, the last ones
+constinit thread_local size_t next_exception = 0;
+
+[[gnu::noinline]] void note(const char* call, void* at) {
+  if (noting || !looking.load(std::memory_order_relaxed)) return;
+  noting = true;
+  void* frames[kDepth];
+  const int depth = backtrace(frames, kDepth);
+  // Containers throw bad_alloc where the kernel has no more memory, and an exception is malloc's.
+  Dl_info by{};
+  if (depth > 2 && dladdr(frames[2], &by) != 0 && by.dli_sname != nullptr &&
+      strcmp(by.dli_sname, "__cxa_allocate_exception") == 0) {
+    exceptions[next_exception++ % std::size(exceptions)] = at;
+    noting = false;
+    return;
+  }
+  uint64_t hash = 1;
+  for (int i = 2; i < std::min(depth, 9); ++i)
+    hash = (hash ^ reinterpret_cast<uint64_t>(frames[i])) * 0x9e3779b97f4a7c15u;
+  for (Way& way : ways) {
+    uint64_t free = 0;
+    if (way.hash.compare_exchange_strong(free, hash)) {
+      way.call = call;
+      std::copy_n(frames, depth, way.frames);
+      way.depth = depth;
+      way.whole.store(true);
+    } else if (free != hash) {
+      continue;
+    }
+    way.times.fetch_add(1);
+    break;
+  }
+  noting = false;
+}
+
+[[maybe_unused]] inline void look(const char* call, void* at) {
+  if (vmem::core::big_locks_held != 0) [[unlikely]]
+    note(call, at);
+}
+
+// One line a call, the innermost first; of this binary alone.
+std::string describe(const Way& way) {
+  Dl_info self{};
+  if (dladdr(reinterpret_cast<void*>(&describe), &self) == 0) return "";
+  std::string command = "addr2line -Cfspie /proc/" + std::to_string(getpid()) + "/exe", text;
+  for (int i = 2; i < way.depth; ++i) {
+    Dl_info at{};
+    auto* const call = static_cast<char*>(way.frames[i]) - 1;  // not where it returns to
+    if (dladdr(call, &at) == 0 || at.dli_fbase != self.dli_fbase) continue;
+    char offset[32];
+    snprintf(offset, sizeof offset, " %#zx", static_cast<size_t>(call - static_cast<char*>(at.dli_fbase)));
+    command += offset;
+  }
+  FILE* const out = popen(command.c_str(), "r");
+  if (out == nullptr) return command;
+  for (char line[512]; fgets(line, sizeof line, out) != nullptr;) text += std::string("  ") + line;
+  pclose(out);
+  return text;
+}
+
+// What has been noted since it was last asked; "" is nothing.
+std::string take_noted() {
+  std::string text;
+  for (Way& way : ways) {
+    if (!way.whole.load() || way.depth == 0) continue;
+    text += std::string(way.call) + "() under the pager's lock, " + std::to_string(way.times.load()) + " times:\n" +
+            describe(way);
+    way.depth = 0;
+  }
+  return text;
+}
+
+class Watch : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo&) override {
+    void* frames[4];
+    backtrace(frames, 4);  // loads what it needs
+    looking.store(true);
+  }
+  void OnTestEnd(const testing::TestInfo&) override {
+    const std::string noted = take_noted();
+    if (!noted.empty()) ADD_FAILURE() << noted;
+  }
+};
+
+const bool watching = (testing::UnitTest::GetInstance()->listeners().Append(new Watch), true);
+
+TEST(LockedMemory, ACallOfMallocUnderTheLockIsSeen) {
+  if (systest::kSanitized) GTEST_SKIP() << "malloc is the sanitizer's";
+  vmem::core::BigMutex mutex;
+  void* volatile at = nullptr;
+  at = malloc(8);
+  free(at);
+  EXPECT_EQ(take_noted(), "");
+  {
+    const vmem::core::BigLock lock(mutex);
+    at = malloc(8);
+  }
+  EXPECT_NE(take_noted().find("malloc() under the pager's lock"), std::string::npos);
+  {
+    const vmem::core::BigLock lock(mutex);
+    free(at);
+  }
+  EXPECT_NE(take_noted().find("free() under the pager's lock"), std::string::npos);
+}
+
+}  // namespace
+
+// The whole binary's. With a sanitizer malloc is that one's.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern "C" {
+void* __libc_malloc(size_t size);
+void* __libc_calloc(size_t count, size_t size);
+void* __libc_realloc(void* p, size_t size);
+void* __libc_memalign(size_t alignment, size_t size);
+void __libc_free(void* p);
+
+void* malloc(size_t size) {
+  void* const at = __libc_malloc(size);
+  look("malloc", at);
+  return at;
+}
+void* calloc(size_t count, size_t size) {
+  look("calloc", nullptr);
+  return __libc_calloc(count, size);
+}
+void* realloc(void* p, size_t size) {
+  look("realloc", nullptr);
+  return __libc_realloc(p, size);
+}
+void* memalign(size_t alignment, size_t size) {
+  look("memalign", nullptr);
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(size_t alignment, size_t size) {
+  look("aligned_alloc", nullptr);
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** out, size_t alignment, size_t size) {
+  look("posix_memalign", nullptr);
+  void* const p = __libc_memalign(alignment, size);
+  if (p == nullptr) return ENOMEM;
+  *out = p;
+  return 0;
+}
+void free(void* p) {
+  void** const thrown = std::find(std::begin(exceptions), std::end(exceptions), p);
+  if (p != nullptr && thrown != std::end(exceptions)) {
+    *thrown = nullptr;
+  } else if (p != nullptr) {
+    look("free", p);
+  }
+  __libc_free(p);
+}
+}
+#endif
