@@ -4,8 +4,9 @@
  *
  * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message
  * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
- * signal handler, and none from a forked child before exec (-ECHILD); a signal handler may access
- * regions, and never runs on a thread of the library. Sizes and offsets are bytes. Locations are
+ * signal handler, and none from a forked child before exec (-ECHILD). A signal handler may access
+ * regions, and never runs on a thread of the library; one that comes in the middle of a call runs
+ * when the call ends, or waits for others, mostly within 50 ms. Sizes and offsets are bytes. Locations are
  * CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t passed as void *,
  * NULL the default stream (vmem_prefetch: none); host-only calls ignore it.
  *

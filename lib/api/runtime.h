@@ -10,6 +10,7 @@
 #include "api/leases.h"
 #include "core/options.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "pager/pager.h"
 #include "publish/publisher.h"
 
@@ -48,6 +49,9 @@ class Runtime {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     bool refused() const;
+
+   private:
+    core::SignalsDeferred deferred_;  // the thread may hold what serves the access of a handler
   };
 
   // Starts the pager if there is none. -ECHILD in a forked child.

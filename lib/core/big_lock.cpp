@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -9,11 +10,13 @@
 #include "core/block_table.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 
 namespace vmem::core {
 
 namespace {
 std::atomic<bool> strict{false};
+constexpr std::chrono::milliseconds kSignalsWait{50};
 }  // namespace
 
 void BigLock::give_way() {
@@ -31,6 +34,22 @@ void BigLock::give_way() {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   lock();
+}
+
+void BigLock::sleep(std::condition_variable& changed) {
+  if (!signals_deferred()) return changed.wait(*this);
+  sleep_for(changed, kSignalsWait);
+}
+
+std::cv_status BigLock::sleep_for(std::condition_variable& changed, std::chrono::nanoseconds most) {
+  if (!signals_deferred()) return changed.wait_for(*this, most);
+  const std::cv_status status = changed.wait_for(*this, std::min<std::chrono::nanoseconds>(most, kSignalsWait));
+  if (signals_have_come()) {
+    unlock();
+    let_signals_in();
+    lock();
+  }
+  return status;
 }
 
 void be_strict_about_big_locks(bool on) {

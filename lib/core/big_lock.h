@@ -7,6 +7,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 
 namespace vmem::core {
@@ -49,6 +51,12 @@ class BigLock : public std::unique_lock<std::mutex> {
   // own may have changed then. Costs next to nothing while nobody waits; now and then it opens the lock all the same,
   // for those that it cannot see.
   void give_way();
+  // Sleeps without the lock until somebody notifies, or for no reason: look again at what was waited for. In a call of
+  // the application's, signals that come meanwhile are handled, without the lock and at most 50 ms later: what the
+  // thread has begun others must be able to end.
+  void sleep(std::condition_variable& changed);
+  // The same, and for that long at most; 50 ms is the longest in a call.
+  std::cv_status sleep_for(std::condition_variable& changed, std::chrono::nanoseconds most);
 
  private:
   using unique_lock::release;

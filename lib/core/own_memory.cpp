@@ -82,7 +82,7 @@ constinit Memory memory;
 class VMEM_LOCKS(scoped_lockable) Held {
  public:
   Held() VMEM_ACQUIRE(memory.mutex) {
-    if (big_locks_held == 0) blocked_.emplace();
+    if (big_locks_held == 0 && !signals_deferred()) blocked_.emplace();
     memory.mutex.lock();
   }
   ~Held() VMEM_RELEASE() { memory.mutex.unlock(); }
@@ -184,9 +184,20 @@ void own_free(void* at, size_t bytes) noexcept {
 void keep_own_memory_in_children() {
   static std::atomic<bool> done{false};
   if (done.exchange(true)) return;
-  pthread_atfork([]() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.lock(); },
-                 []() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.unlock(); },
-                 []() VMEM_LOCKS(no_thread_safety_analysis) { memory.mutex.unlock(); });
+  static sigset_t mask;  // of the thread that forks, which has the lock
+  const auto before = []() VMEM_LOCKS(no_thread_safety_analysis) {
+    sigset_t all, was;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &was);
+    memory.mutex.lock();
+    mask = was;
+  };
+  const auto after = []() VMEM_LOCKS(no_thread_safety_analysis) {
+    const sigset_t was = mask;
+    memory.mutex.unlock();
+    pthread_sigmask(SIG_SETMASK, &was, nullptr);
+  };
+  pthread_atfork(before, after, after);
 }
 
 #endif

@@ -13,6 +13,15 @@ namespace vmem::core {
 namespace {
 
 constinit thread_local bool ours = false;
+constinit thread_local unsigned deferring = 0;
+thread_local sigset_t application_mask;  // .. while deferring
+
+sigset_t asynchronous() {
+  sigset_t set;
+  sigfillset(&set);
+  for (const int s : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&set, s);
+  return set;
+}
 
 }  // namespace
 
@@ -25,6 +34,37 @@ SignalsBlocked::SignalsBlocked() {
 
 SignalsBlocked::~SignalsBlocked() {
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+SignalsDeferred::SignalsDeferred() {
+  if (deferring++ != 0 || broken("signals_deferred")) return;
+  const sigset_t wait = asynchronous();
+  pthread_sigmask(SIG_BLOCK, &wait, &application_mask);
+}
+
+SignalsDeferred::~SignalsDeferred() {
+  if (--deferring != 0 || broken("signals_deferred")) return;
+  pthread_sigmask(SIG_SETMASK, &application_mask, nullptr);
+}
+
+bool signals_deferred() {
+  return deferring != 0;
+}
+
+bool signals_have_come() {
+  sigset_t pending;
+  if (deferring == 0 || sigpending(&pending) != 0) return false;
+  for (int s = 1; s <= SIGRTMAX; ++s) {
+    if (sigismember(&pending, s) == 1 && sigismember(&application_mask, s) == 0) return true;
+  }
+  return false;
+}
+
+void let_signals_in() {
+  if (deferring == 0 || broken("signals_deferred")) return;
+  const sigset_t wait = asynchronous(), mask = application_mask;
+  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  pthread_sigmask(SIG_BLOCK, &wait, nullptr);
 }
 
 Status start_thread(const char* name, std::function<void()> body, std::thread* out) {

@@ -26,6 +26,23 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// A handler that interrupted a thread of the application in the middle of a call could access a block that is not
+// present, and wait for threads that need a lock which its own thread holds. So signals wait while one of these lives
+// (the outermost on its thread), all but those that an instruction of the thread itself causes; where the thread waits
+// for others, it lets them in.
+class SignalsDeferred {
+ public:
+  SignalsDeferred();
+  ~SignalsDeferred();
+  SignalsDeferred(const SignalsDeferred&) = delete;
+  SignalsDeferred& operator=(const SignalsDeferred&) = delete;
+};
+bool signals_deferred();
+// Whether handlers are to run that were made to wait.
+bool signals_have_come();
+// Runs them. The thread must hold nothing that others could need, and have begun nothing that only it can end.
+void let_signals_in();
+
 // name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
 // True on a thread that start_thread() made, but not where the application's code runs on it.

@@ -137,8 +137,8 @@ namespace {
 // A stream passes a release without telling anybody: looked at often at first, then less.
 class Patience {
  public:
-  void wait(std::unique_lock<std::mutex>& lock, std::condition_variable& changed) {
-    changed.wait_for(lock, std::chrono::microseconds(pause_));
+  void wait(core::BigLock& lock, std::condition_variable& changed) {
+    lock.sleep_for(changed, std::chrono::microseconds(pause_));
     pause_ = std::min(pause_ * 2, 1000u);
   }
 
@@ -440,8 +440,8 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
         if (paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
           return Status(-g.failure.code(), g.failure.text());
         const auto until = std::chrono::steady_clock::now() + kPause;
-        while (changed_.wait_until(lock, until) != std::cv_status::timeout) {
-        }
+        for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())
+          lock.sleep_for(changed_, until - now);
         lock.unlock();
         Status health = devices_->health(d);
         lock.lock();
@@ -457,7 +457,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       lock.lock();
       continue;
     }
-    if (changed_.wait_for(lock, std::chrono::milliseconds(20)) == std::cv_status::timeout) {
+    if (lock.sleep_for(changed_, std::chrono::milliseconds(20)) == std::cv_status::timeout) {
       After after;
       pump_devices(after);
       lock.unlock();
@@ -631,7 +631,7 @@ bool Pager::on_touch(uintptr_t address, bool store) {
     // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
     // opened, only we can.
     if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
-    changed_.wait_for(lock, std::chrono::microseconds(200));
+    lock.sleep_for(changed_, std::chrono::microseconds(200));
   }
 }
 

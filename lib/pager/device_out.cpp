@@ -474,7 +474,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
         starved = no_staging_frame();
         break;
       }
-      changed_.wait_for(lock, std::chrono::milliseconds(20));
+      lock.sleep_for(changed_, std::chrono::milliseconds(20));
       continue;
     }
     mark = Progress::kNone;
@@ -485,7 +485,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     if (batch.size() >= kDeviceBatch) flush();
   }
   flush();
-  while (job.outstanding != 0) changed_.wait(lock);
+  while (job.outstanding != 0) lock.sleep(changed_);
   return job.status.ok() ? starved : job.status;
 }
 

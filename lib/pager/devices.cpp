@@ -286,8 +286,8 @@ Status Pager::want_staging() {
   constexpr size_t kLeast = 4;
   Lock lock(mutex_);
   const uint64_t mark = look(now_ns());
-  for (;; changed_.wait_for(lock, std::chrono::milliseconds(20))) {
-    changed_.wait(lock, [&] { return !staging_growing_; });
+  for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
+    while (staging_growing_) lock.sleep(changed_);
     if (staging_.total() != 0) break;
     bool never = !staging_may_grow();
     Status s;

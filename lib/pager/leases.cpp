@@ -276,7 +276,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
           if (starving == Progress::kNone) starving = look(now_ns());
           if (hopeless(starving)) return no_staging_frame();
-          changed_.wait_for(lock, std::chrono::milliseconds(20));
+          lock.sleep_for(changed_, std::chrono::milliseconds(20));
           continue;
         }
         starving = Progress::kNone;
@@ -304,9 +304,10 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }
-      changed_.wait_for(lock, std::chrono::milliseconds(50));
+      lock.sleep_for(changed_, std::chrono::milliseconds(50));
     } else {
-      Waiter(waiters_, r, b).changed.wait(lock);
+      Waiter waiter(waiters_, r, b);
+      lock.sleep(waiter.changed);
     }
   }
 }

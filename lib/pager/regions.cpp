@@ -239,7 +239,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
     const uint64_t mark = look(now_ns());
-    for (Status s;; changed_.wait_for(lock, std::chrono::milliseconds(20))) {
+    for (Status s;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
@@ -398,7 +398,7 @@ Status Pager::destroy(void* ptr, bool force) {
   r.dying = true;
   forget_region(r);
   notify();
-  changed_.wait(lock, [&] { return r.in_flight == 0; });
+  while (r.in_flight != 0) lock.sleep(changed_);
   forget_region(r);
   lock.unlock();
 

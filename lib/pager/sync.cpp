@@ -69,10 +69,10 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     ++job.outstanding;
     batch.push_back(m);
     if (batch.size() >= most) flush();
-    while (job.outstanding > outstanding && batch.empty()) changed_.wait(lock);
+    while (job.outstanding > outstanding && batch.empty()) lock.sleep(changed_);
   }
   flush();
-  while (job.outstanding != 0) changed_.wait(lock);
+  while (job.outstanding != 0) lock.sleep(changed_);
   return job.status;
 }
 
@@ -198,14 +198,14 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
 // Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
 bool Pager::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
   if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
-    what.wait(lock);
+    lock.sleep(what);
     return true;
   }
   sweep->progress.look(now_ns(), false);
   const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
   if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
   core::add(counters_.swept_blocks);  // it ends by itself
-  what.wait_for(lock, std::chrono::milliseconds(5));
+  lock.sleep_for(what, std::chrono::milliseconds(5));
   return true;
 }
 

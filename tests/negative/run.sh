@@ -18,6 +18,7 @@ credit         | long  | history --seconds 25 --transfer copy
 budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
 lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocksThemAll
+signals_deferred | long | system Signals.HandlersMayInterruptCalls
 stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 copy_wait      | long  | history --seconds 4 --device sim
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim

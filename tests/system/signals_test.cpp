@@ -162,4 +162,67 @@ TEST(SignalsChild, DISABLED_SendsItselfEverySignal) {
   EXPECT_EQ(wrong, 0u);
 }
 
+// A handler may interrupt a thread anywhere in a call, also where it holds what serves the access of the handler.
+TEST_F(Signals, HandlersMayInterruptCalls) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const char* seconds = getenv("VMEM_LONG") != nullptr ? "120" : "1";
+  const pid_t child =
+      systest::start_child("SignalsChild.DISABLED_IsInterruptedInCalls", {{"VMEM_TEST_SECONDS", seconds}});
+  const int status = systest::wait_for_child(child, static_cast<unsigned>(atoi(seconds)) + 240);
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
+}
+
+TEST(SignalsChild, DISABLED_IsInterruptedInCalls) {
+  struct sigaction action = {};
+  action.sa_handler = handler;
+  sigaction(SIGUSR1, &action, nullptr);
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0);
+  ASSERT_EQ(vmem_set("device", "none"), 0);
+  ASSERT_EQ(vmem_set("block_size", "64KiB"), 0);
+  vmem::region region(128 * kMiB, VMEM_HOST_ONLY), mine(16 * kMiB, VMEM_HOST_ONLY);
+  words = region.view<uint64_t>().data();
+  for (size_t i = 0; i < kWords; i += 2) words[i] = stamp(i, 1);
+  std::atomic<bool> stop{false};
+  const pthread_t called = pthread_self();
+  std::thread sender([&] {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    // One at a time, or the thread would do nothing but handle them.
+    for (uint64_t sent = 0; !stop; usleep(20)) {
+      if (ended != sent) continue;
+      pthread_kill(called, SIGUSR1);
+      ++sent;
+    }
+  });
+  char* const at = static_cast<char*>(mine.data());
+  const time_t end = time(nullptr) + atoi(getenv("VMEM_TEST_SECONDS")) + 1;
+  for (uint64_t n = 0; time(nullptr) < end || n < 500 || ended < 500; ++n) {
+    const size_t first = stamp(n, 11) % (14 * kMiB), size = 1 + stamp(n, 12) % (2 * kMiB);
+    struct vmem_residency where = {};
+    where.size = sizeof where;
+    struct vmem_stats stats = {};
+    stats.size = sizeof stats;
+    at[first] = 1;
+    ASSERT_EQ(vmem_prefetch(at + first, size, VMEM_HOST, nullptr), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_query(at + first, size, &where), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_acquire(at + first, size, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_release(at + first, size, nullptr), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_sync(at + first, size), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_evict(at + first, size, VMEM_SSD), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_advise(at + first, size, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_stats(&stats), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_set("readahead", n % 2 == 0 ? "0" : "1"), 0) << vmem_last_error();
+    void* one = nullptr;
+    ASSERT_EQ(vmem_alloc(&one, kMiB, VMEM_HOST_ONLY), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_free(one), 0) << vmem_last_error();
+  }
+  stop = true;
+  sender.join();
+  EXPECT_EQ(begun, ended);
+  EXPECT_EQ(wrong, 0u);
+}
+
 }  // namespace
