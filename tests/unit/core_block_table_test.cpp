@@ -41,7 +41,8 @@ const std::map<State, std::set<State>>& expected() {
       {failed, {untouched, stored, filling}},
       {entering, {on_device, stored, untouched, held, failed}},
       {on_device, {leaving}},
-      {leaving, {on_device, held, stored, untouched, failed}},
+      // stays; to host memory; evicted, clean or zeros; its shown copy stays; lost
+      {leaving, {on_device, held, stored, untouched, resident, failed}},
   };
   return kAll;
 }
