@@ -98,7 +98,7 @@ void Transfer::enter_span(Io* first, Io* end) {
 }
 
 Attempt Transfer::prepare(Injector* injector) {
-  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false};
+  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false, stalls_ != 0};
   if (out.op == Io::Op::flush) return out;
 
   beside_ = 0;

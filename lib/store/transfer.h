@@ -39,6 +39,7 @@ struct Attempt {
   std::span<iovec> pieces;
   size_t bytes;
   bool unpopulated;  // some buffer has no memory yet
+  bool stalled;      // the attempt before moved nothing
 };
 
 // The flags of a descriptor that transfers may be using; negative errno.

@@ -220,7 +220,9 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
   unsigned flags = in_table ? IOSQE_FIXED_FILE : 0u;
   // The page cache is copied, and memory for a buffer is cleared, by whoever issues: leave what is long of that to
   // kernel workers, several at once.
-  if ((attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes) flags |= IOSQE_ASYNC;
+  // Where no worker can be had (RLIMIT_NPROC, pids.max) the kernel cancels the request: then this thread does it.
+  if (!attempt.stalled && (attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes)
+    flags |= IOSQE_ASYNC;
   io_uring_sqe_set_flags(sqe, flags);
   io_uring_sqe_set_data(sqe, transfer);
   ring.prepared.push_back(transfer);

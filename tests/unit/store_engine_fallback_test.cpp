@@ -9,6 +9,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -134,6 +135,39 @@ TEST_F(EngineFallback, WhereIoUringIsUnknownThreadsDoTheWorkAndOneLineSaysWhy) {
   engine.reset();
   core::flush_log();
   _exit(0);
+}
+
+// A read into a buffer without memory is a worker's of the ring, if there can be one.
+[[noreturn]] void run_where_no_thread_can_be_made() {
+  constexpr size_t kSize = 2 << 20;
+  EngineOptions options;
+  options.require_io_uring = true;
+  std::unique_ptr<Engine> engine;
+  if (!make_engine(options, &engine).ok()) _exit(77);
+  TempFile file(kSize, true);
+  Buffer buffer(kSize), expected(kSize);
+  if (pread(file.fd(), expected.data(), kSize, 0) != static_cast<ssize_t>(kSize)) _exit(2);
+  FileId id = 0;
+  if (!engine->add_file(file.fd(), &id).ok()) _exit(3);
+  // One that nobody else has, so that the limit is this process's.
+  if (geteuid() == 0 && setuid(1000000000 + getpid()) != 0) _exit(77);
+  const rlimit none{1, 1};
+  if (setrlimit(RLIMIT_NPROC, &none) != 0) _exit(77);
+  Batch batch;
+  batch.add(Io::Op::read, id, 0, buffer.data(), buffer.size());
+  batch.ios()[0].unpopulated = true;
+  batch.submit(*engine);
+  batch.wait();
+  if (batch.ios()[0].result != 0) _exit(4);
+  _exit(memcmp(buffer.data(), expected.data(), kSize) == 0 && engine->stats().retries <= 2 ? 0 : 5);
+}
+
+TEST_F(EngineFallback, WhereNoThreadCanBeMadeReadsAreIssuedByTheOneThereIs) {
+  if (!kForksWell) GTEST_SKIP() << "ThreadSanitizer does not survive the fork";
+  std::unique_ptr<Engine> engine;
+  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  engine.reset();
+  EXPECT_EXIT(run_where_no_thread_can_be_made(), testing::ExitedWithCode(0), "");
 }
 
 TEST_F(EngineFallback, WhenIoUringIsForbiddenLaterRequestsFailLoudlyAndNothingHangs) {
