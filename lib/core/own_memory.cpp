@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -55,6 +56,7 @@ struct alignas(16) Slab {
   uint32_t begun;         // bytes that have been handed out at some time, with this head
   uint32_t used;          // places
   uint32_t size;          // of a place
+  uint32_t born;          // Memory::forks of then
 };
 // Of one size, with free places. The first is used first.
 struct Slabs {
@@ -73,7 +75,8 @@ struct Slabs {
 struct Memory {
   Mutex mutex;  // a leaf, held for a few instructions, or to map a piece
   std::array<Slabs, kSizes.size()> open VMEM_GUARDED_BY(mutex);
-  Slabs spare VMEM_GUARDED_BY(mutex);  // hold nothing, and have no memory but their heads
+  Slabs spare VMEM_GUARDED_BY(mutex);         // hold nothing, and have no memory but their heads
+  uint32_t forks VMEM_GUARDED_BY(mutex) = 0;  // that made this process, since the memory is in use
 };
 constinit Memory memory;
 
@@ -126,6 +129,7 @@ void* get_place(size_t bytes) {
     slab->begun = sizeof(Slab);
     slab->used = 0;
     slab->size = kSizes[i];
+    slab->born = memory.forks;
     memory.open[i].push(slab);
   }
   void* at = slab->free;
@@ -143,6 +147,7 @@ void* get_place(size_t bytes) {
 void put_place(void* at) {
   auto* const slab = reinterpret_cast<Slab*>(reinterpret_cast<uintptr_t>(at) & ~(kSlab - 1));
   const Held held;
+  if (slab->born != memory.forks) return;  // its list may have been in the middle of a change
   Slabs& open = memory.open[index_of(slab->size)];
   if (!has_room(slab)) open.push(slab);
   slab->free = new (at) Place{slab->free};
@@ -184,20 +189,14 @@ void own_free(void* at, size_t bytes) noexcept {
 void keep_own_memory_in_children() {
   static std::atomic<bool> done{false};
   if (done.exchange(true)) return;
-  static sigset_t mask;  // of the thread that forks, which has the lock
-  const auto before = []() VMEM_LOCKS(no_thread_safety_analysis) {
-    sigset_t all, was;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &was);
-    memory.mutex.lock();
-    mask = was;
-  };
-  const auto after = []() VMEM_LOCKS(no_thread_safety_analysis) {
-    const sigset_t was = mask;
-    memory.mutex.unlock();
-    pthread_sigmask(SIG_SETMASK, &was, nullptr);
-  };
-  pthread_atfork(before, after, after);
+  // Nothing is held while handlers of the application run: they may access a block, whose service comes here. A child
+  // begins anew, and leaves what it has of its parent's.
+  pthread_atfork(nullptr, nullptr, []() VMEM_LOCKS(no_thread_safety_analysis) {
+    new (&memory.mutex) Mutex;
+    memory.open = {};
+    memory.spare = {};
+    ++memory.forks;
+  });
 }
 
 #endif

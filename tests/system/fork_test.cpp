@@ -1,14 +1,18 @@
 // What a forked child keeps of its parent, and what not.
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <fstream>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "child.h"
 #include "support.h"
@@ -44,7 +48,53 @@ TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
   kill(getpid(), SIGKILL);
 }
 
+// What a program does before it forks may access blocks, while other threads make calls.
+volatile char* touched = nullptr;
+std::atomic<bool> goes_on{true};
+
+TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
+  constexpr size_t kRegion = 64 << 20;
+  // Registered before the library's own, and so run after them.
+  ASSERT_EQ(pthread_atfork(
+                [] {
+                  static size_t n = 0;
+                  for (int i = 0; touched != nullptr && i < 4; ++i) touched[++n * 7919 * 4096 % kRegion] = 1;
+                },
+                nullptr, nullptr),
+            0);
+  for (const auto& [name, value] : {std::pair{"device", "none"}, {"host_budget", "32MiB"}, {"block_size", "64KiB"}})
+    ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  vmem::region region(kRegion, VMEM_HOST_ONLY), other(2 << 20, VMEM_HOST_ONLY);
+  std::thread caller([&] {
+    while (goes_on) {
+      EXPECT_EQ(vmem_acquire(other.data(), 4096, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
+      EXPECT_EQ(vmem_release(other.data(), 4096, nullptr), 0) << vmem_last_error();
+    }
+  });
+  touched = static_cast<volatile char*>(region.data());
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  goes_on = false;
+  caller.join();
+  touched = nullptr;
+}
+
 class Fork : public SystemTest {};
+TEST_F(Fork, WhatRunsBeforeAForkMayAccessBlocks) {
+  if (IsSkipped()) return;
+  const int status =
+      systest::wait_for_child(systest::start_child("ForkChild.DISABLED_AccessesBlocksBeforeItForks", {}), 240);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "accesses cannot be trapped here";
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
+}
+
 TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
   if (IsSkipped()) return;
   const TempFile file(kSize), store(0), pid(0);
