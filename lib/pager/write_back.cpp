@@ -27,15 +27,16 @@ bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) 
     said_ = why.code();
     said_ns_ = now_ns;
   }
-  if (failures_in_row_ == 0 || pause(now_ns) == 0) {
+  if (failures_in_row_ == 0 || now_ns >= next_try_ns_) {
     ++failures_in_row_;
-    retry_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
+    retry_ns_ = next_try_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
   }
   if (!somebody_hears && error_.ok()) error_ = why;
   return say;
 }
 
 bool WriteBack::has_room() {
+  next_try_ns_ = 0;
   return std::exchange(retry_ns_, 0) != 0;
 }
 

@@ -7,6 +7,7 @@
 // Not thread-safe: the pager's lock protects it. Needs no memory, but for the words of a failure.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -47,7 +48,7 @@ class WriteBack {
   // How long until write-back may be tried, in ns; 0: now.
   uint64_t pause(uint64_t now_ns) const { return now_ns < retry_ns_ ? retry_ns_ - now_ns : 0; }
   // Somebody has pinned a block's memory: not at once again, were all of memory like this.
-  void pinned(uint64_t now_ns) { retry_ns_ = now_ns + kPinnedPause; }
+  void pinned(uint64_t now_ns) { retry_ns_ = std::max(retry_ns_, now_ns + kPinnedPause); }
   // The next try waits, the longer the more have failed in a row. Blocks leave together: those that fail before the
   // next try may begin are one try. Kept for take_error() unless somebody waits for this write, and hears of it, or
   // there is one already. True: it is to be said; one that repeats what was said last is not.
@@ -67,6 +68,7 @@ class WriteBack {
   std::array<uint64_t, 2> leaving_{};  // bytes: of frames, of staging frames
   core::Status error_;
   uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
+  uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed
   unsigned failures_in_row_ = 0;  // tries
   int said_ = 0;                  // this failure was said last, then
   uint64_t said_ns_ = 0;

@@ -122,6 +122,19 @@ TEST_F(PagerWriteBack, BlocksThatFailTogetherAreOneFailure) {
   EXPECT_EQ(write_back.pause(next), 4 * WriteBack::kShortestPause) << "the second try";
 }
 
+// A program that pins a block, beside a disk that takes nothing: the disk is not asked more often for that.
+TEST_F(PagerWriteBack, APinnedBlockShortensNoPause) {
+  uint64_t now = kNow;
+  for (unsigned n = 1; n <= 6; ++n) {
+    write_back.pinned(now);
+    write_back.failed(error(EIO, "no"), false, now + 1);
+    EXPECT_GE(write_back.pause(now + 1), WriteBack::kShortestPause << n) << n;
+    write_back.pinned(now + 2);
+    EXPECT_GE(write_back.pause(now + 2) + 1, WriteBack::kShortestPause << n) << n;
+    now += 1 + write_back.pause(now + 1);
+  }
+}
+
 TEST_F(PagerWriteBack, AWriteThatWorksBeginsTheRowAnewAndEndsNoPause) {
   for (int n = 0; n < 5; ++n) write_back.failed(error(EIO, "no"), false, kNow);
   write_back.succeeded();
