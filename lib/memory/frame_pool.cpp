@@ -83,9 +83,8 @@ uint64_t FramePool::room_to_keep() const {
 }
 
 void FramePool::keep(std::byte* frame, size_t size) {
-  const bool counts = size <= room_to_keep();
   put(frame, size);
-  if (counts) kept_ += size;
+  kept_ = std::min(kept_ + size, budget_.charged(Use::idle));
 }
 
 void FramePool::release_kept(uint64_t bytes) {

@@ -398,7 +398,7 @@ Status Pager::destroy(void* ptr, bool force) {
   r.dying = true;
   forget_region(r);
   notify();
-  while (r.in_flight != 0) lock.sleep(changed_);
+  while (r.in_flight != 0) changed_.wait(lock);  // no handler: who accesses the region now waits for this thread
   forget_region(r);
   lock.unlock();
 
@@ -428,6 +428,7 @@ Status Pager::destroy(void* ptr, bool force) {
     extents.clear();
     lock.lock();
   };
+  bool kept = false;
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (extents.full()) release_extents();
@@ -444,6 +445,7 @@ Status Pager::destroy(void* ptr, bool force) {
     std::byte* frame = residents_[block.aux].frame;
     if (frame != nullptr && r.transfer == Transfer::move) {
       frames_.keep(frame, r.block_size);
+      kept = true;
     } else if (frame != nullptr) {
       give_frame(r, frame);
     } else {
@@ -452,8 +454,10 @@ Status Pager::destroy(void* ptr, bool force) {
     free_resident(b, r);
   }
   credit_region(r);
-  machine_.keep_until_ns = now_ns() + config_.keep_ms * uint64_t{1000000};
-  if (frames_.kept() != 0) need_evict_.notify_one();
+  if (kept) {
+    machine_.keep_until_ns = now_ns() + config_.keep_ms * uint64_t{1000000};
+    need_evict_.notify_one();
+  }
   progress_.made();
   After after;
   pump(after);
