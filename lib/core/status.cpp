@@ -80,9 +80,9 @@ Status system_error(int err, const char* format, ...) {
   OwnString text;
   try {
     text = vformat<OwnString>(format, args);
-    char words[128];
     const int e = std::abs(err);
-    text += textf(": %s (errno %d)", strerror_r(e, words, sizeof words), e);
+    const char* const words = strerrordesc_np(e);  // of no locale: a catalogue would be read here
+    text += textf(": %s (errno %d)", words != nullptr ? words : "unknown error", e);
   } catch (const std::bad_alloc&) {
     text = kNoMemory;
   }

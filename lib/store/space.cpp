@@ -234,8 +234,8 @@ bool FileSpace::grow(SpacePath& path, uint64_t pages) {
       error = ENOMEM;  // of the map: the file is longer than it says, and the next try grows it no more
     }
   }
-  char words[kMaxTrouble];
-  const char* const what = strerror_r(error, words, sizeof words);
+  const char* const words = strerrordesc_np(error);  // of no locale: a catalogue would be read here
+  const char* const what = words != nullptr ? words : "unknown error";
   path.trouble.assign(what, std::min(strlen(what), path.trouble.capacity()));
   return false;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/mutex.h"
+#include "core/own_memory.h"
 #include "trap/trap.h"
 #include "vmem/vmem_uapi.h"
 
@@ -37,7 +38,7 @@ class OffsetMap {
 
  private:
   mutable core::Mutex mutex_;
-  std::map<uintptr_t, Entry> entries_ VMEM_GUARDED_BY(mutex_);
+  core::OwnMap<uintptr_t, Entry> entries_ VMEM_GUARDED_BY(mutex_);
 };
 
 // The operations of one call: few need no memory.
