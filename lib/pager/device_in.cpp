@@ -449,9 +449,12 @@ void Pager::stays(Region& r, BlockIndex b) {
 void Pager::migrate_batch(std::span<Move* const> batch, int d) {
   core::step("device.migrating");
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
-    // Neighbours as one range; each range succeeds or fails alone.
+    // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
+    // memory that is the same, with page tables of their own each block counts.
     const Region& r = *batch[i]->region;
-    while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
+    while (!own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
+           batch[i + n]->block == batch[i]->block + n)
+      ++n;
     const device::Range range{reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size};
     const Status s = devices_->migrate(std::span(&range, 1), d);
     for (size_t k = i; k < i + n; ++k) batch[k]->status = s;
