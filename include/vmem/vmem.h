@@ -219,7 +219,8 @@ struct vmem_region_attr {
  * nothing that `attr` gives depends on settings, which other parts of the program may change. attr
  * NULL: vmem_alloc(ptr, size, 0).
  * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset
- * without a flag VMEM_MAP_..; a block_size other than 2 MiB where the region gets a device tier;
+ * without a flag VMEM_MAP_..; a block_size other than 2 MiB and VMEM_BLOCK_AUTO where the region
+ * gets a device tier;
  * -E2BIG a larger struct than this library knows, with something in the rest.
  */
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);

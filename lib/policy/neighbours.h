@@ -3,7 +3,7 @@
 //
 // Blocks lie in groups. A run of blocks in memory that ends beside the missed one tells of a reader that goes through
 // the group, unless so many of the group are in memory that such a run is likely by chance. Then as many blocks again
-// as the run has are read: from one block to a whole group in few reads, and never more than twice what was used.
+// as the run has are read: from one block to a whole group in few reads, and never more at once than lies beside it.
 #pragma once
 
 #include <cstdint>
