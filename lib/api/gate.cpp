@@ -1,11 +1,14 @@
 #include "api/gate.h"
 
+#include "core/thread.h"
+
 namespace vmem::api {
 
 void Gate::enter_unless(uint32_t barred) {
   uint32_t seen = state_.load(std::memory_order_relaxed);
   for (;;) {
     if ((seen & barred) != 0) {
+      const core::SignalsLetIn in;
       state_.wait(seen, std::memory_order_relaxed);
       seen = state_.load(std::memory_order_relaxed);
     } else if (state_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) {
@@ -36,6 +39,7 @@ void Gate::drain() {
     if (state_.compare_exchange_strong(seen, kClosed | kAlone, std::memory_order_acquire, std::memory_order_relaxed)) {
       return;
     }
+    const core::SignalsLetIn in;
     state_.wait(seen, std::memory_order_relaxed);
   }
 }
@@ -50,6 +54,7 @@ void FairMutex::lock() {
   for (;;) {
     const uint32_t now = serving_.load(std::memory_order_acquire);
     if (now == mine) return;
+    const core::SignalsLetIn in;
     serving_.wait(now, std::memory_order_relaxed);
   }
 }

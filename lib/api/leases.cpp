@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -183,7 +184,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   {
     // Outside the gate: shutdown may be what ends the wait. One on_ready does not wait for another.
     const core::MutexLock lock(mutex_);
-    while (in_ready ? lease->state == vmem_lease::State::pending : lease->at_work) mutex_.wait(changed_);
+    while (in_ready ? lease->state == vmem_lease::State::pending : lease->at_work) wait();
   }
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
@@ -205,6 +206,15 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   return {};
 }
 
+// What is waited for may wait for a signal handler of this thread.
+void Leases::wait() {
+  mutex_.wait_until(changed_, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
+  if (!core::signals_have_come()) return;
+  mutex_.unlock();
+  core::let_signals_in();
+  mutex_.lock();
+}
+
 void Leases::cancel() {
   const core::MutexLock lock(mutex_);
   for (const auto& [at, lease] : working_) lease->ask.cancelled.store(true, std::memory_order_relaxed);
@@ -220,7 +230,7 @@ void Leases::over() {
 void Leases::drain() {
   if (in_ready) return;
   const core::MutexLock lock(mutex_);
-  while (works_for_over()) mutex_.wait(changed_);
+  while (works_for_over()) wait();
 }
 
 bool Leases::works_for_over() const {

@@ -79,6 +79,8 @@ class Leases {
   void work(Runtime& runtime, const Handle& lease);
   void settle(LeaseHandle& lease, int code, std::string_view words) VMEM_REQUIRES(mutex_);
   bool works_for_over() const VMEM_REQUIRES(mutex_);
+  // Until something changes, or for no reason; the lock is given away for signal handlers, too.
+  void wait() VMEM_REQUIRES(mutex_);
 
   core::Mutex mutex_;
   std::condition_variable changed_;

@@ -316,6 +316,7 @@ void Runtime::finish() {
       },
       &writer);
   if (!started.ok() && !inside) {
+    const core::SignalsDeferred deferred;
     hide();
     return write_shared_files(nullptr);
   }

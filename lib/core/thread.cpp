@@ -37,13 +37,13 @@ SignalsBlocked::~SignalsBlocked() {
 }
 
 SignalsDeferred::SignalsDeferred() {
-  if (deferring++ != 0 || broken("signals_deferred")) return;
+  if (broken("signals_deferred") || deferring++ != 0) return;
   const sigset_t wait = asynchronous();
   pthread_sigmask(SIG_BLOCK, &wait, &application_mask);
 }
 
 SignalsDeferred::~SignalsDeferred() {
-  if (--deferring != 0 || broken("signals_deferred")) return;
+  if (broken("signals_deferred") || --deferring != 0) return;
   pthread_sigmask(SIG_SETMASK, &application_mask, nullptr);
 }
 
@@ -60,11 +60,21 @@ bool signals_have_come() {
   return false;
 }
 
-void let_signals_in() {
-  if (deferring == 0 || broken("signals_deferred")) return;
-  const sigset_t wait = asynchronous(), mask = application_mask;
-  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+// A handler may make calls at the end of the process (exit), which defer signals anew.
+SignalsLetIn::SignalsLetIn() : depth_(std::exchange(deferring, 0)), application_(application_mask) {
+  if (depth_ != 0) pthread_sigmask(SIG_SETMASK, &application_, nullptr);
+}
+
+SignalsLetIn::~SignalsLetIn() {
+  if (depth_ == 0) return;
+  const sigset_t wait = asynchronous();
   pthread_sigmask(SIG_BLOCK, &wait, nullptr);
+  application_mask = application_;
+  deferring = depth_;
+}
+
+void let_signals_in() {
+  const SignalsLetIn in;
 }
 
 Status start_thread(const char* name, std::function<void()> body, std::thread* out) {

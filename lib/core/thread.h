@@ -43,6 +43,19 @@ bool signals_have_come();
 // Runs them. The thread must hold nothing that others could need, and have begun nothing that only it can end.
 void let_signals_in();
 
+// For as long as it lives the handlers run that a call made to wait, as they come. The same is asked of the thread.
+class SignalsLetIn {
+ public:
+  SignalsLetIn();
+  ~SignalsLetIn();
+  SignalsLetIn(const SignalsLetIn&) = delete;
+  SignalsLetIn& operator=(const SignalsLetIn&) = delete;
+
+ private:
+  unsigned depth_;
+  sigset_t application_;
+};
+
 // name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
 // True on a thread that start_thread() made, but not where the application's code runs on it.

@@ -1,9 +1,11 @@
 // Writing on request: vmem_sync, vmem_evict, and shared files at exit.
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
 
@@ -104,7 +106,12 @@ Status Pager::flush_file(Lock& lock, Region& r) {
   engine_->submit({&one, 1});
   {
     std::unique_lock guard(wait.mutex);
-    wait.done.wait(guard, [&] { return wait.finished; });
+    while (!wait.done.wait_for(guard, std::chrono::milliseconds(50), [&] { return wait.finished; })) {
+      if (!core::signals_have_come()) continue;
+      guard.unlock();
+      core::let_signals_in();
+      guard.lock();
+    }
   }
   lock.lock();
   if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());

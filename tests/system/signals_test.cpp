@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "child.h"
+#include "common/patience.h"
 #include "support.h"
 
 namespace {
@@ -223,6 +224,45 @@ TEST(SignalsChild, DISABLED_IsInterruptedInCalls) {
   sender.join();
   EXPECT_EQ(begun, ended);
   EXPECT_EQ(wrong, 0u);
+}
+
+std::atomic<int> handled{0};
+
+// A call that waits lets handlers in, and what it waits for may wait for one.
+TEST_F(Signals, HandlersRunWhileACallWaits) {
+  configure({{"host_budget", "32MiB"}});
+  if (IsSkipped()) return;
+  struct sigaction action = {}, before = {};
+  action.sa_handler = [](int) { handled.fetch_add(1); };
+  sigaction(SIGUSR2, &action, &before);
+  handled = 0;
+  sigset_t mask, after;
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  vmem::region region(2 * kMiB, VMEM_HOST_ONLY);
+  const vmem_range range{region.data(), region.size(), VMEM_READ, 0};
+  struct Ready {
+    pthread_t waits = pthread_self();
+    std::atomic<bool> ends{false};
+  } ready;
+  struct vmem_lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(
+                &lease, &range, 1, VMEM_HOST, nullptr,
+                [](struct vmem_lease*, int, void* user) {
+                  auto& r = *static_cast<Ready*>(user);
+                  EXPECT_TRUE(vmem::test::eventually([&] { return r.ends.load(); }));
+                  pthread_kill(r.waits, SIGUSR2);
+                  EXPECT_TRUE(vmem::test::eventually([] { return handled == 1; })) << "vmem_lease_end keeps it out";
+                },
+                &ready),
+            0)
+      << vmem_last_error();
+  ready.ends = true;
+  EXPECT_EQ(vmem_lease_end(lease, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(handled, 1);
+  EXPECT_EQ(vmem_evict(nullptr, 1, VMEM_SSD), -EINVAL);
+  pthread_sigmask(SIG_BLOCK, nullptr, &after);
+  for (int s = 1; s <= SIGRTMAX; ++s) EXPECT_EQ(sigismember(&after, s), sigismember(&mask, s)) << s;
+  sigaction(SIGUSR2, &before, nullptr);
 }
 
 }  // namespace
