@@ -118,6 +118,10 @@ Status SimDevices::start() {
 SimDevices::~SimDevices() {
   SimDevices* self = this;
   current.compare_exchange_strong(self, nullptr);
+  {
+    const std::lock_guard lock(life_->mutex);
+    life_->over = true;
+  }
   for (auto& d : devices_) {
     d->default_stream->finish();
     for (auto& streams : d->copy_streams)
@@ -646,7 +650,9 @@ Status SimDevices::record(void* stream, int device, Ticket* out) {
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory for an event");
   }
-  Status queued = enqueue(s, [this, event] {
+  Status queued = enqueue(s, [this, life = life_, event] {
+    const std::lock_guard living(life->mutex);
+    if (life->over) return;
     // Told under the lock: whoever sees it may be the one that ends these devices, while this stream is the
     // application's.
     std::lock_guard lock(mutex_);
@@ -683,8 +689,11 @@ Status SimDevices::launch(void* stream, SimFunction kernel) {
   Stream* s = stream_of(stream, current_device);
   if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
   if (Status h = health(s->device); !h.ok()) return h;
-  return enqueue(s, [this, s, kernel = std::move(kernel)] {
-    if (!health(s->device).ok()) return;
+  return enqueue(s, [this, life = life_, s, kernel = std::move(kernel)] {
+    {
+      const std::lock_guard lock(life->mutex);
+      if (life->over || !health(s->device).ok()) return;
+    }
     SimKernel here(*this, s->device);
     kernel(here);
   });

@@ -154,7 +154,13 @@ class SimDevices final : public UnitDevices {
   mutable std::mutex mutex_;     // devices_' state, events, live streams, violations
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Device>> devices_;
-  std::set<void*> live_streams_;         // protected by mutex_
+  std::set<void*> live_streams_;  // protected by mutex_
+  // Streams are the application's: what is on them may begin when these devices are no more.
+  struct Life {
+    std::mutex mutex;
+    bool over = false;  // protected by mutex
+  };
+  const std::shared_ptr<Life> life_ = std::make_shared<Life>();
   std::vector<std::string> violations_;  // protected by mutex_
   uint64_t file_end_ = 0;                // protected by mutex_
   std::atomic<size_t> waiting_{0};
