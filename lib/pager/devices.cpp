@@ -325,6 +325,7 @@ void Pager::device_loop() {
       pause = 200, hint_pause = 100;
       continue;
     }
+    if (stop_devices_) break;  // said while the step had given the lock away
     // A stream that passes a release, or a hint, tells nobody.
     if (!queues_.stream_hints.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));
