@@ -568,7 +568,8 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (const SpanOf& s : spans) match_holds(lock, s);
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
-    need_evict_.notify_all();
+    // Evictors that lack nothing sleep, and a release gives them nothing to do.
+    if (must_evict() || !queues_.starved.empty() || (!gpus_.empty() && must_evict_staging())) need_evict_.notify_all();
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");
