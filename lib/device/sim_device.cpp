@@ -118,10 +118,7 @@ Status SimDevices::start() {
 SimDevices::~SimDevices() {
   SimDevices* self = this;
   current.compare_exchange_strong(self, nullptr);
-  {
-    const std::lock_guard lock(life_->mutex);
-    life_->over = true;
-  }
+  life_->end();
   for (auto& d : devices_) {
     d->default_stream->finish();
     for (auto& streams : d->copy_streams)
@@ -690,10 +687,7 @@ Status SimDevices::launch(void* stream, SimFunction kernel) {
   if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
   if (Status h = health(s->device); !h.ok()) return h;
   return enqueue(s, [this, life = life_, s, kernel = std::move(kernel)] {
-    {
-      const std::lock_guard lock(life->mutex);
-      if (life->over || !health(s->device).ok()) return;
-    }
+    if (const std::lock_guard lock(life->mutex); life->over || !health(s->device).ok()) return;
     SimKernel here(*this, s->device);
     kernel(here);
   });

@@ -159,6 +159,10 @@ class SimDevices final : public UnitDevices {
   struct Life {
     std::mutex mutex;
     bool over = false;  // protected by mutex
+    void end() {
+      const std::lock_guard lock(mutex);
+      over = true;
+    }
   };
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
   std::vector<std::string> violations_;  // protected by mutex_

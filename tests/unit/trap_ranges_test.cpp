@@ -272,6 +272,9 @@ TEST_P(TrapRanges, EveryPageOfALargeRangeThatIsDetachedGivesSigbus) {
 
 // A process that has as many mappings as it may can still take a large range down.
 TEST_P(TrapRanges, ALargeRangeIsDetachedWhereNoMappingCanBeDivided) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer needs mappings of its own";
+#endif
   constexpr size_t kLarge = (size_t{64} << 20) * 2, kSpace = size_t{1} << 30;
   void* region;
   OK(trap_->attach(kLarge, kHugePage, plain(kHugePage).transfer, &region));
