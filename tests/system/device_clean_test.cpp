@@ -204,6 +204,12 @@ TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
   ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
   EXPECT_TRUE(bus(word));
+  // The signal may come before the books say why.
+  EXPECT_TRUE(until([&] {
+    struct vmem_residency where = {};
+    where.size = sizeof where;
+    return vmem_query(word, kBlock, &where) == 0 && where.host_bytes == 0;
+  }));
   ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
   *static_cast<volatile uint64_t*>(word) = 7;  // in the mapping of the file
   stop_at("trap.anew.shut");
