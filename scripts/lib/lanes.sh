@@ -9,7 +9,7 @@ minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 begin_lane() { lane=$1 lane_began=$SECONDS; echo "##### lane $lane: $2"; }
 end_lane() { rows+=("$(printf '%-11s %-11s %40s %8s' "$lane" "in all" '' "$(minutes $((SECONDS - lane_began)))")"); }
 
-# start NAME LIMIT COMMAND..: in the background; wait_for NAME in a part shows what it says and takes its status.
+# start NAME LIMIT COMMAND..: in the background; wait_for NAME in a part waits for its end and takes its status.
 start() {
   local name=$1 limit=$2; shift 2
   rm -f "$logs/$name.end"; : >"$logs/$name.out"
@@ -17,10 +17,22 @@ start() {
   began_at=$SECONDS started=$!
 }
 wait_for() {
-  tail --pid="$started" -n +1 -s 0.2 -f "$logs/$1.out"
+  wait "$started"
   read -r status ended <"$logs/$1.end" || return 1
   took=$((ended - began_at))
   return "$status"
+}
+
+# in_short: of what a part prints, what CI shows: neither what was compiled nor what passed or why something was skipped (the
+# summary has the reasons), and of a failure its first lines. The part's log has everything.
+in_short() {
+  awk -v every="${CI_HEARTBEAT:-120}" '
+    function say(line) { print substr(line, 1, 160); fflush() }
+    /^     \.\. / { if (systime() - beat >= every) { beat = systime(); say($0) } next }
+    /^FAIL/ { left = 12; say($0); next }
+    /^(ok |  )/ { if (left > 0 && /^ +(FAIL|failed:|left running:|never ran|\|)/) { left--; say($0) } next }
+    /^== (left|[0-9]+ programs)|^$/ { next }
+    { left = 0; say($0) }'
 }
 
 # part NAME LIMIT COMMAND..: its totals are its last line of that form. Limits are multiplied by CI_TIMES.
@@ -30,10 +42,11 @@ part() {
   echo "##### $lane: $name (at most $((limit / 60)) minutes)"
   took=''
   if [ "$1" = wait_for ]; then
-    "$@"; status=$?
+    wait_for "$2"; status=$?
     cp "$logs/$2.out" "$log"
+    in_short <"$log"
   else
-    timeout -k 10 "$limit" "$@" 2>&1 | tee "$log"
+    timeout -k 10 "$limit" "$@" 2>&1 | tee "$log" | in_short
     status=${PIPESTATUS[0]}
   fi
   line=$(grep -aE '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$log" | tail -1)
@@ -54,9 +67,18 @@ remember_failures() {
   { echo "--- $lane: $name${note:+: $note} ($log)"; failures_of "$log" | grep -aE '^FAIL|^ +(FAIL|failed:|left running:)'; } | cut -c1-200 >>"$logs/names"
 }
 
-# The table, what ran twice, the totals; and when anything failed, all failures once more, in short, and the totals again: the end of
-# a long log is what people see. Exit: 0 when nothing failed.
+# reasons: why tests were skipped, and how many for each reason, over all parts.
+reasons() {
+  sed -nE 's/^ *skipped: //p' "$logs"/*-*.log | awk '
+    { n = 1; if (match($0, / \([0-9]+ times\)$/)) { n = substr($0, RSTART + 2) + 0; $0 = substr($0, 1, RSTART - 1) } count[substr($0, 1, 140)] += n }
+    END { for (r in count) printf "%5d  %s\n", count[r], r }' | sort -k1,1nr -k2
+}
+
+# Why tests were skipped, the table, what ran twice, the totals; and when anything failed, all failures once more, in short, and the
+# totals again: the end of a long log is what people see. Exit: 0 when nothing failed.
 summary() {
+  local why; why=$(reasons)
+  [ -z "$why" ] || { echo "##### skipped, and why"; echo "$why"; }
   echo "##### summary"
   printf '%s\n' ${rows[@]+"${rows[@]}"}
   echo "in all $(minutes $SECONDS)"
@@ -64,7 +86,7 @@ summary() {
   totals_line "$passed" "$failed" "$skipped"
   [ "$failed" = 0 ] && return 0
   echo "##### what failed"
-  if [ "$(wc -l <"$logs/failures")" -le 150 ]; then cat "$logs/failures"; else cat "$logs/names"; fi
+  if [ "$(wc -l <"$logs/failures")" -le 80 ]; then cat "$logs/failures"; else cat "$logs/names"; fi
   totals_line "$passed" "$failed" "$skipped"
   return 1
 }

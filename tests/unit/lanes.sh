@@ -51,6 +51,24 @@ report "red: totals, all failures in short, the totals again" "$([ $status = 1 ]
   has "$end" '^--- fast: tests' '^FAIL unit, part 1 of 2' 'failed: Suite.Wrong' 'failed: Suite.Dead' 'x_test.cpp:7: Failure' 'Expected: one' '!noise' '!more 9' \
     '^FAIL python/run.sh' '\| line 12$' '!line 2$' '!^ok' '!skipped: for' '!programs done' '^--- fast: check' '^FAIL words' 'README.md: blanks')"
 
+cat >"$work/much" <<'P'
+echo '  C++   lib/x.cpp'
+echo 'lib/x.cpp:3: warning: a word of the compiler'
+echo 'ok   unit/x   2 passed, 0 failed, 3 skipped  (1 s)'
+echo '       skipped: no device (2 times)'
+echo '       skipped: not root'
+for i in 1 2 3; do echo "     .. 0:${i}0, 1 of 2 programs done; running: x"; done
+echo 'FAIL unit/y   0 passed, 1 failed, 0 skipped  (1 s)'
+for i in {1..40}; do echo "       | line $i"; done
+echo '       skipped: no device'
+echo '2 passed, 1 failed, 4 skipped'
+exit 1
+P
+out=$(ci 'part much 60 bash $W/much'); log=$(cat "$work"/logs/fast-much.log)
+begin=$(sed '/^##### summary/,$d' <<<"$out")
+report "what is shown is short, and the log has all of it" "$(has "$begin" 'a word of the compiler' '1 of 2 programs' '^FAIL unit/y' 'line 1$' '!line 20$' '!C\+\+' '!ok   unit' \
+  '^ +3  no device$' '^ +1  not root$' '!skipped:')$([ "$(grep -c 'programs done' <<<"$begin")" = 1 ] || echo "all heartbeats; ")$(has "$log" 'C\+\+   lib/x' 'line 40$' 'skipped: no device \(2')"
+
 out=$(ci 'part slow 1 sleep 20; part none 60 true; part dead 60 bash -c "echo some words; kill -SEGV \$\$"')
 end=$(sed -n '/^##### what failed/,$p' <<<"$out")
 report "a limit that is met, a part that counts nothing, and a crash are failures" "$(has "$end" '^--- fast: slow: not done after 1 s' '^--- fast: none: counted nothing' '^--- fast: dead: ended with status 139' '\| some words')$(
