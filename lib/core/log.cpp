@@ -166,6 +166,7 @@ void deliver(uint64_t until, bool careful = false) {
       }
     }
     if (sink != nullptr) {
+      const FaultsLetIn faults;
       sink(level, text, user);
     } else {
       default_sink(level, text);
@@ -213,6 +214,11 @@ void after_fork_in_child() {
   waiting.store(false);
 }
 
+void prepare_fork() {
+  static std::atomic<bool> prepared{false};
+  if (!prepared.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+}
+
 void wait_until(std::chrono::steady_clock::time_point end, uint64_t line) {
   while (!is_done(line) && std::chrono::steady_clock::now() < end) usleep(kLookUs);
 }
@@ -227,6 +233,7 @@ uint64_t replace_sink(LogSink sink, void* user) {
 }  // namespace
 
 void set_log_sink(LogSink sink, void* user) {
+  prepare_fork();
   flush_log();
   const uint64_t line = replace_sink(sink, user);
   while (!in_sink && !is_done(line)) usleep(kLookUs);
@@ -296,8 +303,7 @@ Status start_log_thread() {
     return s;
   }
   thread.detach();
-  static std::atomic<bool> prepared{false};
-  if (!prepared.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  prepare_fork();
   return {};
 }
 

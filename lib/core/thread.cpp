@@ -16,10 +16,13 @@ constinit thread_local bool ours = false;
 constinit thread_local unsigned deferring = 0;
 thread_local sigset_t application_mask;  // .. while deferring
 
+// What an instruction of the thread itself causes.
+constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
+
 sigset_t asynchronous() {
   sigset_t set;
   sigfillset(&set);
-  for (const int s : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS}) sigdelset(&set, s);
+  for (const int s : kFaults) sigdelset(&set, s);
   return set;
 }
 
@@ -91,6 +94,18 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
     return error(ENOMEM, "no memory to start thread %s", name);
   }
   return {};
+}
+
+FaultsLetIn::FaultsLetIn() : ours_(ours) {
+  if (!ours_ || broken("faults_let_in")) return;
+  sigset_t faults;
+  sigemptyset(&faults);
+  for (const int s : kFaults) sigaddset(&faults, s);
+  pthread_sigmask(SIG_UNBLOCK, &faults, &before_);
+}
+
+FaultsLetIn::~FaultsLetIn() {
+  if (ours_ && !broken("faults_let_in")) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 ApplicationCode::ApplicationCode() : before_(std::exchange(ours, false)) {}

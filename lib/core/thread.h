@@ -61,6 +61,21 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
 // True on a thread that start_thread() made, but not where the application's code runs on it.
 bool on_library_thread();
 
+// For as long as it lives this thread of ours takes the signals that its own instructions cause: the application's code
+// runs there, and an access of a block that moves between host memory and a device is one (device/park.h). A blocked
+// one would end the process. On a thread of the application's it changes nothing.
+class FaultsLetIn {
+ public:
+  FaultsLetIn();
+  ~FaultsLetIn();
+  FaultsLetIn(const FaultsLetIn&) = delete;
+  FaultsLetIn& operator=(const FaultsLetIn&) = delete;
+
+ private:
+  const bool ours_;
+  sigset_t before_;
+};
+
 // For as long as it lives the application's code runs on this thread, which holds nothing of ours: what may be done on
 // a thread of the application's may be done here.
 class ApplicationCode {
@@ -71,6 +86,7 @@ class ApplicationCode {
   ApplicationCode& operator=(const ApplicationCode&) = delete;
 
  private:
+  FaultsLetIn faults_;
   bool before_;
 };
 

@@ -19,6 +19,7 @@ budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
 lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocksThemAll
 signals_deferred | long | system Signals.HandlersMayInterruptCalls
+faults_let_in  | long  | system DeviceLeaseHandles.TheCallbackAndTheSinkMayStoreToABlockOnADevice
 stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 copy_wait      | long  | history --seconds 4 --device sim
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim

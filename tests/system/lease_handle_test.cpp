@@ -392,6 +392,60 @@ TEST_F(DeviceLeaseHandles, AStreamOfAnotherDeviceDoesNotEndIt) {
   EXPECT_EQ(vmem_lease_end(lease, stream_), 0) << said();
 }
 
+// A store to a block that is on a device is let in by a signal handler on the thread that stores: the application's
+// code on a thread of the library, too, has to be one that takes that signal.
+TEST_F(DeviceLeaseHandles, TheCallbackAndTheSinkMayStoreToABlockOnADevice) {
+  if (IsSkipped()) return;
+  static std::atomic<unsigned> stored;
+  stored = 0;
+  vmem::region r(2 * kBlock);
+  auto* const words = r.view<uint64_t>().data();
+  const auto lie_on_the_device = [&](size_t block) {
+    const vmem_range one{words + block * kBlock / 8, kBlock, VMEM_READ, 0};
+    ASSERT_EQ(vmem_acquire(one.ptr, one.size, VMEM_READ, 0, stream_), 0) << said();
+    ASSERT_EQ(vmem_release(one.ptr, one.size, stream_), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+  };
+  const auto store = [](void* word) {
+    *static_cast<volatile uint64_t*>(word) = 7;
+    ++stored;
+  };
+  struct Use {
+    void (*store)(void*);
+    void* word;
+  };
+  Use first{store, words}, second{store, words + kBlock / 8};
+
+  lie_on_the_device(0);
+  vmem::region other(kBlock);
+  const vmem_range one{other.data(), 8, VMEM_READ, 0};
+  Lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(
+                &lease, &one, 1, VMEM_HOST, nullptr,
+                [](Lease*, int, void* user) { static_cast<Use*>(user)->store(static_cast<Use*>(user)->word); }, &first),
+            0)
+      << said();
+  EXPECT_TRUE(until([&] { return stored == 1; }));
+  ASSERT_EQ(vmem_lease_end(lease, nullptr), 0) << said();
+
+  lie_on_the_device(1);
+  vmem_log(
+      [](int, const char*, void* user) {
+        Use& use = *static_cast<Use*>(user);
+        if (stored == 1) use.store(use.word);
+      },
+      &second);
+  std::thread thread;  // its lines are delivered by the log's own thread
+  ASSERT_TRUE(vmem::core::start_thread(
+                  "vmem-test", [] { vmem::core::log(vmem::core::Level::error, "a line"); }, &thread)
+                  .ok());
+  thread.join();
+  EXPECT_TRUE(until([&] { return stored == 2; }));
+  vmem_log(nullptr, nullptr);
+  EXPECT_EQ(words[0], 7u);
+  EXPECT_EQ(words[kBlock / 8], 7u);
+}
+
 // What the stream does next finds the bytes: it is ordered after the copies that the lease made.
 TEST_F(DeviceLeaseHandles, WorkAfterReadyFindsTheBytes) {
   if (IsSkipped()) return;

@@ -312,6 +312,24 @@ TEST(LogOfACall, IsDeliveredBeforeItReturnsAndLeavesItsMessage) {
   EXPECT_EQ(systest::wait_for_child(child, 60), 0);
 }
 
+// A sink that is set before anything starts is not the forked child's either.
+TEST(LogChild, DISABLED_ForksBeforeAnythingStarts) {
+  static std::atomic<int> called{0};
+  vmem_log([](int, const char*, void*) { ++called; }, nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    vmem::core::log(vmem::core::Level::error, "the child's");
+    vmem::core::flush_log();
+    _exit(called);
+  }
+  _exit(systest::wait_for_child(child, 60) == 0 ? 0 : 20);
+}
+
+TEST(LogOfACall, IsNotDeliveredToTheParentsSinkInAChild) {
+  const pid_t child = systest::start_child("LogChild.DISABLED_ForksBeforeAnythingStarts", {});
+  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+}
+
 TEST(LogChild, DISABLED_LeavesLines) {
   write_errors_to_the_file();
   const std::string how = getenv("VMEM_TEST_HOW");
