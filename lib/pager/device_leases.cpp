@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cerrno>
 #include <chrono>
 #include <functional>
@@ -58,6 +59,20 @@ void each_run(const LeaseMap& leases, BlockIndex first, BlockIndex end, Each eac
     if (!each(first, last, location)) return;
     first = last + 1;
   }
+}
+
+// Where the stream's leases of these ranges are: a device, or, last, the host. Empty where it does not have them all.
+std::bitset<device::kMaxDevices + 1> locations_of(std::span<const SpanOf> spans, void* stream) {
+  std::bitset<device::kMaxDevices + 1> at;
+  for (const SpanOf& s : spans) {
+    const LeaseMap& leases = s.region->leases;
+    if (leases.unleased(s.first, s.last, stream) <= s.last) return {};
+    each_run(leases, s.first, s.last + 1, [&](BlockIndex, BlockIndex, int location) {
+      at.set(location >= 0 ? static_cast<size_t>(location) : device::kMaxDevices);
+      return true;
+    });
+  }
+  return at;
 }
 
 }  // namespace
@@ -540,6 +555,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
   std::vector<Ending*> mine;
   size_t devices = 1, room = ranges.size();  // nothing grows under the lock
   Status result(ENOBUFS, "");
+  bool asked = false;
   while (result.code() == -ENOBUFS) {
     while (made.size() < devices) made.emplace_back();
     for (Ending& e : made) e.spans.reserve(room);
@@ -548,6 +564,17 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     Lock lock(mutex_);
     for (size_t i = 0; i < ranges.size(); ++i) {
       if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    }
+    // A lease at the host ends at once, one at a device once the stream has taken a mark: where there are both, or
+    // several devices, a stream that takes none is found out before anything ends.
+    if (const auto at = locations_of(spans, stream); !asked && at.count() > 1) {
+      lock.unlock();
+      asked = true;
+      for (size_t d = 0; d < device::kMaxDevices; ++d) {
+        if (!at[d]) continue;
+        if (Status s = devices_->check_stream(end, static_cast<int>(d)); s.code() == -EBUSY) return s;
+      }
+      continue;
     }
     result = take_leases(spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;

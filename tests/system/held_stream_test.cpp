@@ -239,6 +239,25 @@ TEST_F(HeldStream, AReleaseThatIsRefusedLeavesTheLease) {
   EXPECT_EQ(device_leased(), 0u);
 }
 
+// The leases at the host would have ended at once.
+TEST_F(HeldStream, AReleaseOfSeveralLocationsThatIsRefusedLeavesAllLeases) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kMiB);
+  void* s = stream();
+  char* const at = static_cast<char*>(r.data());
+  VMEM_DO(vmem_acquire(at, 2 * kMiB, VMEM_READ, VMEM_HOST, s));
+  VMEM_DO(vmem_acquire(at + 4 * kMiB, 2 * kMiB, VMEM_READ, 0, s));
+  const vmem_range both[] = {{at, 2 * kMiB, 0, 0}, {at + 4 * kMiB, 2 * kMiB, 0, 0}};
+  sim().capture(s, true);
+  EXPECT_EQ(vmem_release_ranges(both, 2, s), -EBUSY);
+  sim().capture(s, false);
+  EXPECT_EQ(device_leased(), 2 * kMiB);
+  VMEM_DO(vmem_release_ranges(both, 2, s));
+  ASSERT_TRUE(sim().synchronize(s).ok());
+  EXPECT_EQ(device_leased(), 0u);
+  EXPECT_EQ(vmem_release(at, 2 * kMiB, s), -EINVAL) << "nothing is leased any more";
+}
+
 // The first store to a block on a device is let in without the lock: the block stays until then, and counts as changed.
 TEST_F(HeldStream, AStoreThatIsBeingLetInIsNotLostToAnEviction) {
   if (IsSkipped()) return;
