@@ -230,11 +230,16 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   if (!whole) {
     r.advised.reserve(r.advised.size() + 1);
     std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
-    if (r.advised.size() >= 256) {
+    // What undoes nothing need not be known.
+    const bool says =
+        advice != VMEM_ADVISE_NORMAL || std::any_of(r.advised.begin(), r.advised.end(), [&](const AdvisedRange& a) {
+          return a.first <= range.last && range.first <= a.last;
+        });
+    if (says && r.advised.size() >= 256) {
       return error(ENOSPC, "region %llu has 256 ranges with advice already; advise larger ranges",
                    static_cast<unsigned long long>(r.id));
     }
-    r.advised.push_back(range);
+    if (says) r.advised.push_back(range);
   }
   const BlockIndex last = whole ? r.blocks - 1 : span.last;
   ++r.in_flight;

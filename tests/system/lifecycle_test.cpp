@@ -322,6 +322,23 @@ TEST_F(Lifecycle, AdviceIsAcceptedAndDataStaysRight) {
   }
 }
 
+// What undoes advice takes no room of its own, so that it is never refused; the 257th range that says something is.
+TEST_F(Lifecycle, AdviceCanAlwaysBeUndone) {
+  configure({{"host_budget", "16MiB"}, {"block_size", "4KiB"}});
+  if (IsSkipped()) return;
+  constexpr size_t kBlock = 4096;
+  vmem::region r(600 * kBlock);
+  const auto advise = [&](size_t block, int advice) {
+    return vmem_advise(r.view<char>().data() + block * kBlock, kBlock, advice, 0);
+  };
+  for (size_t i = 0; i < 256; ++i) ASSERT_EQ(advise(2 * i, VMEM_ADVISE_COLD), 0) << vmem_last_error();
+  EXPECT_EQ(advise(590, VMEM_ADVISE_COLD), -ENOSPC);
+  EXPECT_EQ(advise(590, VMEM_ADVISE_NORMAL), 0) << vmem_last_error();
+  EXPECT_EQ(advise(0, VMEM_ADVISE_NORMAL), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_advise(r.data(), r.size(), VMEM_ADVISE_NORMAL, 0), 0) << vmem_last_error();
+  for (size_t i = 0; i < 256; ++i) ASSERT_EQ(advise(2 * i, VMEM_ADVISE_COLD), 0) << vmem_last_error();
+}
+
 TEST_F(Lifecycle, HotBlocksOutliveAScan) {
   configure({{"host_budget", "32MiB"}, {"readahead", "0"}});
   if (IsSkipped()) return;
