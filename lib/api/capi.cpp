@@ -268,7 +268,13 @@ VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset
 
 VMEM_API int vmem_free(void* ptr) {
   if (ptr == nullptr) return 0;
-  return with_pager([&](Runtime::Use& pager) { return pager->destroy(ptr, false); });
+  return guarded([&]() -> Status {
+    // Where nothing runs there are no regions, and no reason to start: the last one may end after vmem_shutdown.
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
+    if (!pager) return error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
+    return pager->destroy(ptr, false);
+  });
 }
 
 VMEM_API int vmem_name(const void* ptr, const char* name) {

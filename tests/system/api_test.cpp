@@ -1,6 +1,7 @@
 // Bad input gets a specific error, words, and changes nothing.
 #include <sys/wait.h>
 
+#include <filesystem>
 #include <thread>
 
 #include "support.h"
@@ -260,6 +261,22 @@ TEST_F(Api, ADataLoaderThatForksWorkersWhileBlocksMoveHarmsNothing) {
   }
   writer.join();
   for (size_t i = 0; i < words.size(); i += 64) ASSERT_EQ(words[i], stamp(i, 4));
+}
+
+// Of an object that outlives the library's end: nothing starts for it.
+TEST_F(Api, WhatIsFreedAfterShutdownStartsNothing) {
+  if (IsSkipped()) return;
+  void* r = nullptr;
+  ASSERT_EQ(vmem_alloc(&r, 1 << 20, 0), 0) << vmem_last_error();
+  vmem_shutdown();
+  const auto threads = [] {
+    size_t n = 0;
+    for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task")) ++n;
+    return n;
+  };
+  const size_t before = threads();
+  EXPECT_EQ(vmem_free(r), -EINVAL);
+  EXPECT_LE(threads(), before);
 }
 
 TEST_F(Api, ShutdownFreesEverythingAndTheNextCallStartsAgain) {
