@@ -9,7 +9,7 @@ import enum
 import errno
 import os
 import warnings
-from typing import IO, Any, Generator, Iterator, List, NamedTuple, Tuple, Union
+from typing import IO, Any, Generator, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import _memory
 from ._lib import (
@@ -240,14 +240,17 @@ class PendingLease:
     """A lease on its way, from acquire_async(). Awaited, once, it is the Lease; so it is in `async with`, which
     releases it at its end. A task that is cancelled while it awaits cancels the lease."""
 
-    __slots__ = ("_lease", "_awaited")
+    __slots__ = ("_lease", "_awaited", "_failure")
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self._awaited = False
+        self._failure: Optional[Error] = None
 
     def ready(self) -> bool:
-        """False: not yet. Raises why it failed; nothing is leased then."""
+        """False: not yet. Raises why it failed, each time, or that it was cancelled; nothing is leased then."""
+        if self._failure is not None:
+            raise self._failure
         lease = self._lease
         if not lease._lease:
             return True  # of no bytes, or over
@@ -255,9 +258,9 @@ class PendingLease:
         if rc == -errno.EAGAIN:
             return False
         if rc != 0:
-            error = failure(rc)
+            self._failure = failure(rc)
             lease._end(lease._stream)
-            raise error
+            raise self._failure
         lease._held = True
         return True
 
@@ -269,9 +272,11 @@ class PendingLease:
         return int(fd)
 
     def cancel(self) -> None:
-        """Nothing is leased afterwards, whether it was ready or not."""
+        """Nothing is leased afterwards, whether it was ready or not. Waits for I/O of the lease that is under way, an
+        event loop with it."""
         if self._lease._lease:
             self._lease._end(self._lease._stream)
+            self._failure = Error(errno.ECANCELED, "the lease was cancelled")
 
     async def _wait(self) -> Lease:
         if self._awaited:
@@ -331,8 +336,9 @@ def acquire(*what: Any, access: int = READ, location: int = HOST, stream: Any = 
     """Leases ranges of one or several regions, all or nothing: their bytes come to `location` and stay until release.
 
     with vmem.acquire(weights, (out, vmem.READ | vmem.WRITE), location=0, stream=stream): kernels on the stream may
-    use them. location=HOST: the CPU, system calls and DMA may. Waits for disk, never for the GPU. ENOMEM: the ranges
-    and the live leases exceed the budget; EBUSY: a live lease at another location; EIO: a block could not be read.
+    use them. location=HOST: the CPU, system calls and DMA may. Waits for disk, and for streams that have not come to
+    the release of a lease that is in the way. ENOMEM: the ranges and the live leases exceed the budget; EBUSY: a live
+    lease at another location; EIO: a block could not be read.
     """
     if not what:
         raise TypeError("acquire() needs at least one range")

@@ -60,6 +60,15 @@ def test_one_that_fails_raises_where_it_is_awaited(host):
         with pytest.raises(vmem.Error) as e:
             await vmem.acquire_async(region)
         assert e.value.errno == errno.ENOMEM and "budget" in e.value.strerror
+        pending = vmem.acquire_async(region)
+        for _ in range(2):  # a failure stays one
+            with pytest.raises(vmem.Error) as e:
+                while not pending.ready():
+                    await asyncio.sleep(0)
+            assert e.value.errno == errno.ENOMEM
+        with pytest.raises(vmem.Error):
+            async with pending:
+                pytest.fail("the body of a lease that failed")
 
     asyncio.run(use())
     region.free()
@@ -79,7 +88,12 @@ def test_a_cancelled_task_leases_nothing(host, monkeypatch):
                 await task
         again = vmem.acquire_async(region)
         again.cancel()
-        assert again.ready()  # over
+        for _ in range(2):  # over, and it stays so
+            with pytest.raises(vmem.Error) as e:
+                again.ready()
+            assert e.value.errno == errno.ECANCELED
+        with pytest.raises(vmem.Error):
+            await again
         third = vmem.acquire_async(region)
         lease = await third
         with pytest.raises(RuntimeError):
