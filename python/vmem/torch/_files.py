@@ -7,16 +7,17 @@ import contextlib
 import errno
 import os
 import secrets
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
 from .. import _safetensors
 from .._dtypes import dtype_of
-from .._lib import Error
+from .._lib import HOST, READ, Error
+from .._range import _PIECE, Lease
 from .._region import map_open
-from ._tensors import CPU, flat, shaped, torch_dtype
+from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 
 
 def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
@@ -90,8 +91,7 @@ def save(
             file.write(head)
             for _, t in chosen:
                 if t.numel():
-                    dense = t.detach().to("cpu").contiguous().view(-1)
-                    file.write(memoryview(dense.view(torch.uint8).numpy()))
+                    _write(file, t.detach().to("cpu").contiguous().view(-1))
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -99,6 +99,18 @@ def save(
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
+
+
+def _write(file: IO[bytes], dense: torch.Tensor) -> None:
+    """What is in a region is leased, some of it at a time: write(2) answers "Bad address" on blocks that are absent."""
+    data = memoryview(dense.view(torch.uint8).numpy())
+    if region_of(dense) is None:
+        file.write(data)
+        return
+    for at in range(0, len(data), _PIECE):
+        piece = data[at : at + _PIECE]
+        with Lease([(dense.data_ptr() + at, len(piece), READ, dense)], HOST, None):
+            file.write(piece)
 
 
 @contextlib.contextmanager
