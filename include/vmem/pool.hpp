@@ -111,7 +111,8 @@ class pool final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t granule_bytes = 4096;
 
-  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be. */
+  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be; a block_size or advice that
+   * cannot be is a pool_error of the first allocation. */
   explicit pool(pool_options options = {}) : options_(std::move(options)) {
     const std::size_t most = detail::granule_map::max_count / 2 * granule_bytes;
     if (options_.region_limit_bytes == 0) options_.region_limit_bytes = options_.region_bytes;

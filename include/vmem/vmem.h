@@ -6,9 +6,16 @@
  * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
  * signal handler, and none from a forked child before exec (-ECHILD). A signal handler may access
  * regions, and never runs on a thread of the library; one that comes in the middle of a call runs
- * when the call ends, or waits for others, mostly within 50 ms. Sizes and offsets are bytes. Locations are
- * CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD. `stream` is a cudaStream_t passed as void *,
- * NULL the default stream (vmem_prefetch: none); host-only calls ignore it.
+ * when the call ends, or waits for others, mostly within 50 ms.
+ *
+ * With a device tier libvmem has a SIGSEGV handler, which holds accesses of blocks that move and
+ * passes the rest on to the handler it found. A thread or a handler that accesses such regions must
+ * not have SIGSEGV blocked, nor in its sa_mask: the access would end the process. A SIGSEGV handler
+ * that is installed later has to call the one it found.
+ *
+ * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD.
+ * `stream` is a cudaStream_t passed as void *, NULL the default stream (vmem_prefetch: none);
+ * host-only calls ignore it.
  *
  * Ranges: any pointer and size inside one region; a call acts on every block that has a byte of it.
  * A range outside regions, across two of them, or of size 0: -EINVAL.
@@ -42,7 +49,7 @@ extern "C" {
 
 /* Flags of vmem_create, vmem_alloc and vmem_map */
 #define VMEM_HOST_ONLY 0x1u   /* no device tier, any block size */
-#define VMEM_MAP_READ 0x10u   /* the file is never written; a stray store never reaches it */
+#define VMEM_MAP_READ 0x10u   /* the file is never written; a stray store stays in memory */
 #define VMEM_MAP_SHARED 0x20u /* changes reach the file */
 #define VMEM_MAP_PRIVATE 0x40u /* changes stay in this region */
 
@@ -72,7 +79,7 @@ enum vmem_advice {
 	VMEM_ADVISE_SEQUENTIAL = 17, /* whole region: read far ahead, evict behind */
 	VMEM_ADVISE_RANDOM = 18,     /* whole region: no read-ahead */
 	VMEM_ADVISE_WILL_NEED = 19,  /* as vmem_prefetch to VMEM_HOST */
-	VMEM_ADVISE_DONT_NEED = 20,  /* drop the contents of blocks wholly inside: zeros, or the file's bytes */
+	VMEM_ADVISE_DONT_NEED = 20,  /* drop the contents of blocks wholly inside: zeros, or the file's bytes; SHARED: see vmem_advise */
 	VMEM_ADVISE_COLD = 21,       /* evict first */
 	VMEM_ADVISE_HOT = 22,        /* keep while anything else can go */
 	VMEM_ADVISE_PIN = 23,        /* evict only when nothing else is left; no promise: a lease is one */
@@ -116,7 +123,7 @@ struct vmem_stats {
 	uint64_t prefetch_wasted;   /* .. of prefetched_blocks, evicted without use */
 	uint64_t host_budget;       /* in force, bytes */
 	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
-	uint64_t lost_blocks;       /* blocks whose only copy was lost, ever: vmem_sync */
+	uint64_t lost_blocks;       /* blocks whose only copy was lost, since the start: vmem_sync */
 	uint64_t unknown_blocks;    /* blocks now whose last write failed: what the SSD has may be torn */
 };
 
@@ -147,7 +154,8 @@ int vmem_init(void);
  * Frees every region, live leases or not (changed blocks of shared files are written first), and
  * stops the threads, all but the one that delivers the log. Threads that access a region afterwards
  * get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it ends however many
- * threads call.
+ * threads call. Let streams that use regions end first: it waits for those of SHARED regions,
+ * without limit, and frees others under their kernels.
  *
  * A program may end with regions and with threads that access them: return from main, exit() from
  * any thread. What was stored to shared files by then reaches them, also what destructors of static
@@ -165,9 +173,11 @@ void vmem_shutdown(void);
 
 /*
  * Sets or reads a setting (docs/settings.md). -ENOENT unknown name; -EINVAL bad value, with the
- * accepted form; -EBUSY when the setting cannot change while the runtime is up, or host_budget is
+ * accepted form; -EBUSY when the setting cannot change while there are regions, or host_budget is
  * below what regions and leases need (the message has the numbers); -EPERM for publish in a program
- * with more rights than who started it. vmem_get: -ERANGE when the value does not fit `size` bytes.
+ * with more rights than who started it; -ENOMEM: device_budget is above what a device has. Without
+ * regions a setting that the runtime reads at its start ends it, for the next call to start anew,
+ * with counters of 0. vmem_get: -ERANGE when the value does not fit `size` bytes.
  */
 int vmem_set(const char *name, const char *value);
 int vmem_get(const char *name, char *value, size_t size);
@@ -176,9 +186,12 @@ int vmem_get(const char *name, char *value, size_t size);
  * Delivers log lines to `sink` (NULL: stderr), in order, one at a time, and with no lock of the
  * library held: lines that a call logged on the thread that made it, mostly before it returns,
  * others on a thread of the library. The sink may access regions, make any call, take its time, and
- * call exit(); no fault and no call waits for it, but vmem_log. What a sink logs itself is
- * delivered after it has returned. Lines that come while 256 KiB wait are dropped, and counted in a
- * line. A sink returns: it neither throws nor jumps.
+ * call exit(). A call that logged runs the sink on its own thread before it returns, for lines of
+ * other threads too: hold no lock that the sink takes while you make a call. Other calls do not
+ * wait for it, but vmem_log. A fault does where its access gets SIGBUS, at most a second, and
+ * others that the same thread serves with it. What a sink logs itself is delivered after it has
+ * returned. Lines that come while 256 KiB wait are dropped, and counted in a line. A sink returns:
+ * it neither throws nor jumps.
  *
  * Lines from before this call still go to the old sink; no thread is inside that any more when this
  * returns, unless a sink made the call: hold no lock that the old sink takes. The line that says
@@ -199,7 +212,7 @@ struct vmem_region_attr {
 	size_t size;       /* of this struct */
 	size_t block_size; /* a power of two from 4 KiB to 32 MiB, or VMEM_BLOCK_AUTO; in a device tier 2 MiB */
 	uint64_t offset;   /* in the file */
-	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file. Not both: 0 or less in `fd` */
+	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file, 0 is stdin. Not both: 0 or less in `fd` */
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */
 	const char *name;  /* as vmem_name */
 	int fd;            /* opened again with the flag's access; yours to close, at once if you like */
@@ -240,22 +253,24 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
  * flags: exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The
  * file may be closed, renamed or unlinked afterwards. SHARED locks the file exclusively (flock) for
  * the region's life; this process may have other, disjoint ranges of it in other SHARED regions. A
- * region has one descriptor; SHARED regions of one file share one.
- * -EINVAL the file is shorter than offset + size, not a regular file or block device, or an
- * argument is bad; -EISDIR, -ENOENT, -EACCES, -EMFILE from opening; -EBUSY another process has it
- * SHARED, for a second now, or another region has some of these bytes. A file that becomes shorter
- * later, as with mmap: what is inside is right, an access beyond its end gets SIGBUS, with the
- * reason in the log, and is right again when the file has grown; write-back never makes the file
- * longer. Blocks that are in memory when it happens are as they were until they leave it.
+ * region has one descriptor; SHARED regions of one file share one. -EINVAL the file is shorter than
+ * offset + size, not a regular file or block device, or an argument is bad; -EISDIR, -ENOENT,
+ * -EACCES, -EMFILE from opening; -EBUSY another process has it SHARED, for a second now, or another
+ * SHARED region has some of these bytes (READ and PRIVATE regions of them may see old ones). A file
+ * that becomes shorter later, as with mmap: what is inside is right, an access beyond its end gets
+ * SIGBUS, with the reason in the log, and is right again when the file has grown (with the module
+ * after an acquire or DONT_NEED); write-back never makes the file longer. Blocks that are in memory
+ * when it happens are as they were until they leave it.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
 
 /*
  * Frees a region; `ptr` is what the call that made it returned (NULL: nothing happens, 0). Waits
- * for I/O under way. Changed blocks of a shared file are written first; when that fails the region
- * stays and the error is returned. -EBUSY: live leases. -EIO: blocks of a shared file are lost
- * (vmem_sync) and no call has said so yet; the region stays, and the next call frees it. Threads
- * faulting in the region meanwhile get SIGBUS.
+ * for I/O under way, and for streams that have not come to a release of this region, however long
+ * they take. Changed blocks of a shared file are written first; when that fails the region stays
+ * and the error is returned. Without a runtime, after vmem_shutdown: -EINVAL. -EBUSY: live leases.
+ * -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays,
+ * and the next call frees it. Threads faulting in the region meanwhile get SIGBUS.
  */
 int vmem_free(void *ptr);
 
@@ -274,17 +289,23 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 
 /*
  * Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its
- * blocks and skips leased ones (-EBUSY after the rest).
+ * blocks, and as vmem_free for streams, and skips leased ones (-EBUSY after the rest). Of a SHARED
+ * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
+ * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges; NORMAL
+ * always works.
  */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
 /*
  * Leases the range to `stream` (VMEM_HOST: to the CPU and DMA) for VMEM_READ, VMEM_WRITE or both:
- * its blocks come to `location` and stay until the matching vmem_release. Blocks for disk, never
- * for the GPU. -ENOMEM: the range and the live leases exceed the budget, named; -EBUSY: a live
- * lease at another location, or the stream is capturing a graph;
- * -EIO: a block could not be read; nothing is leased then. Leases count: acquire twice, release
- * twice.
+ * its blocks come to `location` and stay until the matching vmem_release. Waits for disk, for
+ * copies between tiers, and for streams that have not come to a vmem_release where that lease holds
+ * the range at another location, or room that this one needs; however long they take. Never for
+ * other work of a GPU. -ENOMEM: the range and the live leases exceed the budget, named; -EBUSY: a
+ * live lease at another location, or the stream is capturing a graph; -EACCES: WRITE of a READ
+ * region; -EIO: a block could not be read; -ENOSPC, -EIO: nothing leaves memory, since writes fail
+ * (the next vmem_sync does not repeat that one). Nothing is leased then. Leases count: acquire
+ * twice, release twice.
  */
 int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, void *stream);
 /*
@@ -294,14 +315,17 @@ int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, vo
  * A lease at VMEM_HOST is of no stream: any `stream` releases it.
  */
 int vmem_release(const void *ptr, size_t size, void *stream);
-/* Leases or releases many ranges, of one or several regions, all or nothing. */
+/*
+ * Leases or releases many ranges, of one or several regions, all or nothing; where a release gets
+ * -ENOMEM (no memory to mark a stream) leases at other locations may have ended.
+ */
 int vmem_acquire_ranges(const struct vmem_range *ranges, size_t count, int location, void *stream);
 int vmem_release_ranges(const struct vmem_range *ranges, size_t count, void *stream);
 
 /*
  * Leases ranges, as vmem_acquire_ranges, and gives the lease as a handle: what is ended is what was
- * leased. The ranges are copied. Blocks for disk, never for the GPU. Do not release by vmem_release
- * what a handle has.
+ * leased. The ranges are copied. Waits as vmem_acquire does. Do not release by vmem_release what a
+ * handle has.
  */
 struct vmem_lease;
 int vmem_lease(struct vmem_lease **lease, const struct vmem_range *ranges, size_t count, int location, void *stream);
@@ -316,11 +340,12 @@ int vmem_lease(struct vmem_lease **lease, const struct vmem_range *ranges, size_
  * and what is the default stream is decided here. A lease waits for nothing that another does not
  * make wait too; a lease on its way holds its regions, as a live one: vmem_free answers -EBUSY.
  *
- * `ready` runs on a thread of the library, with every signal blocked and no lock held. It may
- * access regions, make any call, end its own lease and others, and take its time; it neither throws
- * nor jumps. vmem_lease_end and vmem_shutdown wait until it has returned: hold no lock that it
- * takes while you call them. In a `ready` neither waits for another one. exit() and a forked child
- * wait for none: leases that are not ready then may never be.
+ * `ready` runs on a thread of the library, with every signal blocked but those that its own
+ * instructions cause, and no lock held. It may access regions, make any call, end its own lease and
+ * others, and take its time; it neither throws nor jumps. vmem_lease_end and vmem_shutdown wait
+ * until it has returned: hold no lock that it takes while you call them. In a `ready` neither waits
+ * for another one. exit() and a forked child wait for none: leases that are not ready then may
+ * never be.
  *
  * -EINVAL: an argument is bad, or the stream is one of each thread (cudaStreamPerThread); -EAGAIN:
  * 64 leases are on their way, or in their `ready`, or no thread can be made; -ENOMEM. There is no
@@ -353,8 +378,8 @@ int vmem_lease_end(struct vmem_lease *lease, void *stream);
 
 /*
  * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.
- * Leased blocks are skipped. -ENOSPC, -EIO: the first write that failed; its block stays in memory.
- * -EIO: blocks are lost, see vmem_sync.
+ * Waits for streams as vmem_free does. Leased blocks are skipped. -ENOSPC, -EIO: the first write
+ * that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync.
  */
 int vmem_evict(const void *ptr, size_t size, int location);
 
@@ -362,8 +387,8 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * Writes changed blocks of the range back. Returns when stores made before the call (and by
  * released leases) have a copy on the SSD: for a shared file durable, as fsync; for anonymous
  * memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
- * skipped, the rest is synced. -ENOSPC, -EIO: also reports write-backs that failed in the
- * background since the last call.
+ * skipped, the rest is synced. Waits for streams as vmem_free does. -ENOSPC, -EIO: also reports
+ * write-backs that failed in the background since the last call.
  *
  * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move
  * of their pages stopped half way, or what was stored cannot be read back. The message names the
@@ -382,7 +407,7 @@ int vmem_sync(const void *ptr, size_t size);
  * caller.
  */
 int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
-/* Counters of this process. out->size set by the caller; fields beyond it are not written. */
+/* Counters since the runtime started: see vmem_set and vmem_shutdown. out->size set by the caller; fields beyond it are not written. */
 int vmem_stats(struct vmem_stats *out);
 /* Counters of a device. -ENODEV: there is no such device. */
 int vmem_device_stats(int device, struct vmem_device_stats *out);

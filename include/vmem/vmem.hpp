@@ -101,7 +101,11 @@ struct attributes {
   void* address = nullptr; /* a hint */
 };
 
-/* The owner of a region: freed with the object. A destructor cannot report: call free() where a shared file matters. */
+/*
+ * The owner of a region: freed with the object, which must end, or be free()d, before vmem_shutdown().
+ * A destructor cannot report: where freeing fails (a live lease, a shared file that cannot be
+ * written) the region stays, without an owner, until vmem_shutdown(). Call free() where that matters.
+ */
 class region {
  public:
   region() = default;

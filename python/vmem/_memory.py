@@ -142,7 +142,7 @@ def buffer(export: Export, ptr: int, nbytes: int) -> Any:
 
 def shutdown() -> None:
     """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
-    from Python are alive: their arrays would lose their memory."""
+    from Python are alive: their arrays would lose their memory. Regions that C or C++ code made are freed."""
     _dlpack.sweep()
     left = [h.label for h in list(live.values()) if not h.freed]
     if left:

@@ -83,7 +83,7 @@ class Stats:
     regions               now
     host_budget           in force, bytes
     copied_bytes          bytes that a CPU copied to put blocks in place
-    lost_blocks           whose only copy was lost, ever; unknown_blocks now: their last write failed
+    lost_blocks           whose only copy was lost, since the start; unknown_blocks now: their last write failed
     """
 
     faults: int
