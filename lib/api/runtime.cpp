@@ -191,6 +191,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 }
 
 Runtime::Runtime() {
+  core::keep_own_memory_in_children();  // before any error has words
   pthread_atfork(nullptr, nullptr, [] {
     forked.store(true);
     publish::Publisher::after_fork_in_child();
@@ -217,7 +218,6 @@ Status Runtime::start() {
   const FairLock setup(setup_);
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
-  core::keep_own_memory_in_children();
   if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;

@@ -95,6 +95,29 @@ void Pager::renew_loop() {
   }
 }
 
+// An access of a region that is being freed gets SIGBUS. From here, where that can be, and not from detach() alone:
+// detach() waits for what is under way, and that may wait for a signal handler which makes this access. True: it was
+// answered, or will be, when the move of its block has ended or by detach().
+bool Pager::touch_of_dying(const Region& r, BlockIndex b) {
+  if (r.lost) return true;  // nothing of ours may be put there
+  const Block& block = r.table[b];
+  switch (block.state) {
+    case State::resident:
+      return false;
+    case State::taking:
+    case State::writing:  // a hole that the program made, perhaps met by a thread of ours
+      return !residents_[block.aux].in_place;
+    case State::untouched:
+    case State::stored:
+    case State::held:
+    case State::failed:
+      trap_->fail(r.address(b), r.block_size).ignore();
+      return true;
+    default:
+      return true;
+  }
+}
+
 void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
   Region* r = find(fault.address);
   if (r == nullptr) {
@@ -102,8 +125,8 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return;
   }
-  if (r->dying) return;  // detach() answers it
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
+  if (r->dying && touch_of_dying(*r, b)) return;
   Block& block = r->table[b];
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));

@@ -235,6 +235,7 @@ void Pager::free_move(Move* m) {
   m->begun_ns = 0;
   free_moves_.push_back(m);
   if (core::in_memory(m->region->table[m->block].state)) go_on_to_ssd(*m->region, m->block);
+  if (m->region->dying) trap_->wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
   waiters_.wake(*m->region, m->block);
   changed_.notify_all();
 }

@@ -398,7 +398,7 @@ Status Pager::destroy(void* ptr, bool force) {
   r.dying = true;
   forget_region(r);
   notify();
-  while (r.in_flight != 0) changed_.wait(lock);  // no handler: who accesses the region now waits for this thread
+  while (r.in_flight != 0) lock.sleep(changed_);  // a handler that accesses the region: see touch_of_dying()
   forget_region(r);
   lock.unlock();
 

@@ -95,6 +95,30 @@ TEST_F(Fork, WhatRunsBeforeAForkMayAccessBlocks) {
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
 }
 
+// A variable of the environment is bad: nothing ever starts, and every call fails with words.
+TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
+  EXPECT_EQ(vmem_init(), -EINVAL);
+  std::thread caller([] {
+    while (goes_on) EXPECT_EQ(vmem_init(), -EINVAL);
+  });
+  for (int i = 0; i < 200; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  goes_on = false;
+  caller.join();
+}
+
+TEST_F(Fork, AChildIsRefusedAlsoWhereNothingHasStarted) {
+  const int status = systest::wait_for_child(
+      systest::start_child("ForkChild.DISABLED_ForksWhileCallsFail", {{"VMEM_BLOCK_SIZE", "nonsense"}}), 240);
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
+}
+
 TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
   if (IsSkipped()) return;
   const TempFile file(kSize), store(0), pid(0);

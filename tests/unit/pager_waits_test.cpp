@@ -1,7 +1,10 @@
 // Waits for a device tier that has no room: given up when nothing went on for the whole time-out, and not by the clock.
+#include <csignal>
 #include <cstring>
+#include <thread>
 
 #include "common/patience.h"
+#include "core/thread.h"
 #include "device/sim_device.h"
 #include "pager/clock.h"
 #include "pager_steps.h"
@@ -113,6 +116,52 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = to_host(0, kOnDevice)).ok(); })) << s.text();
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = acquire(kOnDevice - 1, 1, VMEM_HOST)).ok(); })) << s.text();
   release(kOnDevice - 1, 1);
+}
+
+// Who frees a region waits for a call that uses it still. That one may wait, in its turn, for a signal handler of the
+// freeing thread; and the handler may access the region, which is an error that gets its SIGBUS.
+class PagerFrees : public PagerSteps {
+ protected:
+  static inline std::atomic<PagerFrees*> test;
+  static inline std::atomic<int> handled, refused;
+  static void handler(int) {
+    PagerFrees& self = *test.load();
+    if (self.bus(self.r + 2 * vmem::pager::test::kSmall)) ++refused;
+    ++handled;
+  }
+  std::byte* r = nullptr;
+};
+
+TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
+  using vmem::pager::test::kSmall;
+  start(config());
+  r = region(4);
+  put(r, 1);
+  struct sigaction action = {}, before = {};
+  action.sa_handler = handler;
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  test = this;
+  handled = refused = 0;
+  engine->hold(Io::Op::write, true);
+  auto synced = calling([&] { return pager->sync(r, 4 * kSmall); });
+  engine->until_held(1);
+  std::thread freeing([&] {
+    const vmem::core::SignalsDeferred deferred;  // as in every call of the API
+    const Status s = pager->destroy(r, false);
+    EXPECT_TRUE(s.ok()) << s.text();
+  });
+  EXPECT_TRUE(vmem::test::eventually([&] {
+    vmem_residency out = {};
+    return pager->query(r, kSmall, &out).code() == -EINVAL;
+  })) << "it is being freed";
+  pthread_kill(freeing.native_handle(), SIGUSR1);
+  EXPECT_TRUE(vmem::test::eventually([] { return handled == 1; })) << "the call keeps it out";
+  EXPECT_EQ(refused, 1);
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  synced.get().ignore();
+  freeing.join();
+  sigaction(SIGUSR1, &before, nullptr);
 }
 
 }  // namespace
