@@ -12,8 +12,8 @@
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
 # such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 #
-# As many programs run at once as there are cores (and GiB of free memory); stress and negative, which need all of the machine,
-# each alone and last. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
+# As many programs run at once as there are cores (and GiB of free memory), stress last; and then negative, which needs all of the
+# machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
 # TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
 # the totals name them. Status 124 of a program means that a deadline of its own was met. With VMEM_LONG=1 stress takes 120 s each,
@@ -129,7 +129,7 @@ count() { # SUITE PASSED FAILED SKIPPED SECONDS
 # job SUITE NAME DEADLINE PART PROGRAM ARGS..
 job() {
   suites+=("$1") names+=("$2") deadlines+=("$3") parts+=("$4")
-  case $1 in stress | negative) alone+=(1) ;; *) alone+=('') ;; esac
+  case $1 in negative) alone+=(1) ;; *) alone+=('') ;; esac
   shift 4; commands+=("$(printf '%q ' "$@")")
 }
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
@@ -261,14 +261,15 @@ export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
 echo "== ${#names[@]} programs of $*, $slots at a time; deadlines times $patience"
 # The longest ones, which say so in their second line, begin, so that nothing is left to run beside the last of them.
-long=() first=() last=()
+long=() first=() late=() last=()
 for i in "${!names[@]}"; do
   script=$home/${names[i]}
   if [ -n "${alone[i]}" ]; then last+=("$i")
+  elif [ "${suites[i]}" = stress ]; then late+=("$i")
   elif [ -f "$script" ] && sed -n 2p "$script" | grep -q '^# Runs first'; then long+=("$i")
   else first+=("$i"); fi
 done
-run_all 0 ${long[@]+"${long[@]}"} ${first[@]+"${first[@]}"} ${last[@]+"${last[@]}"}
+run_all 0 ${long[@]+"${long[@]}"} ${first[@]+"${first[@]}"} ${late[@]+"${late[@]}"} ${last[@]+"${last[@]}"}
 for i in "${!names[@]}"; do [ ! -e "$state/$i.again" ] || repeated+=("$i"); done
 if [ ${#repeated[@]} != 0 ]; then
   slower=${fixed:-$(measured_patience "$scratch")}
