@@ -74,11 +74,12 @@ script "$work/tests/python/a.sh" 'touch $TMPDIR/forgotten.ABCDEF'
 run "what tests forget is said and removed" python 0 "1 passed, 0 failed, 0 skipped" 'tests forgot .*: 1 x forgotten'
 [ -z "$(find "$work" -maxdepth 1 -name 'vmem-tests.*')" ] || { echo "FAIL its own folder is left"; failed=$((failed + 1)); }
 
-script "$work/tests/python/a.sh" 'sleep 1000 & exit 0'
+# $$ behind the point: another run of this script has its own.
+script "$work/tests/python/a.sh" "sleep 1000.$$ & exit 0"
 run "a process that is left running is a failure, and ended" python 1 "1 passed, 1 failed, 0 skipped" 'left running: sleep 1000'
-script "$work/tests/python/a.sh" 'setsid sleep 1001 & sleep 0.5'
+script "$work/tests/python/a.sh" "setsid sleep 1001.$$ & sleep 0.5"
 run "one that left its group, too" python 1 "1 passed, 1 failed, 0 skipped" 'left running: process [0-9]+ sleep 1001'
-pgrep -f 'sleep 100[01]$' >/dev/null && { echo "FAIL a process is left"; failed=$((failed + 1)); }
+pgrep -f "sleep 100[01]\.$$\$" >/dev/null && { echo "FAIL a process is left"; failed=$((failed + 1)); }
 
 # Side by side, but those that need all of the machine alone.
 for n in 1 2; do script "$work/tests/negative/s$n.sh" '[ -z "$(ls $TMPDIR/running* 2>/dev/null)" ] || exit 1; touch $TMPDIR/running$$; sleep 0.5; rm $TMPDIR/running$$'; done
