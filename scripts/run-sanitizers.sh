@@ -39,11 +39,12 @@ while [ $# -gt 0 ]; do
   # The tests leave a core idle half of the time: the next build takes it.
   ahead=''
   [ $# = 0 ] || { build "$1" nice -n 10 & ahead=$!; }
-  # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md.
+  # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md. It sleeps at the end
+  # of each process with threads, a second if not told otherwise: most of the time of tests that end hundreds of processes.
   BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-900} VMEM_SANITIZER=$name \
     ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \
     UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}" \
-    TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:history_size=4:suppressions=$PWD/tests/tsan.supp:${TSAN_OPTIONS:-}" \
+    TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:history_size=4:atexit_sleep_ms=100:suppressions=$PWD/tests/tsan.supp:${TSAN_OPTIONS:-}" \
     scripts/run-tests.sh unit system stress | tee "$log"
   read -r p f s < <(tail -1 "$log" | tr -dc '0-9 \n')
   passed=$((passed + ${p:-0})) failed=$((failed + ${f:-1})) skipped=$((skipped + ${s:-0}))
