@@ -5,7 +5,7 @@
 #   scripts/gpu-tests.sh [-d FOLDER] [-f FILTER] [-e] [-b] [-s SECONDS] [-o FILE]
 #     -d FOLDER  where the programs are (build/gpu)     -f FILTER  a gtest filter for every test program
 #     -e         every test in a process of its own     -b         also run the programs named *_bench
-#     -s SECONDS also run each stress program for so long, side by side
+#     -s SECONDS also run each stress program for so long, on managed memory and on handles, side by side
 #     -o FILE    all output goes there; shown are failures, the lines of the benchmarks and the table
 # Environment: GPU_TEST_TIMEOUT seconds for a whole program (200), GPU_ONE_TIMEOUT for one test (40).
 # Nothing starts where a test could drive unified memory into oversubscription: each program asks for at most 8 GiB and
@@ -110,15 +110,19 @@ soaked() {
 	return 0
 }
 if [ "$soak" -gt 0 ]; then
-	for name in history model; do
-		[ -x "$folder/stress/$name" ] || continue
+	runs='history model history-handles model-handles' # NAME-BODY
+	for name in $runs; do
+		program=$folder/stress/${name%-handles}
+		[ -x "$program" ] || continue
+		device=cuda
+		[ "$name" = "${name%-handles}" ] || device=cuda-handles
 		{
-			timeout -k 3 $((soak + 100)) "$folder/stress/$name" --device cuda --seconds "$soak" >"$logs/$name" 2>&1 </dev/null
+			timeout -k 3 $((soak + 100)) "$program" --device $device --seconds "$soak" >"$logs/$name" 2>&1 </dev/null
 			echo $? >"$logs/$name.code"
 		} &
 	done
 	wait
-	for name in history model; do
+	for name in $runs; do
 		[ ! -e "$logs/$name.code" ] || soaked "$name"
 	done
 fi

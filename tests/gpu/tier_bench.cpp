@@ -10,6 +10,8 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
+#include "common/hooks.h"
+#include "device/cuda_device.h"
 #include "gpu_limits.h"
 #include "tier_peers.h"
 
@@ -51,10 +53,17 @@ class TierBench : public PeerRows {
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
     char type[32];
     snprintf(type, sizeof type, "0x%lx", static_cast<unsigned long>(f.f_type));
-    Json out{
-        {"when", when},        {"device", app_.words()},         {"kernel", u.release},           {"file_system", type},
-        {"bytes", s_.bytes},   {"device_budget", s_.budget},     {"host_budget", s_.host_budget}, {"part", s_.part},
-        {"rounds", s_.rounds}, {"wrong_words", kernels_.wrong()}};
+    Json out{{"when", when},
+             {"device", app_.words()},
+             {"kernel", u.release},
+             {"file_system", type},
+             {"bytes", s_.bytes},
+             {"device_budget", s_.budget},
+             {"host_budget", s_.host_budget},
+             {"part", s_.part},
+             {"rounds", s_.rounds},
+             {"wrong_words", kernels_.wrong()},
+             {"body", s_.device}};
     out["rows"] = table_.json();
     std::ofstream(s_.json) << out.dump(1) << "\n";
   }
@@ -62,7 +71,9 @@ class TierBench : public PeerRows {
 
 int run(Settings s) {
   std::string why;
-  const auto app = gpuapp::make_app(s.device, &why);
+  const bool handles = s.device == "cuda-handles";
+  if (handles) vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
+  const auto app = gpuapp::make_app(handles ? "cuda" : s.device, &why);
   if (app == nullptr) {
     printf("SKIPPED: no CUDA device: %s\n", why.c_str());
     return 77;
@@ -77,7 +88,7 @@ int run(Settings s) {
     fprintf(stderr, "--bytes must be a multiple of --part, and that of 2 MiB\n");
     return 1;
   }
-  if (!sim) vmem::gpu::require_managed(s.bytes + s.budget, vmem::gpu::managed_limit());
+  if (!sim && !handles) vmem::gpu::require_managed(s.bytes + s.budget, vmem::gpu::managed_limit());
   vmem::set("device", app->setting());
   vmem::set("ssd_path", s.folder);
   vmem::set("device_budget", std::to_string(s.budget));
@@ -85,10 +96,11 @@ int run(Settings s) {
   vmem::check(vmem_init());
   bool good = false;
   {
-    printf("%s; %llu MiB of data, device_budget %llu MiB, host_budget %llu MiB, parts of %llu MiB, median of %d\n\n",
-           app->words().c_str(), static_cast<unsigned long long>(s.bytes / kMiB),
-           static_cast<unsigned long long>(s.budget / kMiB), static_cast<unsigned long long>(s.host_budget / kMiB),
-           static_cast<unsigned long long>(s.part / kMiB), s.rounds);
+    printf("%s%s; %llu MiB of data, device_budget %llu MiB, host_budget %llu MiB, parts of %llu MiB, median of %d\n\n",
+           app->words().c_str(), handles ? ", on physical handles" : "",
+           static_cast<unsigned long long>(s.bytes / kMiB), static_cast<unsigned long long>(s.budget / kMiB),
+           static_cast<unsigned long long>(s.host_budget / kMiB), static_cast<unsigned long long>(s.part / kMiB),
+           s.rounds);
     TierBench bench(*app, s);
     good = bench.run();
   }
@@ -106,8 +118,8 @@ int main(int argc, char** argv) {
   CLI::App app{"The device tier beside raw limits, the loop written by hand, and CUDA's own prefetch."};
   gpubench::Settings s;
   const auto size = CLI::AsSizeValue(false);
-  app.add_option("--device", s.device, "auto, cuda, or sim: for the logic alone")
-      ->check(CLI::IsMember({"auto", "cuda", "sim"}));
+  app.add_option("--device", s.device, "auto, cuda, cuda-handles (on physical handles), or sim: for the logic alone")
+      ->check(CLI::IsMember({"auto", "cuda", "cuda-handles", "sim"}));
   app.add_option("--bytes", s.bytes, "data on the disk, and the largest region (2 GiB)")->transform(size);
   app.add_option("--budget", s.budget, "device_budget (a quarter of the data)")->transform(size);
   app.add_option("--host-budget", s.host_budget, "host_budget (2 GiB)")->transform(size);

@@ -56,13 +56,12 @@ class DeviceWork {
 
 class SimWork final : public DeviceWork {
  public:
-  // Before vmem_init.
-  explicit SimWork(int devices) : devices_(devices) {
-    static int count;
-    count = devices;
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+  // Before vmem_init. handles: devices with page tables of their own.
+  explicit SimWork(int devices, bool handles) : devices_(devices) {
+    vmem::api::test_hooks().make_devices = [devices, handles](std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
-      options.devices = count;
+      options.devices = devices;
+      options.handles = handles;
       std::unique_ptr<vmem::device::SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
       *out = std::move(made);
@@ -115,15 +114,25 @@ class SimWork final : public DeviceWork {
 };
 
 // Linked in by `make gpu-tests` alone. Before vmem_init; ends the program where there is no GPU.
-__attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work();
+__attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work(bool handles);
 
-// By the setting `device`: none, sim (two devices), cuda.
+inline constexpr const char* kDevices = "none, sim or cuda; with -handles: on physical handles";
+inline bool simulated(const std::string& device) {
+  return device == "sim" || device == "sim-handles";
+}
+// The value of the setting `device` for what --device names.
+inline std::string device_setting(const std::string& device) {
+  return device.substr(0, device.find('-'));
+}
+// Two of the simulated ones.
 inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device) {
   if (device == "none") return nullptr;
-  if (device == "sim") return std::make_unique<SimWork>(2);
-  if (device != "cuda") differs("--device %s: none, sim or cuda", device.c_str());
-  if (make_cuda_work == nullptr) differs("--device cuda: this program was built without CUDA; make gpu-tests");
-  return make_cuda_work();
+  const bool handles = device == "sim-handles" || device == "cuda-handles";
+  if (simulated(device)) return std::make_unique<SimWork>(2, handles);
+  if (!handles && device != "cuda") differs("--device %s: %s", device.c_str(), kDevices);
+  if (make_cuda_work == nullptr)
+    differs("--device %s: this program was built without CUDA; make gpu-tests", device.c_str());
+  return make_cuda_work(handles);
 }
 
 }  // namespace stress

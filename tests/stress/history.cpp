@@ -246,7 +246,7 @@ int run(uint64_t seed) {
   const int devices = gpus != nullptr ? gpus->devices() : 0;
   if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "40MiB";  // staging frames take half
   for (const auto& [name, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
+       std::initializer_list<std::pair<const char*, std::string>>{{"device", stress::device_setting(settings.device)},
                                                                   {"host_budget", settings.budget},
                                                                   {"trap", settings.trap},
                                                                   {"transfer", settings.transfer},
@@ -367,7 +367,7 @@ int main(int argc, char** argv) {
   app.add_option("--budget", settings.budget);
   app.add_option("--transfer", settings.transfer);
   app.add_option("--trap", settings.trap);
-  app.add_option("--device", settings.device, "none, sim or cuda");
+  app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
   CLI11_PARSE(app, argc, argv);

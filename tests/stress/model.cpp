@@ -510,7 +510,7 @@ void inject(Random& random) {
     flip.file = 0;
     disk->add_rule(flip);
   }
-  if (settings.device == "sim" && random.one_in(2)) {
+  if (stress::simulated(settings.device) && random.one_in(2)) {
     auto state = std::make_shared<std::atomic<uint64_t>>(random());
     vmem::device::current_sim()->set_hook([state](SimOp op, int, uintptr_t, size_t) -> vmem::core::Status {
       if (op != SimOp::map && op != SimOp::populate && op != SimOp::pin) return {};
@@ -546,7 +546,7 @@ void check_region(Region& r, bool reported) {
 void end_failures() {
   disk->clear_rules();
   disk->wait_failed();  // else one is told after it has been asked for
-  if (settings.device == "sim") vmem::device::current_sim()->set_hook(nullptr);
+  if (stress::simulated(settings.device)) vmem::device::current_sim()->set_hook(nullptr);
 }
 
 void check_all() {
@@ -618,7 +618,7 @@ int run(uint64_t seed) {
   gpus = stress::make_device_work(settings.device);
   devices = gpus != nullptr ? gpus->devices() : 0;
   for (const auto& [name, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
+       std::initializer_list<std::pair<const char*, std::string>>{{"device", stress::device_setting(settings.device)},
                                                                   {"host_budget", settings.budget},
                                                                   {"trap", settings.trap},
                                                                   {"transfer", settings.transfer},
@@ -706,7 +706,7 @@ int main(int argc, char** argv) {
   app.add_option("--transfer", settings.transfer);
   app.add_option("--trap", settings.trap);
   app.add_option("--engine", settings.engine);
-  app.add_option("--device", settings.device, "none, sim or cuda");
+  app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--blocks", settings.blocks);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
