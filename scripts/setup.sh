@@ -61,10 +61,12 @@ elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   echo "setup: ${groups[*]}: installing ${missing[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
   exec 9<"$0" && flock 9  # make asks for several groups at once, and apt-get update does not wait for another
-  install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "${missing[@]}" </dev/null >&2; }
+  install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "$@" </dev/null >&2; }
   # The package lists of a fresh machine are missing or old; they are fetched only when the install cannot do without.
   compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null || apt-get update -qq >&2 || true
-  install || { apt-get update -qq >&2 && install; } || echo "setup: apt-get could not install ${missing[*]}" >&2
+  install "${missing[@]}" || { apt-get update -qq >&2 && install "${missing[@]}"; } ||
+    # A package that this release lacks keeps no other away.
+    for package in "${missing[@]}"; do install "$package" || echo "setup: apt-get could not install $package" >&2; done
 else
   echo "setup: missing: ${missing[*]}" >&2
   echo "setup: install with:  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2

@@ -42,6 +42,18 @@ if [ "$(id -u)" = 0 ]; then
   out=$(scripts/setup.sh --quiet build 2>&1)
   report "setup.sh installs it, and says so" "$(grep -q 'install .*libzstd-dev' "$work/apt" || echo "apt-get was not called")$(grep -q 'installing libzstd-dev' <<<"$out" || echo " said: $out")"
 fi
+# Two are missing, and one of them no release has: the other one is installed.
+if [ "$(id -u)" = 0 ]; then
+  mkdir "$work/lacking"
+  # shellcheck disable=SC2016  # for the scripts that are written
+  printf '#!/bin/bash\nfor name; do case $name in -*|liblz4-dev|libzstd-dev) ;; *) echo "ii $name" ;; esac; done\nexit 1\n' >"$work/lacking/dpkg-query"
+  # shellcheck disable=SC2016
+  printf '#!/bin/bash\ncase " $* " in *" libzstd-dev "*) exit 100 ;; *" install "*) echo "$*" >>"%s/alone" ;; esac\n' "$work" >"$work/lacking/apt-get"
+  chmod +x "$work"/lacking/*
+  out=$(PATH=$work/lacking:$PATH scripts/setup.sh --quiet build 2>&1)
+  report "a package that cannot be had keeps no other away" "$(grep -q ' liblz4-dev$' "$work/alone" 2>/dev/null || echo "liblz4-dev was not installed;")$(
+    grep -q 'could not install libzstd-dev$' <<<"$out" || echo " said: $out")"
+fi
 # Whichever of several groups comes first: make asks for them side by side.
 out=$(scripts/setup.sh --quiet --check test 2>&1)
 report "group test asks for what group build does: none of it compiles without" "$(grep -q 'missing: libzstd-dev$' <<<"$out" || echo " said: $out")"
