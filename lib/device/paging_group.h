@@ -1,0 +1,233 @@
+// What a group does that asks for blocks: a warp or a thread block, of which one thread calls. A barrier of the group
+// carries the rest: one behind an acquire, before the group's accesses, and one behind these, before the release.
+#pragma once
+
+#include <cstdint>
+
+#include "device/paging_protocol.h"
+
+namespace vmem::paging {
+
+// Rules, for whoever wants no deadlock:
+// - acquire() waits, so it is refused to a group that holds pins; what is needed together is acquired together.
+//   try_acquire() and prefetch() never wait, and are free.
+// - A group that holds pins waits for no group that may be acquiring (a barrier of the grid, a lock, a queue). The
+//   protocol cannot see that; acquires end with no_progress then.
+// - What is pinned is released soon: a block leaves only when no group has it.
+// One object a group; nothing in it is shared. A block may be in a list more than once.
+// kRounds: how often it tries without the token; with it, groups come one after the other.
+template <typename Atomics, uint32_t kRounds = 4>
+class Group {
+ public:
+  // patience: for how long, in Atomics::now()'s units, an acquire waits while the server gets nothing done for anybody.
+  VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience) : table_(table), patience_(patience) {}
+
+  // Pins the block, or requests it and says not_yet.
+  VMEM_PAGING Answer try_acquire(uint32_t block, Intent intent) {
+    if (block >= table_.blocks) return Answer::out_of_range;
+    const Answer answer = pin(block, intent);
+    if (answer == Answer::present) {
+      ++held_;
+    } else if (answer == Answer::not_yet) {
+      ask(block, Urgency::wait);
+      // Only who waits for it looks at this otherwise.
+      if (Atomics::load(&table_.control->ended) != 0) return ended();
+    }
+    return answer;
+  }
+
+  // A hint: it may be lost when many ask at once.
+  VMEM_PAGING void prefetch(uint32_t block) {
+    if (block < table_.blocks) ask(block, Urgency::prefetch);
+  }
+
+  VMEM_PAGING Answer acquire(uint32_t block, Intent intent) { return acquire_all(&block, 1, intent); }
+
+  // All of them (list[0] to list[count - 1], block numbers), or none and an error.
+  //
+  // A group that lacks one gives up those that it has before it waits, so that nobody waits for memory that is held by
+  // somebody who waits. That alone could go on for ever, each evicting what another has just been given; so after some
+  // rounds a group waits for the token. Who has it keeps what it gets: one such group cannot close a circle.
+  template <typename List>
+  VMEM_PAGING Answer acquire_all(const List& list, uint32_t count, Intent intent) {
+    if (held_ != 0) return Answer::would_deadlock;
+    if (count > table_.frames) return Answer::too_many;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (list[i] >= table_.blocks) return Answer::out_of_range;
+    }
+    Watch watch(table_, patience_);
+    for (uint32_t round = 0;; ++round) {
+      uint32_t pinned = 0;
+      Answer answer = pin_some(list, count, intent, &pinned);
+      if (answer == Answer::present) return held(count);
+      unpin(list, pinned);
+      if (answer != Answer::not_yet) return answer;
+      if (count > 1 && round == kRounds) return acquire_with_token(list, count, intent, &watch);
+      answer = wait_for(list, pinned, count, &watch);
+      if (answer != Answer::present) return answer;
+    }
+  }
+
+  // Of one that was acquired, by whatever call; all accesses are done.
+  VMEM_PAGING void release(uint32_t block) { release_all(&block, 1); }
+  template <typename List>
+  VMEM_PAGING void release_all(const List& list, uint32_t count) {
+    unpin(list, count);
+    held_ -= count;
+  }
+
+  VMEM_PAGING uint32_t held() const { return held_; }
+
+ private:
+  // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.
+  class Watch {
+   public:
+    VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience)
+        : control_(table.control), patience_(patience), seen_(Atomics::load(&control_->progress)), since_(0) {}
+    VMEM_PAGING Answer check() {
+      const uint32_t ended = Atomics::load(&control_->ended);
+      if (ended != 0) return static_cast<Answer>(ended);
+      const uint64_t progress = Atomics::load(&control_->progress), now = Atomics::now();
+      if (since_ == 0 || progress != seen_) {
+        seen_ = progress;
+        since_ = now;
+      }
+      return now - since_ > patience_ ? Answer::no_progress : Answer::present;
+    }
+
+   private:
+    Control<Atomics>* control_;
+    uint64_t patience_, seen_, since_;
+  };
+
+  VMEM_PAGING Answer held(uint32_t count) {
+    held_ += count;
+    return Answer::present;
+  }
+  VMEM_PAGING Answer ended() const { return static_cast<Answer>(Atomics::load(&table_.control->ended)); }
+
+  // not_yet: nothing is pinned.
+  VMEM_PAGING Answer pin(uint32_t block, Intent intent) {
+    // A look that leaves no trace: waiting groups do not disturb an eviction.
+    const uint64_t state = Atomics::load(&table_.state[block]);
+    if (kind_of(state) != Kind::present) return refusal(state);
+    Atomics::add(&table_.use[block], kPinned);  // [pin]
+    // If this generation has passed, the mark does no harm: nobody compares with it any more. If it has not, and the
+    // pin comes too late, a block counts as written that was not.
+    if (intent == Intent::write) raise(&table_.written[block], generation_of(state));  // [mark]
+    Atomics::fence();                                                                  // [pin], [bytes]
+    const uint64_t again = Atomics::load_acquire(&table_.state[block]);                // [pin]
+    // The same word: the block was there all the time, and what was marked is what is pinned.
+    if (again == state) return Answer::present;
+    Atomics::add(&table_.use[block], kRefused);
+    return refusal(again);
+  }
+
+  VMEM_PAGING static Answer refusal(uint64_t state) {
+    return kind_of(state) == Kind::failed ? error_of(state) : Answer::not_yet;
+  }
+
+  // [unpin]
+  template <typename List>
+  VMEM_PAGING void unpin(const List& list, uint32_t count) {
+    for (uint32_t i = count; i-- > 0;) Atomics::add_release(&table_.use[list[i]], kReleased);
+  }
+
+  template <typename List>
+  VMEM_PAGING Answer pin_some(const List& list, uint32_t count, Intent intent, uint32_t* pinned) {
+    for (; *pinned < count; ++*pinned) {
+      const Answer answer = pin(list[*pinned], intent);
+      if (answer != Answer::present) return answer;
+    }
+    return Answer::present;
+  }
+
+  // Generations never come round, so larger is later; who finds a later one leaves it.
+  VMEM_PAGING static void raise(typename Atomics::template Word<uint64_t>* word, uint64_t least) {
+    uint64_t found = Atomics::load(word);
+    while (found < least && !Atomics::swap_if(word, &found, least)) continue;
+  }
+
+  // Requests a block that is not present, once a generation and urgency. False: it is not requested for now, because
+  // the ring was full; whoever waits asks again. Every order is relaxed: `asked` carries nothing but itself.
+  VMEM_PAGING bool ask(uint32_t block, Urgency urgency) {
+    const uint64_t state = Atomics::load(&table_.state[block]);
+    if (kind_of(state) != Kind::not_present) return true;
+    const uint64_t want = asked_word(generation_of(state), urgency);
+    uint64_t found = Atomics::load(&table_.asked[block]);
+    do {
+      if (found >= want) return true;  // as urgently at least; or for a generation that this group has not seen yet
+    } while (!Atomics::swap_if(&table_.asked[block], &found, want));
+    if (push(block, urgency)) return true;
+    // Others that saw our mark wait for what was never requested: without it they ask again. Where it is no longer
+    // ours, somebody with a request of his own has come.
+    uint64_t mine = want;
+    Atomics::swap_if(&table_.asked[block], &mine, found);
+    return false;
+  }
+
+  // [ring]: each cell has one owner at a time, told by its sequence number. False: full.
+  VMEM_PAGING bool push(uint32_t block, Urgency urgency) {
+    uint64_t position = Atomics::load(&table_.control->ring_head);
+    for (;;) {
+      auto* const cell = &table_.ring[position & (table_.cells - 1)];
+      const auto at = static_cast<uint32_t>(position);
+      if (static_cast<int32_t>(sequence_of(Atomics::load(cell)) - at) < 0) return false;
+      // Where the cell is ahead, another group has claimed the position: this fails, and finds the latest.
+      if (Atomics::swap_if(&table_.control->ring_head, &position, position + 1)) {
+        Atomics::store(cell, cell_word(at + 1, block, urgency));
+        break;
+      }
+    }
+    if constexpr (Atomics::kWakes) {
+      Atomics::fence();  // [asleep]
+      if (Atomics::load(&table_.control->asleep) != 0) Atomics::wake(&table_.control->asleep);
+    }
+    return true;
+  }
+
+  // For list[which], until a pin may succeed or bring an error, which is `present`; or it is to wait no longer. It asks
+  // again each time: the block may have come and gone, or the ring have been full. Those after it are requested too,
+  // but none of them is held for a group that is not looking for it.
+  template <typename List>
+  VMEM_PAGING Answer wait_for(const List& list, uint32_t which, uint32_t count, Watch* watch) {
+    for (uint32_t i = which; i < count; ++i) ask(list[i], i == which ? Urgency::wait : Urgency::needed);
+    for (;;) {
+      const Kind kind = kind_of(Atomics::load(&table_.state[list[which]]));
+      if (kind == Kind::present || kind == Kind::failed) return Answer::present;
+      ask(list[which], Urgency::wait);
+      const Answer answer = watch->check();
+      if (answer != Answer::present) return answer;
+      Atomics::pause();
+    }
+  }
+
+  // The token passes no data, only leave to wait: relaxed.
+  template <typename List>
+  VMEM_PAGING Answer acquire_with_token(const List& list, uint32_t count, Intent intent, Watch* watch) {
+    uint32_t free = 0;
+    while (!Atomics::swap_if(&table_.control->token, &free, uint32_t{1})) {
+      free = 0;
+      const Answer answer = watch->check();
+      if (answer != Answer::present) return answer;
+      Atomics::pause();
+    }
+    uint32_t pinned = 0;
+    Answer answer = Answer::present;
+    while (answer == Answer::present && pinned < count) {
+      answer = pin_some(list, count, intent, &pinned);
+      if (answer != Answer::not_yet) continue;
+      answer = wait_for(list, pinned, count, watch);
+    }
+    Atomics::store(&table_.control->token, uint32_t{0});
+    if (answer == Answer::present) return held(count);
+    unpin(list, pinned);
+    return answer;
+  }
+
+  Table<Atomics> table_;
+  uint64_t patience_;
+  uint32_t held_ = 0;
+};
+
+}  // namespace vmem::paging

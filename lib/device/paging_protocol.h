@@ -1,0 +1,179 @@
+// The protocol between kernels that ask for blocks and the server that pages them in while they run: the words in
+// memory that both sides access, who may write which, and the answers. What the two sides do is in paging_group.h (a
+// warp or a thread block that asks) and paging_server.h. The states, why nothing deadlocks, and what is missing (no
+// kernel uses this yet): docs/kernels-that-ask.md. C++17, for the host and for devices: nothing of the C++ library.
+//
+// Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can
+// serve a device whose groups alone have atomic operations there:
+//   state    the server alone        asked, use, written, token, ring_head   the groups alone
+//   progress, ended, asleep          the server (who wakes it clears asleep)
+//   a cell of the ring               the group that has claimed it, then the server, in turn
+//
+// Memory order, by the pairs that need one; the names are at the operations that are meant. tests/protocol has
+// checkers, which find something as soon as one of these orders is taken away:
+//   [bytes]   a block's bytes -> publish (store-release of `state`) -> a pin's first look -> its fence -> accesses. An
+//             access may overtake the second look: that has to find the same word, so the bytes were in place
+//             meanwhile. (It is an acquire all the same, for ThreadSanitizer, which knows no fences.)
+//   [pin]     a pin: add to `use`, fence, look at `state`. An eviction: store `state`, fence, look at `use`. Of two
+//             sequentially consistent fences one comes first, and what is before it is seen behind the other: the
+//             group finds the block evicting, or the server finds it pinned, or both.
+//   [unpin]   accesses -> release (add-release to `use`) -> the server finds no pin (load-acquire) -> it copies
+//             the block out or gives its frame to another. Later adds and subtractions of other groups are
+//             read-modify-writes, which continue the release sequence: the server need not read the release itself.
+//   [mark]    a pin for writing marks `written` before its fence. By the argument of [pin], an eviction that misses the
+//             mark has stopped the pin, in whatever order the server reads `use` and `written`. `written` grows only: a
+//             group that is late cannot take back the mark of a later generation.
+//   [ring]    a request travels in the word that says it is there: relaxed is enough.
+//   [asleep]  a group: store the request, fence, look at `asleep`. The server: store `asleep`, fence, look at the ring.
+//             As [pin]: the group wakes it, or it finds the request.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(__CUDA__)
+#define VMEM_PAGING __host__ __device__
+#else
+#define VMEM_PAGING
+#endif
+
+namespace vmem::paging {
+
+// What a group is told. All but the first two are errors; nothing is pinned then.
+enum class Answer : uint8_t {
+  present,         // pinned: loads and stores are right until it is released
+  not_yet,         // requested; of what does not wait
+  io_error,        // its bytes could not be read
+  no_memory,       // no memory to read them into
+  ended,           // the server has ended: nothing will come any more
+  no_progress,     // the server got nothing done for as long as the group was willing to wait
+  would_deadlock,  // the group holds pins, and would have to wait
+  too_many,        // more blocks at once than the server promises frames for
+  out_of_range,
+};
+
+enum class Intent : uint8_t { read, write };
+
+// ---- state: kind, error and generation of a block ------------------------------------------------------------------
+// A generation is a block's time in memory and the time before, when it was not. Another one begins with each eviction,
+// and when the server has written back a block that stays. 48 bits: they do not come round.
+enum class Kind : uint8_t {
+  not_present,
+  present,
+  evicting,  // no new pins; present again if somebody has one
+  failed,    // with an error: groups get it, until the server tries again
+};
+
+VMEM_PAGING constexpr uint64_t state_word(Kind kind, uint64_t generation, Answer error = Answer::present) {
+  return generation << 16 | static_cast<uint64_t>(error) << 8 | static_cast<uint64_t>(kind);
+}
+VMEM_PAGING constexpr Kind kind_of(uint64_t state) {
+  return static_cast<Kind>(state & 0xff);
+}
+VMEM_PAGING constexpr Answer error_of(uint64_t state) {
+  return static_cast<Answer>(state >> 8 & 0xff);
+}
+VMEM_PAGING constexpr uint64_t generation_of(uint64_t state) {
+  return state >> 16;
+}
+constexpr uint64_t kFirstGeneration = 1;
+
+// ---- use: how many pins a block has, and how often one was released ------------------------------------------------
+constexpr uint32_t kTake = 1 << 24;
+constexpr uint32_t kPinned = 1;                 // 24 bits: more than all threads of a device, each with several
+constexpr uint32_t kReleased = kTake - 1;       // counts: it comes round, and is compared for a change only
+constexpr uint32_t kRefused = 0 - uint32_t{1};  // a pin that came too late: nobody had the block
+VMEM_PAGING constexpr uint32_t pins_of(uint32_t use) {
+  return use & (kTake - 1);
+}
+VMEM_PAGING constexpr uint32_t takes_of(uint32_t use) {
+  return use / kTake;
+}
+
+// ---- asked: for which generation, and how urgently -----------------------------------------------------------------
+// Requested is no state of the server's: a block is that when it is not present and `asked` names its generation. So
+// nobody has to clear it, and a generation has three requests at most.
+enum class Urgency : uint8_t {
+  prefetch = 1,
+  needed = 2,  // by a group that waits for another block first, and wants both
+  wait = 3,    // by a group that is about to look for it again: it stays until somebody has had it
+};
+
+VMEM_PAGING constexpr uint64_t asked_word(uint64_t generation, Urgency urgency) {
+  return generation << 2 | static_cast<uint64_t>(urgency);
+}
+
+// ---- a cell of the ring: sequence number and request ---------------------------------------------------------------
+// Empty for position p: the sequence number is p; full: p + 1. The server empties it for the next round.
+constexpr uint32_t kMaxBlocks = 1 << 30;
+
+VMEM_PAGING constexpr uint64_t cell_word(uint32_t sequence, uint32_t block = 0, Urgency urgency = Urgency::prefetch) {
+  return static_cast<uint64_t>(sequence) << 32 | block << 2 | static_cast<uint64_t>(urgency);
+}
+VMEM_PAGING constexpr uint32_t sequence_of(uint64_t cell) {
+  return static_cast<uint32_t>(cell >> 32);
+}
+VMEM_PAGING constexpr uint32_t block_of(uint64_t cell) {
+  return static_cast<uint32_t>(cell) >> 2;
+}
+VMEM_PAGING constexpr Urgency urgency_of(uint64_t cell) {
+  return static_cast<Urgency>(cell & 3);
+}
+
+// Atomics says how words are accessed: the host's builtins, a device's instructions, or a checker's.
+//   template <typename T> using Word;
+//   static constexpr bool kWakes;                  groups can wake a server that sleeps (no device can)
+//   T load(Word<T>*), load_acquire(Word<T>*)       relaxed where nothing else is said
+//   void store(Word<T>*, T), store_release(Word<T>*, T)
+//   T add(Word<T>*, T), add_release(Word<T>*, T)
+//   bool swap_if(Word<T>*, T* found, T wanted)     strong; what is there is in *found when it was not that
+//   void fence()                                   sequentially consistent, for all who access the words
+//   uint64_t now(); void pause(); void wake(Word<uint32_t>* asleep)
+// all of them static.
+
+template <typename Atomics>
+struct Control {
+  template <typename T>
+  using Word = typename Atomics::template Word<T>;
+
+  Word<uint64_t> ring_head;  // how many cells were ever claimed
+  Word<uint64_t> progress;   // changes whenever the server got anything done
+  Word<uint32_t> ended;      // an Answer; 0: the server runs
+  Word<uint32_t> token;      // 1: some group may wait while it holds pins
+  Word<uint32_t> asleep;     // 1: the server wants to be woken
+};
+
+// What a kernel gets, by value. All but the ring lies where the groups run: a hit accesses nothing else.
+template <typename Atomics>
+struct Table {
+  template <typename T>
+  using Word = typename Atomics::template Word<T>;
+
+  Word<uint64_t>* state;
+  Word<uint64_t>* asked;
+  Word<uint64_t>* written;  // the last generation in which somebody could write
+  Word<uint32_t>* use;
+  Control<Atomics>* control;
+  Word<uint64_t>* ring;  // where the server runs
+  uint32_t cells;        // a power of two, 2 at least: one could not tell full from empty
+  uint32_t blocks;       // at most kMaxBlocks
+  uint32_t frames;       // what one group may hold at once: the server never has fewer in all
+};
+
+// Before anybody else sees the table.
+template <typename Atomics>
+void initialise(const Table<Atomics>& table) {
+  for (uint32_t i = 0; i < table.blocks; ++i) {
+    Atomics::store(&table.state[i], state_word(Kind::not_present, kFirstGeneration));
+    Atomics::store(&table.asked[i], uint64_t{0});
+    Atomics::store(&table.written[i], uint64_t{0});
+    Atomics::store(&table.use[i], uint32_t{0});
+  }
+  for (uint32_t i = 0; i < table.cells; ++i) Atomics::store(&table.ring[i], cell_word(i));
+  Atomics::store(&table.control->ring_head, uint64_t{0});
+  Atomics::store(&table.control->progress, uint64_t{0});
+  Atomics::store(&table.control->ended, uint32_t{0});
+  Atomics::store(&table.control->token, uint32_t{0});
+  Atomics::store(&table.control->asleep, uint32_t{0});
+}
+
+}  // namespace vmem::paging
