@@ -3,8 +3,8 @@
 #
 # Groups: build (default), test, check, vm, kernel; wheel (make wheel, and an environment to install it into); package (Debian packages: debhelper, lintian and what makes a clean
 # system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
-# Prometheus server, for the tests of the dashboard). CUDA is never installed: the library builds without it and takes a
-# toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
+# Prometheus server, for the tests of the dashboard); model (model checkers for the paging protocol, 2 MB: their test skips
+# without them). CUDA is never installed: the library builds without it and takes a toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
 # the essentials are there. Does nothing, at once, when nothing is missing; --quiet says nothing in that case. --check installs
 # nothing and says what is missing. Exit: 0; 1: an essential is missing; with --check 3: something else is.
 set -euo pipefail
@@ -14,6 +14,7 @@ declare -A packages=(
   [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev cmake"
   [wheel]="python3-venv"
   [monitoring]="prometheus"
+  [model]="spin relacy-dev"
   [torch]="python3-torch"
   [check]="clang clang-format clang-tidy shellcheck groff-base"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev dwarves sparse"
@@ -23,7 +24,7 @@ declare -A packages=(
 )
 # A package that provides the name counts too (pkgconf for pkg-config).
 declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
-  [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [cmake]=cmake [busybox-static]=busybox)
+  [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [cmake]=cmake [busybox-static]=busybox [spin]=spin)
 
 quiet='' check='' groups=()
 for word in "$@"; do
