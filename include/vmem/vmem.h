@@ -125,6 +125,7 @@ struct vmem_stats {
 	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
 	uint64_t lost_blocks;       /* blocks whose only copy was lost, since the start: vmem_sync */
 	uint64_t unknown_blocks;    /* blocks now whose last write failed: what the SSD has may be torn */
+	uint64_t neighbour_blocks;  /* read with one that was asked for (VMEM_BLOCK_AUTO): whether they are used is not seen */
 };
 
 struct vmem_device_stats {

@@ -43,6 +43,7 @@ void fill(pager::Pager& pager, publish::Stats* to) {
   to->checksum_errors = stats.checksum_errors;
   to->lost_blocks = stats.lost_blocks;
   to->unknown_blocks = stats.unknown_blocks;
+  to->neighbour_blocks = stats.neighbour_blocks;
   to->lease_blocks = read(pager.counters().lease_blocks);
   to->lease_hits = read(pager.counters().lease_hits);
 }

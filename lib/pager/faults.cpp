@@ -285,7 +285,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     Move* m = fill.submit.pop();
     m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
     queues_.speculation.started(*m);
-    core::add(counters_.prefetched_blocks);
+    core::add(counters_.neighbour_blocks);
     run.stride > 0 ? reads.push_back(m) : reads.push_front(m);
   }
   r.readahead.presume(run);

@@ -300,6 +300,7 @@ void Pager::stats(struct vmem_stats* out) {
   out->prefetch_wasted = read(counters_.prefetch_wasted);
   out->copied_bytes = read(counters_.copied_bytes);
   out->lost_blocks = read(counters_.lost_blocks);
+  out->neighbour_blocks = read(counters_.neighbour_blocks);
   out->ssd_bytes = space_->used();
   Lock lock(mutex_);
   out->host_bytes = budget_.charged();

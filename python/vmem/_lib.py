@@ -75,7 +75,8 @@ StatsStruct = _words(
     "StatsStruct",
     "size faults fault_ns_total fault_ns_max read_bytes write_bytes host_bytes device_bytes ssd_bytes evictions"
     " clean_drops prefetched_blocks prefetch_hits host_to_device_bytes device_to_host_bytes io_errors checksum_errors"
-    " regions soft_faults prefetch_wasted host_budget copied_bytes lost_blocks unknown_blocks",
+    " regions soft_faults prefetch_wasted host_budget copied_bytes lost_blocks unknown_blocks"
+    " neighbour_blocks",
 )
 DeviceStatsStruct = _words(
     "DeviceStatsStruct",

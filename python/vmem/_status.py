@@ -84,6 +84,7 @@ class Stats:
     host_budget           in force, bytes
     copied_bytes          bytes that a CPU copied to put blocks in place
     lost_blocks           whose only copy was lost, since the start; unknown_blocks now: their last write failed
+    neighbour_blocks      read with one that was asked for (block size auto): whether they are used is not seen
     """
 
     faults: int
@@ -109,6 +110,7 @@ class Stats:
     copied_bytes: int
     lost_blocks: int
     unknown_blocks: int
+    neighbour_blocks: int
 
 
 @dataclass(frozen=True)

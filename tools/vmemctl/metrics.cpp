@@ -105,6 +105,8 @@ const Metric kMetrics[] = {
      &publish::Stats::prefetch_hits},
     {"vmem_prefetch_wasted_total", "counter", "Blocks read or promoted ahead and evicted unused.",
      &publish::Stats::prefetch_wasted},
+    {"vmem_neighbour_blocks_total", "counter", "Blocks read with one that was asked for, where the block size is auto.",
+     &publish::Stats::neighbour_blocks},
     {"vmem_lease_blocks_total", "counter", "Blocks that acquires asked for.", &publish::Stats::lease_blocks},
     {"vmem_lease_hits_total", "counter", "Blocks that acquires found in place.", &publish::Stats::lease_hits},
     {"vmem_ssd_read_bytes_total", "counter", "Bytes read from the SSD.", &publish::Stats::read_bytes},

@@ -351,6 +351,7 @@ const std::vector<Field> kFields = {
     {"checksum_errors", &publish::Stats::checksum_errors},
     {"lost_blocks", &publish::Stats::lost_blocks},
     {"unknown_blocks", &publish::Stats::unknown_blocks},
+    {"neighbour_blocks", &publish::Stats::neighbour_blocks},
     {"lease_blocks", &publish::Stats::lease_blocks},
     {"lease_hits", &publish::Stats::lease_hits},
 };
