@@ -270,6 +270,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
   policy::Run run = r.neighbours.around(b, present);
   run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
+  const uint64_t cap = speculative_limit(r);
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[n];
@@ -278,7 +279,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && table_may_grow(r, n);
     After fill;
     if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
-        !start_fill(r, n, Urgency::readahead, fill)) {
+        !queues_.speculation.may_start(r.block_size, cap) || !start_fill(r, n, Urgency::readahead, fill)) {
       run.count = i;
       break;
     }

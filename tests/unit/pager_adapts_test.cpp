@@ -2,6 +2,7 @@
 // it is harmed by its failure.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "pager_steps.h"
@@ -19,12 +20,12 @@ constexpr size_t kHuge = vmem::core::kHugePage, kGroup = kHuge / kSmall;
 
 class PagerAdapts : public PagerSteps {
  protected:
-  // Two groups whose blocks are in the store, each with its number.
-  std::byte* stored(Config c = config()) {
+  // Groups whose blocks are in the store, each with its number.
+  std::byte* stored(Config c = config(), size_t groups = 2) {
     start(std::move(c));
-    std::byte* const r = adapting(2 * kHuge);
-    for (size_t i = 0; i < 2 * kGroup; ++i) put(r + i * kSmall, i + 1);
-    evict(r, 2 * kHuge);
+    std::byte* const r = adapting(groups * kHuge);
+    for (size_t i = 0; i < groups * kGroup; ++i) put(r + i * kSmall, i + 1);
+    evict(r, groups * kHuge);
     return r;
   }
   std::byte* adapting(size_t size) {
@@ -179,6 +180,26 @@ TEST_F(PagerAdapts, FreeingWhileNeighboursAreReadWaitsForThem) {
   engine->let_go();
   EXPECT_TRUE(freed.get().ok());
   reader.wait();
+}
+
+// Half of the buffers are for what faults ask for, however much could be read beside it.
+TEST_F(PagerAdapts, NeighboursLeaveBuffersToFaults) {
+  constexpr size_t kGroups = 6, kBuffers = (16 << 20) / 8 / kSmall;  // a part of the budget
+  std::byte* const r = stored(config(16 << 20), kGroups);
+  for (size_t g = 0; g < kGroups; ++g) {
+    for (size_t i = 0; i < kGroup / 2; ++i) EXPECT_EQ(get(r + (g * kGroup + i) * kSmall), g * kGroup + i + 1);
+    engine->until_idle();
+  }
+  engine->hold(Io::Op::read, true);
+  for (size_t g = 0; g < kGroups; ++g) {
+    trap->report(r + (g * kGroup + kGroup / 2) * kSmall, vmem::trap::FaultKind::read);
+    trap->until_quiet();
+    EXPECT_EQ(engine->held(), std::min(kGroup / 2 * (g + 1), kBuffers / 2 + g + 1)) << "each fault is read for";
+  }
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  engine->until_idle();
+  for (size_t i = 0; i < kGroups * kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
 }
 
 TEST_F(PagerAdapts, ABudgetOfFewBlocksIsKept) {
