@@ -208,10 +208,11 @@ uint64_t Pager::bounce_limit(const Region& r) const {
   return std::max(least_bounce(r), std::min<uint64_t>({most, budget_.limit() / 8, uint64_t{64} << 20}));
 }
 
-// Bytes of read-ahead and prefetch that are read at a time where the next are of this region.
+// Bytes of read-ahead, prefetch and neighbours that are read at a time where the next are of this region: they have
+// half of the buffers at most.
 uint64_t Pager::speculative_limit(const Region& r) const {
   uint64_t most = config_.io_depth * std::max(r.block_size, kReadTogether);
-  if (r.bounces) most = std::min(most, bounce_limit(r) / 2);
+  if (r.bounces) most = std::min(most, bounce_limit(r) / 2 / (least_bounce(r) / r.block_size));
   return std::max<uint64_t>(most, r.block_size);
 }
 

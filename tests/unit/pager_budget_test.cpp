@@ -48,6 +48,35 @@ TEST_F(PagerBudget, BuffersGoWithTheLastRegionOfTheirSize) {
   }
 }
 
+// Each compressed block that is copied takes two.
+TEST_F(PagerBudget, APrefetchOfCompressedBlocksLeavesBuffersToFaults) {
+  using vmem::store::Io;
+  start(config(16 * kMiB));
+  constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / vmem::pager::test::kSmall;  // an eighth of the budget
+  NewRegion what;
+  what.block_size = vmem::pager::test::kSmall;
+  what.size = kBlocks * what.block_size;
+  what.codec = vmem::store::Codec::lz4;
+  void* at = nullptr;
+  ASSERT_TRUE(pager->create(what, &at).ok());
+  auto* const r = static_cast<std::byte*>(at);
+  for (size_t i = 0; i < kBlocks; ++i) put(r + i * what.block_size, i + 1);
+  evict(r, what.size);
+  EXPECT_LT(space->used(), what.size) << "they shrank";
+  engine->hold(Io::Op::read, true);
+  EXPECT_TRUE(pager->prefetch(r, what.size / 2, VMEM_HOST).ok());
+  EXPECT_EQ(engine->held(), kBuffers / 4);
+  for (size_t i = 1; i <= kBuffers / 4; ++i) {
+    trap->report(r + (kBlocks - i) * what.block_size, vmem::trap::FaultKind::read);
+    trap->until_quiet();
+    EXPECT_EQ(engine->held(), kBuffers / 4 + i) << "a fault is read for";
+  }
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  engine->until_idle();
+  for (size_t i = 0; i < kBlocks; ++i) EXPECT_EQ(get(r + i * what.block_size), i + 1);
+}
+
 TEST_F(PagerBudget, ARegionThatIsGrantedIsServedAndOneThatCannotBeIsRefusedWithTheNumbers) {
   start(config(8 * kMiB));
   for (size_t block : {size_t{4096}, size_t{16} << 10, size_t{64} << 10}) put(region(4, block), 7);
