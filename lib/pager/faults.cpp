@@ -269,7 +269,12 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
   for (uint32_t i = 0; i < r.neighbours.count(b); ++i)
     present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
   policy::Run run = r.neighbours.around(b, present);
+  if (run.count < 2) return;
   run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
+  // The run goes on as it is used: one that was stored to will be.
+  const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
+  const bool stores = (before.flags & core::kProtected) == 0 &&
+                      (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
   const uint64_t cap = speculative_limit(r);
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
@@ -285,6 +290,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     }
     Move* m = fill.submit.pop();
     m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
+    m->stored_soon = stores;
     queues_.speculation.started(*m);
     core::add(counters_.neighbour_blocks);
     run.stride > 0 ? reads.push_back(m) : reads.push_front(m);

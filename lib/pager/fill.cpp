@@ -298,8 +298,8 @@ void Pager::finish_read(Move* m, After& after) {
     pump(after);
     return;
   }
-  // Where every block is stored to, one that was read ahead would only trap a second time.
-  const bool stored_soon = !wanted && r.stores_in_row >= kStoresInRow && (block.flags & core::kReadAhead) != 0;
+  // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
+  const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0 && !stored_soon;
   start_installing(m, State::filling, after);

@@ -86,6 +86,7 @@ struct Move : core::OwnNew {
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
   bool reads_ahead = false;     // .. and is being read, as Speculation counts it
+  bool stored_soon = false;     // .. as a neighbour, and the block beside it that tells what comes was stored to
   bool cut = false;             // fill: the file became shorter than the block wants
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 
 #include "pager_steps.h"
@@ -111,6 +112,54 @@ TEST_F(PagerAdapts, NeighboursAreNoReadAheadOfWhichTheUseIsCounted) {
   EXPECT_EQ(stats().prefetched_blocks, 0u);
   EXPECT_EQ(stats().prefetch_hits, 0u);
   EXPECT_EQ(stats().prefetch_wasted, 0u);
+}
+
+// Also beside loads elsewhere in the region. A store that finds its block missing traps once; at a neighbour of such a
+// block no store traps at all.
+TEST_F(PagerAdapts, StoresToTheNeighboursOfBlocksThatWereStoredToDoNotTrap) {
+  std::byte* const r = stored();
+  size_t apart = kGroup;  // blocks of the other group, none beside another
+  for (size_t i = 0; i < kGroup; ++i) {
+    if (std::has_single_bit(i)) {
+      EXPECT_EQ(get(r + apart * kSmall), apart + 1);
+      apart += 5;
+    }
+    put(r + i * kSmall, i + 1001);
+    engine->until_idle();
+  }
+  EXPECT_EQ(stats().neighbour_blocks, kGroup - 6);
+  EXPECT_EQ(pager->counters().write_protect_faults, 0u);
+  evict(r, kHuge);
+  for (size_t i = 0; i < kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1001);
+}
+
+// One that is loaded first traps at its first store, as any block; its neighbours do not.
+TEST_F(PagerAdapts, WhatIsLoadedAndStoredToTrapsTwiceOnlyWhereItIsRead) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < kGroup; ++i) {
+    EXPECT_EQ(get(r + i * kSmall), i + 1);
+    engine->until_idle();
+    put(r + i * kSmall, i + 1001);
+  }
+  EXPECT_EQ(pager->counters().write_protect_faults, 6u);
+  evict(r, kHuge);
+  for (size_t i = 0; i < kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1001);
+}
+
+TEST_F(PagerAdapts, NeighboursOfBlocksThatWereLoadedAreKnownToBeUnchanged) {
+  std::byte* const r = stored();
+  for (size_t i = 0; i < kGroup; ++i) {
+    EXPECT_EQ(get(r + i * kSmall), i + 1);
+    engine->until_idle();
+  }
+  put(r + 30 * kSmall, 2000);
+  EXPECT_EQ(pager->counters().write_protect_faults, 1u);
+  const size_t protects = trap->calls("protect");
+  evict(r, 30 * kSmall);
+  EXPECT_EQ(trap->calls("protect"), protects) << "none has to be compared with what the store has";
+  evict(r, kHuge);
+  EXPECT_EQ(trap->calls("protect"), protects + 1);
+  EXPECT_EQ(get(r + 30 * kSmall), 2000u);
 }
 
 TEST_F(PagerAdapts, RandomAdviceAndFixedBlocksReadOneBlock) {
