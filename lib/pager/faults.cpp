@@ -261,7 +261,8 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
 }
 
 // Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region is
-// used, in the order of their places, so that it is one read. A stream reads ahead in its own time.
+// used. It stays the first, and the others follow in the order of their places, so that upwards all are one read, and
+// downwards the others are one that nobody waits for. A stream reads ahead in its own time.
 void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
   if (r.access != policy::Access::normal || r.readahead.streams() || !queues_.starved.empty()) return;
   const BlockIndex first = r.neighbours.first(b);
@@ -276,6 +277,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
   const bool stores = (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
   const uint64_t cap = speculative_limit(r);
+  MoveList others;
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[n];
@@ -293,8 +295,9 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     m->stored_soon = stores;
     queues_.speculation.started(*m);
     core::add(counters_.neighbour_blocks);
-    run.stride > 0 ? reads.push_back(m) : reads.push_front(m);
+    run.stride > 0 ? others.push_back(m) : others.push_front(m);
   }
+  reads.append(others);
   r.readahead.presume(run);
 }
 

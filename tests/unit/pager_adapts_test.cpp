@@ -73,17 +73,23 @@ TEST_F(PagerAdapts, AReaderThatGoesOnGetsAsMuchAgainInOneRunOfReads) {
   EXPECT_EQ(stats().read_bytes, 8 * kSmall);
 }
 
-TEST_F(PagerAdapts, ABackwardReaderGetsThemInTheOrderOfTheirPlaces) {
+TEST_F(PagerAdapts, ABackwardReaderGetsItsBlockFirstAndTheOthersInTheOrderOfTheirPlaces) {
   std::byte* const r = stored();
   for (size_t i = 31; i > 27; --i) EXPECT_EQ(get(r + i * kSmall), i + 1);
   engine->until_idle();
   engine->hold(Io::Op::read, true);
   auto reader = getting(r + 27 * kSmall);
   engine->until_held(4);
-  expect_neighbours(4);
+  const std::vector<uint64_t> at = engine->held_offsets();
+  EXPECT_EQ(at, (std::vector<uint64_t>{at[0], at[0] - 3 * kSmall, at[0] - 2 * kSmall, at[0] - kSmall}));
+  EXPECT_EQ(engine->asked(Io::Op::read).back(), at) << "asked for together";
+  vmem::pager::test::Gate placed("install.after");
   engine->hold(Io::Op::read, false);
   engine->let_go();
-  EXPECT_EQ(reader.get(), 28u);
+  placed.until_reached();
+  EXPECT_EQ(reader.get(), 28u) << "while the others are not in place yet";
+  placed.open();
+  engine->until_idle();
   for (size_t i = 27; i > 23; --i) EXPECT_EQ(get(r + i * kSmall), i + 1);
   EXPECT_EQ(stats().read_bytes, 8 * kSmall);
 }
