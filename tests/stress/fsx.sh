@@ -37,8 +37,8 @@ if ! probe >"$folder/probe.log" 2>&1 && grep -qE 'vmem_map: -(1|38|95) ' "$folde
   echo "skipped: $(grep -m1 vmem_map "$folder/probe.log")"; exit 77
 fi
 
-cases=("4KiB copy 8MiB 1" "64KiB auto 8MiB 2" "2MiB auto 20MiB 3" "2MiB copy 24MiB 4")
-each=$(awk -v s="$seconds" 'BEGIN {print s / 4 < 0.5 ? 0.5 : s / 4}')
+cases=("4KiB copy 8MiB 1" "64KiB auto 8MiB 2" "2MiB auto 20MiB 3" "2MiB copy 24MiB 4" "auto auto 8MiB 5")
+each=$(awk -v s="$seconds" -v n="${#cases[@]}" 'BEGIN {print s / n < 0.5 ? 0.5 : s / n}')
 run "plain exercise, on the kernel's own mmap" 120 "$out/exercise" "$folder/plain" 1 1 $((1 << 20))
 for c in "${cases[@]}"; do
   read -r block transfer budget number <<<"$c"
@@ -62,7 +62,7 @@ else
     for c in "${cases[@]}"; do
       read -r block transfer budget number <<<"$c"
       # -y: msync after mapped writes; holes and mapped accesses are on; -q: quiet.
-      run "fsx, blocks of $block, $transfer" $((seconds * 2 + 60)) "$out/xfstests-fsx" -q -S "$number" -l $((4 << 20)) -P "$folder" --duration="$((seconds / 4 + 1))" "$folder/fsx"
+      run "fsx, blocks of $block, $transfer" $((seconds * 2 + 60)) "$out/xfstests-fsx" -q -S "$number" -l $((4 << 20)) -P "$folder" --duration="$((seconds / ${#cases[@]} + 1))" "$folder/fsx"
       rm -f "$folder/holes"
       run "holetest, blocks of $block, $transfer, 24 MiB in $budget" $((seconds * 2 + 60)) "$out/xfstests-holetest" "$folder/holes" 24
     done

@@ -33,7 +33,7 @@ struct Settings {
   unsigned threads = 6, regions = 4, processes = 1;
   uint64_t bytes = 48 << 20, seed = 1, operations = 0;
   std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
-  std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB"};
+  std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB", "auto"};
   bool delays = true, failures = true;
 };
 
@@ -118,28 +118,24 @@ void make(Region& r, Random& random) {
   {
     std::lock_guard guard(setting);
     const std::string block = settings.blocks[random.below(settings.blocks.size())];
-    stress::configure("block_size", block);
-    r.block = block == "4KiB" ? 4096 : block == "64KiB" ? 65536 : 2 << 20;
+    r.adapts = block == "auto";  // an attribute of its own; the setting stays what it was
+    if (!r.adapts) stress::configure("block_size", block);
+    r.block = block == "4KiB" ? 4096 : block == "2MiB" ? 2 << 20 : 65536;
     r.kind = static_cast<Kind>(random.below(4));
     r.gpu = devices != 0 && random.below(3) != 0;
     if (r.gpu) r.block = 2 << 20;
     r.size = (settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 + (random.one_in(3) ? 3 : 0);
     r.offset = random.below(3) * 4096;
     void* p = nullptr;
-    int rc;
-    if (r.kind == Kind::anonymous) {
-      rc = vmem_alloc(&p, r.size, r.gpu ? 0 : VMEM_HOST_ONLY);
-    } else {
-      static const unsigned kFlags[] = {0, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_MAP_READ};
-      r.make_file();
-      const unsigned flags = kFlags[static_cast<int>(r.kind)] | (r.gpu ? 0 : VMEM_HOST_ONLY);
-      rc = vmem_map(&p, r.size, r.path.c_str(), r.offset, flags);
-      void* q = nullptr;
-      if (rc == 0 && r.kind == Kind::shared)
-        expect(vmem_map(&q, r.size, r.path.c_str(), r.offset, flags), -EBUSY, nothing, "a second SHARED mapping");
-      if (rc == 0 && r.kind != Kind::shared)
-        expect(vmem_map(&q, r.size + 8192, r.path.c_str(), r.offset, flags), -EINVAL, nothing, "map beyond");
-    }
+    static const unsigned kFlags[] = {0, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_MAP_READ};
+    const unsigned flags = kFlags[static_cast<int>(r.kind)] | (r.gpu ? 0 : VMEM_HOST_ONLY);
+    if (r.kind != Kind::anonymous) r.make_file();
+    const int rc = r.create(&p, r.size, flags);
+    void* q = nullptr;
+    if (rc == 0 && r.kind == Kind::shared)
+      expect(r.create(&q, r.size, flags), -EBUSY, nothing, "a second SHARED mapping");
+    if (rc == 0 && (r.kind == Kind::private_copy || r.kind == Kind::read_only))
+      expect(r.create(&q, r.size + 8192, flags), -EINVAL, nothing, "map beyond");
     r.memory = static_cast<uint64_t*>(p);
     if (rc != 0) {
       expect(rc, 0, no_memory | io, "making a region");

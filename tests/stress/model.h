@@ -49,7 +49,7 @@ struct Region {
   std::shared_mutex life;  // shared: it exists; exclusive: it is being replaced
   int number = 0;
   Kind kind = Kind::anonymous;
-  bool gpu = false;
+  bool gpu = false, adapts = false;       // has a device tier; its block size is auto
   size_t size = 0, block = 0, words = 0;  // bytes; bytes; whole words
   uint64_t* memory = nullptr;
   std::string path;
@@ -119,11 +119,12 @@ struct Region {
   [[noreturn]] void wrong(const char* where, size_t word, uint64_t found_value) const {
     const uint64_t want = shadow[word];
     differs(
-        "%s: word %zu of region %d (%s%s, blocks of %zu KiB, %zu bytes at %p): %#llx (version %u of word %u), must be "
-        "%#llx (version %u)",
-        where, word, number, name_of(kind), gpu ? ", device" : "", block >> 10, size, static_cast<const void*>(memory),
-        static_cast<unsigned long long>(found_value), static_cast<unsigned>(found_value >> 32),
-        static_cast<unsigned>(found_value), static_cast<unsigned long long>(want), static_cast<unsigned>(want >> 32));
+        "%s: word %zu of region %d (%s%s, %sblocks of %zu KiB, %zu bytes at %p): %#llx (version %u of word %u), "
+        "must be %#llx (version %u)",
+        where, word, number, name_of(kind), gpu ? ", device" : "", adapts ? "adapting " : "", block >> 10, size,
+        static_cast<const void*>(memory), static_cast<unsigned long long>(found_value),
+        static_cast<unsigned>(found_value >> 32), static_cast<unsigned>(found_value),
+        static_cast<unsigned long long>(want), static_cast<unsigned>(want >> 32));
   }
   // The bytes of the file that the part's blocks end in, beside the model. Blocks for which `except` holds may differ.
   template <typename Except>
@@ -141,6 +142,21 @@ struct Region {
       differs("pread of the file: %s", strerror(errno));
     for (size_t i = 0; i < words; ++i)
       if (bytes[i] != original(i)) differs("the file of %s region %d changed at word %zu", name_of(kind), number, i);
+  }
+
+  // vmem_alloc or vmem_map; by attributes where the blocks adapt.
+  int create(void** p, size_t bytes, unsigned flags) const {
+    if (adapts) {
+      struct vmem_region_attr attr = {};
+      attr.size = sizeof attr;
+      attr.block_size = VMEM_BLOCK_AUTO;
+      attr.offset = kind == Kind::anonymous ? 0 : offset;
+      attr.path = kind == Kind::anonymous ? nullptr : path.c_str();
+      attr.flags = flags;
+      return vmem_create(p, bytes, &attr);
+    }
+    if (kind == Kind::anonymous) return vmem_alloc(p, bytes, flags);
+    return vmem_map(p, bytes, path.c_str(), offset, flags);
   }
 
   // A new file for a region of `size` bytes at `offset`.
