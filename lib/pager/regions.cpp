@@ -212,7 +212,11 @@ uint64_t Pager::bounce_limit(const Region& r) const {
 // half of the buffers at most.
 uint64_t Pager::speculative_limit(const Region& r) const {
   uint64_t most = config_.io_depth * std::max(r.block_size, kReadTogether);
-  if (r.bounces) most = std::min(most, bounce_limit(r) / 2 / (least_bounce(r) / r.block_size));
+  if (r.bounces) {
+    const uint64_t limit = bounce_limit(r), slab = FramePool::least_bounce(r.block_size, 1);
+    const uint64_t buffers = limit < slab ? limit : core::round_down(limit, slab);
+    most = std::min(most, buffers / 2 / (least_bounce(r) / r.block_size));
+  }
   return std::max<uint64_t>(most, r.block_size);
 }
 

@@ -239,22 +239,26 @@ TEST_F(PagerAdapts, FreeingWhileNeighboursAreReadWaitsForThem) {
 
 // Half of the buffers are for what faults ask for, however much could be read beside it.
 TEST_F(PagerAdapts, NeighboursLeaveBuffersToFaults) {
-  constexpr size_t kGroups = 6, kBuffers = (16 << 20) / 8 / kSmall;  // a part of the budget
-  std::byte* const r = stored(config(16 << 20), kGroups);
-  for (size_t g = 0; g < kGroups; ++g) {
-    for (size_t i = 0; i < kGroup / 2; ++i) EXPECT_EQ(get(r + (g * kGroup + i) * kSmall), g * kGroup + i + 1);
+  constexpr size_t kGroups = 6, kBuffers = (2 << 20) / kSmall;
+  for (const uint64_t budget : {16 << 20, 24 << 20}) {  // an eighth of it, in steps of 2 MiB
+    std::byte* const r = stored(config(budget), kGroups);
+    for (size_t g = 0; g < kGroups; ++g) {
+      for (size_t i = 0; i < kGroup / 2; ++i) EXPECT_EQ(get(r + (g * kGroup + i) * kSmall), g * kGroup + i + 1);
+      engine->until_idle();
+    }
+    engine->hold(Io::Op::read, true);
+    for (size_t g = 0; g < kGroups; ++g) {
+      trap->report(r + (g * kGroup + kGroup / 2) * kSmall, vmem::trap::FaultKind::read);
+      trap->until_quiet();
+      EXPECT_EQ(engine->held(), std::min(kGroup / 2 * (g + 1), kBuffers / 2 + g + 1)) << "each fault is read for";
+    }
+    engine->hold(Io::Op::read, false);
+    engine->let_go();
     engine->until_idle();
+    for (size_t i = 0; i < kGroups * kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+    TearDown();
+    pager.reset();
   }
-  engine->hold(Io::Op::read, true);
-  for (size_t g = 0; g < kGroups; ++g) {
-    trap->report(r + (g * kGroup + kGroup / 2) * kSmall, vmem::trap::FaultKind::read);
-    trap->until_quiet();
-    EXPECT_EQ(engine->held(), std::min(kGroup / 2 * (g + 1), kBuffers / 2 + g + 1)) << "each fault is read for";
-  }
-  engine->hold(Io::Op::read, false);
-  engine->let_go();
-  engine->until_idle();
-  for (size_t i = 0; i < kGroups * kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
 }
 
 TEST_F(PagerAdapts, ABudgetOfFewBlocksIsKept) {
