@@ -91,6 +91,7 @@ class Offload:
 
     @property
     def location(self) -> int:
+        """Where layers are leased: a CUDA ordinal, or vmem.HOST."""
         return self._engine.target.location
 
     @property
@@ -105,6 +106,7 @@ class Offload:
 
     @property
     def offloaded_bytes(self) -> int:
+        """Of the weights that are paged."""
         return sum(w.nbytes for w in self._plan.weights)
 
     @property
