@@ -7,9 +7,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/patience.h"
@@ -27,37 +29,42 @@ using vmem::paging::Request;
 using vmem::paging::Urgency;
 using Group = vmem::paging::Group<HostAtomics>;
 using Queue = vmem::paging::RequestQueue<HostAtomics>;
-using Port = vmem::paging::DirectPort<HostAtomics>;
-using States = vmem::paging::BlockStates<Port>;
 
 uint64_t long_enough() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
 }
 
 // The words of some blocks, and who changes them: each test is server and group itself.
-class Words {
+template <typename Atomics>
+class WordsOf {
  public:
-  Words(uint32_t blocks, uint32_t frames, uint32_t cells)
+  using Port = vmem::paging::DirectPort<Atomics>;
+  using States = vmem::paging::BlockStates<Port>;
+
+  WordsOf(uint32_t blocks, uint32_t frames, uint32_t cells)
       : words_(3 * blocks + cells), use_(blocks), known_(blocks), cells_(cells), frames_(frames), port_(table()) {
     vmem::paging::initialise(table());
   }
-  vmem::paging::Table<HostAtomics> table() {
+  vmem::paging::Table<Atomics> table() {
     const auto blocks = static_cast<uint32_t>(use_.size());
     uint64_t* const first = words_.data();
-    return {first,  first + blocks, first + 2 * blocks, use_.data(), &control_, first + 3 * blocks, cells_,
-            blocks, frames_};
+    uint64_t* const ring = first + 3 * blocks;
+    return {first, first + blocks, first + 2 * blocks, use_.data(), &control_, ring, cells_, blocks, frames_};
   }
   States states() { return {&port_, known_.data()}; }
-  vmem::paging::Control<HostAtomics>& control() { return control_; }
+  vmem::paging::Control<Atomics>& control() { return control_; }
+  void end(Answer why) { port_.end(why); }
 
  private:
   std::vector<uint64_t> words_;
   std::vector<uint32_t> use_;
-  std::vector<States::Known> known_;
-  vmem::paging::Control<HostAtomics> control_;
+  std::vector<typename States::Known> known_;
+  vmem::paging::Control<Atomics> control_;
   uint32_t cells_, frames_;
   Port port_;
 };
+using Words = WordsOf<HostAtomics>;
+using States = Words::States;
 
 // What is in the ring, in order: block and urgency.
 std::vector<std::pair<uint32_t, Urgency>> taken(Queue& queue) {
@@ -156,13 +163,6 @@ TEST(PagingProtocol, WhatSomebodyWaitsForStaysUntilItWasHad) {
   states.publish(1, Urgency::needed);
   EXPECT_TRUE(states.untaken(0));
   EXPECT_FALSE(states.untaken(1));
-  // A pin that comes too late is none.
-  states.begin_eviction(0);
-  states.settle();
-  EXPECT_EQ(group.try_acquire(0, Intent::read), Answer::not_yet);
-  EXPECT_FALSE(states.in_use(0));
-  states.cancel(0);
-  EXPECT_TRUE(states.untaken(0));
   ASSERT_EQ(group.try_acquire(0, Intent::read), Answer::present);
   group.release(0);
   EXPECT_FALSE(states.untaken(0));
@@ -239,12 +239,99 @@ TEST(PagingProtocol, TheEndOfTheServerEndsAllWhoWait) {
       ended += group.acquire_all(blocks, i % 2 + 1, Intent::read) == Answer::ended;
     });
   }
-  Port(words.table()).end(Answer::ended);
+  words.end(Answer::ended);
   for (std::thread& group : groups) group.join();
   EXPECT_EQ(ended, 4);
   Group late(words.table(), long_enough());
   EXPECT_EQ(late.try_acquire(0, Intent::read), Answer::ended);
   EXPECT_EQ(late.acquire(5, Intent::read), Answer::present) << "what is there may be used to the end";
+}
+
+// ---- what comes between two steps of a pin
+// ---------------------------------------------------------------------------
+
+// Something happens once, just before a group's next addition or fence.
+struct Stepped : HostAtomics {
+  static inline std::function<void()> before_add, before_fence;
+  static void once(std::function<void()>& what) {
+    const std::function<void()> now = std::exchange(what, nullptr);
+    if (now) now();
+  }
+  static uint32_t add(uint32_t* word, uint32_t value) {
+    once(before_add);
+    return HostAtomics::add(word, value);
+  }
+  static uint64_t add(uint64_t* word, uint64_t value) { return HostAtomics::add(word, value); }
+  static void fence() {
+    once(before_fence);
+    HostAtomics::fence();
+  }
+};
+
+class PagingSteps : public ::testing::Test {
+ protected:
+  void evict() {
+    states.begin_eviction(0);
+    states.settle();
+    EXPECT_FALSE(states.in_use(0));
+    written = states.was_written(0);
+    states.finish(0);
+  }
+  void come_and_go() {
+    evict();
+    states.publish(0, Urgency::wait);
+  }
+  WordsOf<Stepped> words{1, 1, 2};
+  WordsOf<Stepped>::States states = words.states();
+  vmem::paging::Group<Stepped> group{words.table(), 0}, other{words.table(), 0};
+  bool written = false;
+};
+
+TEST_F(PagingSteps, APinThatComesBehindAnEvictionIsRefusedAndCountsForNothing) {
+  states.publish(0, Urgency::wait);
+  Stepped::before_add = [&] { states.begin_eviction(0); };
+  EXPECT_EQ(group.try_acquire(0, Intent::write), Answer::not_yet);
+  states.settle();
+  EXPECT_FALSE(states.in_use(0));
+  states.cancel(0);
+  EXPECT_TRUE(states.untaken(0)) << "nobody has had it yet";
+  EXPECT_EQ(group.try_acquire(0, Intent::write), Answer::present);
+}
+
+TEST_F(PagingSteps, APinThatComesBeforeAnEvictionsLookIsFoundByIt) {
+  states.publish(0, Urgency::wait);
+  bool found = false;
+  Stepped::before_fence = [&] {
+    states.begin_eviction(0);
+    states.settle();
+    found = states.in_use(0) && states.was_written(0);
+    states.cancel(0);
+  };
+  EXPECT_EQ(group.try_acquire(0, Intent::write), Answer::present) << "the word is the same as before";
+  EXPECT_TRUE(found);
+}
+
+TEST_F(PagingSteps, ABlockThatHasLeftAndComeBackMeanwhileIsAnotherOne) {
+  states.publish(0, Urgency::wait);
+  Stepped::before_add = [&] { come_and_go(); };
+  EXPECT_EQ(group.try_acquire(0, Intent::write), Answer::not_yet) << "it has marked the generation before";
+  EXPECT_TRUE(states.untaken(0));
+  ASSERT_EQ(group.try_acquire(0, Intent::write), Answer::present);
+  group.release(0);
+  evict();
+  EXPECT_TRUE(written);
+}
+
+TEST_F(PagingSteps, AGroupThatWasHeldUpErasesNoLaterMark) {
+  states.publish(0, Urgency::wait);
+  Stepped::before_add = [&] {
+    come_and_go();
+    ASSERT_EQ(other.try_acquire(0, Intent::write), Answer::present);
+    other.release(0);
+  };
+  EXPECT_EQ(group.try_acquire(0, Intent::write), Answer::not_yet);
+  evict();
+  EXPECT_TRUE(written);
 }
 
 // ---- a device of threads
