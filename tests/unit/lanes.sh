@@ -3,6 +3,7 @@
 # scripts/lib/once.sh remembers.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+[ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: nothing in it is built with a sanitizer"; exit 77; }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 report() { # NAME WRONG

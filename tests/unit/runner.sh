@@ -2,6 +2,7 @@
 # The runner itself (scripts/run-tests.sh), on programs that crash, hang, are slow once, forget files and leave processes.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
+[ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: nothing in it is built with a sanitizer"; exit 77; }
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 mkdir -p "$work"/build/tests/{abi,stress} "$work"/tests/{python,vm,negative}
