@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * trap.c - faults: serve, or report and wait
- *
- * Each kind of caller waits as far as it harms nobody, and none without an end: the table in
- * docs/kernel-module.md, "Why each wait ends". The deadline is the report's: however often a
- * caller comes back, it gets SIGBUS then.
+ * Who waits, and until when: docs/kernel-module.md, "Why each wait ends". The deadline is the
+ * report's: however often a caller comes back, it gets SIGBUS then.
  */
 
 #include <linux/file.h>
@@ -107,14 +105,15 @@ static bool vmem_fault_remote(const struct vm_fault *vmf)
 }
 
 /*
- * Of a fault that may not retry: whether it may come from hmm_range_fault(). That is called for a
- * process's own memory or by a kernel thread, with an mmu notifier.
+ * Whether it may come from hmm_range_fault(), for a GPU, or from an IOMMU that shares page tables.
+ * They are called for a process's own memory or by a kernel thread, with an mmu notifier.
  */
 static bool vmem_fault_hmm(const struct vm_fault *vmf)
 {
 	struct mm_struct *mm = vmf->vma->vm_mm;
 
-	return (current->flags & PF_KTHREAD || current->mm == mm) && mm_has_notifiers(mm);
+	return (current->flags & PF_KTHREAD || current->mm == mm) && mm_has_notifiers(mm) &&
+	       (vmf->flags & (FAULT_FLAG_REMOTE | FAULT_FLAG_ALLOW_RETRY)) == FAULT_FLAG_REMOTE;
 }
 
 static void vmem_unmap_page(const struct vm_fault *vmf)
@@ -124,19 +123,20 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 }
 
 /*
- * Whether a wait of this fault harms nobody. In a system call: if that was granted, and not when
- * the task is to freeze with its cgroup, came back once and still is without its block: it cannot
- * freeze there, and who could answer is frozen too. A wait of user code ends by itself for that.
+ * Whether a wait of this fault harms nobody. Of user code: it ends by itself. Of a device: it is
+ * short. Of the kernel, for a system call or another's memory (ptrace, a pin, KVM's workers): if
+ * that was granted, as userfaultfd has it, and not when the task is to freeze with its cgroup, came
+ * back once and still is without its block: it cannot freeze there, nor can who would answer.
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
 	if (current->flags & (PF_EXITING | PF_DUMPCORE) || fatal_signal_pending(current))
 		return false;
-	if (vmf->flags & FAULT_FLAG_USER)
+	if (vmf->flags & FAULT_FLAG_USER && !vmem_fault_remote(vmf))
 		return true;
 	if (vmf->flags & FAULT_FLAG_TRIED && READ_ONCE(current->jobctl) & JOBCTL_TRAP_FREEZE)
 		return false;
-	return vmf->flags & FAULT_FLAG_REMOTE || READ_ONCE(ctx->kernel_faults);
+	return READ_ONCE(ctx->kernel_faults) || vmem_fault_hmm(vmf);
 }
 
 /* Queues an event for the fault and starts its deadline. ctx->lock. */
@@ -255,13 +255,12 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		fput(file);
 		return VM_FAULT_RETRY;
 	}
-	if (served)
-		return VM_FAULT_NOPAGE;
-	if (!vmem_fault_hmm(vmf)) {
+	if (!served && !vmem_fault_hmm(vmf)) {
 		vmem_add(vmem_sigbus, 1);
 		return VM_FAULT_SIGBUS;
 	}
-	vmem_unmap_page(vmf);
+	if (!served)
+		vmem_unmap_page(vmf);
 	return VM_FAULT_NOPAGE;
 }
 

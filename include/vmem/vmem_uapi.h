@@ -34,7 +34,8 @@
 #define VMEM_FEATURE_KNOBS	(1ULL << 5)	/* VMEM_EVENT_KNOBS */
 #define VMEM_FEATURE_HUGE	(1ULL << 6)	/* aligned 2 MiB frames map as one entry */
 /*
- * System calls and pins may wait for a block that is absent; else they get -EFAULT.
+ * System calls and pins may wait for a block that is absent, and so may who accesses it from
+ * another process; else they get -EFAULT.
  * Offered to CAP_SYS_PTRACE, or all by the parameter kernel_faults: such a wait can
  * keep a lock that others want. In force from the HELLO on that has it in @need.
  */

@@ -224,6 +224,60 @@ TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor)
   }
 }
 
+// The same of a wait in somebody else's call: who reads another's memory, a worker of the kernel's, must not be kept by
+// it. process_vm_readv() lets go of mmap_lock, so it would wait for as long as a fault may.
+TEST_F(KmodHostile, WhoReadsAnothersMemoryWaitsForABlockOnlyWhereThatWasGranted) {
+  for (const bool granted : {false, true}) {
+    SCOPED_TRACE(granted);
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t owner = fork();
+    if (owner == 0) {
+      Context c(true, granted);
+      Pair p(c, 2, kPage);
+      if (c.install(p.block(1), p.frame(1)) != 0) _exit(1);
+      p.word(1) = 7;
+      p.frame_word(0) = 8;
+      if (write(ends[1], &p.blocks, sizeof p.blocks) != sizeof p.blocks) _exit(2);
+      vmem_event e{};
+      if (granted && (!c.event(&e) || (e.flags & VMEM_FAULT_REMOTE) == 0 || c.install(p.block(0), p.frame(0)) != 0))
+        _exit(3);
+      for (;;) pause();
+    }
+    char* blocks = nullptr;
+    close(ends[1]);
+    ASSERT_EQ(read(ends[0], &blocks, sizeof blocks), static_cast<ssize_t>(sizeof blocks)) << "the other has ended";
+    const auto read_there = [&](char* at, uint64_t* value) {
+      iovec here{value, 8}, there{at, 8};
+      return process_vm_readv(owner, &here, 1, &there, 1, 0) == 8 ? 0 : -errno;
+    };
+    uint64_t value = 0;
+    const int present = read_there(blocks + kPage, &value);
+    if (present == -ENOSYS) {
+      kill(owner, SIGKILL);
+      waitpid(owner, nullptr, 0);
+      GTEST_SKIP() << "a kernel without process_vm_readv";
+    }
+    EXPECT_EQ(present, 0);
+    EXPECT_EQ(value, 7u);
+    const uint64_t waits = knob("waits");
+    const double start = now();
+    EXPECT_EQ(read_there(blocks, &value), granted ? 0 : -EFAULT);
+    if (granted) {
+      EXPECT_EQ(value, 8u);
+    } else {
+      const int mem = open(("/proc/" + std::to_string(owner) + "/mem").c_str(), O_RDONLY | O_CLOEXEC);
+      EXPECT_EQ(pread(mem, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(blocks))), -1);
+      close(mem);
+      EXPECT_LT(now() - start, kSoon) << "it waited for the other's runtime";
+      EXPECT_EQ(knob("waits"), waits);
+    }
+    kill(owner, SIGKILL);
+    waitpid(owner, nullptr, 0);
+    close(ends[0]);
+  }
+}
+
 // Errors in the memory of frames, large ones and small ones, wherever the frame is.
 TEST_F(KmodHostile, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
   for (const size_t unit : {kPage, kHuge}) {
