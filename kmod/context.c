@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * context.c - loading; an open file, its ranges of offsets, its mappings, its calls
- *
  * All opens of one device node share its address_space, and zapping an offset there would zap it
  * in all. So each context has an inode of its own, of a pseudo file system nobody can mount.
  */
@@ -11,6 +10,7 @@
 #include <linux/mount.h>
 #include <linux/nospec.h>
 #include <linux/pseudo_fs.h>
+#include <linux/user_namespace.h>
 
 #include "vmem.h"
 
@@ -53,6 +53,24 @@ bool vmem_record(struct vmem_ctx *ctx, int n)
 	return true;
 }
 
+/*
+ * Who pays for the caller. Inside of user namespaces that is who made the outermost one, or, of one
+ * that root made, its uid 0: otherwise subordinate uids would have a limit each.
+ */
+static kuid_t vmem_payer(void)
+{
+	struct user_namespace *ns;
+	kuid_t uid = current_uid();
+
+	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent) {
+		kuid_t maker = uid_eq(ns->owner, GLOBAL_ROOT_UID) ? make_kuid(ns, 0) : ns->owner;
+
+		if (uid_valid(maker) && !uid_eq(maker, GLOBAL_ROOT_UID))
+			uid = maker;
+	}
+	return uid;
+}
+
 /* The user's account, or NULL: the caller's, made at first use (NULL then: no memory). */
 struct vmem_user *vmem_user_get(struct vmem_user *user)
 {
@@ -65,20 +83,20 @@ struct vmem_user *vmem_user_get(struct vmem_user *user)
 	fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT);
 	if (!fresh)
 		return NULL;
-	fresh->uid = current_uid();
+	fresh->uid = vmem_payer();
 	refcount_set(&fresh->ref, 1);
 	mutex_lock(&vmem_ctx_list_lock);
-	list_for_each_entry(user, &vmem_users, link) {
-		if (uid_eq(user->uid, fresh->uid)) {
-			refcount_inc(&user->ref);
-			mutex_unlock(&vmem_ctx_list_lock);
-			kfree(fresh);
-			return user;
-		}
+	list_add_tail(&fresh->link, &vmem_users);
+	list_for_each_entry(user, &vmem_users, link)
+		if (uid_eq(user->uid, fresh->uid))
+			break;	/* at the latest: the fresh one */
+	if (user != fresh) {
+		refcount_inc(&user->ref);
+		list_del(&fresh->link);
+		kfree(fresh);
 	}
-	list_add(&fresh->link, &vmem_users);
 	mutex_unlock(&vmem_ctx_list_lock);
-	return fresh;
+	return user;
 }
 
 void vmem_user_put(struct vmem_user *user)
@@ -268,14 +286,13 @@ static int vmem_open(struct inode *inode, struct file *file)
 		return -ENOMEM;
 	ctx->user = vmem_user_get(NULL);
 	ctx->unlimited = ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
-	err = !ctx->user ? -ENOMEM : !vmem_record(ctx, VMEM_CTX_RECORDS) ? -EDQUOT : 0;
-	if (!err) {
-		ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
-		err = PTR_ERR_OR_ZERO(ctx->inode);
-		if (err)
-			vmem_record(ctx, -VMEM_CTX_RECORDS);
-	}
+	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
+	err = ctx->user ? PTR_ERR_OR_ZERO(ctx->inode) : -ENOMEM;
+	if (!err && !vmem_record(ctx, VMEM_CTX_RECORDS))
+		err = -EDQUOT;
 	if (err) {
+		if (!IS_ERR(ctx->inode))
+			iput(ctx->inode);
 		if (ctx->user)
 			vmem_user_put(ctx->user);
 		kfree(ctx);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
- *
  * The queue is a list of blocks: an event costs no memory, comes once, and posting cannot fail.
  */
 

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * frames.c - memory that stays: the frames of pools, and pins of the caller's buffers
- *
  * A frame is the size of a block, made of equal, physically contiguous pieces, one where memory
  * allows. It is zeroed before anybody sees it and belongs to its context alone until it is freed.
  */
 
-#include <linux/capability.h>
 #include <linux/delay.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/user.h>
@@ -192,12 +190,6 @@ static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
 	return !left;
 }
 
-static void vmem_frame_forget(struct vmem_frame *frame)
-{
-	kvfree(frame->piece);
-	kmem_cache_free(vmem_frame_cache, frame);
-}
-
 static void vmem_left_work(struct work_struct *unless_end)
 {
 	bool some = false, anyway = !unless_end;
@@ -219,7 +211,8 @@ static void vmem_left_work(struct work_struct *unless_end)
 		if (gone) {
 			list_del(&frame->link);
 			vmem_user_put(frame->user);
-			vmem_frame_forget(frame);
+			kvfree(frame->piece);
+			kmem_cache_free(vmem_frame_cache, frame);
 		}
 		cond_resched();
 	}
@@ -260,7 +253,8 @@ void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 		mod_delayed_work(system_wq, &vmem_left_later, vmem_left_pause);
 		spin_unlock(&vmem_left_lock);
 	} else {
-		vmem_frame_forget(frame);
+		kvfree(frame->piece);
+		kmem_cache_free(vmem_frame_cache, frame);
 	}
 	vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
 	wake_up(&vmem_given);
@@ -425,25 +419,24 @@ int vmem_release(struct vmem_ctx *ctx, void *argument)
 
 /* Long-term pins of the caller's own memory. */
 struct vmem_pinned {
-	struct vmem_ctx *ctx;
 	struct user_struct *user;
 	struct mm_struct *mm;	/* whose pinned_vm counts them */
-	unsigned long charged;	/* pages on the user's account */
+	unsigned long charged;	/* pages, or 0: on the accounts of @user and the context's user */
 	unsigned long pages;	/* pinned */
-	unsigned long counted;	/* pages in @mm's pinned_vm */
-	s64 bytes;		/* in the counters */
+	unsigned long all;	/* pages, in the counters */
 	bool write;
 	struct page *page[];
 };
 
-static void vmem_pin_free(struct vmem_pinned *pinned)
+static void vmem_pin_free(struct vmem_ctx *ctx, struct vmem_pinned *pinned)
 {
 	unpin_user_pages_dirty_lock(pinned->page, pinned->pages, pinned->write);
 	atomic_long_sub(pinned->charged, &pinned->user->locked_vm);
-	atomic64_sub(pinned->counted, &pinned->mm->pinned_vm);
+	atomic_long_sub(pinned->charged, &ctx->user->pinned);
+	atomic64_sub(pinned->all, &pinned->mm->pinned_vm);
 	mmdrop(pinned->mm);
-	atomic64_sub(pinned->bytes, &pinned->ctx->pinned_bytes);
-	vmem_add(vmem_pinned_bytes, -pinned->bytes);
+	atomic64_sub(pinned->all << PAGE_SHIFT, &ctx->pinned_bytes);
+	vmem_add(vmem_pinned_bytes, -(s64)(pinned->all << PAGE_SHIFT));
 	free_uid(pinned->user);
 	kvfree(pinned);
 }
@@ -454,7 +447,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	unsigned int gup = FOLL_LONGTERM | (arg->flags & VMEM_PIN_WRITE ? FOLL_WRITE : 0);
 	unsigned long i, pages = arg->size >> PAGE_SHIFT;
 	struct vmem_pinned *pinned;
-	int err;
+	int err = -ENOMEM;
 
 	if (arg->pad || arg->flags & ~VMEM_PIN_WRITE || !arg->size || arg->size > VMEM_PIN_MAX ||
 	    (arg->address | arg->size) & ~PAGE_MASK)
@@ -464,18 +457,19 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	pinned = kvzalloc(struct_size(pinned, page, pages), GFP_KERNEL_ACCOUNT);
 	if (!pinned)
 		return -ENOMEM;
-	pinned->ctx = ctx;
 	pinned->write = arg->flags & VMEM_PIN_WRITE;
 	pinned->user = get_uid(current_user());
 	pinned->mm = current->mm;
 	mmgrab(pinned->mm);
-	pinned->counted = pages;
+	pinned->all = pages;
 	atomic64_add(pages, &pinned->mm->pinned_vm);
+	atomic64_add(arg->size, &ctx->pinned_bytes);
+	vmem_add(vmem_pinned_bytes, arg->size);
 	if (!capable(CAP_IPC_LOCK)) {
 		pinned->charged = pages;
-		err = -ENOMEM;
-		if (atomic_long_add_return(pages, &pinned->user->locked_vm) >
-		    rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT)
+		i = atomic_long_add_return(pages, &pinned->user->locked_vm);
+		i = max_t(unsigned long, i, atomic_long_add_return(pages, &ctx->user->pinned));
+		if (i > rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT)
 			goto err_free;
 	}
 	while (pinned->pages < pages) {
@@ -492,15 +486,12 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	arg->runs = 1;
 	for (i = 1; i < pages; i++)
 		arg->runs += page_to_pfn(pinned->page[i]) != page_to_pfn(pinned->page[i - 1]) + 1;
-	pinned->bytes = arg->size;
-	atomic64_add(pinned->bytes, &ctx->pinned_bytes);
-	vmem_add(vmem_pinned_bytes, pinned->bytes);
 	vmem_point();
 	err = xa_alloc(&ctx->pins, &arg->id, pinned, xa_limit_31b, GFP_KERNEL_ACCOUNT);
 	if (!err)
 		return 0;
 err_free:
-	vmem_pin_free(pinned);
+	vmem_pin_free(ctx, pinned);
 	return err;
 }
 
@@ -515,7 +506,7 @@ int vmem_unpin(struct vmem_ctx *ctx, void *argument)
 	if (!pinned)
 		return -ENOENT;
 	vmem_point();
-	vmem_pin_free(pinned);
+	vmem_pin_free(ctx, pinned);
 	return 0;
 }
 
@@ -525,6 +516,6 @@ void vmem_unpin_all(struct vmem_ctx *ctx)
 	unsigned long id;
 
 	xa_for_each(&ctx->pins, id, pinned)
-		vmem_pin_free(pinned);
+		vmem_pin_free(ctx, pinned);
 	xa_destroy(&ctx->pins);
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * ops.c - batches of operations on blocks, and the end of a region
- *
  * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT and WATCH
  * unmap, which sleeps: (1) the new state, and busy, which turns every other operation on the block
  * away; (2) barrier (vmem_frame_barrier()) and unmapping: no entry of the old state is left, the

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * vmem.h - what the files of vmem.ko share
- *
  * Who may see an object, and until when. Each is complete before it can be found; what is decided
  * about it is decided under one lock, where the decision is also looked at. So of two calls that
  * race, the later one sees what the earlier one did.
@@ -35,10 +34,8 @@
 #define VMEM_KMOD_VMEM_H
 
 #include <linux/device.h>
-#include <linux/eventfd.h>
 #include <linux/fs.h>
 #include <linux/kref.h>
-#include <linux/list_lru.h>
 #include <linux/maple_tree.h>
 #include <linux/mutex.h>
 #include <linux/pagemap.h>
@@ -46,7 +43,6 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <linux/wait.h>
 #include <linux/xarray.h>
 
 #include "../include/vmem/vmem_uapi.h"
@@ -78,13 +74,14 @@ enum vmem_block_state { VMEM_ABSENT, VMEM_PRESENT, VMEM_LEAVING, VMEM_FAILED };
 /* FREE: the runtime's. INSTALLED: in a block. MOVING: POPULATE gives, RELEASE takes it: theirs. */
 enum vmem_frame_state { VMEM_FREE, VMEM_INSTALLED, VMEM_MOVING };
 
-/* struct vmem_user - what all contexts and left frames of one user (uid) hold */
+/* struct vmem_user - what all contexts and left frames of one user hold: see vmem_payer() */
 struct vmem_user {
 	struct list_head link;		/* vmem_ctx_list_lock */
 	refcount_t ref;			/* 0 under vmem_ctx_list_lock: gone */
 	kuid_t uid;
 	atomic64_t frame_bytes;
 	atomic64_t records;		/* blocks, ranges and VMEM_CTX_RECORDS a context */
+	atomic_long_t pinned;		/* pages, where RLIMIT_MEMLOCK holds */
 };
 
 /*

@@ -228,7 +228,8 @@ struct vmem_eventfd {
  * @runs:	(out) physically contiguous runs the buffer consists of
  * @pad:	0
  *
- * Charged to RLIMIT_MEMLOCK (-ENOMEM) unless CAP_IPC_LOCK; -EFAULT unmapped.
+ * Charged to RLIMIT_MEMLOCK (-ENOMEM) unless CAP_IPC_LOCK, for the caller's user and for the
+ * context's; -EFAULT unmapped.
  */
 struct vmem_pin {
 	__u64 address;

@@ -2,6 +2,8 @@
 // memory that has failed. The time that a fault may wait is left at 30 s, so that a wait shows; what must end, ends
 // long before.
 #include <linux/futex.h>
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -427,6 +429,95 @@ TEST_F(KmodHostile, RecordsAreLimitedAndGivenBackWhenABlockSaysNothing) {
   };
   EXPECT_EQ(as_nobody(attempt), 0);
   EXPECT_TRUE(eventually([&] { return knob("records") == before; })) << "all of them went with their context";
+}
+
+// What `attempt` answers as uid 0 of a user namespace that `maker` made and that has a hundred uids.
+int in_user_namespace(uid_t maker, const std::function<int()>& attempt) {
+  int up[2], down[2];
+  EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
+  EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char c = 0;
+    if (maker != 0 && (setresgid(maker, maker, maker) != 0 || setresuid(maker, maker, maker) != 0)) _exit(100);
+    if (unshare(CLONE_NEWUSER) != 0) _exit(101);
+    if (write(up[1], "x", 1) != 1 || read(down[0], &c, 1) != 1) _exit(102);
+    if (setresgid(0, 0, 0) != 0 || setresuid(0, 0, 0) != 0) _exit(103);
+    _exit(attempt());
+  }
+  close(up[1]);
+  char c = 0;
+  if (read(up[0], &c, 1) == 1) {
+    const std::string map = maker != 0 ? "0 " + std::to_string(maker) + " 1\n1 300000 99\n" : "0 300000 100\n";
+    for (const char* which : {"/gid_map", "/uid_map"}) EXPECT_TRUE(put("/proc/" + std::to_string(child) + which, map));
+    EXPECT_EQ(write(down[1], "x", 1), 1);
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  for (const int fd : {up[0], down[0], down[1]}) close(fd);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 104;
+}
+
+// Takes three pages of frames and pins three: 0, -EDQUOT (no frames) or -ENOMEM (no pins).
+int take_three(Context* c) {
+  uint64_t pool = 0;
+  if (c->create(VMEM_KIND_POOL, 4 * kPage, kPage, &pool) != 0) return 1;
+  if (const int err = c->populate(pool, 3); err != 0) return err;
+  vmem_pin pin{};
+  void* const buffer = mmap(nullptr, 3 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  pin.address = reinterpret_cast<uintptr_t>(buffer);
+  pin.size = 3 * kPage;
+  return call(c->fd, VMEM_IOC_PIN, &pin);
+}
+
+// Runs `attempt` as `uid` of the caller's namespace.
+int as_user(uid_t uid, const std::function<int()>& attempt) {
+  const pid_t child = fork();
+  if (child == 0) _exit(setresuid(uid, uid, uid) != 0 ? 105 : attempt());
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 106;
+}
+
+// Who has subordinate uids, or is root in a container, has as many users as he likes.
+TEST_F(KmodHostile, TheUsersOfAUserNamespaceShareTheLimitsOfWhoMadeIt) {
+  if (access("/proc/self/ns/user", F_OK) != 0) GTEST_SKIP() << "a kernel without user namespaces";
+  std::optional<KnobGuard> limit;
+  const auto attempt = [&] {
+    rlimit pins{4 * kPage, 4 * kPage};
+    if (setrlimit(RLIMIT_MEMLOCK, &pins) != 0) return 1;
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return 2;
+    const pid_t first = fork();
+    if (first == 0) {
+      if (setresuid(1, 1, 1) != 0) _exit(1);
+      Context c;
+      const char ok = take_three(&c) == 0 ? 'y' : 'n';
+      if (write(ends[1], &ok, 1) != 1) _exit(2);
+      for (;;) pause();
+    }
+    close(ends[1]);
+    char ok = 0;
+    int step = read(ends[0], &ok, 1) == 1 && ok == 'y' ? 0 : 3;
+    // Another of its users, and the one that it began with.
+    for (const uid_t uid : {2, 0}) {
+      if (step != 0) break;
+      step = as_user(uid, [&] {
+        Context c;
+        return take_three(&c) == (limit ? -EDQUOT : -ENOMEM) ? 0 : 4;
+      });
+    }
+    kill(first, SIGKILL);
+    waitpid(first, nullptr, 0);
+    return step;
+  };
+  for (const uid_t maker : {65534, 0}) {
+    for (const bool frames : {true, false}) {
+      SCOPED_TRACE(std::to_string(maker) + (frames ? ", frames" : ", pins"));
+      if (frames) limit.emplace("user_limit_bytes", 4 * kPage);
+      EXPECT_EQ(in_user_namespace(maker, attempt), 0);
+      limit.reset();
+    }
+  }
 }
 
 }  // namespace kmod_test
