@@ -232,8 +232,7 @@ void Pager::finish_device_read(Move* m, After& after) {
   pump(after);
 }
 
-// By a name of its own, for tests/tsan.supp: the kernel's write protection keeps the source from changing meanwhile.
-[[gnu::noinline]] static void copy_protected(std::byte* to, const std::byte* from, size_t size) {
+[[gnu::noinline]] void copy_protected(std::byte* to, const std::byte* from, size_t size) {
   memcpy(to, from, size);
 }
 

@@ -5,6 +5,7 @@
 //                leaving, clean:                             take the block out, trap ─> stored, untouched
 //                leaving, shown to the CPU (device_views.cpp): take the block out      ─> resident
 //                leaving, synced: hold writers, copy, write, open                      ─> on_device
+//                leaving, synced, newer where it is shown: copy that, write            ─> on_device
 //
 // A block is clean while no WRITE lease touched it and the CPU could not store to it since it came (kDirty).
 #include <algorithm>
@@ -37,6 +38,9 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   const ResidentId kept = how == Leave::drop || shown ? core::kNoResident : residents_[block.aux].copy;
   const bool copy = !shown && kept == core::kNoResident &&
                     (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
+  // The device has it no more as it should be written, or has it no more at all.
+  const bool from_cpu =
+      copy && residents_[block.aux].shown && (residents_[block.aux].stale || gpus_[block.device].lost);
   std::byte* frame = nullptr;
   if (kept != core::kNoResident) {
     frame = residents_[kept].frame;
@@ -50,6 +54,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Move* m = new_move(r, b);
   m->image = frame;
   m->shown = shown;
+  if (from_cpu) m->source = r.address(b);
   m->device = block.device;
   m->way = core::Way::from_device;
   m->leave = how;
@@ -60,6 +65,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.change(b, State::on_device, State::leaving);
   Resident& resident = residents_[block.aux];
+  resident.in_place = from_cpu;
   if (how == Leave::sync) {
     if (resident.admitted) policy(block.aux).hold(block.aux);
   } else {
@@ -123,7 +129,8 @@ void Pager::leave_batch(std::span<Move*> batch) {
       const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
       all.push_back(range);
       if (m->leave != Leave::sync) gone.push_back(range);
-      if (m->image != nullptr && !m->kept) copies.push_back({range.address, m->image, range.size});
+      if (m->image != nullptr && !m->kept && m->source == nullptr)
+        copies.push_back({range.address, m->image, range.size});
     }
     core::step("device.leaving");
     Status s = devices_->hold(all.all(), device::Access::read);
@@ -145,7 +152,8 @@ void Pager::leave_batch(std::span<Move*> batch) {
       }
     }
     core::Few<trap::Range, Batch::capacity()> dropped;
-    for (const Move* m : part) {
+    for (Move* m : part) {
+      if (m->source != nullptr) m->status = copy_shown(m);
       if (s.ok() && m->shown && m->leave == Leave::drop)
         dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
     }
@@ -169,7 +177,7 @@ void Pager::leave_batch(std::span<Move*> batch) {
     }
     for (Move* m : part) {
       if (m->leave == Leave::sync) {
-        m->status = m->kept ? s : copied;
+        if (m->source == nullptr) m->status = m->kept ? s : copied;
         writes.push_back(m);
       } else if (refused) {
         undo_leaving(m, s);
@@ -321,8 +329,9 @@ void Pager::finish_device_write(Move* m, After& after) {
       if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
       clear_unknown(block);
     }
-    // Under a lease for writing the device may have stored more since.
-    if (!cut && !lent_for_writing(r, m->block)) block.flags &= static_cast<uint16_t>(~core::kDirty);
+    // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
+    if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
+      block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
     note_write_failure(m);
     give_back_extent(m);
@@ -446,7 +455,8 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     }
     core::add(counters_.swept_blocks);
     const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
-    if (state != State::on_device || (busy && !sweep->all) || (how == Leave::sync && proven_clean(r.table[b]))) {
+    if (state != State::on_device || (busy && !sweep->all) ||
+        (how == Leave::sync && (proven_clean(r.table[b]) || !r.writable()))) {
       if (state == State::on_device && busy && !sweep->all) sweep->skipped = true;
       b = r.table.next_touched(b + 1);
       continue;
@@ -460,13 +470,10 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     }
     // What cannot be copied from a device that is lost cannot stay there either: it gets its mark.
     const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);
-    const bool stale = residents_[r.table[b].aux].stale;
-    if (stale && leased(r, b) && !sweep->all) {
-      sweep->skipped = true;
-      b = r.table.next_touched(b + 1);
-      continue;
-    }
-    Move* m = begin_leave(r, b, on_lost || (stale && how == Leave::sync) ? Leave::evict : how);
+    // .. nor what is stale there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is
+    // written.
+    const bool goes = on_lost || (how == Leave::sync && residents_[r.table[b].aux].stale && !leased(r, b));
+    Move* m = begin_leave(r, b, goes ? Leave::evict : how);
     if (m == nullptr) {
       flush();
       if (mark == Progress::kNone) mark = look(now_ns());

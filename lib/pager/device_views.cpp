@@ -4,7 +4,8 @@
 //   nobody leases the block     it comes to host memory, as with any hint
 //   READ leases, load           it is shown: a copy stands in place, write-protected, and the device keeps the block
 //   READ leases, store          .. then the copy may change, and the device's bytes are stale: they go, and the copy is
-//                               the block, when the last lease has ended; an acquire waits for that, or is refused
+//                               the block, when the last lease has ended; an acquire waits for that, or is refused.
+//                               What a sync or the end of the program writes is the copy
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
@@ -69,6 +70,10 @@ void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) 
 // Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
 void Pager::answer_on_device(Region& r, BlockIndex b) {
   Block& block = r.table[b];
+  if (residents_[block.aux].stale) {  // who met its protection while it was copied may go on
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    trap_->unprotect(r.address(b), r.block_size).ignore();
+  }
   if ((block.flags & core::kWanted) == 0) return;
   if (own_page_tables()) {
     queue_access(r, b);
@@ -150,6 +155,22 @@ void Pager::show(Move* m) {
   pump(after);
   lock.unlock();
   run(after);
+}
+
+// Unlocked; state leaving. The bytes that the CPU is shown, to be written.
+Status Pager::copy_shown(Move* m) {
+  Region& r = *m->region;
+  Status s = trap_->protect(m->source, r.block_size);
+  core::step("device.copying_shown");
+  if (s.ok()) {
+    copy_protected(m->image, m->source, r.block_size);
+    core::add(counters_.copied_bytes, r.block_size);
+  }
+  Lock lock(mutex_);
+  Resident& resident = residents_[r.table[m->block].aux];
+  resident.in_place = false;
+  if (resident.stale) trap_->unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
+  return s;
 }
 
 // Locked on entry and on return, and not meanwhile; on a device, shown and not stale.

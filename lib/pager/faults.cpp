@@ -105,7 +105,8 @@ bool Pager::touch_of_dying(const Region& r, BlockIndex b) {
     case State::resident:
       return false;
     case State::taking:
-    case State::writing:  // a hole that the program made, perhaps met by a thread of ours
+    case State::writing:
+    case State::leaving:  // a hole that the program made, perhaps met by a thread of ours
       return !residents_[block.aux].in_place;
     case State::untouched:
     case State::stored:
@@ -206,6 +207,8 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::leaving:
+      if (residents_[block.aux].in_place && fault.kind != trap::FaultKind::write_protect)  // as above
+        trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       // The trap stands there already, the books do not say so yet: settle() grants it.
       core::add(counters_.faults);
       block.flags |= wish;

@@ -25,6 +25,9 @@ namespace vmem::pager {
 class Pager;
 struct Census;
 
+// What the kernel's write protection keeps from changing meanwhile. By a name of its own, for tests/tsan.supp.
+void copy_protected(std::byte* to, const std::byte* from, size_t size);
+
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;  // blocks that move together: 32 MiB, where the driver's cost is spread thin
 inline constexpr size_t kPeerBatch = 128;   // .. between devices: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
@@ -94,7 +97,7 @@ struct Move : core::OwnNew {
   uint64_t hole_end = 0;        // .. up to this byte of it
   bool staged = false;          // image is a staging frame
   int device = -1;              // entering, leaving: which
-  std::byte* source = nullptr;  // entering from host memory: the bytes, to be copied to `image` first
+  std::byte* source = nullptr;  // entering from host memory, leaving: the bytes in it, to be copied to `image` first
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
   bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied

@@ -231,6 +231,7 @@ class Pager {
       answer_on_device(Region&r, core::BlockIndex b);
   Move* begin_show(Region& r, core::BlockIndex b);
   void show(Move*m), hide(Lock&lock, Region&r, core::BlockIndex b);
+  core::Status copy_shown(Move* m);
   void forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait);
   bool serve_accesses(Lock& lock);

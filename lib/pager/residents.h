@@ -28,7 +28,7 @@ struct Resident {
   uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
   bool admitted = false;       // known to the policy
   bool leased = false;         // .. which holds it for its leases
-  bool in_place = false;       // taking, writing: its pages are still in the region, write-protected
+  bool in_place = false;       // taking, writing, leaving: one of our threads may read its pages in the region
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came
   bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet

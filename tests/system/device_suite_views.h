@@ -68,13 +68,36 @@ TEST_P(DeviceTierViews, AStoreUnderAReadLeaseIsTheCpusUntilTheRelease) {
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
   app_->check(s, words(r), n, 0, 1);  // what it acquired
   EXPECT_EQ(acquire(words(r), n, VMEM_READ, s), -EBUSY) << "these bytes are not to be had at the device";
-  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EBUSY);
+  VMEM_DO(vmem_sync(r.data(), r.size()));
+  EXPECT_EQ(device_stats().used_bytes, r.size()) << "a kernel may use it";
+  cpu_set(words(r), n, 0, 3);  // not taken for written
+  app_->check(s, words(r), n, 0, 1);
   VMEM_DO(release(words(r), n, s));
-  lease_and_check(r, 2, VMEM_READ, s);
+  lease_and_check(r, 3, VMEM_READ, s);
   VMEM_DO(release(words(r), n, s));
   right_so_far(s);
   r.evict();
-  EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 3), 0u);
+}
+
+TEST_P(DeviceTierViews, ASyncWritesWhatTheCpuStoredUnderAReadLease) {
+  start();
+  TempFile file(4 * kMiB);
+  vmem::region r(4 * kMiB, file.path(), 0, VMEM_MAP_SHARED);
+  const size_t n = r.size() / 8;
+  cpu_set(words(r), n, 0, 1);
+  void* s = stream();
+  lease_and_check(r, 1, VMEM_READ, s);
+  for (uint64_t round = 2; round < 4; ++round) {
+    cpu_set(words(r), n, 0, round);
+    VMEM_DO(vmem_sync(r.data(), r.size()));
+    const auto bytes = file.read();
+    EXPECT_EQ(cpu_wrong(reinterpret_cast<const uint64_t*>(bytes.data()), n, 0, round), 0u);
+  }
+  app_->check(s, words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s));
+  right_so_far(s);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 3), 0u);
 }
 
 TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseWaitsForItsEnd) {
