@@ -83,6 +83,7 @@ class CudaDevices final : public UnitDevices {
   core::Status record(void* stream, int device, Ticket* out) override;
   core::Status poll(const Ticket& ticket, bool* done) override;
   core::Status wait(const Ticket& ticket) override;
+  core::Status drain(int device) override;
 
  private:
   core::Status body_memory(int device, Memory* out) override;

@@ -189,4 +189,12 @@ Status CudaDevices::wait(const Ticket& ticket) {
   return {};
 }
 
+Status CudaDevices::drain(int device) {
+  core::must_be_outside("Devices::drain");
+  if (Status s = usable(device); !s.ok()) return s;
+  Gpu& g = gpu(device);
+  Enter here(driver_, g.context);
+  return result(g, cudaDeviceSynchronize(), "waiting for a device");
+}
+
 }  // namespace vmem::device

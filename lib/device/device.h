@@ -204,6 +204,10 @@ class Devices {
   // copies: a user's stream may take for ever.
   virtual core::Status wait(const Ticket& ticket) = 0;
 
+  // Returns when all work that was put on any stream of the device before has ended, of streams that are no more too.
+  // Blocks, for as long as a kernel runs. -EIO: the device is lost, and nothing runs there.
+  virtual core::Status drain(int device) = 0;
+
   // Host memory for copies at full speed, for all devices. kPage-aligned. Stays the caller's. Blocks (about 16 ms/GiB).
   virtual core::Status pin(void* frames, size_t size) = 0;
   virtual core::Status unpin(void* frames) = 0;

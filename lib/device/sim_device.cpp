@@ -587,10 +587,7 @@ void* SimDevices::create_stream(int device) {
 }
 
 void SimDevices::destroy_stream(void* stream) {
-  {
-    std::lock_guard lock(mutex_);
-    live_streams_.erase(stream);
-  }
+  forget_stream(stream);
   delete static_cast<Stream*>(stream);
 }
 
@@ -686,7 +683,8 @@ Status SimDevices::launch(void* stream, SimFunction kernel) {
   Stream* s = stream_of(stream, current_device);
   if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
   if (Status h = health(s->device); !h.ok()) return h;
-  return enqueue(s, [this, life = life_, s, kernel = std::move(kernel)] {
+  return enqueue(s, [this, life = life_, s, kernel = std::move(kernel),
+                     token = SimWork::begin(devices_[static_cast<size_t>(s->device)]->work)] {
     if (const std::lock_guard lock(life->mutex); life->over || !health(s->device).ok()) return;
     SimKernel here(*this, s->device);
     kernel(here);

@@ -11,6 +11,7 @@
 //     another copy: with CUDA wrong data, here error 700 and an entry in violations().
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -56,6 +57,38 @@ using SimHook = std::function<core::Status(SimOp op, int device, uintptr_t addre
 
 class SimDevices;
 
+// The kernels of one device that were launched and have not ended. They may end when the device is no more.
+class SimWork {
+ public:
+  using Token = std::shared_ptr<void>;  // one kernel; its end is the kernel's
+  static Token begin(const std::shared_ptr<SimWork>& work) {
+    uint64_t number = 0;
+    {
+      const std::lock_guard lock(work->mutex_);
+      number = ++work->last_;
+      work->open_.insert(number);
+    }
+    return Token(nullptr, [work, number](void*) {
+      const std::lock_guard end(work->mutex_);
+      work->open_.erase(number);
+      work->changed_.notify_all();
+    });
+  }
+  // Until those that were launched before have ended, or `lost` says that it is useless.
+  template <typename Lost>
+  void drain(Lost lost) {
+    std::unique_lock lock(mutex_);
+    for (const uint64_t last = last_; !open_.empty() && *open_.begin() <= last && !lost();)
+      changed_.wait_for(lock, std::chrono::milliseconds(10));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<uint64_t> open_;  // protected by mutex_
+  uint64_t last_ = 0;        // protected by mutex_
+};
+
 // What a simulated kernel may do.
 class SimKernel {
  public:
@@ -83,11 +116,21 @@ class SimDevices final : public UnitDevices {
   core::Status record(void* stream, int device, Ticket* out) override;
   core::Status poll(const Ticket& ticket, bool* done) override;
   core::Status wait(const Ticket& ticket) override;
+  core::Status drain(int device) override {
+    core::Status s = usable(device);
+    if (s.ok()) devices_[static_cast<size_t>(device)]->work->drain([&] { return !(s = health(device)).ok(); });
+    return s;
+  }
 
   // --- the application's side, and the test's ---
   // A cudaStream_t. nullptr is the default stream of the calling thread's current device.
   void* create_stream(int device);
-  void destroy_stream(void* stream);           // waits for its work
+  void destroy_stream(void* stream);  // waits for its work
+  // Its name is no more and its work goes on, as after cudaStreamDestroy. destroy_stream() comes later.
+  void forget_stream(void* stream) {
+    const std::lock_guard lock(mutex_);
+    live_streams_.erase(stream);
+  }
   static void set_current_device(int device);  // of this thread; 0 at first
   core::Status launch(void* stream, SimFunction kernel);
   core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
@@ -132,6 +175,7 @@ class SimDevices final : public UnitDevices {
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
     std::atomic<unsigned> next[2] = {};
     PiecePool pieces;
+    const std::shared_ptr<SimWork> work = std::make_shared<SimWork>();
   };
   Stream* stream_of(void* stream, int device_if_null);
   core::Status checked_stream(void* stream, int device, Stream** out);

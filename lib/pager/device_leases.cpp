@@ -614,6 +614,12 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
       notify();
       continue;
     }
+    if (!recorded.ok() && health.ok()) {  // of a stream that is no more nobody can ask for a point
+      lock.unlock();
+      core::step("release.draining");
+      devices_->drain(e->device).ignore();
+      lock.lock();
+    }
     // A device that is lost ends everything at once, and so does a stream that is no more.
     if (!health.ok()) saw_loss(e->device, health);
     e->ticket = std::move(ticket);

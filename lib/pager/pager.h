@@ -181,7 +181,7 @@ class Pager {
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
   core::Status flush_file(Lock& lock, Region& r);
   core::Status make(const NewRegion& what, void** ptr);
-  void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock);
+  void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);
   static uint64_t reserve_for(uint64_t largest, uint64_t budget);

@@ -354,6 +354,28 @@ void Pager::keep_frames(Region& r) {
   }
 }
 
+// Locked on entry and on return, and not meanwhile. Whatever may use leased blocks ends before they go. A device whose
+// page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the driver frees no
+// managed memory before its kernels have ended.
+void Pager::finish_kernels(Lock& lock, Region& r) {
+  if (!r.gpu || !own_page_tables()) return;
+  uint64_t used = 0;
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex, BlockIndex, const Leases& leases) {
+    if (leases.front().location >= 0) used |= uint64_t{1} << leases.front().location;
+    return true;
+  });
+  if (used == 0) return;
+  ++r.in_flight;
+  lock.unlock();
+  core::step("free.draining");
+  for (int d = 0; d < devices_->count(); ++d) {
+    if ((used >> d & 1) != 0) devices_->drain(d).ignore();  // lost: nothing runs there
+  }
+  lock.lock();
+  --r.in_flight;
+  notify();
+}
+
 Status Pager::destroy(void* ptr, bool force) {
   Lock lock(mutex_);
   auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
@@ -384,6 +406,9 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   if (!force) {
     if (Status leased = live(); !leased.ok()) return leased;
+  } else {
+    finish_kernels(lock, r);
+    if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
   }
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;
@@ -404,6 +429,7 @@ Status Pager::destroy(void* ptr, bool force) {
   forget_region(r);
   notify();
   while (r.in_flight != 0) lock.sleep(changed_);  // a handler that accesses the region: see touch_of_dying()
+  if (force) finish_kernels(lock, r);             // of leases that came last
   forget_region(r);
   lock.unlock();
 

@@ -22,11 +22,12 @@ inline constexpr size_t kBlock = 2 << 20;
 class SimTest : public SystemTest {
  protected:
   void SetUp() override { start(1); }
-  void start(int devices, const Settings& more = {}) {
+  void start(int devices, const Settings& more = {}, bool handles = false) {
     SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [devices](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [devices, handles](std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = devices;
+      options.handles = handles;
       options.memory_bytes = 128 << 20;
       std::unique_ptr<vmem::device::SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);

@@ -153,6 +153,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   VMEM_REFUSED(EIO, d_->order_after(before, stream_, 0));
   VMEM_REFUSED(EIO, d_->record(stream_, 0, &t));
   VMEM_REFUSED(EIO, d_->wait(before));
+  VMEM_REFUSED(EIO, d_->drain(0));
   bool done = false;
   VMEM_REFUSED(EIO, d_->poll(before, &done));
   Memory m{};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cerrno>
+#include <thread>
 
 #include "device_contract_fixture.h"
 
@@ -44,6 +45,21 @@ TEST_P(DeviceContract, ARecordedTicketIsReachedWhenTheStreamGetsThere) {
   VMEM_OK(d_->poll(ticket, &done));
   EXPECT_TRUE(done);
   VMEM_OK(d_->wait(ticket));
+}
+
+TEST_P(DeviceContract, DrainingADeviceWaitsForItsWork) {
+  uint64_t* base = reserve(1);
+  bring(base, 0, 5);
+  VMEM_OK(d_->drain(0));  // there is none
+  *gate() = 0;
+  *sum_cell() = 0;
+  bench_->stand_still(stream_, gate());
+  bench_->sum(stream_, base, kWords, sum_cell());
+  std::thread opener([&] { *gate() = 1; });
+  VMEM_OK(d_->drain(0));
+  EXPECT_EQ(*sum_cell(), sum_of(5));
+  opener.join();
+  VMEM_REFUSED(ENODEV, d_->drain(99));
 }
 
 TEST_P(DeviceContract, MovesGoOnWhileAUsersStreamStandsStill) {
