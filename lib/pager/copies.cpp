@@ -30,16 +30,22 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   Resident& copy = residents_[id];
   copy.is_copy = true;
   copy.stamp = residents_[on_device].stamp;
-  copy.admitted = true;
   residents_[on_device].copy = id;
+  admit_copy(id);
+  return true;
+}
+
+// Locked.
+void Pager::admit_copy(ResidentId id) {
+  Resident& copy = residents_[id];
   policy::Admission a;
   a.id = id;
-  a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
-  a.priority = r.priority;
+  a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
+  a.priority = copy.region->priority;
   a.probes = false;
   if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
   policy(id).admit(a);
-  return true;
+  copy.admitted = true;
 }
 
 // Locked. The block on a device has changed, or may, or is gone: it is its only copy.
@@ -59,13 +65,19 @@ void Pager::will_change(Region& r, BlockIndex b) {
   drop_copy(block.aux);
 }
 
-// Locked; the policy has chosen it and forgotten it.
-void Pager::evict_copy(ResidentId id) {
+// Locked; the policy has chosen it and forgotten it. False: it stays, being all there is of the block.
+bool Pager::evict_copy(ResidentId id) {
   const Resident& copy = residents_[id];
-  residents_[copy.region->table[copy.block].aux].copy = kNoResident;
+  const Block& block = copy.region->table[copy.block];
+  if (gpus_[block.device].lost && !proven_clean(block)) {
+    admit_copy(id);
+    return false;
+  }
+  residents_[block.aux].copy = kNoResident;
   staging_.put(copy.frame);
   residents_[id].admitted = false;
   give_resident(id);
+  return true;
 }
 
 // Locked; state leaving, with its copy claimed by begin_leave(). The copy is the block from now on, in state held.
@@ -95,7 +107,7 @@ std::byte* Pager::staging_frame(size_t keep) {
     if (policies_[kStagingPool]->victims(1, {&victim, 1}) == 0) break;
     Resident& resident = residents_[victim.id];
     if (resident.is_copy) {
-      evict_copy(victim.id);
+      if (!evict_copy(victim.id)) break;
     } else {
       Region& r = *resident.region;
       const BlockIndex b = resident.block;

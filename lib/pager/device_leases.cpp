@@ -403,7 +403,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     Block& block = r.table[b];
     if (block.state == State::on_device && residents_[block.aux].shown && !residents_[block.aux].stale &&
         (block.device != d || (access & VMEM_WRITE) != 0)) {
-      hide(lock, r, b);
+      if (!hide(lock, r, b)) lock.sleep_for(changed_, kPause);
       continue;
     }
     if (has_come(r, b, d)) {

@@ -443,6 +443,14 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     lock.lock();
     batch.clear();
   };
+  // Where a device is lost, what host memory has of its blocks is written.
+  for (size_t d = 0; how == Leave::sync && d < gpus_.size(); ++d) {
+    if (gpus_[d].used == 0 || gpus_[d].lost) continue;
+    lock.unlock();
+    const Status health = devices_->health(static_cast<int>(d));
+    lock.lock();
+    saw_loss(static_cast<int>(d), health);
+  }
   uint64_t mark = Progress::kNone;
   Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {

@@ -9,7 +9,8 @@
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
-// goes to another device, and when memory is short; what is stale is never dropped.
+// goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
+// that is lost: it is the block then.
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -70,6 +71,10 @@ void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) 
 // Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
 void Pager::answer_on_device(Region& r, BlockIndex b) {
   Block& block = r.table[b];
+  if (gpus_[block.device].lost) {
+    gpus_[block.device].rescue = true;
+    gpu_work_.notify_one();
+  }
   if (residents_[block.aux].stale) {  // who met its protection while it was copied may go on
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     trap_->unprotect(r.address(b), r.block_size).ignore();
@@ -151,6 +156,7 @@ void Pager::show(Move* m) {
   r.table.change(b, State::leaving, State::on_device);
   if (resident.admitted) policy(block.aux).unhold(block.aux);
   if (!shown) queue_access(r, b, now_ns() + kTryAgain);
+  if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   free_move(m);
   pump(after);
   lock.unlock();
@@ -173,20 +179,26 @@ Status Pager::copy_shown(Move* m) {
   return s;
 }
 
-// Locked on entry and on return, and not meanwhile; on a device, shown and not stale.
-void Pager::hide(Lock& lock, Region& r, BlockIndex b) {
+// Locked on entry and on return, and not meanwhile; on a device, shown and not stale. False: the device is lost, what
+// is shown may be the last copy and stays, and a worker is about to make it the block.
+bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
+  const int d = block.device;
   r.table.change(b, State::on_device, State::leaving);
   if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
+  const Status health = devices_->health(d);
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (Status s = trap_->drop({&range, 1}); !s.ok())
+  if (Status s = health.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
   lock.lock();
-  forget_shown(r, b);
-  budget_.credit(r.block_size);
+  saw_loss(d, health);
+  if (health.ok()) {
+    forget_shown(r, b);
+    budget_.credit(r.block_size);
+  }
   if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
   stays(r, b);
   --r.in_flight;
@@ -196,6 +208,7 @@ void Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   lock.unlock();
   run(after);
   lock.lock();
+  return health.ok();
 }
 
 // Locked. What is in place there belongs to somebody else now, or to nobody.
@@ -240,8 +253,8 @@ bool Pager::serve_accesses(Lock& lock) {
     for (const auto& [region, b] : queues_.shown) {
       if (region->dying || region->table[b].state != State::on_device || residents_[region->table[b].aux].stale)
         continue;
-      Region& r = *region;
-      hide(lock, r, b);
+      if (gpus_[region->table[b].device].lost) continue;
+      hide(lock, *region, b);
       return true;
     }
   }

@@ -404,7 +404,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
-  if (serve_stream_hints(lock) || serve_accesses(lock)) return true;
+  if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
   if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
     grow_staging(lock, kSlabFrames).ignore();  // tried again when somebody wants a frame
     After after;

@@ -99,8 +99,7 @@ void Pager::evict_loop() {
     for (size_t i = 0; i < count; ++i) {
       Resident& resident = residents_[victims[i].id];
       if (resident.is_copy) {
-        evict_copy(victims[i].id);
-        copies = true;
+        copies |= evict_copy(victims[i].id);
         continue;
       }
       Region& r = *resident.region;

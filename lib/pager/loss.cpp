@@ -1,7 +1,9 @@
-// A device is lost: with setting debug, what libvmem knew then, so that the lease that was missing can be found.
+// What is lost, and what of it can be saved. A device is lost: with setting debug, what libvmem knew then, so that the
+// lease that was missing can be found.
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <utility>
 
 #include "core/log.h"
 #include "pager/pager.h"
@@ -235,7 +237,8 @@ void Pager::lose_taken(Move* m) {
 void Pager::saw_loss(int d, const Status& s) try {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (s.ok() || g.lost || g.budget == 0) return;
-  g.lost = true;
+  g.lost = g.rescue = true;
+  gpu_work_.notify_one();
   if (!core::debug()) return;
   core::log(Level::error, "debug: %.*s; %zu regions, %s on the device, %s leased there",
             static_cast<int>(s.text().size()), s.text().data(), regions_.size(), core::human_bytes(g.used).c_str(),
@@ -264,6 +267,34 @@ void Pager::saw_loss(int d, const Status& s) try {
             "the launch, on the same stream; the kernel's log (Xid 31) names the address");
 } catch (const std::bad_alloc&) {
   core::log(Level::error, "debug: no memory to say more");
+}
+
+// Locked on entry and on return. What host memory has of a lost device's blocks, in place for the CPU or in a staging
+// frame, may be all there is: it is the block from now on. False: there is none.
+bool Pager::rescue(Lock& lock) {
+  Batch batch;
+  for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
+    if (!std::exchange(gpus_[d].rescue, false)) continue;
+    for (const auto& [base, r] : regions_) {
+      if (!r->gpu || r->dying || r->lost) continue;
+      for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
+        const core::Block& block = r->table[b];
+        if (block.state != State::on_device || block.device != d) continue;
+        if (!residents_[block.aux].shown && residents_[block.aux].copy == core::kNoResident) continue;
+        if (Move* m = begin_leave(*r, b, Leave::host)) {
+          batch.push_back(m);
+        } else {
+          gpus_[d].rescue = true;  // no memory: later
+        }
+      }
+    }
+    if (batch.full()) gpus_[d].rescue = true;  // there may be more
+  }
+  if (batch.empty()) return false;
+  lock.unlock();
+  leave_batch(batch.all());
+  lock.lock();
+  return true;
 }
 
 void Pager::look_for_loss() {

@@ -207,9 +207,9 @@ class Pager {
   core::Status grow_staging(Lock& lock, size_t at_most);
   // copies.cpp: what stays in host memory of blocks on a device
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
-  void drop_copy(core::ResidentId on_device);
+  void drop_copy(core::ResidentId on_device), admit_copy(core::ResidentId id);
   void will_change(Region& r, core::BlockIndex b);
-  void evict_copy(core::ResidentId id);
+  bool evict_copy(core::ResidentId id);
   void become_copy(Region& r, core::BlockIndex b);
   std::byte* staging_frame(size_t keep);
   // device_out.cpp: the way out
@@ -230,11 +230,10 @@ class Pager {
   void queue_access(Region&r, core::BlockIndex b, uint64_t not_before = 0),
       answer_on_device(Region&r, core::BlockIndex b);
   Move* begin_show(Region& r, core::BlockIndex b);
-  void show(Move*m), hide(Lock&lock, Region&r, core::BlockIndex b);
   core::Status copy_shown(Move* m);
-  void forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
+  void show(Move*m), forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait);
-  bool serve_accesses(Lock& lock);
+  bool hide(Lock&lock, Region&r, core::BlockIndex b), serve_accesses(Lock&lock);
   // device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
@@ -256,7 +255,7 @@ class Pager {
   void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
   void fail_touches(Region& r, core::BlockIndex b);
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
-  bool torn_by_fill(const Move* m, const core::Status& why);
+  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock);
   void lose_filled(Move* m, const core::Status& why);
   void settle_torn_take(Move*m), lose_taken(Move*m);
 

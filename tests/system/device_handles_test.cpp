@@ -78,4 +78,104 @@ TEST_F(Handles, ALeaseOfAStreamThatIsNoMoreLastsAsLongAsItsWork) {
   EXPECT_TRUE(sim().health(0).ok());
 }
 
+// --- a device is lost, and host memory has the only good copy
+
+// Blocks that a kernel changed, and that the CPU is shown: block b has `first` + b. Nobody leases them any more.
+class HandlesLost : public Handles {
+ protected:
+  void change_and_show(uint64_t* at, size_t blocks, uint64_t first) {
+    for (size_t b = 0; b < blocks; ++b) store_on_device(at + b * kWords, first + b);
+    ASSERT_EQ(vmem_acquire(at, blocks * kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+    for (size_t b = 0; b < blocks; ++b) ASSERT_EQ(load(at + b * kWords), first + b);
+    ASSERT_EQ(vmem_release(at, blocks * kBlock, stream_), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+  }
+  void expect_all(const uint64_t* at, size_t blocks, uint64_t first) {
+    for (size_t b = 0; b < blocks; ++b) {
+      ASSERT_FALSE(bus(at + b * kWords)) << "block " << b << " is lost";
+      EXPECT_EQ(load(at + b * kWords), first + b);
+    }
+    EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+  }
+};
+
+TEST_F(HandlesLost, WhatTheCpuIsShownGoesToAnotherDevice) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  change_and_show(words(r), 2, 51);
+  sim().lose(0, "the test took it away");
+  void* const other = stream(1);
+  ASSERT_EQ(vmem_acquire(words(r), r.size(), kBoth, 1, other), 0) << vmem_last_error();
+  static std::atomic<uint64_t> seen;
+  seen = 0;
+  ASSERT_TRUE(sim()
+                  .launch(other,
+                          [at = words(r)](SimKernel& k) {
+                            if (auto* w = reinterpret_cast<uint64_t*>(k.at(at, 8, false)); w != nullptr) seen = *w;
+                          })
+                  .ok());
+  ASSERT_EQ(vmem_release(words(r), r.size(), other), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  EXPECT_EQ(seen, 51u);
+  expect_all(words(r), 2, 51);
+}
+
+TEST_F(HandlesLost, WhatTheCpuIsShownStaysWhenMemoryIsShort) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock), other(96 * kBlock, VMEM_HOST_ONLY);
+  change_and_show(words(r), 8, 51);
+  sim().lose(0, "the test took it away");
+  for (size_t b = 0; b < 96; ++b) words(other)[b * kWords] = b;
+  expect_all(words(r), 8, 51);
+  for (size_t b = 0; b < 96; ++b) EXPECT_EQ(load(words(other) + b * kWords), b);
+}
+
+TEST_F(HandlesLost, WhatTheCpuIsShownIsWrittenByASync) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  change_and_show(words(r), 2, 51);
+  sim().lose(0, "the test took it away");
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
+  const auto bytes = file.read();
+  for (size_t b = 0; b < 2; ++b) {
+    uint64_t is = 0;
+    memcpy(&is, &bytes[b * kBlock], 8);
+    EXPECT_EQ(is, 51 + b);
+  }
+  expect_all(words(r), 2, 51);
+}
+
+// The staging frames that blocks came through, with few of them and others that need them.
+class CopiesOfALostDevice : public HandlesLost, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { start(2, {{"host_budget", "64MiB"}, {"staging_share", "25"}}, GetParam()); }
+};
+
+TEST_P(CopiesOfALostDevice, AreTheBlocksAndStay) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock), busy(14 * kBlock);
+  for (size_t b = 0; b < 2; ++b) words(r)[b * kWords] = 51 + b;
+  ASSERT_EQ(vmem_acquire(words(r), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(words(r), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  ASSERT_EQ(vmem_advise(words(r), r.size(), VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();  // at rest
+  sim().lose(0, "the test took it away");
+  struct vmem_device_stats s = {};
+  s.size = sizeof s;
+  EXPECT_EQ(vmem_device_stats(0, &s), -EIO);  // noticed
+  void* const other = stream(1);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    for (size_t b = 0; b < 14; ++b) words(busy)[b * kWords] = round * 100 + b;
+    ASSERT_EQ(vmem_acquire(words(busy), busy.size(), VMEM_READ, 1, other), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_release(words(busy), busy.size(), other), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(other).ok());
+    ASSERT_EQ(vmem_evict(words(busy), busy.size(), VMEM_SSD), 0) << vmem_last_error();
+  }
+  expect_all(words(r), 2, 51);
+  for (size_t b = 0; b < 14; ++b) EXPECT_EQ(load(words(busy) + b * kWords), 300 + b);
+}
+INSTANTIATE_TEST_SUITE_P(, CopiesOfALostDevice, ::testing::Bool(),
+                         [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
+
 }  // namespace
