@@ -31,6 +31,8 @@ using core::Status;
 namespace {
 
 constexpr uint64_t kTryAgain = 20000000;  // ns until what failed is tried again
+// Accesses that meet no page of what they are shown: so many were met before, and reported late. Not so the next.
+constexpr uint8_t kReportedLate = 3;
 
 }  // namespace
 
@@ -52,12 +54,18 @@ void Pager::queue_access(Region& r, BlockIndex b, uint64_t not_before) {
 // Locked; state on_device, met by a fault.
 void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) {
   Block& block = r.table[b];
-  const Resident& resident = residents_[block.aux];
+  Resident& resident = residents_[block.aux];
   if (resident.stale && fault.kind == trap::FaultKind::write_protect) {
     trap_->unprotect(r.address(b), r.block_size).ignore();
     return;
   }
-  if (!own_page_tables() || resident.refused || (resident.shown && fault.kind != trap::FaultKind::write_protect)) {
+  // Or the program dropped a page itself (madvise). Of what only the CPU has, it is zeros then; where that page is
+  // there this fails. Else it is what the device has.
+  const bool missing = resident.shown && fault.kind != trap::FaultKind::write_protect;
+  if (missing && resident.stale) trap_->fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  const bool late = missing && (resident.stale || resident.missed < kReportedLate);
+  if (late) ++resident.missed;
+  if (!own_page_tables() || resident.refused || late) {
     // It met the trap before the block was made over it, or shown, and has been woken since or is here.
     trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return;
@@ -142,6 +150,7 @@ void Pager::show(Move* m) {
   const bool shown = m->status.ok() && queues_.shown.push_back({&r, b});  // there is room
   if (shown) {
     resident.shown = true;
+    resident.missed = 0;
     core::add(counters_.copied_bytes, r.block_size);
     if (!m->kept) {
       gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
@@ -290,6 +299,15 @@ bool Pager::serve_accesses(Lock& lock) {
     }
     unrefuse(r, b);
     const bool leased_here = leased(r, b) && !lost;
+    if (resident.shown && !resident.stale && !lost && resident.missed == kReportedLate &&
+        (block.flags & core::kWanted) != 0) {  // pages of it are gone
+      if (batch.empty()) {
+        hide(lock, r, b);
+        return true;
+      }
+      ++it;
+      continue;
+    }
     if (!resident.stale && (block.flags & core::kWanted) == 0) {
       resident.asked = false;
       it = queues_.accesses.erase(it);

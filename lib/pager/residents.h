@@ -38,6 +38,7 @@ struct Resident {
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
   bool shown = false;    // on a device: a copy is in place for the CPU, write-protected and charged (device_views.cpp)
   bool stale = false;    // .. not protected any more: it has what the device has not
+  uint8_t missed = 0;    // .. accesses that found no page of it since
   bool asked = false;    // on a device: among `accesses`
   bool refused = false;  // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
   device::Ticket ticket;

@@ -1,5 +1,8 @@
 // Devices with page tables of their own: kernels that still run when their blocks are to go, devices that are lost
 // while a copy of a block stands in place for the CPU, and memory that is short for such copies. On simulated devices.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
 
 #include "sim_support.h"
@@ -177,5 +180,52 @@ TEST_P(CopiesOfALostDevice, AreTheBlocksAndStay) {
 }
 INSTANTIATE_TEST_SUITE_P(, CopiesOfALostDevice, ::testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
+
+class HandlesOnUserfault : public Handles {
+ protected:
+  void SetUp() override { start(1, {{"trap", "uffd"}}, true); }
+  void TearDown() override {
+    Handles::TearDown();
+    vmem_set("trap", "auto");
+  }
+};
+
+// What the CPU is shown of a block that a device keeps, with madvise() in place of vmem_advise().
+TEST_F(HandlesOnUserfault, PagesThatTheProgramDropsStopNothing) {
+  if (IsSkipped()) return;
+  constexpr size_t kPageWords = 512, kPages = 2 * kBlock / 4096;
+  vmem::region r(2 * kBlock);
+  const auto store_all = [&](uint64_t round) {
+    for (size_t p = 0; p < kPages; ++p) words(r)[p * kPageWords] = round * 10000 + p;
+  };
+  const auto wrong = [&](uint64_t round) {
+    size_t n = 0;
+    for (size_t p = 0; p < kPages; ++p) n += load(words(r) + p * kPageWords) != round * 10000 + p;
+    return n;
+  };
+  const auto drop = [&](size_t page, size_t pages) {
+    ASSERT_EQ(madvise(words(r) + page * kPageWords, pages * 4096, MADV_DONTNEED), 0);
+  };
+  store_all(1);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(wrong(1), 0u);
+  drop(3, 40);
+  EXPECT_EQ(wrong(1), 0u) << "the device has it";
+  drop(3, 1);
+  drop(kPages / 2, 2);
+  store_all(2);  // stores meet them
+  EXPECT_EQ(wrong(2), 0u);
+  drop(5, 1);
+  EXPECT_EQ(load(words(r) + 5 * kPageWords), 0u) << "nobody else has it";
+  drop(7, 1);
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();  // so does the library
+  EXPECT_EQ(load(words(r) + 7 * kPageWords), 0u);
+  store_all(3);
+  EXPECT_EQ(r.query().device_bytes, r.size());
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(wrong(3), 0u);
+}
 
 }  // namespace
