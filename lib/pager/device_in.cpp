@@ -439,9 +439,9 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
 }
 
 // Locked; a block that was claimed, and is on a device still, or on another one.
-void Pager::stays(Region& r, BlockIndex b) {
+void Pager::stays(Region& r, BlockIndex b, const Move* failed) {
   r.table.change(b, State::leaving, State::on_device);
-  answer_on_device(r, b);
+  answer_on_device(r, b, failed);
 }
 
 // Unlocked; state leaving, booked on both devices. In order of address.

@@ -290,7 +290,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   }
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), where(r, m->block).c_str());
-  stays(r, m->block);
+  stays(r, m->block, m);
   admit(r, m->block, stamp_now());
   free_move(m);
 }

@@ -8,6 +8,8 @@
 //                               What a sync or the end of the program writes is the copy
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
+// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on.
+//
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
 // that is lost: it is the block then.
@@ -30,19 +32,22 @@ using core::Status;
 
 namespace {
 
-constexpr uint64_t kTryAgain = 20000000;  // ns until what failed is tried again
+constexpr uint64_t kTryAgain = 20000000;   // ns until what failed is tried again
+constexpr uint64_t kAskAgain = 100000000;  // .. whose accesses are refused: they have got their signals by then
 // Accesses that meet no page of what they are shown: so many were met before, and reported late. Not so the next.
 constexpr uint8_t kReportedLate = 3;
 
 }  // namespace
 
-// Locked; on a device. A CPU waits for it (kWanted).
-void Pager::queue_access(Region& r, BlockIndex b, uint64_t not_before) {
+// Locked; on a device. A CPU waits for it (kWanted). failed: its last try; the wait is the same.
+void Pager::queue_access(Region& r, BlockIndex b, const Move* failed) {
   Block& block = r.table[b];
   Resident& resident = residents_[block.aux];
   if (resident.asked) return;
-  const uint64_t now = now_ns();
-  if (!queues_.accesses.push_back({&r, b, now, not_before, look(now)})) {
+  const uint64_t now = now_ns(), mark = look(now);
+  CpuAccess access{&r, b, now, mark};
+  if (failed != nullptr && failed->since_ns != 0) access = {&r, b, failed->since_ns, failed->mark, now + kTryAgain};
+  if (!queues_.accesses.push_back(access)) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     trap_->wake(r.address(b), r.block_size).ignore();  // reported again
     return;
@@ -77,7 +82,7 @@ void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) 
 }
 
 // Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
-void Pager::answer_on_device(Region& r, BlockIndex b) {
+void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
   Block& block = r.table[b];
   if (gpus_[block.device].lost) {
     gpus_[block.device].rescue = true;
@@ -89,11 +94,20 @@ void Pager::answer_on_device(Region& r, BlockIndex b) {
   }
   if ((block.flags & core::kWanted) == 0) return;
   if (own_page_tables()) {
-    queue_access(r, b);
+    queue_access(r, b, failed);
     return;
   }
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   trap_->wake(r.address(b), r.block_size).ignore();
+}
+
+// Locked; on a device. Who waits for it, and whoever accesses it before its entry is through, gets SIGBUS.
+void Pager::refuse_access(Region& r, CpuAccess* a) {
+  Block& block = r.table[a->block];
+  Resident& resident = residents_[block.aux];
+  if (resident.refused) return;
+  resident.refused = trap_->fail(r.address(a->block), r.block_size).ok();
+  if (resident.refused) block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
 }
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
@@ -111,6 +125,7 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
     return nullptr;
   }
   if (kept != core::kNoResident) policy(kept).hold(kept);
+  unrefuse(r, b);
   Move* m = new_move(r, b);
   m->image = frame;
   m->kept = kept != core::kNoResident;
@@ -164,7 +179,7 @@ void Pager::show(Move* m) {
   }
   r.table.change(b, State::leaving, State::on_device);
   if (resident.admitted) policy(block.aux).unhold(block.aux);
-  if (!shown) queue_access(r, b, now_ns() + kTryAgain);
+  if (!shown) queue_access(r, b, m);
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   free_move(m);
   pump(after);
@@ -291,13 +306,12 @@ bool Pager::serve_accesses(Lock& lock) {
                   "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
                   "is released, %s",
                   config_.fault_timeout_ms, where(r, b).c_str());
-        resident.refused = trap_->fail(r.address(b), r.block_size).ok();
-        if (resident.refused) block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+        refuse_access(r, &*it);
       }
       ++it;
       continue;
     }
-    unrefuse(r, b);
+    if (!it->starved) unrefuse(r, b);
     const bool leased_here = leased(r, b) && !lost;
     if (resident.shown && !resident.stale && !lost && resident.missed == kReportedLate &&
         (block.flags & core::kWanted) != 0) {  // pages of it are gone
@@ -308,7 +322,7 @@ bool Pager::serve_accesses(Lock& lock) {
       ++it;
       continue;
     }
-    if (!resident.stale && (block.flags & core::kWanted) == 0) {
+    if (!resident.stale && !it->starved && (block.flags & core::kWanted) == 0) {
       resident.asked = false;
       it = queues_.accesses.erase(it);
       continue;
@@ -330,11 +344,25 @@ bool Pager::serve_accesses(Lock& lock) {
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       continue;
     }
-    Move* m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
+    // What failed goes on failing, or there is no memory, and nothing that goes on will bring any.
+    const bool over = !it->starved && hopeless(it->mark);
+    Move* m = nullptr;
+    if (!over || it->not_before == 0) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
     if (m == nullptr) {
+      if (over) {
+        core::log(core::Level::error,
+                  "no memory within host_budget %s for %u ms, or no way to copy a block from its device: accesses of "
+                  "the CPU get SIGBUS until there is; the contents are intact, %s",
+                  core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, b).c_str());
+        refuse_access(r, &*it);
+        it->starved = resident.refused;
+      }
+      if (it->starved || over) it->not_before = now + kAskAgain;
       ++it;
       continue;
     }
+    m->since_ns = it->since_ns;
+    m->mark = it->mark;
     resident.asked = false;
     it = queues_.accesses.erase(it);
     if (leased_here) {

@@ -221,8 +221,9 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   Region* region;
   core::BlockIndex block;
   uint64_t since_ns;
-  uint64_t not_before;  // what failed is tried again then
-  uint64_t mark;        // of Progress
+  uint64_t mark;            // of Progress
+  uint64_t not_before = 0;  // what failed is tried again then
+  bool starved = false;     // .. and accesses are refused until it succeeds
 };
 enum class Start : uint8_t { done, wait, no_room };
 

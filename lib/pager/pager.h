@@ -227,8 +227,8 @@ class Pager {
   // device_views.cpp
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void queue_access(Region&r, core::BlockIndex b, uint64_t not_before = 0),
-      answer_on_device(Region&r, core::BlockIndex b);
+  void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr), refuse_access(Region&r, CpuAccess*a),
+      answer_on_device(Region&r, core::BlockIndex b, const Move*failed = nullptr);
   Move* begin_show(Region& r, core::BlockIndex b);
   core::Status copy_shown(Move* m);
   void show(Move*m), forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
@@ -244,7 +244,7 @@ class Pager {
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
                              const Ask* ask);
   void reap(Lock& lock);
-  void stays(Region& r, core::BlockIndex b);
+  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr);
   void give_leases_back(const Ending& ending);
   core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);

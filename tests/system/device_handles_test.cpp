@@ -81,6 +81,28 @@ TEST_F(Handles, ALeaseOfAStreamThatIsNoMoreLastsAsLongAsItsWork) {
   EXPECT_TRUE(sim().health(0).ok());
 }
 
+// The device is healthy and refuses to copy: for ever, as far as anybody knows.
+TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
+  vmem::region r(2 * kBlock);
+  for (const bool leased : {true, false}) {
+    SCOPED_TRACE(leased ? "leased" : "not leased");
+    store_on_device(words(r), 51 + leased);
+    ASSERT_EQ(leased ? vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_) : 0, 0) << vmem_last_error();
+    sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+      return op == SimOp::issue_out ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+    });
+    systest::LogLines log;
+    EXPECT_TRUE(bus(words(r)));
+    EXPECT_TRUE(log.contains("the contents are intact"));
+    sim().set_hook(nullptr);
+    EXPECT_TRUE(until([&] { return !bus(words(r)); }));
+    EXPECT_EQ(load(words(r)), 51u + leased);
+    ASSERT_EQ(leased ? vmem_release(words(r), kBlock, stream_) : 0, 0) << vmem_last_error();
+  }
+}
+
 // --- a device is lost, and host memory has the only good copy
 
 // Blocks that a kernel changed, and that the CPU is shown: block b has `first` + b. Nobody leases them any more.
