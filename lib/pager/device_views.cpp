@@ -8,7 +8,8 @@
 //                               What a sync or the end of the program writes is the copy
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
-// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on.
+// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
+// a store that would make a block stale where stale and leased blocks leave no room for others.
 //
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
@@ -32,8 +33,9 @@ using core::Status;
 
 namespace {
 
-constexpr uint64_t kTryAgain = 20000000;   // ns until what failed is tried again
-constexpr uint64_t kAskAgain = 100000000;  // .. whose accesses are refused: they have got their signals by then
+constexpr uint64_t kTryAgain = 20000000;     // ns until what failed is tried again
+constexpr uint64_t kAskAgain = 100000000;    // .. whose accesses are refused: they have got their signals by then
+constexpr uint64_t kShownAtLeast = 5000000;  // .. until a copy may go for want of memory: it has been accessed
 // Accesses that meet no page of what they are shown: so many were met before, and reported late. Not so the next.
 constexpr uint8_t kReportedLate = 3;
 
@@ -162,7 +164,7 @@ void Pager::show(Move* m) {
   } else {
     staging_.put(m->image);
   }
-  const bool shown = m->status.ok() && queues_.shown.push_back({&r, b});  // there is room
+  const bool shown = m->status.ok() && queues_.shown.push_back({&r, b, now_ns()});  // there is room
   if (shown) {
     resident.shown = true;
     resident.missed = 0;
@@ -240,8 +242,11 @@ void Pager::forget_shown(Region& r, BlockIndex b) {
   Resident& resident = residents_[r.table[b].aux];
   if (!resident.shown) return;
   resident.shown = false;
-  if (std::exchange(resident.stale, false)) --r.stale;
-  queues_.shown.erase_if([&](const auto& s) { return s.first == &r && s.second == b; });
+  if (std::exchange(resident.stale, false)) {
+    --r.stale;
+    sums_.stale_bytes -= r.block_size;
+  }
+  queues_.shown.erase_if([&](const Shown& s) { return s.region == &r && s.block == b; });
 }
 
 // Locked. Accesses of it are answered again.
@@ -249,6 +254,14 @@ void Pager::unrefuse(Region& r, BlockIndex b) {
   if (!std::exchange(residents_[r.table[b].aux].refused, false)) return;
   if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok())
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+}
+
+// Locked. One more block may be stale at its device. Nobody can evict it, and others move in what it leaves, with more
+// free than the evictors want: else they would take away what the CPU is shown as soon as it is.
+bool Pager::room_for_stale(const Region& r) const {
+  const uint64_t limit = budget_.limit();
+  const uint64_t free = std::max({sums_.reserve_bytes, limit / 4, limit / 100 * machine_.knobs.watermark_low});
+  return frames_.least_overhead() + free + sums_.pinned() + r.block_size <= limit;
 }
 
 // Locked. *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep
@@ -274,7 +287,9 @@ bool Pager::serve_accesses(Lock& lock) {
   if (queues_.accesses.empty() && (queues_.shown.empty() || !must_evict())) return false;
   reap(lock);
   if (!queues_.shown.empty() && must_evict()) {
-    for (const auto& [region, b] : queues_.shown) {
+    const uint64_t old = now_ns() - kShownAtLeast;
+    for (const auto& [region, b, since] : queues_.shown) {
+      if (since > old) break;
       if (region->dying || region->table[b].state != State::on_device || residents_[region->table[b].aux].stale)
         continue;
       if (gpus_[region->table[b].device].lost) continue;
@@ -332,11 +347,21 @@ bool Pager::serve_accesses(Lock& lock) {
       ++it;
       continue;
     }
+    const bool store = (block.flags & core::kWantedWrite) != 0;
+    if (leased_here && resident.shown && store && !room_for_stale(r)) {
+      if (batch.empty() && hopeless(it->mark)) {  // what is shown cannot be refused
+        hide(lock, r, b);
+        return true;
+      }
+      ++it;
+      continue;
+    }
     if (leased_here && resident.shown) {
-      if ((block.flags & core::kWantedWrite) != 0) {
+      if (store) {
         will_change(r, b);
         resident.stale = true;
         ++r.stale;
+        sums_.stale_bytes += r.block_size;
         trap_->unprotect(r.address(b), r.block_size).ignore();
       } else {
         trap_->wake(r.address(b), r.block_size).ignore();
@@ -347,7 +372,8 @@ bool Pager::serve_accesses(Lock& lock) {
     // What failed goes on failing, or there is no memory, and nothing that goes on will bring any.
     const bool over = !it->starved && hopeless(it->mark);
     Move* m = nullptr;
-    if (!over || it->not_before == 0) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
+    const bool no_room = leased_here && store && !room_for_stale(r);
+    if (!no_room && (!over || it->not_before == 0)) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
     if (m == nullptr) {
       if (over) {
         core::log(core::Level::error,

@@ -295,8 +295,8 @@ Status Pager::want_staging() {
     if (s.code() == -EAGAIN) s = grow_staging(lock, kLeast);
     if (staging_.total() != 0) break;
     const uint64_t room = kLeast * Staging::kFrame + sums_.reserve_bytes;
-    never = never || (!s.ok() && s.code() != -EAGAIN) ||
-            frames_.least_overhead() + sums_.leased_bytes + room > budget_.limit();
+    never =
+        never || (!s.ok() && s.code() != -EAGAIN) || frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
     if (never || hopeless(mark)) {
       sums_.room_wanted = 0;
       return error(ENOMEM,
@@ -304,7 +304,7 @@ Status Pager::want_staging() {
                    "%% of the budget, setting staging_share) beside %s leased and %s for faults, tables and buffers; "
                    "raise host_budget, or make the region with VMEM_HOST_ONLY%s%.*s",
                    core::human_bytes(budget_.limit()).c_str(), config_.staging_share,
-                   core::human_bytes(sums_.leased_bytes).c_str(),
+                   core::human_bytes(sums_.pinned()).c_str(),
                    core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
                    s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
     }

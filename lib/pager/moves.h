@@ -225,6 +225,11 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   uint64_t not_before = 0;  // what failed is tried again then
   bool starved = false;     // .. and accesses are refused until it succeeds
 };
+struct Shown {  // a block on a device that the CPU is shown a copy of
+  Region* region;
+  core::BlockIndex block;
+  uint64_t since_ns;
+};
 enum class Start : uint8_t { done, wait, no_room };
 
 }  // namespace vmem::pager

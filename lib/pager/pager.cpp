@@ -316,14 +316,13 @@ Status Pager::set_host_budget(uint64_t bytes) {
   Lock lock(mutex_);
   // Beside staging frames as much is for what the CPU touches. A region that was granted goes on being served.
   const uint64_t fixed = frames_.least_overhead() + staging_.bytes(), reserve = reserve_for(sums_.largest_block, bytes);
-  const uint64_t needed = fixed + std::max(sums_.leased_bytes + reserve, 4 * sums_.largest_block);
+  const uint64_t needed = fixed + std::max(sums_.pinned() + reserve, 4 * sums_.largest_block);
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
                  "live leases, %s for faults (the largest blocks have %s)",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(sums_.leased_bytes).c_str(),
-                 core::human_bytes(needed - fixed - sums_.leased_bytes).c_str(),
+                 core::human_bytes(sums_.pinned()).c_str(), core::human_bytes(needed - fixed - sums_.pinned()).c_str(),
                  core::human_bytes(sums_.largest_block).c_str());
   }
   budget_.set(bytes);
@@ -375,7 +374,7 @@ bool Pager::has_regions() {
 
 std::string Pager::check() {
   Lock lock(mutex_);
-  uint64_t blocks_in_memory = 0, leased = 0, charged = 0;
+  uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
   size_t staged = 0, copies = 0;
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
@@ -389,6 +388,7 @@ std::string Pager::check() {
           return "a resident points elsewhere: " + std::string(where(*r, b));
         if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
+        if (resident.stale) stale += r->block_size;
         if (resident.copy == core::kNoResident) continue;
         ++copies;
         const Resident& copy = residents_[resident.copy];
@@ -429,9 +429,10 @@ std::string Pager::check() {
     return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,
                            staging_.free(), staging_.total());
   }
-  if (leased != sums_.leased_bytes) {
-    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(sums_.leased_bytes),
-                           static_cast<unsigned long long>(leased));
+  if (leased != sums_.leased_bytes || stale != sums_.stale_bytes) {
+    return core::strprintf("leased_bytes %llu, counted %llu; stale_bytes %llu, counted %llu",
+                           static_cast<unsigned long long>(sums_.leased_bytes), static_cast<unsigned long long>(leased),
+                           static_cast<unsigned long long>(sums_.stale_bytes), static_cast<unsigned long long>(stale));
   }
   return check_devices();
 }

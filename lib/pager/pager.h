@@ -225,6 +225,7 @@ class Pager {
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
   // device_views.cpp
+  bool room_for_stale(const Region& r) const;
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr), refuse_access(Region&r, CpuAccess*a),

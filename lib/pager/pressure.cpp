@@ -95,7 +95,7 @@ void Pager::wait_for_work(Lock& lock) {
 void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
   // Below this faults could no longer be served.
-  const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
+  const uint64_t least = frames_.least_overhead() + sums_.pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
   const uint64_t used = budget_.charged();
   hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure, true);
 }
@@ -114,7 +114,7 @@ void Pager::on_knobs() {
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  const uint64_t least = frames_.least_overhead() + sums_.leased_bytes + sums_.reserve_bytes + 4 * sums_.largest_block;
+  const uint64_t least = frames_.least_overhead() + sums_.pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
   budget_.set_ceiling(std::max(limit, least));
   if (!machine_.pressed) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();

@@ -28,8 +28,8 @@ struct Queues {
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
   Queue<CpuAccess> accesses;
-  Queue<std::pair<Region*, core::BlockIndex>> shown;  // on a device and in host memory; the oldest first
-  std::list<Ending> endings;                          // by id
+  Queue<Shown> shown;         // the oldest first
+  std::list<Ending> endings;  // by id
   uint64_t last_ending = 0;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
@@ -41,11 +41,15 @@ struct Sums {
   std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
   uint64_t room_wanted = 0;                    // by a region that is being made
   uint64_t leased_bytes = 0;
+  uint64_t stale_bytes = 0;     // of blocks that are leased at a device, what only the CPU has
   uint64_t looked_ahead = 0;    // the clock when streams that nobody reads were last looked for
   uint64_t unknown_blocks = 0;  // with kUnknown
   uint64_t table_bytes = 0;
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
+
+  // Of blocks in host memory that nobody can evict.
+  uint64_t pinned() const { return leased_bytes + stale_bytes; }
 };
 
 // What the machine allows, and what was set: config has what is in force.

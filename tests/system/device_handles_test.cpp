@@ -103,6 +103,43 @@ TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
   }
 }
 
+// Stale copies cannot be evicted. They are bounded as leases are, and others find memory.
+class HandlesShort : public Handles {
+ protected:
+  void SetUp() override {
+    start(1,
+          {{"host_budget", "48MiB"}, {"staging_share", "30"}, {"device_budget", "64MiB"}, {"fault_timeout_ms", "300"}},
+          true);
+  }
+};
+
+TEST_F(HandlesShort, StoresUnderReadLeasesLeaveMemoryToOthers) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 24;
+  vmem::region r(kBlocks * kBlock), other(16 * kBlock, VMEM_HOST_ONLY);
+  for (size_t b = 0; b < kBlocks; ++b) words(r)[b * kWords] = b + 1;
+  ASSERT_EQ(vmem_acquire(words(r), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  size_t stored = 0;
+  const auto store = [&](size_t b) {
+    return !systest::raises_sigbus([&] { static_cast<volatile uint64_t*>(words(r))[b * kWords] = 100 + b; });
+  };
+  while (stored < kBlocks && store(stored)) ++stored;
+  EXPECT_GT(stored, 1u);
+  ASSERT_LT(stored, kBlocks) << "no bound";
+  for (uint64_t round = 1; round <= 2; ++round) {
+    for (size_t b = 0; b < 16; ++b) words(other)[b * kWords] = round * 1000 + b;
+    for (size_t b = 0; b < 16; ++b) ASSERT_EQ(load(words(other) + b * kWords), round * 1000 + b);
+  }
+  EXPECT_TRUE(until([&] { return !bus(words(r) + stored * kWords); })) << "loads are served";
+  const auto s = vmem::stats();
+  EXPECT_LE(s.host_bytes, s.host_budget);
+  ASSERT_EQ(vmem_release(words(r), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  for (size_t b = 0; b < kBlocks; ++b)
+    EXPECT_EQ(load(words(r) + b * kWords), b < stored ? 100 + b : b + 1) << "block " << b << " of " << stored;
+  EXPECT_TRUE(store(stored)) << "nothing is leased";
+}
+
 // --- a device is lost, and host memory has the only good copy
 
 // Blocks that a kernel changed, and that the CPU is shown: block b has `first` + b. Nobody leases them any more.
