@@ -26,7 +26,8 @@ Status CudaDevices::body_memory(int device, Memory* out) {
   Enter here(driver_, g.context);
   size_t free_bytes = 0, total_bytes = 0;
   const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes);
-  out->free = free_bytes + g.pieces.idle_bytes();
+  out->kept = g.pieces.idle_bytes();
+  out->free = free_bytes + out->kept;
   out->total = total_bytes;
   return result(g, e, "asking for free memory");
 }

@@ -100,6 +100,7 @@ struct Info {
 struct Memory {
   uint64_t free, total;  // bytes, all processes
   uint64_t used;         // bytes of made units; exact
+  uint64_t kept = 0;     // separate: bytes that no unit has and trim() gives back, counted as free
 };
 
 enum class Advice : uint8_t { preferred_location, read_mostly, accessed_by };

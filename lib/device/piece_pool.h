@@ -62,6 +62,11 @@ class PiecePool {
     std::lock_guard lock(mutex_);
     return idle_.size() * kUnit;
   }
+  // Of all that have memory.
+  uint64_t bytes() const {
+    std::lock_guard lock(mutex_);
+    return (pieces_.size() - empty_.size()) * kUnit;
+  }
   // Those that nobody has go, as long as there are more than `keep` bytes of pieces in all.
   void trim(uint64_t keep, const Destroy& destroy) {
     std::lock_guard lock(mutex_);

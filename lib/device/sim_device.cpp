@@ -199,6 +199,7 @@ Status SimDevices::run_hook(SimOp op, int device, uintptr_t address, size_t size
 Status SimDevices::body_memory(int device, Memory* out) {
   out->total = options_.memory_bytes;
   out->free = options_.memory_bytes - std::min(options_.memory_bytes, used(device));
+  out->kept = devices_[static_cast<size_t>(device)]->pieces.idle_bytes();
   return {};
 }
 

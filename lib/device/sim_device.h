@@ -141,6 +141,8 @@ class SimDevices final : public UnitDevices {
   // As cudaDeviceReset: every device is lost, and no range has addresses of its own any more.
   void reset(std::string_view reason);
   void set_hook(SimHook hook);
+  // Handles: memory that is taken, of units and kept for the next.
+  uint64_t taken(int device) const { return devices_[static_cast<size_t>(device)]->pieces.bytes(); }
   std::vector<std::string> violations() const;
 
  protected:

@@ -366,6 +366,7 @@ void Pager::enter_batch(Batch& batch, int d) {
   const Status health = s.ok() ? Status() : devices_->health(d);
   Lock lock(mutex_);
   if (!s.ok()) saw_loss(d, health);  // the books still say how it was
+  gpus_[static_cast<size_t>(d)].kept |= !over_trap;
   for (Move* m : batch) {
     Region& r = *m->region;
     Block& block = r.table[m->block];
@@ -461,6 +462,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
   After after;
   Lock lock(mutex_);
   Gpu& g = gpus_[static_cast<size_t>(d)];
+  g.kept |= own_page_tables();
   for (Move* m : batch) {
     Region& r = *m->region;
     Gpu& from = gpus_[static_cast<size_t>(m->device)];

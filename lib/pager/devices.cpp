@@ -29,7 +29,8 @@ constexpr uint64_t kLeastForTheCpu = uint64_t{16} << 20;
 constexpr uint64_t kGrowAgain = 50000000;   // ns between tries to make staging frames
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
-constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
+constexpr uint64_t kForOthers = 32;  // a part of a device's memory: with less free, nothing is kept for blocks to come
+constexpr size_t kPass = 8192;       // .. and passed over under the lock, most of them elsewhere
 
 // The rest of the host budget is for blocks that the CPU uses, and for faults.
 uint64_t staging_most(uint64_t budget, unsigned percent) {
@@ -141,6 +142,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
     if (g.budget == 0) continue;
     g.budget = std::max<uint64_t>(core::round_down(bytes, Staging::kFrame), Staging::kFrame);
     g.follows_free = false;
+    g.lowered = true;
   }
   resize_policies();
   pump_devices(after);
@@ -320,6 +322,12 @@ Status Pager::want_staging() {
 void Pager::device_loop() {
   unsigned pause = 200, hint_pause = 100;  // us
   Lock lock(mutex_);
+  const auto look_around = [&] {
+    const uint64_t now = now_ns();
+    if (now < looked_ns_ + kLookEvery) return;
+    looked_ns_ = now;
+    reclaim_host_pages(lock);
+  };
   while (!stop_devices_) {
     if (device_step(lock)) {
       pause = 200, hint_pause = 100;
@@ -330,28 +338,22 @@ void Pager::device_loop() {
     if (!queues_.stream_hints.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));
       hint_pause = std::min(2 * hint_pause, 2000u);
-      if (const uint64_t now = now_ns(); now >= looked_ns_ + kLookEvery) {
-        looked_ns_ = now;
-        reclaim_host_pages(lock);
-      }
+      look_around();
     } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
     } else if (!queues_.accesses.empty()) {  // until leases end, or memory comes free
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
+      look_around();
     } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
-    } else if (std::none_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used != 0; })) {
+    } else if (std::none_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used != 0 || g.kept; })) {
       gpu_work_.wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
-      if (now < next) {
-        gpu_work_.wait_for(lock, std::chrono::nanoseconds(next - now));
-      } else {
-        looked_ns_ = now;
-        reclaim_host_pages(lock);
-      }
+      if (now < next) gpu_work_.wait_for(lock, std::chrono::nanoseconds(next - now));
+      look_around();
     }
   }
 }
@@ -360,7 +362,7 @@ void Pager::device_loop() {
 // driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
-  if (own_page_tables()) return;  // there are none
+  if (own_page_tables()) return trim_devices(lock);  // there are none
   core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : regions_) {
@@ -400,6 +402,25 @@ void Pager::reclaim_host_pages(Lock& lock) {
   lock.unlock();
   leave_batch(batch.all());
   lock.lock();
+}
+
+// Locked on entry and on return. What devices keep for blocks to come goes back to their drivers: where a budget was
+// lowered, and where the device has little for other processes, and for the program itself.
+void Pager::trim_devices(Lock& lock) {
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    Gpu& g = gpus_[d];
+    if (!g.kept) continue;
+    const uint64_t budget = g.budget;
+    const bool lowered = g.lowered && g.used <= budget;
+    lock.unlock();
+    device::Memory memory = {};
+    Status s = devices_->memory(static_cast<int>(d), &memory);
+    const bool little = memory.free < memory.kept + memory.total / kForOthers;
+    if (s.ok() && memory.kept != 0 && (lowered || little)) s = devices_->trim(static_cast<int>(d), little ? 0 : budget);
+    lock.lock();
+    if (s.ok() && lowered && g.budget == budget) g.lowered = false;
+    g.kept = s.ok() && (memory.kept != 0 || g.used != 0);
+  }
 }
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.

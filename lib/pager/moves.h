@@ -162,6 +162,8 @@ struct Gpu {                          // one device, from its first use on
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
   bool lost = false;      // .. and has been said
+  bool lowered = false;   // the budget was; what no block has is to be within it
+  bool kept = false;      // there may be memory that no block has
   bool rescue = false;    // .. and host memory may have copies of its blocks
   uint64_t failures = 0;  // moves in that failed; `failure` is the last
   core::Status failure;

@@ -195,7 +195,7 @@ class Pager {
   bool device_step(Lock&lock), serve_stream_hints(Lock&lock);
   core::Status mark_stream(void* stream, int location, device::Ticket* out);
   core::Status start_hint(const SpanOf& span, int location, After& after);
-  void reclaim_host_pages(Lock& lock);
+  void reclaim_host_pages(Lock&lock), trim_devices(Lock&lock);
   void pump_devices(After& after);
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
   void finish_device_read(Move* m, After& after);

@@ -103,6 +103,35 @@ TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
   }
 }
 
+TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenTheBudgetIsLowered) {
+  if (IsSkipped()) return;
+  vmem::region r(12 * kBlock);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_evict(r.data(), 10 * kBlock, VMEM_HOST), 0) << vmem_last_error();
+  EXPECT_EQ(sim().taken(0), 12 * kBlock) << "kept for the next block";
+  ASSERT_EQ(vmem_set("device_budget", "8MiB"), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return sim().taken(0) <= 4 * kBlock; })) << sim().taken(0);
+  store_on_device(words(r), 7);
+  EXPECT_EQ(load(words(r)), 7u);
+}
+
+class HandlesFull : public Handles {
+ protected:
+  void SetUp() override { start(1, {{"device_budget", "128MiB"}}, true); }  // all that the device has
+};
+
+TEST_F(HandlesFull, MemoryThatNoBlockHasGoesBackWhenOthersFindLittle) {
+  if (IsSkipped()) return;
+  vmem::region r(63 * kBlock);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_advise(r.data(), r.size(), VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return sim().taken(0) == 0; })) << sim().taken(0);
+  store_on_device(words(r), 7);
+  EXPECT_EQ(load(words(r)), 7u);
+}
+
 // Stale copies cannot be evicted. They are bounded as leases are, and others find memory.
 class HandlesShort : public Handles {
  protected:
