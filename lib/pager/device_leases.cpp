@@ -324,7 +324,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
         if (r.table[i].state == State::failed && !lost && !only_copy) {
           if ((r.table[i].flags & core::kShowsFile) == 0) {
             revive(r, i);  // the disk may have recovered
-          } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
+          } else if (Status shown = own_page_tables() ? Status() : revive_shown(lock, r, i); !shown.ok()) {
             return shown;
           }
         }

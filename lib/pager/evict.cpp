@@ -652,9 +652,9 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 
 }  // namespace
 
-// A block that shows its file loses what is there. In a region with a device tier it is an ordinary block again, as by
-// revive(); else it goes on showing the file. Locked, and not meanwhile: to take a file's pages away may mean that the
-// file system writes them first. For that time nobody else acts on the block.
+// A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an ordinary
+// block again, as by revive(); else it goes on showing the file. Locked, and not meanwhile: to take a file's pages away
+// may mean that the file system writes them first. For that time nobody else acts on the block.
 Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   if (!reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   Block& block = r.table[b];
@@ -662,14 +662,15 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   const ResidentId id = new_resident(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
   Move* m = new_move(r, b);
+  const bool hides = r.gpu && !own_page_tables();
   lock.unlock();
   core::step("file.hiding");
-  Status s = r.gpu ? hide_file(*trap_, r, b) : drop_shown(*trap_, r, b);
+  Status s = hides ? hide_file(*trap_, r, b) : drop_shown(*trap_, r, b);
   lock.lock();
   give_resident(id);
   block.aux = stamp;
   After after;
-  if (s.ok() && r.gpu) {
+  if (s.ok() && hides) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
     charge_table(r);

@@ -316,4 +316,25 @@ TEST_F(HandlesOnUserfault, PagesThatTheProgramDropsStopNothing) {
   EXPECT_EQ(wrong(3), 0u);
 }
 
+// Accesses do not park, so the file's own pages stay where they are.
+TEST_F(HandlesOnUserfault, ABlockThatShowsItsFileGoesOnShowingIt) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock, 5);
+  const auto want = TempFile::content(2 * kBlock, 5);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_PRIVATE);
+  auto* bytes = static_cast<volatile unsigned char*>(r.data());
+  ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
+  EXPECT_EQ(bytes[7], want[7]);
+  bytes[7] = static_cast<unsigned char>(want[7] + 1);
+  EXPECT_EQ(vmem_acquire(r.data(), kBlock, VMEM_READ, 0, stream_), -EIO);
+  EXPECT_NE(said().find("shorter"), std::string::npos) << said();
+  EXPECT_EQ(bytes[7], static_cast<unsigned char>(want[7] + 1)) << "nobody else has it";
+  EXPECT_EQ(vmem_advise(r.data(), r.size(), VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+  EXPECT_EQ(bytes[7], want[7]);
+  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+  EXPECT_EQ(vmem_acquire(r.data(), kBlock, VMEM_READ, 0, stream_), -EIO) << "as it was mapped";
+  EXPECT_EQ(vmem_acquire(static_cast<char*>(r.data()) + kBlock, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(static_cast<char*>(r.data()) + kBlock, kBlock, stream_), 0) << vmem_last_error();
+}
+
 }  // namespace
