@@ -62,11 +62,12 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   for (const Copy& copy : copies)
     for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
       void* const block = pointer(window_of(copy.block + offset));
-      void* const frame = static_cast<std::byte*>(copy.frame) + offset;
+      void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
       size = std::min(kCopyPiece, copy.size - offset);
       if (!shared()) size = std::min(size, kUnit - (copy.block + offset) % kUnit);
-      e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
-             : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
+      e = frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)
+          : in             ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
+                           : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
   if (e != cudaSuccess) {

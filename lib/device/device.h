@@ -27,7 +27,8 @@
 //
 //   reserve ──> hole ──prepare──> made ──copy_in, map──> mapped ──unmap──> made ──copy_out, wait, punch──> hole
 //
-//   In:  prepare(); copy_in(); map(); order_after(ticket, stream). A part that no copy fills is zeros.
+//   In:  prepare(); copy_in(); map(); order_after(ticket, stream). A part that no copy fills is zeros, for which map()
+//        waits for the device, as a copy of zeros does not.
 //   Out: wait until the release tickets of the streams that used it are done; unmap(); copy_out(); wait; punch().
 //
 // Threads: every call may come from any thread, except that two calls never name overlapping ranges at once (the pager
@@ -80,8 +81,9 @@ enum class Access : uint8_t { none, read, read_write };
 
 struct Copy {
   uintptr_t block;  // in a made unit; any offset and length that stay inside one reservation
-  void* frame;      // pinned host memory; stays valid and untouched until the ticket is done
-  size_t size;      // bytes
+  // Pinned host memory; stays valid and untouched until the ticket is done. Separate, copy_in(): null means zeros.
+  void* frame;
+  size_t size;  // bytes
 };
 
 enum class CpuView : uint8_t { shared, separate };

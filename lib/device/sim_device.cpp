@@ -401,9 +401,9 @@ std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* r
 void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
   for (size_t done = 0, run = 0; done < copy.size; done += run) {
     std::byte* const bytes = window(r, copy.block + done, &run);
-    std::byte* const frame = static_cast<std::byte*>(copy.frame) + done;
+    std::byte* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + done;
     run = std::min(run, copy.size - done);
-    std::memcpy(in ? bytes : frame, in ? frame : bytes, run);
+    frame == nullptr ? std::memset(bytes, 0, run) : std::memcpy(in ? bytes : frame, in ? frame : bytes, run);
   }
 }
 

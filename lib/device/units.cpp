@@ -335,7 +335,7 @@ Status UnitDevices::unmap(std::span<const Range> ranges) {
 }
 
 Status UnitDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
-                                 Spans* keep) {
+                                 bool zeros, Spans* keep) {
   if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);
   if (copies.size() > kMostRanges)
     return error(EINVAL, "%s: %zu copies in one call, %zu are the most", what, copies.size(), kMostRanges);
@@ -355,8 +355,9 @@ Status UnitDevices::check_copies(const char* what, int device, std::span<const C
     const auto frame = reinterpret_cast<uintptr_t>(copy.frame);
     std::lock_guard lock(pin_mutex_);
     auto pin = pins_.upper_bound(frame);
-    if (pin == pins_.begin() || (--pin, frame - pin->first >= pin->second) ||
-        copy.size > pin->second - (frame - pin->first))
+    const bool pinned = pin != pins_.begin() && (--pin, frame - pin->first < pin->second) &&
+                        copy.size <= pin->second - (frame - pin->first);
+    if (!pinned && !(zeros && copy.frame == nullptr))
       return error(EINVAL, "%s: %#zx bytes of host memory at %p are not pinned", what, copy.size, copy.frame);
     if (keep->keep.empty() || keep->keep.back() != r) keep->keep.push_back(r);
   }
@@ -368,7 +369,7 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
   const unsigned allowed = shared() ? bit(UnitState::shut) : kMade;
-  if (Status s = check_copies("copying to a device", device, copies, allowed, &keep); !s.ok()) return s;
+  if (Status s = check_copies("copying to a device", device, copies, allowed, !shared(), &keep); !s.ok()) return s;
   core::step("device.copy_in");
   if (shared()) return body_copy(device, Direction::in, copies, done);
   const auto each_whole = [&](auto&& visit) {
@@ -404,7 +405,7 @@ Status UnitDevices::copy_out(int device, std::span<const Copy> copies, Ticket* d
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = check_copies("copying from a device", device, copies,
-                              bit(UnitState::shut) | bit(shared() ? UnitState::held : UnitState::open), &keep);
+                              bit(UnitState::shut) | bit(shared() ? UnitState::held : UnitState::open), false, &keep);
       !s.ok())
     return s;
   core::step("device.copy_out");

@@ -153,7 +153,7 @@ class UnitDevices : public Devices {
   };
   core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
   core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
-                            Spans* keep);
+                            bool zeros, Spans* keep);
   core::Status present(const Spans& spans);
   core::Status make_range(size_t size, int device, void** base);
   core::Status make(const Span& span, int device);

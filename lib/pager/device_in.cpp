@@ -310,10 +310,13 @@ void Pager::enter_batch(Batch& batch, int d) {
   if (batch.empty()) return;
   core::Few<device::Range, Batch::capacity()> made_of;
   core::Few<device::Copy, Batch::capacity()> frames;
+  uint64_t copied = 0;
   for (const Move* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
     made_of.push_back({at, m->region->block_size});
-    if (m->image != nullptr) frames.push_back({at, m->image, m->region->block_size});
+    // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
+    if (m->image != nullptr || own_page_tables()) frames.push_back({at, m->image, m->region->block_size});
+    if (m->image != nullptr) copied += m->region->block_size;
   }
   const std::span<const device::Range> ranges = made_of.all();
   const std::span<const device::Copy> copies = frames.all();
@@ -342,8 +345,8 @@ void Pager::enter_batch(Batch& batch, int d) {
         resident.issued = true;
         resident.ticket = ticket;
       }
-      gpus_[static_cast<size_t>(d)].in_bytes += copies.size() * Staging::kFrame;
-      core::add(counters_.host_to_device_bytes, copies.size() * Staging::kFrame);
+      gpus_[static_cast<size_t>(d)].in_bytes += copied;
+      core::add(counters_.host_to_device_bytes, copied);
       notify();
     }
     core::step("device.issued");

@@ -103,6 +103,36 @@ TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
   }
 }
 
+// The device is busy; the acquire only orders its stream after what the device has to do.
+TEST_F(Handles, AnAcquireOfNewBlocksWaitsForNoDevice) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  open_ = runs_ = false;
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    if (op != SimOp::copy_in) return Status();
+    runs_ = true;
+    while (!open_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return Status();
+  });
+  ASSERT_EQ(vmem_acquire(words(r), r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
+  static std::atomic<uint64_t> seen;
+  seen = 1;
+  ASSERT_TRUE(sim()
+                  .launch(stream_,
+                          [at = words(r) + kWords](SimKernel& k) {
+                            if (auto* w = reinterpret_cast<uint64_t*>(k.at(at, 8, true)); w != nullptr) seen = (*w)++;
+                          })
+                  .ok());
+  EXPECT_EQ(vmem_release(words(r), r.size(), stream_), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return runs_.load(); })) << "it was cleared inside the acquire";
+  open_ = true;
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  sim().set_hook(nullptr);
+  EXPECT_EQ(seen, 0u);
+  EXPECT_EQ(load(words(r) + kWords), 1u);
+  EXPECT_EQ(load(words(r)), 0u);
+}
+
 TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenTheBudgetIsLowered) {
   if (IsSkipped()) return;
   vmem::region r(12 * kBlock);

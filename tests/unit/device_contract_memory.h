@@ -317,6 +317,25 @@ TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
   EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(9));
 }
 
+TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
+  uint64_t* base = reserve(2);
+  bring(base, 0, 7);
+  drop(base, 0);
+  VMEM_OK(prepare(range(base, 0, 2)));
+  const Copy copies[] = {{at(base), nullptr, kUnit}, {at(base) + kUnit, frame(1), kUnit}};
+  Ticket done;
+  if (shared()) {
+    VMEM_REFUSED(EINVAL, d_->copy_in(0, copies, &done));
+    return;
+  }
+  fill_frame(1, 3);
+  VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->map(range(base, 0, 2)));
+  VMEM_OK(d_->order_after(done, stream_, 0));
+  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(3));
+  VMEM_REFUSED(EINVAL, d_->copy_out(0, std::span(copies, 1), &done));
+}
+
 TEST_P(DeviceContract, MemoryThatNoBlockHasIsFreeAndGoesBackWhenAsked) {
   if (shared()) GTEST_SKIP() << "nothing is kept";
   uint64_t* base = reserve(16);
