@@ -57,13 +57,17 @@ Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
       slot = slots.empty.back();
       slots.empty.pop_back();
     } else {
+      slots.empty.reserve(slots.made + kSlots);
       slots.made += kSlots;
-      slots.empty.reserve(slots.made);
     }
   }
   if (slot == nullptr) {
     void* arena = nullptr;
-    if (Status s = reserve_arena(kSlots * unit, unit, &arena); !s.ok()) return s;
+    if (Status s = reserve_arena(kSlots * unit, unit, &arena); !s.ok()) {
+      const core::MutexLock lock(copies_mutex_);
+      slots_[unit].made -= kSlots;
+      return s;
+    }
     slot = static_cast<std::byte*>(arena);
     const core::MutexLock lock(copies_mutex_);
     for (size_t i = kSlots; i > 1; --i) slots_[unit].empty.push_back(slot + (i - 1) * unit);

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "core/big_lock.h"
@@ -76,12 +77,20 @@ Status not_move(const char* who, Transfer transfer) {
 
 }  // namespace
 
-Status OffsetMap::set(uintptr_t start, const Entry& entry) try {
-  const core::MutexLock lock(mutex_);
-  entries_[start] = entry;
+Status OffsetMap::make_room(size_t size, Room* out) try {
+  core::OwnMap<uintptr_t, Entry> alone;
+  alone.emplace(0, Entry{});
+  *out = alone.extract(alone.begin());
   return {};
 } catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to know %s at 0x%zx by", core::human_bytes(entry.size).c_str(), start);
+  return error(ENOMEM, "no memory to know %s by", core::human_bytes(size).c_str());
+}
+
+void OffsetMap::set(uintptr_t start, const Entry& entry, Room room) {
+  room.key() = start;
+  room.mapped() = entry;
+  const core::MutexLock lock(mutex_);
+  if (auto at = entries_.insert(std::move(room)); !at.inserted) at.position->second = entry;
 }
 
 bool OffsetMap::take(uintptr_t start, size_t size, Entry* out) {
@@ -161,11 +170,39 @@ Status KmodTrap::create(uint32_t kind, size_t size, size_t unit, uint64_t* offse
   return {};
 }
 
+void KmodTrap::destroy(uint64_t offset) {
+  vmem_destroy d{offset};
+  call(fd_, VMEM_IOC_DESTROY, &d);
+}
+
 Status KmodTrap::map_over(uintptr_t start, size_t size, uint64_t offset) {
   void* p = mmap(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
                  static_cast<off_t>(offset));
   if (p != MAP_FAILED) return {};
   return system_error(errno, "cannot map %s of the module at 0x%zx", core::human_bytes(size).c_str(), start);
+}
+
+Status KmodTrap::create_at(uint32_t kind, uintptr_t start, OffsetMap::Entry* entry) {
+  if (Status s = create(kind, entry->size, entry->unit, &entry->offset); !s.ok()) return s;
+  core::step("trap.created");
+  Status s = map_over(start, entry->size, entry->offset);
+  if (!s.ok()) destroy(entry->offset);
+  return s;
+}
+
+Status KmodTrap::create_in_space(uint32_t kind, size_t align, uintptr_t near, OffsetMap* map, OffsetMap::Entry entry,
+                                 void** address) {
+  OffsetMap::Room room;
+  uintptr_t start = 0;
+  if (Status s = OffsetMap::make_room(entry.size, &room); !s.ok()) return s;
+  if (Status s = reserve_space(entry.size, align, &start, near); !s.ok()) return s;
+  if (Status s = create_at(kind, start, &entry); !s.ok()) {
+    munmap(reinterpret_cast<void*>(start), entry.size);
+    return s;
+  }
+  map->set(start, entry, std::move(room));
+  *address = reinterpret_cast<void*>(start);
+  return {};
 }
 
 Status KmodTrap::attach(size_t size, size_t align, Transfer transfer, void** address) {
@@ -183,18 +220,8 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
     return error(ENOMEM, "attach: %s is more than a range of the module holds (%s)", core::human_bytes(size).c_str(),
                  core::human_bytes(kMostRange).c_str());
   }
-  uintptr_t start = 0;
-  if (Status s = reserve_space(size, std::max(align, core::kHugePage), &start, near); !s.ok()) return s;
-  OffsetMap::Entry entry{size, 0, block_size, true};
-  Status s = create(VMEM_KIND_REGION, size, block_size, &entry.offset);
-  if (s.ok()) s = map_over(start, size, entry.offset);
-  if (s.ok()) s = regions_.set(start, entry);
-  if (!s.ok()) {
-    munmap(reinterpret_cast<void*>(start), size);
-    return s;
-  }
-  *address = reinterpret_cast<void*>(start);
-  return {};
+  return create_in_space(VMEM_KIND_REGION, std::max(align, core::kHugePage), near, &regions_,
+                         {size, 0, block_size, true}, address);
 }
 
 Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
@@ -208,21 +235,18 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
   }
   const size_t copied = size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
   OffsetMap::Entry entry{size, 0, transfer == Transfer::copy ? copied : block_of(size), false};
-  if (Status s = create(VMEM_KIND_REGION, size, entry.unit, &entry.offset); !s.ok()) return s;
+  OffsetMap::Room room;
+  if (Status s = OffsetMap::make_room(size, &room); !s.ok()) return s;
   // One mmap: whoever touches meanwhile finds what was there, or the trap.
-  if (Status s = map_over(at(address), size, entry.offset); !s.ok()) {
-    vmem_destroy d{entry.offset};
-    call(fd_, VMEM_IOC_DESTROY, &d);
-    return s;
-  }
+  if (Status s = create_at(VMEM_KIND_REGION, at(address), &entry); !s.ok()) return s;
   core::step("trap.attach_at.mapped");
   // What this address was before is reachable from nowhere now.
   for (OffsetMap::Entry old{}; regions_.take_overlap(at(address), size, &old);) {
-    vmem_destroy d{old.offset};
-    call(fd_, VMEM_IOC_DESTROY, &d);
+    destroy(old.offset);
     release_copies(old.offset, old.unit, old.size / old.unit);
   }
-  return regions_.set(at(address), entry);
+  regions_.set(at(address), entry, std::move(room));
+  return {};
 }
 
 Status KmodTrap::detach(void* address, size_t size) {
@@ -495,18 +519,7 @@ Status KmodTrap::reserve_frames(size_t size, bool huge, void** address) {
 
 Status KmodTrap::reserve_arena(size_t size, size_t frame_size, void** address) {
   if (Status s = check_range("reserve_frames", 0, size); !s.ok()) return s;
-  OffsetMap::Entry entry{size, 0, frame_size, false};
-  uintptr_t start = 0;
-  if (Status s = reserve_space(size, core::kHugePage, &start); !s.ok()) return s;
-  Status s = create(VMEM_KIND_POOL, size, frame_size, &entry.offset);
-  if (s.ok()) s = map_over(start, size, entry.offset);
-  if (s.ok()) s = arenas_.set(start, entry);
-  if (!s.ok()) {
-    munmap(reinterpret_cast<void*>(start), size);
-    return s;
-  }
-  *address = reinterpret_cast<void*>(start);
-  return {};
+  return create_in_space(VMEM_KIND_POOL, core::kHugePage, 0, &arenas_, {size, 0, frame_size, false}, address);
 }
 
 Status KmodTrap::populate_frames(void* address, size_t size, int node) {

@@ -26,8 +26,11 @@ class OffsetMap {
     size_t unit;      // bytes of a block or frame
     bool owned;       // a region whose address space is ours (attach), not the caller's (attach_at)
   };
+  // Room for one more entry: had before anything is made, so that to know what was made needs no memory.
+  using Room = core::OwnMap<uintptr_t, Entry>::node_type;
   // -ENOMEM.
-  core::Status set(uintptr_t start, const Entry& entry);
+  static core::Status make_room(size_t size, Room* out);
+  void set(uintptr_t start, const Entry& entry, Room room);
   // The entry that begins at `start` and has `size` bytes, taken out. False when there is none.
   bool take(uintptr_t start, size_t size, Entry* out);
   // The entry that holds [start, start + size) wholly; *begin is where it begins.
@@ -93,7 +96,14 @@ class KmodTrap final : public Trap {
 
  private:
   core::Status create(uint32_t kind, size_t size, size_t unit, uint64_t* offset);
+  void destroy(uint64_t offset);
   core::Status map_over(uintptr_t start, size_t size, uint64_t offset);
+  // Makes a range of the module and maps it over whatever is at `start`; entry: all but its offset. On error there is
+  // no range, and what was mapped is.
+  core::Status create_at(uint32_t kind, uintptr_t start, OffsetMap::Entry* entry);
+  // The same in address space of its own.
+  core::Status create_in_space(uint32_t kind, size_t align, uintptr_t near, OffsetMap* map, OffsetMap::Entry entry,
+                               void** address);
   // Whole blocks of one region: their first offset, size and number. -EINVAL or -ENOENT with words.
   core::Status blocks(const char* call, const void* address, size_t size, uint64_t* offset, size_t* unit,
                       size_t* count) const;

@@ -1,12 +1,17 @@
 // The promises of trap/trap.h about ranges and waiting, on every body.
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <fstream>
+#include <string_view>
 
 #include "core/big_lock.h"
 #include "core/log.h"
+#include "core/own_memory.h"
+#include "core/step.h"
 #include "trap_contract.h"
 
 namespace vmem::trap::testing {
@@ -420,6 +425,61 @@ TEST_P(TrapRanges, MalformedCallsAreRefused) {
   EXPECT_FALSE(trap_->fill(other, kPage, b.frame, transfer, Protect::no).ok());
   EXPECT_EQ(first_wrong(other, kPage, 3), -1);
   OK(trap_->release_arena(other, kPage));
+  b.release();
+}
+
+// Address space for the mapping of what has just been made is refused until no_more_space_ends().
+void no_more_space(const char* step) {
+  if (step != std::string_view("trap.created")) return;
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = 1;
+  setrlimit(RLIMIT_AS, &limit);
+}
+void no_more_space_ends() {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+TEST_P(TrapRanges, WhatCannotBeAttachedLeavesNothingInTheModule) {
+  if (!trap_->caps().install) GTEST_SKIP() << "for the module alone";
+  const auto records = [] {  // each range is one
+    uint64_t value = 0;
+    std::ifstream("/sys/class/misc/vmem/records") >> value;
+    return value;
+  };
+  Block b;
+  make_block({kHugePage, Transfer::install}, &b);
+  write_pattern(b.frame, kHugePage, 1);
+  OK(b.fill());
+  const uint64_t before = records();
+  const size_t mappings = count_mappings();
+  for (const bool memory : {true, false}) {
+    SCOPED_TRACE(memory ? "no memory" : "no address space");
+    const auto refused = [&](auto&& call) {
+      if (memory) {
+        core::memory_hook.store([] { return true; });
+      } else {
+        core::step_hook.store(no_more_space);
+      }
+      const int code = call().code();
+      core::memory_hook.store(nullptr);
+      core::step_hook.store(nullptr);
+      no_more_space_ends();
+      EXPECT_EQ(code, -ENOMEM);
+      EXPECT_EQ(records(), before);
+      EXPECT_EQ(count_mappings(), mappings);
+    };
+    void* at = nullptr;
+    refused([&] { return trap_->attach_blocks(kHugePage, kHugePage, kPage, Transfer::install, 0, &at); });
+    refused([&] { return trap_->reserve_arena(kHugePage, kPage, &at); });
+    refused([&] { return trap_->attach_at(b.words, kHugePage, Transfer::install); });
+    EXPECT_EQ(at, nullptr);
+    EXPECT_EQ(first_wrong(b.words, kHugePage, 1), -1) << "the range that was there is as it was";
+  }
+  OK(b.take());
   b.release();
 }
 
