@@ -210,7 +210,7 @@ uint64_t pid_namespace() {
 }
 
 uint64_t start_ticks(pid_t pid) {
-  FILE* f = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "re");
+  FILE* f = fopen(("/proc/" + (pid != 0 ? std::to_string(pid) : "self") + "/stat").c_str(), "re");
   if (f == nullptr) return 0;
   char text[1024];
   const size_t n = fread(text, 1, sizeof text - 1, f);

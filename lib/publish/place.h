@@ -62,7 +62,8 @@ std::string socket_path(const Fd& socket);
 // has our name, our kind, our owner and, if it is a file, our first bytes. Returns how many publications that were.
 size_t sweep(int folder, uid_t owner);
 
-// Inode of this process's pid namespace; start of a process in clock ticks since boot. 0: unknown, or there is none.
+// Inode of this process's pid namespace; start of a process (0: of this one, also where /proc is that of another pid
+// namespace) in clock ticks since boot. 0: unknown, or there is none.
 uint64_t pid_namespace();
 uint64_t start_ticks(pid_t pid);
 

@@ -55,7 +55,7 @@ Status Publisher::start(const Source& source, const std::string& where, std::uni
   h.pid = static_cast<uint32_t>(getpid());
   h.uid = geteuid();
   h.pid_namespace = pid_namespace();
-  h.start_ticks = start_ticks(getpid());
+  h.start_ticks = start_ticks(0);
   put_text(h.command, program_invocation_short_name);
   put_text(h.library, core::strprintf("%d.%d", VMEM_VERSION_MAJOR, VMEM_VERSION_MINOR));
   self->wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

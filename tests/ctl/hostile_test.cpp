@@ -14,6 +14,7 @@
 #include <memory>
 #include <sstream>
 
+#include "common/patience.h"
 #include "publish/publisher.h"
 #include "support.h"
 
@@ -283,6 +284,15 @@ TEST_F(Hostile, TuneAsksTheProcessAndNotWhoClaimsToBeIt) {
   EXPECT_NE(root.err.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << root.err;
 }
 
+// The letter that the kernel has for what a process does; 0: there is none.
+char state_of(pid_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(in, text);
+  const size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() ? text[end + 2] : '\0';
+}
+
 // Alice's process as before; of kMallory's processes each test makes its own.
 class HostileOther : public Hostile {
  protected:
@@ -317,6 +327,65 @@ TEST_F(HostileOther, TuneTakesTheKernelsNumberOfAProcessAndNotTheOneInItsOwnName
   ASSERT_EQ(all["processes"].size(), 1u) << all.dump();
   EXPECT_EQ(all["processes"][0]["pid"], outer);
   EXPECT_EQ(all["processes"][0]["user"], kMallory);
+}
+
+// Who is stopped while many ask has a full queue, so that nobody can be asked who listens there. In a pid namespace of
+// its own the number that it names is another process's: it was not shown at all.
+TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWrote) {
+  if (IsSkipped()) return;
+  setenv("INNER", "77", 1);
+  setenv("MALLORY", std::to_string(kMallory).c_str(), 1);
+  setenv("TESTS", (place_ / "tests").c_str(), 1);
+  mallory_ = child("Container", 0);
+  pid_t outer = 0;
+  for (;;) {
+    const std::string line = mallory_->line();
+    if (line == "not permitted") GTEST_SKIP() << "needs a pid namespace";
+    if ((outer = atoi(line.c_str())) != 0) break;
+    ASSERT_NE(line, "") << "it ended";
+  }
+  ASSERT_TRUE(mallory_->says("ready"));
+  const auto shown = [&](std::vector<std::string> words) {
+    const Ran ran = ctl(std::move(words));
+    EXPECT_EQ(ran.status, 0) << ran.err;
+    const json all = ran.json();
+    std::vector<json> out;
+    for (const json& p : all["processes"]) {
+      if (p["user"] == kMallory) out.push_back(p);
+    }
+    return out;
+  };
+  // The one that answers writes first.
+  ASSERT_TRUE(vmem::test::eventually([&] { return shown({"status", "--json", "--seconds", "0"}).size() == 1; }));
+  ASSERT_EQ(kill(outer, SIGSTOP), 0);
+  ASSERT_TRUE(vmem::test::eventually([&] { return state_of(outer) == 'T'; }));
+  std::string name;
+  for (const auto& entry : std::filesystem::directory_iterator(home_of(kMallory))) {
+    if (entry.path().extension() == ".sock") name = entry.path().string();
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  publish::put_text(address.sun_path, name);
+  std::vector<publish::Fd> asking;
+  do {
+    asking.emplace_back(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ASSERT_LT(asking.size(), 1000u);
+  } while (connect(asking.back().get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  ASSERT_EQ(errno, EAGAIN);
+  for (const auto& found : {shown({"status", "--json", "--seconds", "0"}),
+                            shown({"status", "--json", "--seconds", "0", "--pid", std::to_string(outer)})}) {
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0]["pid"], outer);
+    EXPECT_EQ(found[0]["answers"], false);
+    EXPECT_EQ(found[0]["stats"]["faults"], 42);
+  }
+  // Where its process cannot be seen, that is said.
+  const std::vector<std::string> elsewhere = {"unshare",          "--pid",  "--fork",    "--mount-proc",
+                                              place_ / "vmemctl", "status", "--seconds", "0"};
+  if (run({"unshare", "--pid", "--fork", "--mount-proc", "true"}).status == 0) {
+    const Ran ran = run(elsewhere);
+    EXPECT_NE(ran.err.find("takes no requests now"), std::string::npos) << ran.out << ran.err;
+  }
 }
 
 TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {

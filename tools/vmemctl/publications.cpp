@@ -1,5 +1,6 @@
 #include "publications.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,10 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "common.h"
 
@@ -92,11 +95,27 @@ Identity identity(pid_t pid, uid_t owner) {
   return out;
 }
 
+// The user's processes and their numbers in their own pid namespaces, as far as there is time to look.
+std::vector<std::pair<pid_t, pid_t>> processes_of(uid_t owner, Clock::time_point deadline) {
+  std::vector<std::pair<pid_t, pid_t>> out;
+  DIR* dir = opendir("/proc");
+  if (dir == nullptr) return out;
+  while (const dirent* entry = left(deadline) != 0 ? readdir(dir) : nullptr) {
+    const auto pid = static_cast<pid_t>(strtol(entry->d_name, nullptr, 10));
+    struct stat s {};
+    if (pid <= 0 || fstatat(dirfd(dir), entry->d_name, &s, 0) != 0 || s.st_uid != owner) continue;
+    if (const Identity is = identity(pid, owner); is.any()) out.emplace_back(pid, is.innermost);
+  }
+  closedir(dir);
+  return out;
+}
+
 struct Asked {
   Process process;
   Fd file, socket;
   ucred peer{};
   bool linked = false;  // `peer` listens at its socket
+  pid_t outside = 0;    // where it is not linked, and in another pid namespace: the process that it names
 };
 
 class Reader {
@@ -210,6 +229,13 @@ class Reader {
       if (!gone(a)) unread(p.name, std::string(s.text()));
       return;
     }
+    if (!a.linked && p.now.header.pid_namespace != publish::pid_namespace()) {
+      a.outside = outside(p.now.header);
+      if (a.outside == 0) {
+        if (!gone(a)) unread(p.name, "its process takes no requests now, and which one it is cannot be told from here");
+        return;
+      }
+    }
     std::string why;
     if (!is_genuine(a, &why)) {
       if (!why.empty() && !gone(a)) forged(p.name, why);
@@ -221,6 +247,21 @@ class Reader {
     p.age_seconds = std::max(0.0, now - static_cast<double>(p.now.header.taken_monotonic_ns) * 1e-9);
     remove_repeated(&p.now);
     found_.processes.push_back(std::move(p));
+  }
+
+  // Our number of the process that a header from another pid namespace names; 0: there is none of this user's, or no
+  // time to look.
+  pid_t outside(const publish::Header& h) {
+    if (!looked_) processes_ = processes_of(folder_.owner, deadline_);
+    looked_ = true;
+    for (const auto& [pid, inner] : processes_) {
+      struct stat s {};
+      if (left(deadline_) == 0) break;
+      if (inner == static_cast<pid_t>(h.pid) && h.start_ticks != 0 && publish::start_ticks(pid) == h.start_ticks &&
+          stat(("/proc/" + std::to_string(pid) + "/ns/pid").c_str(), &s) == 0 && s.st_ino == h.pid_namespace)
+        return pid;
+    }
+    return 0;
   }
 
   // The file's name, its header, its owner, who listens at its socket and what /proc says agree. False with no words:
@@ -238,7 +279,7 @@ class Reader {
       return false;
     }
     const bool ours = h.pid_namespace == publish::pid_namespace();
-    pid_t pid = a.linked ? a.peer.pid : named;
+    const pid_t pid = a.linked ? a.peer.pid : ours ? named : a.outside;
     if (pid == 0) return true;  // in a pid namespace that we cannot see: its user is all that there is to know
     const Identity is = identity(pid, folder_.owner);
     if (!is.known) return false;
@@ -251,7 +292,7 @@ class Reader {
       return false;
     }
     // Without a peer only the start of the process tells that the number is no other's by now.
-    if (!a.linked && (!ours || publish::start_ticks(pid) != h.start_ticks)) return false;
+    if (!a.linked && publish::start_ticks(pid) != h.start_ticks) return false;
     a.process.pid = pid;
     return true;
   }
@@ -277,6 +318,8 @@ class Reader {
   const Clock::time_point deadline_;
   Found& found_;
   std::vector<Asked> flight_;
+  std::vector<std::pair<pid_t, pid_t>> processes_;  // of the folder's owner, once looked_
+  bool looked_ = false;
 };
 
 }  // namespace
