@@ -150,7 +150,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     }
     if (from == State::resident) {
       if ((block.flags & core::kProtected) == 0) block.flags |= core::kDirty;
-      resident.in_place = true;
+      resident.in_place = resident.promoted = true;
       resident.dropping = false;
       r.table.change(b, State::resident, State::taking);
     } else {
@@ -276,6 +276,7 @@ void Pager::pull(Batch& batch, int d) {
         ++gpus_[static_cast<size_t>(d)].failures;
         staging_.put(m->image);
         block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
+        resident.promoted = false;
         r.table.change(m->block, State::taking, State::resident);
         trap_->unprotect(r.address(m->block), r.block_size).ignore();
         admit(r, m->block, stamp_now());
@@ -290,7 +291,7 @@ void Pager::pull(Batch& batch, int d) {
       }
       budget_.credit(r.block_size);
       block.flags &= static_cast<uint16_t>(~core::kProtected);
-      resident.in_place = resident.dropping = false;
+      resident.in_place = resident.dropping = resident.promoted = false;
       resident.frame = nullptr;
       m->source = nullptr;
     }
@@ -383,6 +384,7 @@ void Pager::enter_batch(Batch& batch, int d) {
     resident.frame = nullptr;
     const uint32_t stamp = resident.stamp;
     r.table.change(m->block, State::entering, State::on_device);
+    ++r.arrived;
     if (over_trap)
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;

@@ -394,7 +394,7 @@ bool Pager::serve_departure(Lock& lock) {
     std::optional<SpanOf> on;
     BlockIndex b = r.table.next_touched(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < kDeviceBatch; b = r.table.next_touched(b + 1)) {
-      if (r.table[b].state == State::entering) break;  // not there yet
+      if (comes_to_device(residents_, r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;
@@ -455,7 +455,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
     const State state = r.table[b].state;
-    if (state == State::entering || state == State::leaving) {
+    if (state == State::leaving || comes_to_device(residents_, r.table[b])) {
       flush();
       if (!wait_stable(lock, r, b, sweep)) break;
       if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);

@@ -29,6 +29,7 @@ struct Resident {
   bool admitted = false;       // known to the policy
   bool leased = false;         // .. which holds it for its leases
   bool in_place = false;       // taking, writing, leaving: one of our threads may read its pages in the region
+  bool promoted = false;       // taking: it goes to a device
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came
   bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
@@ -76,5 +77,10 @@ class Residents {
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;
 };
+
+// Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.
+inline bool comes_to_device(const Residents& residents, const core::Block& block) {
+  return block.state == core::State::entering || (block.state == core::State::taking && residents[block.aux].promoted);
+}
 
 }  // namespace vmem::pager

@@ -20,9 +20,11 @@ using core::Status;
 // Blocks under a live WRITE lease (keep) or any lease (!keep) are skipped, unless `all`.
 Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
   Status from_device;
+  const Leave how = keep ? Leave::sync : Leave::evict;
+  const uint64_t arrived = r.arrived;
   if (r.gpu) {
     wait_for_region_endings(lock, r, sweep);
-    from_device = leave_range(lock, r, first, last, keep ? Leave::sync : Leave::evict, sweep);
+    from_device = leave_range(lock, r, first, last, how, sweep);
   }
   Job job;
   job.status = from_device;  // and the rest is written all the same
@@ -42,6 +44,15 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       flush();  // never wait while holding transitions of our own
       if (!wait_stable(lock, r, b, sweep)) break;
     }
+    // It came to a device when that had been looked through, or was on its way: what it brought is not written.
+    for (uint64_t seen = arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
+      seen = r.arrived;
+      flush();
+      const Status late = leave_range(lock, r, b, b, how, sweep);
+      if (job.status.ok()) job.status = late;
+      if (!late.ok() || !wait_stable(lock, r, b, sweep)) break;
+    }
+    if (r.dying) break;
     core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::held) continue;

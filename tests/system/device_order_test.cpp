@@ -1,0 +1,107 @@
+// Calls that meet blocks on their way to a device wait for them. On simulated devices.
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using systest::TempFile;
+
+constexpr size_t kWords = kBlock / 8;
+
+class DeviceOrder : public systest::SimTest {
+ protected:
+  // Block 0 of the region, changed in host memory, has been claimed for the device and has not left yet, when `call` is
+  // made: it does not return before the block is there and has been dealt with.
+  static void call_while_it_leaves(uint64_t* words, int (*call)(void* at)) {
+    words[0] = 7;
+    stop_at("device.taking");
+    ASSERT_EQ(vmem_prefetch(words, kBlock, 0, nullptr), 0) << vmem_last_error();
+    const bool there = stopped();
+    std::atomic<bool> over{false};
+    std::thread calling([&] {
+      EXPECT_EQ(call(words), 0) << vmem_last_error();
+      over = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // enough for one that does not wait
+    EXPECT_FALSE(over);
+    go_on();
+    calling.join();
+    ASSERT_TRUE(there);
+  }
+  static uint64_t in_file(const TempFile& file, size_t offset) {
+    uint64_t value = 0;
+    const auto bytes = file.read();
+    if (offset + 8 <= bytes.size()) memcpy(&value, bytes.data() + offset, 8);
+    return value;
+  }
+};
+
+// Else it would come to the device afterwards, and who accesses it could fall into the moment in which it is made.
+TEST_F(DeviceOrder, EvictTakesABlockAlongThatWasAboutToLeaveForTheDevice) {
+  if (IsSkipped()) return;
+  for (const bool to_host : {true, false}) {
+    SCOPED_TRACE(to_host ? "host" : "SSD");
+    vmem::region r(4 * kBlock);
+    auto* const words = static_cast<uint64_t*>(r.data());
+    call_while_it_leaves(
+        words, to_host ? +[](void* at) { return vmem_evict(at, kBlock, VMEM_HOST); }
+                       : +[](void* at) { return vmem_evict(at, kBlock, VMEM_SSD); });
+    EXPECT_EQ(r.query().device_bytes, 0u);
+    EXPECT_EQ(r.query().host_bytes, to_host ? kBlock : 0u);
+    EXPECT_EQ(words[0], 7u);
+    EXPECT_EQ(vmem::api::Runtime::get().check(), "");
+  }
+}
+
+TEST_F(DeviceOrder, AHintToTheSsdTakesABlockAlongThatWasAboutToLeaveForTheDevice) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  auto* const words = static_cast<uint64_t*>(r.data());
+  words[0] = 7;
+  stop_at("device.taking");
+  ASSERT_EQ(vmem_prefetch(words, kBlock, 0, nullptr), 0) << vmem_last_error();
+  ASSERT_TRUE(stopped());
+  ASSERT_EQ(vmem_prefetch(words, kBlock, VMEM_SSD, nullptr), 0) << vmem_last_error();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // enough for a worker that does not wait
+  go_on();
+  EXPECT_TRUE(until([&] { return r.query().ssd_bytes == kBlock; }));
+  EXPECT_EQ(words[0], 7u);
+}
+
+TEST_F(DeviceOrder, SyncWritesABlockThatWasAboutToLeaveForTheDevice) {
+  if (IsSkipped()) return;
+  const TempFile file(4 * kBlock);
+  vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  call_while_it_leaves(static_cast<uint64_t*>(r.data()), [](void* at) { return vmem_sync(at, 4 * kBlock); });
+  EXPECT_EQ(in_file(file, 0), 7u);
+  EXPECT_EQ(r.query().device_bytes, kBlock);
+}
+
+// The sync has looked for blocks on devices, and not yet for those in host memory, when one of these goes there.
+TEST_F(DeviceOrder, SyncWritesABlockThatComesToTheDeviceBehindItsBack) {
+  if (IsSkipped()) return;
+  const TempFile file(4 * kBlock);
+  vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  auto* const words = static_cast<uint64_t*>(r.data());
+  store_on_device(words, 7);
+  words[kWords] = 8;
+  stop_at("device.leaving");  // with block 0
+  std::thread syncing([&] { EXPECT_EQ(vmem_sync(words, r.size()), 0) << vmem_last_error(); });
+  const bool there = stopped();
+  EXPECT_EQ(vmem_prefetch(words + kWords, kBlock, 0, nullptr), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == 2 * kBlock; }));
+  // Advice waits for blocks that move.
+  EXPECT_EQ(vmem_advise(words + kWords, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
+  go_on();
+  syncing.join();
+  ASSERT_TRUE(there);
+  EXPECT_EQ(in_file(file, 0), 7u);
+  EXPECT_EQ(in_file(file, kBlock), 8u);
+  EXPECT_EQ(r.query().device_bytes, 2 * kBlock) << "what is synced stays";
+}
+
+}  // namespace
