@@ -61,7 +61,9 @@ enum Flag : uint16_t {
   kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
   kShowsFile = 1 << 13,   // failed, because its file ends before it or in it: the file itself is mapped there
-  kUnanswered = 1 << 14,  // failed, but the trap refused to answer touches with SIGBUS: the next one asks again
+  // Failed, but the trap refused to answer touches with SIGBUS: the next one asks again. With kShowsFile: it refused
+  // the file, and they get SIGBUS.
+  kUnanswered = 1 << 14,
 };
 
 struct Block {

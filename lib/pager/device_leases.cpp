@@ -323,7 +323,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
         const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
         if (r.table[i].state == State::failed && !lost && !only_copy) {
           if ((r.table[i].flags & core::kShowsFile) == 0) {
-            revive(r, i);  // the disk may have recovered
+            if (Status revived = revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
           } else if (Status shown = own_page_tables() ? Status() : revive_shown(lock, r, i); !shown.ok()) {
             return shown;
           }

@@ -616,32 +616,39 @@ void Pager::revive_dropped() {
   for (const auto& [r, b] : queues_.dropped) {
     Block& block = r->table[b];
     if (block.state != State::failed || (block.flags & core::kDropped) == 0) continue;
-    revive(*r, b);
+    revive(*r, b).ignore();  // an acquire tries again
   }
   queues_.dropped.clear();
 }
 
-void Pager::revive(Region& r, BlockIndex b) {
+// Locked. On error it is failed as it was: no access would reach the trap.
+Status Pager::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
+  const Status s = core::broken("revive") ? Status() : trap_->unfail(r.address(b), r.block_size);
+  if (!s.ok()) {
+    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    block.flags |= core::kUnanswered;  // a part of it may trap
+    return s;
+  }
   block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
   r.reasons.erase(b);
-  if (core::broken("revive")) return;
-  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok()) {
-    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-  }
+  return {};
 }
 
 namespace {
 
 // Unlocked; state filling, and the file's own pages are mapped there. The trap takes their place, and for a moment
-// there is neither: meanwhile touches park at the gate, which regions with a device tier have.
-Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b) {
+// there is neither: meanwhile touches park at the gate, which regions with a device tier have. On error touches meet
+// the file as before (*shown), or SIGBUS.
+Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
   if (Status s = device::park::check(); !s.ok()) return s;
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
   device::park::set(at, r.block_size, device::park::Gate::shut);
   const core::OnExit open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
-  return trap.unmap_file(r.address(b), r.block_size);
+  const Status s = trap.unmap_file(r.address(b), r.block_size);
+  if (!s.ok()) *shown = map_file(trap, r, b).ok();
+  return s;
 }
 
 // .. They stay, and what was stored to them is dropped: without a gate they cannot be replaced under a reader.
@@ -663,9 +670,10 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   r.table.change(b, State::failed, State::filling);
   Move* m = new_move(r, b);
   const bool hides = r.gpu && !own_page_tables();
+  bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
   core::step("file.hiding");
-  Status s = hides ? hide_file(*trap_, r, b) : drop_shown(*trap_, r, b);
+  Status s = hides ? hide_file(*trap_, r, b, &shown) : drop_shown(*trap_, r, b);
   lock.lock();
   give_resident(id);
   block.aux = stamp;
@@ -679,7 +687,8 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     settle(r, b, after);
   } else {
     if (!s.ok()) core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kUnanswered));
+    if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::filling, State::failed);
     trap_->wake(r.address(b), r.block_size).ignore();
     free_move(m);

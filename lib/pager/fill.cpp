@@ -170,8 +170,7 @@ bool Pager::show_file(Move* m) {
   Status s;
   if (inside < r.block_size) s = trap_->fail(at + inside, r.block_size - inside);
   if (s.ok()) {
-    s = trap_->map_file(at, inside, r.file.file.fd, r.file_offset + m->block * r.block_size,
-                        r.backing == Backing::file_shared);
+    s = map_file(*trap_, r, m->block);
     if (s.ok()) return true;
     if (inside < r.block_size) trap_->unfail(at + inside, r.block_size - inside).ignore();
   }

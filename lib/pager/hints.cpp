@@ -410,7 +410,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       // Where the file itself is mapped only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
       if ((block.flags & core::kShowsFile) != 0) return revive_shown(lock, r, b);
-      revive(r, b);
+      if (Status s = revive(r, b); !s.ok()) return s;
       break;
     default:
       break;

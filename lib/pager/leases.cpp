@@ -241,6 +241,10 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         }
         return {};
       case State::failed:
+        if ((block.flags & core::kShowsFile) != 0 && (block.flags & core::kUnanswered) != 0) {
+          if (Status s = revive_shown(lock, r, b); !s.ok()) return s;
+          continue;
+        }
         if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there
           lock.unlock();
           uint64_t size = 0;
@@ -256,7 +260,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
         }
         tried = true;  // an old failure: the disk may have recovered
-        revive(r, b);
+        if (Status s = revive(r, b); !s.ok()) return s;
         continue;
       case State::untouched:
       case State::stored:

@@ -157,7 +157,7 @@ class Pager {
   void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
   void forget_store_copy(Region& r, core::BlockIndex b);
   uint32_t stamp_now() const { return clock_.stamp(); }
-  void revive(Region& r, core::BlockIndex b);
+  core::Status revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp

@@ -151,4 +151,10 @@ inline bool awaits_writes(const Region& r, core::BlockIndex b) {
                                           [](const Lease& l) { return l.count == 0 && (l.ended & VMEM_WRITE) != 0; });
 }
 
+// The file itself where the block lies, as far as the file goes.
+inline core::Status map_file(trap::Trap& trap, const Region& r, core::BlockIndex b) {
+  return trap.map_file(r.address(b), core::round_up(r.file_bytes(b), core::kPage), r.file.file.fd,
+                       r.file_offset + b * r.block_size, r.backing == Backing::file_shared);
+}
+
 }  // namespace vmem::pager

@@ -7,6 +7,7 @@
 
 #include "core/map_over.h"
 #include "core/mutex.h"
+#include "core/step.h"
 #include "core/types.h"
 #include "trap/os.h"
 
@@ -105,10 +106,13 @@ core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
   return replace_with_file(empty_file, 0, true, start, size);
 }
 
-core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size, CoreDump dump) {
+core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size, CoreDump dump,
+                               bool* replaced) {
   const int flags = (shared ? MAP_SHARED : MAP_PRIVATE) | MAP_NORESERVE;
   const int error = core::map_over(start, size, PROT_READ | PROT_WRITE, flags, fd, offset);
   if (error != 0) return no_space(error, size);
+  if (replaced != nullptr) *replaced = true;
+  core::step("trap.file.mapped");
   return keep_to_process(start, size, dump);
 }
 

@@ -126,17 +126,18 @@ class Trap {
   virtual core::Status unprotect(void* address, size_t size) = 0;
   // Touches of the (absent) range get SIGBUS from now on, parked threads at once.
   virtual core::Status fail(void* address, size_t size) = 0;
-  // Undoes fail(): the range is absent and trapped again.
+  // Undoes fail(): the range is absent and trapped again. On error touches get SIGBUS still.
   virtual core::Status unfail(void* address, size_t size) = 0;
   // Puts the file itself over the (absent) range, from `offset` on: from now on, parked threads at once, a touch meets
   // what it meets in a mapping by mmap, with SIGBUS beyond the file's end as it is then. shared: stores go to the file
-  // (fd is open for writing); else they are this mapping's own. -EOPNOTSUPP: this body cannot, and nothing changed.
+  // (fd is open for writing); else they are this mapping's own. On error the range is absent and trapped still, or, if
+  // the trap is refused as well, touches get SIGBUS. -EOPNOTSUPP: this body cannot.
   virtual core::Status map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
     (void)address, (void)size, (void)fd, (void)offset, (void)shared;
     return core::Status(EOPNOTSUPP, "");
   }
   // Undoes map_file(), and fail() beside it: the range is absent and trapped again. A touch meanwhile gets SIGSEGV
-  // (park it).
+  // (park it). On error touches get SIGBUS, and it can be tried again.
   virtual core::Status unmap_file(void* address, size_t size) {
     (void)address, (void)size;
     return core::Status(EOPNOTSUPP, "");

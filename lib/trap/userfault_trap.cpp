@@ -494,9 +494,12 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
 Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
   core::must_be_outside("Trap::map_file");
   if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
-  if (Status s = replace_with_file(fd, offset, shared, at(address), size, dump_); !s.ok()) return s;
+  bool replaced = false;
+  Status s = replace_with_file(fd, offset, shared, at(address), size, dump_, &replaced);
+  // The file is there, or nothing: the kernel may take away what was there and fail then.
+  if (!s.ok() && (replaced || msync(address, size, MS_ASYNC) != 0)) make_anew(address, size).ignore();
   os::wake(fd_, at(address), size);
-  return {};
+  return s;
 }
 
 Status UserfaultTrap::unmap_file(void* address, size_t size) {
@@ -508,9 +511,17 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
   // The trap is made anew, as in attach_at(): a touch in this moment gets SIGSEGV where it got SIGBUS before.
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);
-  if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
-  core::step("trap.anew.shut");
-  return place(at(address), size, entry.transfer);
+  Status s = replace_with_space(at(address), size);
+  if (s.ok()) {
+    core::step("trap.anew.shut");
+    s = place(at(address), size, entry.transfer);
+  }
+  if (s.ok()) return {};
+  // Half made it would be nobody's: no trap, no access, and perhaps not even our address space.
+  if (Status back = replace_with_sigbus(empty_file_, at(address), size); !back.ok())
+    core::log(core::Level::error, "trap: accesses of %zu bytes at %p get SIGSEGV: %.*s", size, address,
+              static_cast<int>(back.text().size()), back.text().data());
+  return s;
 }
 
 Status UserfaultTrap::wake(void* address, size_t size) {

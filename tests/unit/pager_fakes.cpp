@@ -171,6 +171,11 @@ void FakeTrap::tear_fill(int error) {
   tear_fill_ = error;
 }
 
+void FakeTrap::refuse_unfail(size_t times) {
+  std::lock_guard lock(mutex_);
+  unfail_refusals_ = times;
+}
+
 void FakeTrap::refuse_fail(size_t times) {
   std::lock_guard lock(mutex_);
   fail_refusals_ = times;
@@ -339,6 +344,11 @@ Status FakeTrap::fail(void* at, size_t size) {
 
 Status FakeTrap::unfail(void* at, size_t size) {
   std::lock_guard lock(mutex_);
+  if (unfail_refusals_ != 0) {
+    --unfail_refusals_;
+    called("unfail refused");
+    return core::error(ENOMEM, "as the test wants it");
+  }
   set(number(at), size, Page::absent);
   wake_locked(number(at), size);
   called("unfail");

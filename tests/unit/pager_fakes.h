@@ -51,7 +51,7 @@ class FakeTrap final : public trap::Trap {
   // count of what it moved.
   void tear_fill(int error);
   // The next so many fail() are refused.
-  void refuse_fail(size_t times);
+  void refuse_fail(size_t times), refuse_unfail(size_t times);
   // Frames get no more memory than this together, and what they have now.
   void limit_frames(uint64_t bytes);
   uint64_t frame_bytes();
@@ -97,7 +97,7 @@ class FakeTrap final : public trap::Trap {
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
-  size_t fill_failures_ = 0, fail_refusals_ = 0;
+  size_t fill_failures_ = 0, fail_refusals_ = 0, unfail_refusals_ = 0;
   bool tear_take_ = false;
   int tear_fill_ = 0;
   std::map<uintptr_t, size_t> frames_;  // populated

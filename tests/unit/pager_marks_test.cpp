@@ -232,6 +232,29 @@ TEST_F(PagerMarks, ATouchIsAnsweredThoughTheTrapRefusedToFailTheBlockAtFirst) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
+// Without the trap no access of it would ever be reported, and what the call reads could not be put in place.
+TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackStaysFailed) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->fail(Io::Op::read, EIO);
+  EXPECT_TRUE(bus(r));
+  engine->fail(Io::Op::read, 0);
+  const vmem_range all = range(r, kSmall);
+  trap->refuse_unfail(2);
+  EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -ENOMEM);
+  EXPECT_EQ(pager->release({&all, 1}, nullptr).code(), -EINVAL) << "nothing is leased";
+  EXPECT_TRUE(bus(r));
+  EXPECT_EQ(pager->sync(r, kSmall).code(), -EIO) << "what was stored cannot be had, still";
+  EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -ENOMEM);
+  EXPECT_EQ(pager->check(), "");
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+  EXPECT_TRUE(pager->sync(r, kSmall).ok());
+}
+
 TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst) {
   Config c = config();
   c.fault_timeout_ms = 30;

@@ -1,15 +1,18 @@
 // The promises of trap/trap.h about ranges and waiting, on every body.
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 #include <fstream>
 #include <string_view>
 
 #include "core/big_lock.h"
 #include "core/log.h"
+#include "core/map_over.h"
 #include "core/own_memory.h"
 #include "core/step.h"
 #include "trap_contract.h"
@@ -46,6 +49,92 @@ TEST_P(TrapRanges, AFailedBlockRaisesSigbusUntilItIsUnfailed) {
     EXPECT_EQ(first_wrong(b.words, kind.size, 6), -1);
     b.release();
   }
+}
+
+// The kernel refuses what it is asked for in the middle, here because another file has come to lie there, for which it
+// has no userfaultfd.
+TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
+  static std::atomic<uint64_t*> words{nullptr};
+  static std::atomic<size_t> size{0};
+  static const int other = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(other, 0);
+  for (const Kind kind : kinds()) {
+    if (kind.size > kHugePage) continue;
+    SCOPED_TRACE(kind.size);
+    Block b;
+    make_block(kind, &b);
+    const int file = memfd_create("shown", MFD_CLOEXEC);
+    ASSERT_EQ(ftruncate(file, static_cast<off_t>(kind.size)), 0);
+    const uint64_t in_file = 7;
+    ASSERT_EQ(pwrite(file, &in_file, sizeof in_file, 0), ssize_t{sizeof in_file});
+    uint64_t value = 0;
+    // Either way in: what failed, and what shows a file.
+    for (const bool shown : {false, true}) {
+      SCOPED_TRACE(shown ? "unmap_file" : "unfail");
+      const Status there = shown ? trap_->map_file(b.words, kind.size, file, 0, true) : trap_->fail(b.words, kind.size);
+      if (there.code() == -EOPNOTSUPP) continue;
+      OK(there);
+      EXPECT_EQ(load(b.words, &value), shown ? 0 : SIGBUS);
+      EXPECT_EQ(value, shown ? in_file : 0);
+      words = b.words;
+      size = kind.size;
+      core::step_hook.store([](const char* step) {
+        if (strcmp(step, "trap.anew.shut") == 0)
+          core::map_over(reinterpret_cast<uintptr_t>(words.load()), size, PROT_NONE, MAP_SHARED, other, 0);
+      });
+      const auto back = [&] {
+        return shown ? trap_->unmap_file(b.words, kind.size) : trap_->unfail(b.words, kind.size);
+      };
+      const Status refused = back();
+      core::step_hook.store(nullptr);
+      EXPECT_TRUE(!shown || !refused.ok());
+      if (!refused.ok()) {
+        EXPECT_EQ(load(b.words, &value), SIGBUS);
+        EXPECT_EQ(load(b.words + b.count() - 1, &value), SIGBUS);
+        OK(back());
+      }
+      std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
+      next_fault(*trap_);
+      write_pattern(b.frame, kind.size, 6);
+      OK(b.fill());
+      again.join();
+      EXPECT_EQ(value, pattern(6, 1));
+      const Range range{reinterpret_cast<uintptr_t>(b.words), kind.size};
+      OK(trap_->drop({&range, 1}));
+      value = 0;
+    }
+    close(file);
+    b.release();
+  }
+}
+
+TEST_P(TrapRanges, AFileThatCannotBeMappedWholeLeavesTheTrap) {
+  static std::atomic<uint64_t*> words{nullptr};
+  static std::atomic<size_t> size{0};
+  const Kind kind = plain(size_t{64} << 10);
+  Block b;
+  make_block(kind, &b);
+  const int file = memfd_create("shown", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, static_cast<off_t>(kind.size)), 0);
+  words = b.words;
+  size = kind.size;
+  core::step_hook.store([](const char* step) {
+    if (strcmp(step, "trap.file.mapped") == 0) munmap(words, size);
+  });
+  const Status s = trap_->map_file(b.words, kind.size, file, 0, true);
+  core::step_hook.store(nullptr);
+  close(file);
+  if (s.code() != -EOPNOTSUPP) {
+    EXPECT_EQ(s.code(), -ENOMEM);
+    uint64_t value = 0;
+    std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
+    next_fault(*trap_);
+    write_pattern(b.frame, kind.size, 6);
+    OK(b.fill());
+    again.join();
+    EXPECT_EQ(value, pattern(6, 1));
+  }
+  b.release();
 }
 
 TEST_P(TrapRanges, DetachEndsParkedThreadsAndLaterTouchesWithSigbus) {
