@@ -164,14 +164,14 @@ void* own_allocate(size_t bytes) {
   void* at = nullptr;
   if (broken("own_memory")) return malloc(bytes);
   if (refuses != nullptr && refuses()) [[unlikely]] {
-    throw std::bad_alloc();
+    throw_bad_alloc();
   } else if (bytes <= kMostSmall) {
     at = get_place(bytes);
   } else {
     at = mmap(nullptr, round_up(bytes, kPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) at = nullptr;
   }
-  if (at == nullptr) throw std::bad_alloc();
+  if (at == nullptr) throw_bad_alloc();
   return at;
 }
 

@@ -3,7 +3,8 @@
 // pager's lock comes from here: from the kernel, in large pieces, divided under a lock of its own that nobody keeps.
 //
 // Containers take the allocator Own<T>, or a name from below; a class whose objects are made with `new` derives from
-// OwnNew. A test that counts calls of malloc under the lock finds what was forgotten.
+// OwnNew. Where there is none it is bad_alloc that is thrown, which takes none of malloc's either. A test that counts
+// calls of malloc under the lock finds what was forgotten.
 //
 // What is not in use goes back to the kernel, but for its addresses and a few pages.
 #pragma once
@@ -19,6 +20,8 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "core/own_exception.h"
 
 namespace vmem::core {
 
@@ -42,7 +45,7 @@ struct Own {
   Own(const Own<U>&) {}  // NOLINT(google-explicit-constructor): as every allocator
   T* allocate(size_t count) {
     static_assert(alignof(T) <= 16);
-    if (count > SIZE_MAX / 2 / bytes(1)) throw std::bad_alloc();
+    if (count > SIZE_MAX / 2 / bytes(1)) throw_bad_alloc();
     return static_cast<T*>(own_allocate(bytes(count)));
   }
   void deallocate(T* at, size_t count) noexcept { own_free(at, bytes(count)); }
