@@ -77,6 +77,7 @@ void Pager::stop_devices() {
     stop_devices_ = true;
     gpu_work_.notify_all();
   }
+  core::step("devices.stopping");
   for (std::thread& t : gpu_threads_) t.join();
   if (!own_page_tables()) device::park::set_hook({}).ignore();
 }

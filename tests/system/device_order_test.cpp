@@ -1,13 +1,17 @@
-// Calls that meet blocks on their way to a device wait for them. On simulated devices.
+// Calls that meet blocks on their way to a device wait for them, and a worker ends that is told to while it is on its
+// way. On simulated devices.
 #include <chrono>
 #include <cstring>
 #include <thread>
 
+#include "child.h"
+#include "core/thread.h"
 #include "sim_support.h"
 
 namespace {
 
 using systest::kBlock;
+using systest::SystemTest;
 using systest::TempFile;
 
 constexpr size_t kWords = kBlock / 8;
@@ -102,6 +106,46 @@ TEST_F(DeviceOrder, SyncWritesABlockThatComesToTheDeviceBehindItsBack) {
   EXPECT_EQ(in_file(file, 0), 7u);
   EXPECT_EQ(in_file(file, kBlock), 8u);
   EXPECT_EQ(r.query().device_bytes, 2 * kBlock) << "what is synced stays";
+}
+
+// One that looks whether a stream has come to a release has given the lock away, and finds nothing to do afterwards.
+class DeviceWorker : public SystemTest {};
+
+TEST_F(DeviceWorker, EndsThoughItIsToldSoWhileItHasGivenTheLockAway) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const pid_t child = systest::start_child("DeviceWorkerChild.DISABLED_IsToldToStop", {{"VMEM_DEVICE", "sim"}});
+  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+}
+
+std::atomic<bool> looking{false}, stopping{false};
+
+TEST(DeviceWorkerChild, DISABLED_IsToldToStop) {
+  const auto wait_for = [](const std::atomic<bool>& flag) {
+    while (!flag) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, kBlock, 0), 0) << vmem_last_error();
+  void* const stream = vmem::device::current_sim()->create_stream(0);
+  std::atomic<bool> go_on{false};
+  ASSERT_EQ(vmem_acquire(at, kBlock, VMEM_READ, 0, stream), 0) << vmem_last_error();
+  ASSERT_TRUE(vmem::device::current_sim()->launch(stream, [&](vmem::device::SimKernel&) { wait_for(go_on); }).ok());
+  ASSERT_EQ(vmem_release(at, kBlock, stream), 0) << vmem_last_error();
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "devices.stopping") == 0) stopping = true;
+    if (std::strcmp(step, "reap.looking") != 0 || !vmem::core::on_library_thread() || looking.exchange(true)) return;
+    while (!stopping) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  ASSERT_EQ(vmem_prefetch(at, kBlock, VMEM_HOST, nullptr), 0) << vmem_last_error();  // a worker asks after the lease
+  wait_for(looking);
+  vmem_shutdown();  // with the hint
+  vmem::core::step_hook.store(nullptr);
+  go_on = true;
+  std::unique_ptr<vmem::device::SimDevices> others;
+  ASSERT_TRUE(vmem::device::make_sim_devices({}, &others).ok());
+  others->destroy_stream(stream);
 }
 
 }  // namespace
