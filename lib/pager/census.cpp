@@ -37,6 +37,10 @@ RegionCensus count(Region& r, uint64_t now) {
                                 : c.ssd_bytes) += blocks * r.block_size;
   }
   (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
+  // As vmem_query has it: until its copy is issued a block on its way to a device is in host memory.
+  const uint64_t coming = (r.table.count(State::entering) - r.issued) * r.block_size;
+  c.device_bytes -= coming;
+  c.host_bytes += coming;
   c.leased_bytes = r.leases.blocks() * r.block_size;
   c.backing = r.backing;
   c.gpu = r.gpu;

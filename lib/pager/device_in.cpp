@@ -344,6 +344,7 @@ void Pager::enter_batch(Batch& batch, int d) {
       for (Move* m : batch) {
         Resident& resident = residents_[m->region->table[m->block].aux];
         resident.issued = true;
+        ++m->region->issued;
         resident.ticket = ticket;
       }
       gpus_[static_cast<size_t>(d)].in_bytes += copied;
@@ -380,6 +381,7 @@ void Pager::enter_batch(Batch& batch, int d) {
       continue;
     }
     resident.issued = false;
+    --r.issued;
     resident.ticket.reset();
     resident.frame = nullptr;
     const uint32_t stamp = resident.stamp;
@@ -421,6 +423,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   m->status = why;
   Resident& resident = residents_[block.aux];
   const bool lent = resident.issued && resident.changed;
+  r.issued -= resident.issued ? 1 : 0;
   resident.issued = false;
   resident.ticket.reset();
   if (!trapped) r.lost = true;

@@ -472,7 +472,8 @@ void Pager::to_store(Move* m, After& after) {
             m->stored);
     if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
   }
-  if (Block& block = r.table[m->block]; (block.flags & core::kReadAhead) != 0) {  // worth it: it was stored to
+  // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
+  if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
     block.flags &= kForget;
     residents_.seen(residents_[block.aux]);
     core::add(counters_.prefetch_hits);

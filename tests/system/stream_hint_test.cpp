@@ -1,6 +1,7 @@
 // vmem_prefetch with a stream: the hint takes effect when the stream gets there, and not before.
 #include <cerrno>
 
+#include "pager/census.h"
 #include "sim_support.h"
 
 namespace {
@@ -126,6 +127,53 @@ TEST_F(StreamHints, ManyAreDroppedAndNoneFails) {
   EXPECT_EQ(on_device(r, 0), 0u);
   go = true;
   EXPECT_TRUE(until([&] { return on_device(r, 0) != 0; }));
+}
+
+// Written back, which says nothing of the hint, and gone from the device before any lease used it.
+TEST_F(StreamHints, AChangedBlockThatNoLeaseUsesIsAWasteAndNoHit) {
+  if (IsSkipped()) return;
+  const vmem::region r = filled(2);
+  const auto before = vmem::stats();
+  ASSERT_EQ(vmem_prefetch(word(r, 0), kBlock, 0, nullptr), 0) << said();
+  ASSERT_TRUE(until([&] { return on_device(r, 0) != 0; }));
+  ASSERT_EQ(vmem_sync(word(r, 0), kBlock), 0) << said();
+  EXPECT_GT(vmem::stats().write_bytes, before.write_bytes);
+  ASSERT_EQ(vmem_evict(word(r, 0), kBlock, VMEM_SSD), 0) << said();
+  EXPECT_EQ(vmem::stats().prefetched_blocks - before.prefetched_blocks, 1u);
+  EXPECT_EQ(vmem::stats().prefetch_wasted - before.prefetch_wasted, 1u);
+  EXPECT_EQ(vmem::stats().prefetch_hits, before.prefetch_hits);
+  EXPECT_EQ(*word(r, 0), stamp(0, 1));
+}
+
+// What is published and what vmem_query says of a block on its way is the same.
+TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
+  if (IsSkipped()) return;
+  for (const char* step : {"device.preparing", "device.issued"}) {
+    SCOPED_TRACE(step);
+    vmem::region r = filled(2);
+    r.evict();
+    stop_at(step);
+    ASSERT_EQ(vmem_prefetch(word(r, 0), kBlock, 0, nullptr), 0) << said();
+    ASSERT_TRUE(stopped());
+    const auto agree = [&] {
+      vmem::pager::Census census;
+      vmem::api::Runtime::Use pager;
+      EXPECT_TRUE(vmem::api::Runtime::get().use_if_running(&pager).ok());
+      pager->census(1, &census);
+      ASSERT_EQ(census.regions.size(), 1u);
+      const auto where = r.query();
+      EXPECT_EQ(census.regions[0].host_bytes, where.host_bytes);
+      EXPECT_EQ(census.regions[0].device_bytes, where.device_bytes);
+      EXPECT_EQ(census.regions[0].ssd_bytes, where.ssd_bytes);
+      EXPECT_EQ(where.host_bytes + where.device_bytes, kBlock);
+    };
+    agree();
+    go_on();
+    EXPECT_EQ(vmem_advise(word(r, 0), kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();  // waits for it
+    agree();
+    EXPECT_EQ(r.query().device_bytes, kBlock);
+    r.free();
+  }
 }
 
 }  // namespace
