@@ -6,7 +6,9 @@
  * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
  * signal handler, and none from a forked child before exec (-ECHILD). A signal handler may access
  * regions, and never runs on a thread of the library; one that comes in the middle of a call runs
- * when the call ends, or waits for others, mostly within 50 ms.
+ * when the call ends, or waits for others, mostly within 50 ms. There it has to return: to leave the
+ * call by longjmp, by an exception or by the end of the thread is not allowed, for what the call has
+ * begun would stay half done. Out of an access of a region (SIGBUS) a handler may jump.
  *
  * With a device tier libvmem has a SIGSEGV handler, which holds accesses of blocks that move and
  * passes the rest on to the handler it found. A thread or a handler that accesses such regions must
@@ -272,6 +274,13 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * and the error is returned. Without a runtime, after vmem_shutdown: -EINVAL. -EBUSY: live leases.
  * -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays,
  * and the next call frees it. Threads faulting in the region meanwhile get SIGBUS.
+ *
+ * Its memory serves other regions. Some is kept for that for a second, 256 MiB at most and not more
+ * than half of host_budget, inside host_budget; then the system has it. What vmsplice or a socket
+ * with MSG_ZEROCOPY still refers to is not kept from it, as it is not from eviction: who reads the
+ * pipe, or receives, may get bytes of another block. Free such memory when it has been read, or
+ * the socket has told, and hold a VMEM_HOST lease until then. (O_DIRECT and RDMA pin their pages,
+ * which stay.)
  */
 int vmem_free(void *ptr);
 
