@@ -439,7 +439,7 @@ void Pager::put_back(Move* m, After& after) {
   }
   resident.stamp = stamp_now();
   m->protect = false;
-  start_installing(m, from, after);
+  start_installing(m, from, after.install);
 }
 
 void Pager::forget_store_copy(Region& r, BlockIndex b) {

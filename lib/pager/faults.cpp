@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/neighbours.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -300,6 +301,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     core::add(counters_.neighbour_blocks);
     run.stride > 0 ? others.push_back(m) : others.push_front(m);
   }
+  if (r.transfer == trap::Transfer::copy && !stores) place_together(others, queues_.together);
   reads.append(others);
   r.readahead.presume(run);
 }

@@ -7,8 +7,10 @@
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/neighbours.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -223,6 +225,10 @@ void Pager::finish_read(Move* m, After& after) {
   core::step("fill.read");
   if (!zero) verify_read(m);
   Lock lock(mutex_);
+  Together* const together = m->together;
+  core::OnExit was_read([&] {
+    if (together != nullptr && --together->left == 0) after.install.append(together->ready);
+  });
   const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
   bool fatal_for_touch = !m->status.ok() && !nobody_asked;
   bool shows_file = false;
@@ -301,17 +307,19 @@ void Pager::finish_read(Move* m, After& after) {
   const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0 && !stored_soon;
-  start_installing(m, State::filling, after);
+  // The others were read by the same transfer. One that is to be stored to is not protected as they are.
+  const bool waits = together != nullptr && (m->protect || !r.writable());
+  start_installing(m, State::filling, waits ? together->ready : after.install);
 }
 
 // Locked. From here install() owns the block; the policy must not name it.
-void Pager::start_installing(Move* m, State from, After& after) {
+void Pager::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = residents_[id].admitted;
   if (m->pinned_in_policy) policy(id).hold(id);
-  after.install.push_back(m);
+  install.push_back(m);
 }
 
 // The block is held: it goes in place, or waits for memory. The move finishes in install(). False: not even that can be
@@ -338,7 +346,7 @@ bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* 
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
-  start_installing(m, State::held, after);
+  start_installing(m, State::held, after.install);
   return true;
 }
 
@@ -353,13 +361,27 @@ void Pager::give_frame(Region& r, std::byte* image) {
   }
 }
 
-// Unlocked; owns the transition (installing).
-void Pager::install(Move* m, After& after) {
+// Unlocked; owns the transitions (installing) of the first, and of others that the same call can put in place.
+void Pager::install(MoveList& moves, After& after) {
+  const Batch run = take_run(moves);
+  const auto fill = [&](const Move& first, size_t blocks) {
+    const Region& r = *first.region;
+    core::step("install.before");
+    Status s = trap_->fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
+                           first.protect ? trap::Protect::yes : trap::Protect::no);
+    core::step("install.after");
+    return s;
+  };
+  const Status all = fill(*run[0], run.size());
+  // One block's trouble is not the others'. Where all are left half way there is no telling which are whole.
+  const bool alone = run.size() > 1 && !all.ok() && all.code() != -ENOTRECOVERABLE;
+  for (Move* m : run) installed(m, alone ? fill(*m, 1) : all, after);
+}
+
+// Unlocked; the trap has said of the block, or of all that were put in place with it, how that went.
+void Pager::installed(Move* m, const Status& s, After& after) {
   Region& r = *m->region;
   std::byte* const at = r.address(m->block);
-  core::step("install.before");
-  Status s = trap_->fill(at, r.block_size, m->image, r.transfer, m->protect ? trap::Protect::yes : trap::Protect::no);
-  core::step("install.after");
   if (s.ok()) {
     core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
   }
@@ -466,7 +488,7 @@ void Pager::run(After& after) {
       if (!m->fresh) memset(m->image, 0, m->region->block_size);
       finish_read(m, after);
     }
-    while (!now.install.empty()) install(now.install.pop(), after);
+    while (!now.install.empty()) install(now.install, after);
   }
 }
 

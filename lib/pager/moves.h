@@ -24,6 +24,7 @@ namespace vmem::pager {
 
 class Pager;
 struct Census;
+struct Together;
 
 // What the kernel's write protection keeps from changing meanwhile. By a name of its own, for tests/tsan.supp.
 void copy_protected(std::byte* to, const std::byte* from, size_t size);
@@ -108,6 +109,7 @@ struct Move : core::OwnNew {
   uint64_t begun_ns = 0;        // when the block was claimed; 0: it is over
   core::Way way = core::Way::none;
   Job* job = nullptr;
+  Together* together = nullptr;  // fill: with whom it is put in place
   core::Status status;
 };
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
@@ -133,6 +135,11 @@ struct MoveList {                    // first in, first out; a move is in one at
     head = m->next;
     return m;
   }
+};
+// Neighbours that are read by one transfer, and wait for each other to be put in place by one call.
+struct Together {
+  MoveList ready;     // state installing
+  uint32_t left = 0;  // that are being read; 0: nobody's, and nothing is ready
 };
 struct After {       // work for when the lock is gone
   MoveList submit;   // their `io`

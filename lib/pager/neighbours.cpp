@@ -1,5 +1,7 @@
 #include "pager/neighbours.h"
 
+#include <algorithm>
+
 #include "core/break.h"
 
 namespace vmem::pager {
@@ -18,6 +20,40 @@ void protect_in_place(trap::Trap& trap, std::span<Move* const> moves) {
     if (n == 1 || first.status.ok()) continue;
     for (Move* m : moves.subspan(i, n)) m->status = trap.protect(m->image, size);  // each has a reason of its own
   }
+}
+
+namespace {
+
+bool goes_on(const Move& m, const Move& next) {
+  return next.region == m.region && next.block == m.block + 1 && next.image == m.image + m.region->block_size;
+}
+
+}  // namespace
+
+void place_together(const MoveList& reads, std::span<Together> groups) {
+  const auto one_read = [](const Move& m, const Move& next) {
+    return goes_on(m, next) && next.coded == nullptr && next.io.file == m.io.file &&
+           next.io.offset == m.io.offset + m.io.size;
+  };
+  const auto group = std::find_if(groups.begin(), groups.end(), [](const Together& t) { return t.left == 0; });
+  if (group == groups.end()) return;
+  for (Move *m = reads.head, *last = nullptr; m != nullptr && (last == nullptr || one_read(*last, *m)); m = m->next) {
+    m->together = &*group;
+    ++group->left;
+    last = m;
+  }
+}
+
+Batch take_run(MoveList& moves) {
+  Batch run;
+  run.push_back(moves.pop());
+  const auto stays_as_it_is = [](const Move& m) {
+    return m.together != nullptr && (m.protect || !m.region->writable());
+  };
+  while (!moves.empty() && !run.full() && stays_as_it_is(*run.back()) && stays_as_it_is(*moves.head) &&
+         goes_on(*run.back(), *moves.head))
+    run.push_back(moves.pop());
+  return run;
 }
 
 }  // namespace vmem::pager

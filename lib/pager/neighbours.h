@@ -20,6 +20,14 @@ inline bool lies_before(const Move* a, const Move* b) {
 // wait from here on. What could not be protected has the reason in its status.
 void protect_in_place(trap::Trap& trap, std::span<Move* const> moves);
 
+// Reads that are begun, in the order of lies_before(): those at the head that are one transfer into one run of memory
+// are put in place together.
+void place_together(const MoveList& reads, std::span<Together> groups);
+
+// Takes the first of `moves`, and those after it that the same call of the trap can put in place. Of what stores may
+// change meanwhile none: half of them could not be taken back.
+Batch take_run(MoveList& moves);
+
 // Ranges to drop, of moves that are added in that order: neighbours are one.
 class Drops {
  public:

@@ -417,6 +417,8 @@ std::string Pager::check() {
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.speculation.check(moves_); !s.empty()) return s;
+  for (const Together& t : queues_.together)
+    if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
                            static_cast<unsigned long long>(budget_.charged(Use::blocks)),

@@ -110,14 +110,14 @@ class Pager {
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
   bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
   bool begin_install(Region& r, core::BlockIndex b, After& after);
-  void start_installing(Move* m, core::State from, After& after);
+  void start_installing(Move* m, core::State from, MoveList& install);
   void run(After& after);
-  void install(Move*m, After&after), abandon_fill(Move*m, After&after);
+  void install(MoveList&moves, After&after), installed(Move*m, const core::Status&s, After&after);
   static void on_read(store::Io&io), on_device_read(store::Io&io), on_written(store::Io&io);
   void verify_read(Move*m), drop_cut_off(Move*m);
   static bool find_hole(Move* m);
   bool show_file(Move* m);
-  void give_back_extent(Move*m), store_has_room();
+  void give_back_extent(Move*m), store_has_room(), abandon_fill(Move*m, After&after);
   void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
   void finish_read(Move* m, After& after);
   void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);

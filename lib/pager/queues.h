@@ -22,6 +22,7 @@ struct Queues {
 
   StarvedQueue starved;                                 // blocks that wait for memory
   Speculation speculation;                              // what is to be read before anybody accesses it
+  std::array<Together, 16> together;                    // neighbours without one are put in place one by one
   Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
   Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
   Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <utility>
 
 #include "pager_steps.h"
 
@@ -102,6 +103,66 @@ TEST_F(PagerAdapts, AGroupIsReadWholeInSixFaultsAndNoMore) {
   }
   EXPECT_EQ(stats().neighbour_blocks, kGroup - 6);
   EXPECT_EQ(stats().read_bytes, kHuge) << "nothing twice, and nothing of the next group";
+}
+
+TEST_F(PagerAdapts, NeighboursArePutInPlaceByOneCall) {
+  std::byte* const r = stored();
+  const size_t fills = trap->calls("fill");
+  for (size_t i = 0; i < kGroup; ++i) {
+    EXPECT_EQ(get(r + i * kSmall), i + 1);
+    engine->until_idle();
+  }
+  EXPECT_EQ(trap->calls("fill") - fills, 6u + 4u) << "the missed ones, and four runs";
+  EXPECT_EQ(pager->check(), "");
+}
+
+TEST_F(PagerAdapts, NeighboursThatAreWaitedForComeWithTheOthersAndThoseStoredToAtOnce) {
+  using vmem::trap::FaultKind;
+  std::byte* const r = stored();
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+  engine->until_idle();
+  engine->hold(Io::Op::read, true);
+  for (const auto& [block, kind] : {std::pair{8, FaultKind::read}, {11, FaultKind::read}, {13, FaultKind::write}}) {
+    trap->report(r + static_cast<size_t>(block) * kSmall, kind);
+    trap->until_quiet();
+  }
+  EXPECT_EQ(engine->held(), 8u);
+  const size_t fills = trap->calls("fill");
+  engine->hold(Io::Op::read, false);
+  engine->let_go();
+  engine->until_idle();
+  EXPECT_EQ(trap->calls("fill") - fills, 4u) << "8, 13, 9 to 12, 14 to 15";
+  put(r + 13 * kSmall, 14);
+  EXPECT_EQ(pager->counters().write_protect_faults, 0u);
+  for (size_t i = 8; i < 16; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+}
+
+// Neighbours whose call fails are put in place one by one. Of a call that stopped half way nobody knows what is whole.
+TEST_F(PagerAdapts, ACallForAllNeighboursThatFailsIsRepeatedForEachUnlessItStoppedHalfWay) {
+  for (const bool half_way : {false, true}) {
+    std::byte* const r = stored();
+    for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
+    engine->until_idle();
+    vmem::pager::test::Gate first("install.after");
+    auto reader = getting(r + 8 * kSmall);
+    first.until_reached();
+    EXPECT_EQ(reader.get(), 9u);
+    half_way ? trap->tear_fill(ENOTRECOVERABLE) : trap->fail_fill(ENOMEM, 1);
+    first.open();
+    engine->until_idle();
+    EXPECT_EQ(trap->calls(half_way ? "fill torn" : "fill refused"), 1u);
+    for (size_t i = 9; i < 16; ++i) {
+      if (half_way) {
+        EXPECT_TRUE(bus(r + i * kSmall)) << i;
+      } else {
+        EXPECT_EQ(get(r + i * kSmall), i + 1);
+      }
+    }
+    EXPECT_EQ(stats().lost_blocks, half_way ? 7u : 0u);
+    EXPECT_EQ(pager->sync(r, 2 * kHuge).code(), half_way ? -EIO : 0);
+    TearDown();
+    pager.reset();
+  }
 }
 
 // Nobody traps at a neighbour that is there, so what became of it is not known: it would look like read-ahead that is
