@@ -432,6 +432,7 @@ Status SimDevices::body_migrate(const Span& span, int to) {
   if (Status s = health(to); !s.ok()) return s;
   // One unit, which is not mapped.
   Unit& unit = span.unit(0);
+  if (Status s = health(unit.device.load()); !s.ok()) return s;
   PiecePool& pool = devices_[static_cast<size_t>(to)]->pieces;
   uint32_t piece = 0;
   if (Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(to, n, out); }); !s.ok())
