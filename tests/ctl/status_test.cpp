@@ -346,6 +346,34 @@ TEST_F(Ctl, TopAdvisesWhatTheFiguresAskFor) {
   EXPECT_EQ(vmem_set("block_size", "2MiB"), 0) << vmem_last_error();
 }
 
+// Of blocks that are read beside others nobody sees whether they are used.
+TEST_F(Ctl, NeighboursAreShownAsWhatTheyAreAndNotAsReadAhead) {
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  ASSERT_EQ(vmem_set("block_size", "auto"), 0) << vmem_last_error();
+  char readahead[32];
+  ASSERT_EQ(vmem_get("readahead", readahead, sizeof readahead), 0);
+  ASSERT_EQ(vmem_set("readahead", "0"), 0) << vmem_last_error();
+  {
+    const std::string path = temp_ / "file";
+    std::ofstream(path) << std::string(16 * kMiB, 'x');
+    vmem::region r(16 * kMiB, path, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
+    const auto bytes = r.view<volatile char>();
+    size_t wrong = 0;
+    for (size_t at = 0; at < r.size(); at += 64 << 10) wrong += bytes[at] != 'x';
+    EXPECT_EQ(wrong, 0u);
+    r.evict();
+    const json stats = mine()["stats"];
+    EXPECT_EQ(stats["neighbour_blocks"], 8 * 26) << "in each group of 32 blocks six are missed";
+    EXPECT_EQ(stats["prefetched_blocks"], 0);
+    EXPECT_EQ(stats["prefetch_wasted"], 0);
+    EXPECT_EQ(ctl({"top", "--once", "--interval", "0.1"}).out.find("of read-ahead"), std::string::npos);
+  }
+  vmem_shutdown();
+  EXPECT_EQ(vmem_set("block_size", "2MiB"), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_set("readahead", readahead), 0) << vmem_last_error();
+}
+
 // What is written to `name` is read from `screen`, and the other way round; `inside` keeps it open.
 struct Terminal {
   Terminal() : screen(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
