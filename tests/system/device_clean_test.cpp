@@ -265,6 +265,7 @@ TEST_F(DeviceCleanOnUserfault, AShownFileThatCannotBeTakenAwayIsThereAsBefore) {
   EXPECT_EQ(vmem_acquire(word, kBlock, VMEM_READ, 0, stream_), 0) << said();
   EXPECT_EQ(*static_cast<volatile uint64_t*>(word), 8u);
   EXPECT_EQ(vmem_release(word, kBlock, stream_), 0) << said();
+  EXPECT_EQ(vmem_advise(word, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();  // waits until it has come
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
