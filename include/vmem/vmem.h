@@ -228,6 +228,11 @@ struct vmem_region_attr {
 	 * where the driver has room.
 	 */
 	void *address;
+	/*
+	 * What is in host memory: -1 is left out of core dumps, 1 goes into them; 0: setting core_dump.
+	 * It never goes into them where the module traps: 1 is -EOPNOTSUPP there.
+	 */
+	int core_dump;
 };
 
 /*

@@ -99,6 +99,7 @@ struct attributes {
   std::uint64_t offset = 0;
   int fd = -1;
   void* address = nullptr; /* a hint */
+  int core_dump = 0;       /* 1, -1: in core dumps or not; 0: setting core_dump */
 };
 
 /*
@@ -127,6 +128,7 @@ class region {
     attr.path = wanted.path.empty() ? nullptr : wanted.path.c_str();
     attr.fd = wanted.fd;
     attr.address = wanted.address;
+    attr.core_dump = wanted.core_dump;
     check(vmem_create(&data_, bytes, &attr));
   }
   region(region&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}

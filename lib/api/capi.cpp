@@ -152,8 +152,11 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
   if (s.ok()) s = check_advice(attr.advice);
   if (s.ok() && (attr.checksum < -1 || attr.checksum > 1))
     s = error(EINVAL, "checksum %d is not accepted; give 1, -1, or 0 for the setting", attr.checksum);
+  if (s.ok() && (attr.core_dump < -1 || attr.core_dump > 1))
+    s = error(EINVAL, "core_dump %d is not accepted; give 1, -1, or 0 for the setting", attr.core_dump);
   if (!s.ok()) return s;
   what.checksum = attr.checksum;
+  what.core_dump = attr.core_dump;
   what.address = reinterpret_cast<uintptr_t>(attr.address);
   Runtime::Use pager;
   s = Runtime::get().use(&pager);  // reads the settings

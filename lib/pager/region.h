@@ -47,7 +47,8 @@ struct NewRegion {
   bool fixed_block_size = false;  // block_size was asked for, for this region
   bool adapts = false;            // .. or the blocks are to be small and read together where that is how they are used
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
-  uintptr_t address = 0;          // where, if nothing is there; 0: anywhere
+  int core_dump = 0;      // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
+  uintptr_t address = 0;  // where, if nothing is there; 0: anywhere
 };
 
 struct Region {

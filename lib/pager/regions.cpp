@@ -170,6 +170,14 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   } else if (Status s = trap_->attach_blocks(r.span, alignment, block_size, r.transfer, what.address, &base); !s.ok()) {
     return s;
   }
+  if (what.core_dump != 0) {
+    Status s = trap_->dump(base, r.span, what.core_dump > 0 ? trap::CoreDump::yes : trap::CoreDump::no);
+    if (!s.ok()) {
+      trap_->detach(base, r.span).ignore();
+      (gpu ? devices_->release(base) : trap_->unmap(base, r.span)).ignore();
+      return s;
+    }
+  }
   r.base = static_cast<std::byte*>(base);
   node.key() = reinterpret_cast<uintptr_t>(base);
   node.mapped() = std::move(region);

@@ -122,7 +122,8 @@ void RangeMap::cut(uintptr_t start, size_t size) {
   if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
   while (it != entries_.end() && it->first < end) {
     const uintptr_t from = it->first, to = from + it->second.size;
-    const Entry rest{to - end, it->second.transfer, it->second.owned};  // where to > end
+    Entry rest = it->second;  // where to > end
+    rest.size = to - end;
     if (from < start) {
       if (to > end) entries_.emplace(end, rest);
       it->second.size = start - from;
@@ -138,17 +139,25 @@ void RangeMap::cut(uintptr_t start, size_t size) {
   }
 }
 
-void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned) {
+void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned, CoreDump dump) {
   const core::MutexLock lock(mutex_);
   if (const auto after = entries_.upper_bound(start); after != entries_.begin() && !owned) {
     const auto& [from, known] = *std::prev(after);
-    if (from + known.size >= start + size && known.transfer == transfer && !known.owned) return;
+    if (from + known.size >= start + size && known.transfer == transfer && !known.owned && known.dump == dump) return;
   }
   // Neighbours stay apart, so that to forget one of them needs no memory.
   std::map<uintptr_t, Entry> alone;
-  alone.emplace(start, Entry{size, transfer, owned});
+  alone.emplace(start, Entry{size, transfer, owned, dump});
   cut(start, size);
   entries_.merge(alone);
+}
+
+bool RangeMap::set_dump(uintptr_t start, size_t size, CoreDump dump) {
+  const core::MutexLock lock(mutex_);
+  const auto it = entries_.find(start);
+  if (it == entries_.end() || it->second.size != size) return false;
+  it->second.dump = dump;
+  return true;
 }
 
 void RangeMap::erase(uintptr_t start, size_t size) {

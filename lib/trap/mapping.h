@@ -12,7 +12,6 @@
 namespace vmem::trap {
 
 enum class HugePages : bool { no, yes };
-enum class CoreDump : bool { no, yes };
 
 // Refuses what is no range of whole pages: size 0, unaligned, wrapping. `call` names the caller in the message.
 core::Status check_range(const char* call, uintptr_t start, size_t size);
@@ -39,10 +38,13 @@ class RangeMap {
     size_t size;
     Transfer transfer;
     bool owned;  // address space is ours (attach), not the caller's (attach_at)
+    CoreDump dump;
   };
 
   // Needs no memory where the range is in one that is known already, and is the same. Throws without a change.
-  void set(uintptr_t start, size_t size, Transfer transfer, bool owned);
+  void set(uintptr_t start, size_t size, Transfer transfer, bool owned, CoreDump dump = CoreDump::no);
+  // False: nothing was set together that is just this range.
+  bool set_dump(uintptr_t start, size_t size, CoreDump dump);
   // Needs no memory unless the range is the middle of what was set together.
   void erase(uintptr_t start, size_t size);
   // False when `address` is in no attached range.

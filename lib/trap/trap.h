@@ -49,6 +49,8 @@ enum class Transfer : uint8_t {
   install,  // frames stay where they are and are mapped into the range (module)
 };
 
+enum class CoreDump : bool { no, yes };
+
 enum class Protect : bool { no, yes };
 
 struct Caps {
@@ -97,6 +99,15 @@ class Trap {
   // until unmap(). Never blocks on a fault. Two calls so that the caller can order them around its own bookkeeping.
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
+
+  // Whether what is resident in a range, as it was attached, goes into core dumps from now on: whatever the body was
+  // told for ranges of which nothing is said. -EOPNOTSUPP: with this body it never does.
+  virtual core::Status dump(void* address, size_t size, CoreDump dump) {
+    (void)address, (void)size;
+    if (dump == CoreDump::no) return {};
+    return core::error(EOPNOTSUPP,
+                       "mappings of the module are in no core dump; leave core_dump alone, or set trap to uffd");
+  }
 
   // Waits until there are events and fills at most out.size() of them; a fault may be reported again, and may be
   // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 events on timeout and after interrupt().

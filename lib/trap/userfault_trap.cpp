@@ -71,6 +71,7 @@ class UserfaultTrap final : public Trap {
   Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
                        void** address) override;
   Status attach_at(void* address, size_t size, Transfer transfer) override;
+  Status dump(void* address, size_t size, CoreDump dump) override;
   Status detach(void* address, size_t size) override;
   Status unmap(void* address, size_t size) override;
   Status wait(std::span<Event> out, int timeout_ms, size_t* count) override;
@@ -93,7 +94,8 @@ class UserfaultTrap final : public Trap {
   Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
   Status clear_tables(uintptr_t start, size_t size);
   Status make_anew(void* address, size_t size);
-  Status place(uintptr_t start, size_t size, Transfer transfer);
+  Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
+  CoreDump dump_of(const void* address) const;
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
@@ -102,7 +104,7 @@ class UserfaultTrap final : public Trap {
 
   const int fd_, self_, pagemap_, event_, empty_file_;
   const bool take_by_remap_, frees_tables_;
-  const CoreDump dump_;
+  const CoreDump dump_;  // of ranges of which nothing is said
   const Caps caps_;
   RangeMap ranges_;
 };
@@ -121,10 +123,25 @@ UserfaultTrap::~UserfaultTrap() {
   for (const int fd : {fd_, event_, empty_file_, self_, pagemap_}) core::close_and_forget(fd);
 }
 
-Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer) {
+Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump) {
   const bool moves = transfer == Transfer::move;
   const uint64_t mode = os::kRegisterMissing | (caps_.write_protect ? os::kRegisterWp : 0);
-  return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no, dump_);
+  return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no, dump);
+}
+
+CoreDump UserfaultTrap::dump_of(const void* address) const {
+  RangeMap::Entry entry;
+  return ranges_.find(at(address), &entry) ? entry.dump : dump_;
+}
+
+Status UserfaultTrap::dump(void* address, size_t size, CoreDump dump) {
+  if (Status s = check_range("dump", at(address), size); !s.ok()) return s;
+  const int error = os::advise(at(address), size, dump == CoreDump::no ? MADV_DONTDUMP : MADV_DODUMP);
+  if (error != 0)
+    return core::system_error(error, "cannot keep %zu bytes at %p %s core dumps", size, address,
+                              dump == CoreDump::no ? "out of" : "in");
+  if (ranges_.set_dump(at(address), size, dump)) return {};
+  return core::error(EINVAL, "dump: no range of %zu bytes is attached at %p", size, address);
 }
 
 Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_size*/, Transfer transfer, uintptr_t near,
@@ -136,12 +153,12 @@ Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_si
   if (transfer == Transfer::move) align = std::max(align, core::kHugePage);
   uintptr_t start = 0;
   if (Status s = reserve_space(size, align, &start, near); !s.ok()) return s;
-  if (Status s = place(start, size, transfer); !s.ok()) {
+  if (Status s = place(start, size, transfer, dump_); !s.ok()) {
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
   try {
-    ranges_.set(start, size, transfer, true);
+    ranges_.set(start, size, transfer, true, dump_);
   } catch (const std::bad_alloc&) {
     munmap(reinterpret_cast<void*>(start), size);
     return core::error(ENOMEM, "attach: no memory to know %zu bytes by", size);
@@ -153,12 +170,13 @@ Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_si
 Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
   core::must_be_outside("Trap::attach_at");
   if (Status s = check_transfer("attach_at", transfer, at(address), size, 0); !s.ok()) return s;
+  const CoreDump dump = dump_of(address);
   if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
   core::step("trap.attach_at.shut");
   // On failure the range stays inaccessible: loud, and nothing is there to be read.
-  if (Status s = place(at(address), size, transfer); !s.ok()) return s;
+  if (Status s = place(at(address), size, transfer, dump); !s.ok()) return s;
   try {
-    ranges_.set(at(address), size, transfer, false);
+    ranges_.set(at(address), size, transfer, false, dump);
   } catch (const std::bad_alloc&) {  // as for any other failure here
     replace_with_space(at(address), size).ignore();
     return core::error(ENOMEM, "attach_at: no memory to know %zu bytes by", size);
@@ -372,6 +390,8 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
 Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) {
   if (!caps_.move) {
     const int error = take_by_remap_ ? os::remap(start, size, frame) : -EOPNOTSUPP;
+    // The frame has what the range's mapping had, and serves other regions next.
+    if (error == 0 && dump_of(reinterpret_cast<void*>(start)) == CoreDump::yes) os::advise(frame, size, MADV_DONTDUMP);
     if (error == 0) return {};
     return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
   }
@@ -495,7 +515,7 @@ Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offs
   core::must_be_outside("Trap::map_file");
   if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
   bool replaced = false;
-  Status s = replace_with_file(fd, offset, shared, at(address), size, dump_, &replaced);
+  Status s = replace_with_file(fd, offset, shared, at(address), size, dump_of(address), &replaced);
   // The file is there, or nothing: the kernel may take away what was there and fail then.
   if (!s.ok() && (replaced || msync(address, size, MS_ASYNC) != 0)) make_anew(address, size).ignore();
   os::wake(fd_, at(address), size);
@@ -514,7 +534,7 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
   Status s = replace_with_space(at(address), size);
   if (s.ok()) {
     core::step("trap.anew.shut");
-    s = place(at(address), size, entry.transfer);
+    s = place(at(address), size, entry.transfer, entry.dump);
   }
   if (s.ok()) return {};
   // Half made it would be nobody's: no trap, no access, and perhaps not even our address space.

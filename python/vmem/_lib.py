@@ -60,6 +60,7 @@ class RegionAttrStruct(ctypes.Structure):
         ("checksum", ctypes.c_int),
         ("flags", ctypes.c_uint),
         ("address", ctypes.c_void_p),
+        ("core_dump", ctypes.c_int),
     ]
 
 

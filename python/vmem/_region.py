@@ -155,6 +155,7 @@ class _Attributes(NamedTuple):
     codec: Optional[str] = None
     checksum: Optional[bool] = None
     address: Optional[int] = None
+    core_dump: Optional[bool] = None
 
 
 def _block_size(wanted: Union[int, str, None]) -> int:
@@ -180,6 +181,7 @@ def _create(
     attr.codec = None if wanted.codec is None else wanted.codec.encode()
     attr.checksum = 0 if wanted.checksum is None else 1 if wanted.checksum else -1
     attr.address = wanted.address
+    attr.core_dump = 0 if wanted.core_dump is None else 1 if wanted.core_dump else -1
     attr.path, attr.offset, attr.fd, attr.flags = path, offset, fd, flags
     check(lib.vmem_create(ctypes.byref(ptr), nbytes, ctypes.byref(attr)))
     return ptr
@@ -195,15 +197,17 @@ def alloc(
     codec: Optional[str] = None,
     checksum: Optional[bool] = None,
     address: Optional[int] = None,
+    core_dump: Optional[bool] = None,
 ) -> Region:
     """A region of zeros; costs address space only. host_only: no device tier, any block size.
 
     Of this region, whatever the settings are: block_size ("64KiB", "auto"); codec of its blocks on the SSD ("none",
     "lz4", "zstd"); checksum: whether what is read back is verified. advice: of the whole region, from its beginning.
-    address: a hint, where the region is to be if nothing is there.
+    address: a hint, where the region is to be if nothing is there. core_dump: whether what is in host memory goes into
+    core dumps.
     """
     nbytes = parse_size(size)
-    wanted = _Attributes(block_size, advice, codec, checksum, address)
+    wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
     ptr = _create(nbytes, FLAG_HOST_ONLY if host_only else 0, wanted)
     return _made(ptr, nbytes, name, True, host_only, None)
 
@@ -224,6 +228,7 @@ def map(  # noqa: A001  (the name of the call in C)
     codec: Optional[str] = None,
     checksum: Optional[bool] = None,
     address: Optional[int] = None,
+    core_dump: Optional[bool] = None,
 ) -> Region:
     """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
 
@@ -246,7 +251,7 @@ def map(  # noqa: A001  (the name of the call in C)
     else:
         nbytes = parse_size(size)
     flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
-    wanted = _Attributes(block_size, advice, codec, checksum, address)
+    wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
     ptr = _create(nbytes, flags, wanted, None if fd >= 0 else where, offset, fd)
     made = (os.path.abspath(where), nbytes, offset, host_only, name, wanted)
     again = made if mode == "read" and fd < 0 else None

@@ -350,7 +350,7 @@ TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWr
     EXPECT_EQ(ran.status, 0) << ran.err;
     const json all = ran.json();
     std::vector<json> out;
-    for (const json& p : all["processes"]) {
+    for (const json& p : all.at("processes")) {  // throws where there are none
       if (p["user"] == kMallory) out.push_back(p);
     }
     return out;

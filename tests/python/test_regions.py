@@ -52,6 +52,25 @@ def test_block_size_and_advice_are_the_regions_own(host, tmp_path):
         vmem.alloc(MIB, advice="soon")
 
 
+def left_out_of_core_dumps(address):
+    inside = False
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split()
+            if "-" in words[0] and not words[0].endswith(":"):
+                first, last = (int(word, 16) for word in words[0].split("-"))
+                inside = first <= address < last
+            elif inside and words[0] == "VmFlags:":
+                return "dd" in words
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def test_core_dump_is_the_regions_own(host):
+    for wanted in (None, False, True):
+        with vmem.alloc(8 * MIB, host_only=True, core_dump=wanted) as region:
+            assert left_out_of_core_dumps(region.ptr) == (not wanted)
+
+
 def test_codec_checksum_and_address_are_the_regions_own(host):
     used = {}
     for codec in ("none", "lz4"):

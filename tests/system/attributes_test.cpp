@@ -148,6 +148,7 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_NE(std::string(vmem_last_error()).find("\"zip\""), std::string::npos) << vmem_last_error();
   EXPECT_EQ(refused([](auto& a) { a.advice = VMEM_ADVISE_WILL_NEED; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.checksum = 2; }), -EINVAL);
+  EXPECT_EQ(refused([](auto& a) { a.core_dump = 2; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.flags = 0x8000; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.flags = VMEM_MAP_READ | VMEM_MAP_SHARED; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.offset = 4096; }), -EINVAL);

@@ -1,9 +1,11 @@
-// Setting core_dump: whether the kernel leaves regions out of core dumps, also where blocks came, went and came back,
-// and where a region shows its file. Asked of the kernel: the flag "dd" of the mapping.
+// Setting core_dump, and a region's own word: whether the kernel leaves regions out of core dumps, also where blocks
+// came, went and came back, and where a region shows its file. Asked of the kernel: the flag "dd" of the mapping.
 #include <sys/mman.h>
 
 #include <fstream>
+#include <map>
 
+#include "sim_support.h"
 #include "support.h"
 #include "trap/mapping.h"
 
@@ -11,7 +13,10 @@ namespace {
 
 using systest::SystemTest;
 
-constexpr size_t kBlock = 2 << 20, kBlocks = 32;
+using systest::kBlock;
+using systest::SimTest;
+
+constexpr size_t kBlocks = 32;
 
 // Of the bytes of [address, address + size): how many are in mappings that a core dump leaves out.
 size_t left_out(const void* address, size_t size) {
@@ -56,6 +61,47 @@ TEST_P(CoreDumps, HoldRegionsOnRequest) {
   const size_t bytes = left_out_after_use("on");
   if (IsSkipped()) return;
   EXPECT_EQ(bytes, 0u);
+}
+
+TEST_P(CoreDumps, HoldEachRegionAsItWasMadeWhateverTheSettingIs) {
+  for (const char* setting : {"off", "on"}) {
+    SCOPED_TRACE(setting);
+    vmem_shutdown();
+    configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}, {"core_dump", setting}});
+    if (IsSkipped()) return;
+    std::map<int, vmem::region> regions;
+    for (const int wanted : {-1, 0, 1}) {
+      regions[wanted] = vmem::region(kBlock * kBlocks / 2, vmem::attributes{.core_dump = wanted});
+      for (size_t b = 0; b < kBlocks / 2; ++b) regions[wanted].view<char>()[b * kBlock] = 1;
+    }
+    for (const auto& [wanted, r] : regions) {
+      for (size_t b = 0; b < kBlocks / 2; ++b) EXPECT_EQ(r.view<char>()[b * kBlock], 1);
+      const bool in = wanted == 1 || (wanted == 0 && setting == std::string("on"));
+      EXPECT_EQ(left_out(r.data(), r.size()), in ? 0 : r.size()) << wanted;
+    }
+  }
+}
+
+// A block that was on a device has its trap made anew.
+class CoreDumpsOfDevices : public SimTest {
+ protected:
+  void SetUp() override { start(1, {{"trap", "uffd"}, {"core_dump", "on"}}); }
+  void TearDown() override {
+    SimTest::TearDown();
+    EXPECT_EQ(vmem_set("trap", "auto"), 0);
+  }
+};
+
+TEST_F(CoreDumpsOfDevices, HoldNothingOfARegionThatIsToBeLeftOutWhereverItWas) {
+  if (IsSkipped()) return;
+  const vmem::region r(kBlock * 4, vmem::attributes{.core_dump = -1});
+  auto* const words = static_cast<uint64_t*>(r.data());
+  for (size_t b = 0; b < 4; ++b) words[b * kBlock / 8] = b;
+  store_on_device(words + kBlock / 8, 7);
+  ASSERT_EQ(vmem_acquire(words, r.size(), VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(words[kBlock / 8], 7u);
+  EXPECT_EQ(left_out(words, r.size()), r.size());
+  EXPECT_EQ(vmem_release(words, r.size(), nullptr), 0);
 }
 
 // A block that shows its file, of a PRIVATE region: what is stored there is the process's own, and would be dumped.

@@ -93,6 +93,20 @@ TEST_F(Module, GivesEverythingBackAtShutdown) {
   }
 }
 
+TEST_F(Module, ARegionThatIsToBeInCoreDumpsIsRefusedAndLeavesNothing) {
+  configure({{"host_budget", "32MiB"}});
+  const vmem::region r(4 * kMiB, vmem::attributes{.flags = VMEM_HOST_ONLY, .core_dump = -1});
+  const uint64_t records = knob("records");
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  attr.flags = VMEM_HOST_ONLY;
+  attr.core_dump = 1;
+  void* at = nullptr;
+  EXPECT_EQ(vmem_create(&at, 4 * kMiB, &attr), -EOPNOTSUPP) << vmem_last_error();
+  EXPECT_NE(std::string(vmem_last_error()).find("core dump"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(knob("records"), records);
+}
+
 TEST_F(Module, ALimitOfTheAdministratorIsFollowed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root turns the knobs";
   configure({{"host_budget", "48MiB"}});
