@@ -196,6 +196,7 @@ Status UnitDevices::make(const Span& span, int device) {
   if (Status s = protect(address, span.size(), PROT_NONE); !s.ok()) return s;
   core::step("device.shut");
   madvise(reinterpret_cast<void*>(address), span.size(), MADV_DONTFORK);
+  madvise(reinterpret_cast<void*>(address), span.size(), MADV_DONTDUMP);
   uint64_t touched = 0;
   if (Status s = mapped_pages(address, span.size(), true, &touched); !s.ok()) return s;
   if (touched != 0)

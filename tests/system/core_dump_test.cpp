@@ -104,6 +104,17 @@ TEST_F(CoreDumpsOfDevices, HoldNothingOfARegionThatIsToBeLeftOutWhereverItWas) {
   EXPECT_EQ(vmem_release(words, r.size(), nullptr), 0);
 }
 
+// What a CPU reads of a block that is on a device is the device's.
+TEST_F(CoreDumpsOfDevices, HoldNoBlockThatIsOnADevice) {
+  if (IsSkipped()) return;
+  const vmem::region r(kBlock * 4);
+  auto* const words = static_cast<uint64_t*>(r.data());
+  store_on_device(words, 7);
+  EXPECT_EQ(words[0], 7u);
+  if (r.query().device_bytes == 0) GTEST_SKIP() << "the load brought it to host memory";
+  EXPECT_EQ(left_out(words, kBlock), kBlock);
+}
+
 // A block that shows its file, of a PRIVATE region: what is stored there is the process's own, and would be dumped.
 TEST(CoreDumpsOfFiles, HoldNothingOfABlockThatShowsItsFile) {
   const int fd = memfd_create("vmem-core-dump", MFD_CLOEXEC);
