@@ -24,6 +24,7 @@ class Handles : public systest::SimTest {
   void TearDown() override {
     open_ = true;  // whatever failed, no stream stands still
     SimTest::TearDown();
+    vmem_set("staging_share", "50");  // as it is in tests of the same process that do not say
   }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
