@@ -625,7 +625,7 @@ void Pager::revive_dropped() {
 // Locked. On error it is failed as it was: no access would reach the trap.
 Status Pager::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
-  const Status s = core::broken("revive") ? Status() : trap_->unfail(r.address(b), r.block_size);
+  Status s = core::broken("revive") ? Status() : trap_->unfail(r.address(b), r.block_size);
   if (!s.ok()) {
     core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags |= core::kUnanswered;  // a part of it may trap
@@ -647,7 +647,7 @@ Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
   device::park::set(at, r.block_size, device::park::Gate::shut);
   const core::OnExit open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
-  const Status s = trap.unmap_file(r.address(b), r.block_size);
+  Status s = trap.unmap_file(r.address(b), r.block_size);
   if (!s.ok()) *shown = map_file(trap, r, b).ok();
   return s;
 }
