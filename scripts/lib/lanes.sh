@@ -31,7 +31,7 @@ in_short() {
     /^     \.\. / { if (systime() - beat >= every) { beat = systime(); say($0) } next }
     /^FAIL/ { left = 12; say($0); next }
     /^(ok |  )/ { if (left > 0 && /^ +(FAIL|failed:|left running:|never ran|\|)/) { left--; say($0) } next }
-    /^== (left|[0-9]+ programs)|^$/ { next }
+    /^==|^note |^$/ { next }
     { left = 0; say($0) }'
 }
 
