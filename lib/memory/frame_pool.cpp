@@ -157,6 +157,7 @@ std::byte* FramePool::get_slab(size_t size) {
   if (start + kHugePage != at) munmap(reinterpret_cast<void*>(at + size), start + kHugePage - at);
   madvise(reinterpret_cast<void*>(at), size, MADV_HUGEPAGE);
   madvise(reinterpret_cast<void*>(at), size, MADV_DONTFORK);
+  madvise(reinterpret_cast<void*>(at), size, MADV_DONTDUMP);  // images of blocks
   place(reinterpret_cast<void*>(at), size);
   beside_.push_back({at, size});
   return reinterpret_cast<std::byte*>(at);
