@@ -97,26 +97,44 @@ void Pager::renew_loop() {
 }
 
 // An access of a region that is being freed gets SIGBUS. From here, where that can be, and not from detach() alone:
-// detach() waits for what is under way, and that may wait for a signal handler which makes this access. True: it was
-// answered, or will be, when the move of its block has ended or by detach().
-bool Pager::touch_of_dying(const Region& r, BlockIndex b) {
-  if (r.lost) return true;  // nothing of ours may be put there
-  const Block& block = r.table[b];
+// detach() waits for what is under way, and that may wait for a signal handler which makes this access. What is not
+// answered here is when the move of its block has ended, or by detach(). Begins no move, of no block.
+void Pager::touch_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
+  if (r.lost || r.quiet) return;  // nothing of ours may be put there; the frames are taken out
+  Block& block = r.table[b];
+  void* const page = reinterpret_cast<void*>(fault.address);
   switch (block.state) {
     case State::resident:
-      return false;
+      if (fault.kind == trap::FaultKind::write_protect) {
+        block.flags &= static_cast<uint16_t>(~core::kProtected);
+        trap_->unprotect(r.address(b), r.block_size).ignore();
+        return;
+      }
+      if (fault.address == last_spurious_) trap_->fill_zero(page, core::kPage).ignore();  // as on_fault() does
+      last_spurious_ = fault.address;
+      trap_->wake(page, core::kPage).ignore();
+      return;
     case State::taking:
-    case State::writing:
-    case State::leaving:  // a hole that the program made, perhaps met by a thread of ours
-      return !residents_[block.aux].in_place;
+    case State::writing:  // a hole that the program made, perhaps met by a thread of ours
+      if (const Resident& resident = residents_[block.aux];
+          resident.in_place && !resident.dropping && fault.kind != trap::FaultKind::write_protect)
+        trap_->fill_zero(page, core::kPage).ignore();
+      return;
+    case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
+      if (residents_[block.aux].shown) {
+        trap_->unprotect(r.address(b), r.block_size).ignore();
+        return;
+      }
+      [[fallthrough]];
     case State::untouched:
     case State::stored:
     case State::held:
     case State::failed:
-      trap_->fail(r.address(b), r.block_size).ignore();
-      return true;
+      // Refused: it is failed already, or will be asked for again.
+      if (!trap_->fail(r.address(b), r.block_size).ok()) trap_->wake(r.address(b), r.block_size).ignore();
+      return;
     default:
-      return true;
+      return;
   }
 }
 
@@ -128,7 +146,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     return;
   }
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
-  if (r->dying && touch_of_dying(*r, b)) return;
+  if (r->dying) return touch_of_dying(*r, b, fault);
   Block& block = r->table[b];
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
@@ -278,7 +296,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
   run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
   // The run goes on as it is used: one that was stored to will be.
   const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
-  const bool stores = (before.flags & core::kProtected) == 0 &&
+  const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
   const uint64_t cap = speculative_limit(r);
   MoveList others;

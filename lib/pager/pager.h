@@ -103,7 +103,7 @@ class Pager {
   void fault_loop(), renew_loop();
   bool serve_events(int timeout_ms);
   static void events_ready(void* self);
-  bool touch_of_dying(const Region& r, core::BlockIndex b);
+  void touch_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
   // waited: the wait that this ends, which began with the fault; null: it begins now.

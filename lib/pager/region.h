@@ -100,6 +100,7 @@ struct Region {
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
   bool dying = false;
+  bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
   bool unfinished = false;                // at exit: blocks were left that did not come to rest
   bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
   bool lost = false;                      // its device was reset: the addresses are nobody's any more

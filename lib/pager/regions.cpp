@@ -435,10 +435,15 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   r.dying = true;
   forget_region(r);
+  // Who accesses it is reported again, and answered by touch_of_dying(): a signal handler, perhaps, that somebody waits
+  // for.
+  if (!r.lost) trap_->wake(r.base, r.span).ignore();
   notify();
-  while (r.in_flight != 0) lock.sleep(changed_);  // a handler that accesses the region: see touch_of_dying()
-  if (force) finish_kernels(lock, r);             // of leases that came last
+  while (r.in_flight != 0) lock.sleep(changed_);
+  if (force) finish_kernels(lock, r);  // of leases that came last
+  while (r.in_flight != 0) lock.sleep(changed_);
   forget_region(r);
+  r.quiet = true;
   lock.unlock();
 
   core::step("free.quiet");

@@ -164,4 +164,28 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
+// While its frames are taken out nothing looks at what is under way there: an access must not read ahead.
+TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
+  using vmem::pager::test::kSmall;
+  constexpr size_t kBlocks = 64;
+  Config c = config();
+  c.readahead_bytes = 16 * kSmall;
+  start(std::move(c));
+  r = region(kBlocks);
+  for (size_t b = 0; b < kBlocks; ++b) put(r + b * kSmall, b + 1);
+  evict(r, kBlocks * kSmall);
+  for (size_t b = 0; b < 8; ++b) EXPECT_EQ(get(r + b * kSmall), b + 1);
+  engine->until_idle();
+  vmem::pager::test::Gate quiet("free.quiet");
+  auto freed = calling([&] { return pager->destroy(r, false); });
+  quiet.until_reached();
+  const uint64_t reads = engine->count(Io::Op::read);
+  for (size_t b = 0; b < kBlocks; ++b) trap->report(r + b * kSmall, vmem::trap::FaultKind::read);
+  trap->until_quiet();
+  engine->until_idle();
+  EXPECT_EQ(engine->count(Io::Op::read), reads);
+  quiet.open();
+  EXPECT_TRUE(freed.get().ok());
+}
+
 }  // namespace
