@@ -169,7 +169,9 @@ bool Pager::torn_by_fill(const Move* m, const Status& why) {
   const Region& r = *m->region;
   const core::Block& block = r.table[m->block];
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-  bool torn = half_way(why);
+  // Copied, and nothing that was stored meanwhile is to be kept: the frame has all of it still.
+  const bool whole = r.transfer == trap::Transfer::copy && (m->protect || !r.writable());
+  bool torn = half_way(why) && !whole;
   if (!torn && r.transfer == trap::Transfer::move) {
     // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
     torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
