@@ -90,9 +90,15 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
     gpus_[block.device].rescue = true;
     gpu_work_.notify_one();
   }
+  if (r.dying) {  // reported again, for touch_of_dying()
+    trap_->wake(r.address(b), r.block_size).ignore();
+    return;
+  }
   if (residents_[block.aux].stale) {  // who met its protection while it was copied may go on
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     trap_->unprotect(r.address(b), r.block_size).ignore();
+    queue_access(r, b, failed);  // until it has left
+    return;
   }
   if ((block.flags & core::kWanted) == 0) return;
   if (own_page_tables()) {
@@ -215,6 +221,10 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
+  {
+    device::Ticket probe;  // a driver tells of an illegal address when something is asked of it
+    devices_->record(nullptr, d, &probe).ignore();
+  }
   const Status health = devices_->health(d);
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
   if (Status s = health.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
@@ -271,7 +281,7 @@ Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
     const Region& r = *s.region;
     if (r.stale == 0) continue;
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
-      if (r.table[b].state != State::on_device || !residents_[r.table[b].aux].stale) continue;
+      if (!core::on_a_device(r.table[b].state) || !residents_[r.table[b].aux].stale) continue;  // a sync has it, too
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
         return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
@@ -326,6 +336,7 @@ bool Pager::serve_accesses(Lock& lock) {
       ++it;
       continue;
     }
+    if (it->starved && !resident.refused) it->starved = false;  // a move took that back, and the wait goes on
     if (!it->starved) unrefuse(r, b);
     const bool leased_here = leased(r, b) && !lost;
     if (resident.shown && !resident.stale && !lost && resident.missed == kReportedLate &&
@@ -370,7 +381,16 @@ bool Pager::serve_accesses(Lock& lock) {
       continue;
     }
     // What failed goes on failing, or there is no memory, and nothing that goes on will bring any.
-    const bool over = !it->starved && hopeless(it->mark);
+    // What is stale is in place: nobody waits for it, and it is tried until it leaves.
+    const bool over = !it->starved && !resident.stale && hopeless(it->mark);
+    if (over && it->not_before != 0 && resident.shown && !lost) {  // what is shown cannot be refused
+      if (batch.empty()) {
+        hide(lock, r, b);
+        return true;
+      }
+      ++it;
+      continue;
+    }
     Move* m = nullptr;
     const bool no_room = leased_here && store && !room_for_stale(r);
     if (!no_room && (!over || it->not_before == 0)) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);

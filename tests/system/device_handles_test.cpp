@@ -66,6 +66,62 @@ TEST_F(Handles, ShutdownLetsKernelsEndThatUseWhatTheyLeased) {
   EXPECT_EQ(written, 101u);
 }
 
+// While a sync writes what the CPU stored under a READ lease, the device's bytes are as stale as before.
+TEST_F(Handles, AnAcquireBesideASyncOfWhatTheCpuStoredIsRefused) {
+  if (IsSkipped()) return;
+  TempFile file(kBlock);
+  vmem::region r(kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  words(r)[0] = 1;
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  words(r)[0] = 2;
+  static std::atomic<bool> stands, goes_on;
+  stands = goes_on = false;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.copying_shown") != 0 || stands.exchange(true)) return;
+    while (!goes_on) usleep(1000);
+  });
+  std::thread syncing([&] { EXPECT_EQ(vmem_sync(words(r), kBlock), 0) << vmem_last_error(); });
+  ASSERT_TRUE(until([] { return stands.load(); }));
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream(0)), -EBUSY);
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, kBoth, 0, stream(0)), -EBUSY);
+  goes_on = true;
+  syncing.join();
+  vmem::core::step_hook.store(nullptr);
+  ASSERT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  std::atomic<uint64_t> seen{0};
+  const uint64_t* const at = words(r);
+  ASSERT_TRUE(sim()
+                  .launch(stream_,
+                          [&seen, at](SimKernel& k) {
+                            if (const std::byte* p = k.at(at, 8, false)) seen = *reinterpret_cast<const uint64_t*>(p);
+                          })
+                  .ok());
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(seen, 2u);
+  EXPECT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+}
+
+// What is stale leaves its device once its last lease has ended, also where the device refuses at first.
+TEST_F(Handles, WhatIsStaleLeavesThoughItWasRefusedOnce) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  words(r)[0] = 1;
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  words(r)[0] = 2;
+  static std::atomic<int> refused;
+  refused = 0;
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    return op == SimOp::hold && refused++ == 0 ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+  });
+  ASSERT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return refused > 0; }));
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();  // or it hangs
+  sim().set_hook(nullptr);
+  EXPECT_EQ(load(words(r)), 2u);
+  EXPECT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+}
+
 TEST_F(Handles, ALeaseOfAStreamThatIsNoMoreLastsAsLongAsItsWork) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);
