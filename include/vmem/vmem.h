@@ -307,7 +307,7 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
  * blocks, and as vmem_free for streams, and skips leased ones (-EBUSY after the rest). Of a SHARED
  * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
  * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges; NORMAL
- * always works.
+ * always works, but in the middle of a larger range.
  */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
@@ -327,7 +327,8 @@ int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, vo
  * Ends a lease when the stream gets here. -EINVAL: the range holds a block that this stream has not
  * leased; nothing is released then. -EBUSY: the stream is capturing a graph; the lease stays.
  * Waits, as a launch does, while the stream's launch queue is full; no other thread waits with it.
- * A lease at VMEM_HOST is of no stream: any `stream` releases it.
+ * On a stream that was destroyed it waits until the device has done all the work it has. A lease at
+ * VMEM_HOST is of no stream: any `stream` releases it.
  */
 int vmem_release(const void *ptr, size_t size, void *stream);
 /*

@@ -230,6 +230,12 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   if (!whole) {
     r.advised.reserve(r.advised.size() + 1);
     std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
+    if (advice == VMEM_ADVISE_NORMAL) {  // what reaches into the range ends before it, or begins after it
+      for (AdvisedRange& a : r.advised) {
+        if (a.first < range.first && range.first <= a.last && a.last <= range.last) a.last = range.first - 1;
+        if (range.first <= a.first && a.first <= range.last && range.last < a.last) a.first = range.last + 1;
+      }
+    }
     // What undoes nothing need not be known.
     const bool says =
         advice != VMEM_ADVISE_NORMAL || std::any_of(r.advised.begin(), r.advised.end(), [&](const AdvisedRange& a) {
