@@ -1,4 +1,7 @@
 // Waits for a device tier that has no room: given up when nothing went on for the whole time-out, and not by the clock.
+#include <unistd.h>
+
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -122,12 +125,15 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
 // freeing thread; and the handler may access the region, which is an error that gets its SIGBUS.
 class PagerFrees : public PagerSteps {
  protected:
-  static inline std::atomic<PagerFrees*> test;
-  static inline std::atomic<int> handled, refused;
+  static inline std::atomic<bool> entered, accessed;
+  static inline std::atomic<int> handled;
+  // Makes the access, by a thread that may call what the fakes need.
   static void handler(int) {
-    PagerFrees& self = *test.load();
-    if (self.bus(self.r + 2 * vmem::pager::test::kSmall)) ++refused;
+    const int error = errno;
+    entered = true;
+    while (!accessed) usleep(100);
     ++handled;
+    errno = error;
   }
   std::byte* r = nullptr;
 };
@@ -140,8 +146,9 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
   struct sigaction action = {}, before = {};
   action.sa_handler = handler;
   ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
-  test = this;
-  handled = refused = 0;
+  entered = accessed = false;
+  handled = 0;
+  int refused = 0;
   engine->hold(Io::Op::write, true);
   auto synced = calling([&] { return pager->sync(r, 4 * kSmall); });
   engine->until_held(1);
@@ -154,13 +161,20 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
     vmem_residency out = {};
     return pager->query(r, kSmall, &out).code() == -EINVAL;
   })) << "it is being freed";
+  std::thread accessing([&] {
+    while (!entered) usleep(100);
+    if (bus(r + 2 * kSmall)) ++refused;
+    accessed = true;
+  });
   pthread_kill(freeing.native_handle(), SIGUSR1);
   EXPECT_TRUE(vmem::test::eventually([] { return handled == 1; })) << "the call keeps it out";
-  EXPECT_EQ(refused, 1);
   engine->hold(Io::Op::write, false);
   engine->let_go();
   synced.get().ignore();
+  entered = true;
   freeing.join();
+  accessing.join();
+  EXPECT_EQ(refused, 1);
   sigaction(SIGUSR1, &before, nullptr);
 }
 
