@@ -374,6 +374,7 @@ bool Pager::has_regions() {
 
 std::string Pager::check() {
   Lock lock(mutex_);
+  while (staging_growing_) lock.sleep(changed_);  // a slab that is being made is charged already
   uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
   size_t staged = 0, copies = 0;
   for (auto& [base, r] : regions_) {
