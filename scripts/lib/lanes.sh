@@ -3,6 +3,7 @@
 
 passed=0 failed=0 skipped=0 lane='' rows=()
 deadline=$((SECONDS + ${CI_SECONDS:-3540}))
+rm -f "$logs"/*-*.log  # of a run before
 : >"$logs/failures"; : >"$logs/names"
 
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
