@@ -52,6 +52,18 @@ TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
 volatile char* touched = nullptr;
 std::atomic<bool> goes_on{true};
 
+// Each child is refused, with words.
+void fork_often(int times) {
+  for (int i = 0; i < times; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+}
+
 TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
   constexpr size_t kRegion = 64 << 20;
   // Registered before the library's own, and so run after them.
@@ -73,14 +85,7 @@ TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
     }
   });
   touched = static_cast<volatile char*>(region.data());
-  for (int i = 0; i < 100; ++i) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
-    int status = -1;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  fork_often(100);
   goes_on = false;
   caller.join();
   touched = nullptr;
@@ -101,14 +106,7 @@ TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
   std::thread caller([] {
     while (goes_on) EXPECT_EQ(vmem_init(), -EINVAL);
   });
-  for (int i = 0; i < 200; ++i) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
-    int status = -1;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
-  }
+  fork_often(200);
   goes_on = false;
   caller.join();
 }
