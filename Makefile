@@ -105,7 +105,7 @@ core-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)
 # ---- rules ----------------------------------------------------------------------------------------------------------------
 # By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
 # The mark of a group stays only where nothing of it is missing (3: something is, and the build may do without).
-$(foreach group,build test check vm package bench wheel,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh $(if $(INSTALL),ask)
+$(foreach group,build test check vm model package bench wheel,$(call SETUP,$(group))): $(BUILD)/.setup-%: scripts/setup.sh $(if $(INSTALL),ask)
 	@mkdir -p $(@D)
 	@$(if $(NO_SETUP),touch $@,scripts/setup.sh --quiet$(if $(INSTALL),, --check) $* && touch $@ || [ $$? -eq 3 ])
 .PHONY: ask
@@ -253,7 +253,7 @@ unit: | $(call SETUP,test)  ## the unit tests alone
 	@$(MAKE) $(BUILD)/tests/unit_tests
 	@BUILD=$(BUILD) scripts/run-tests.sh unit
 
-test: | $(call SETUP,build) $(call SETUP,test) $(call SETUP,vm) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
+test: | $(call SETUP,build) $(call SETUP,test) $(call SETUP,vm) $(call SETUP,model) $(call SETUP,package)  ## every test that needs no GPU, also in virtual machines; the last line counts
 	@$(MAKE) all build-tests
 	@BUILD=$(BUILD) scripts/run-tests.sh $(or $(SUITES),unit system ctl abi examples python stress negative vm kmod deb)
 
