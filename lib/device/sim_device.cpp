@@ -14,8 +14,8 @@
 #include "core/block_table.h"
 #include "core/map_over.h"
 #include "core/step.h"
-#include "core/thread.h"
 #include "device/park.h"
+#include "device/sim_stream.h"
 
 namespace vmem::device {
 
@@ -24,54 +24,9 @@ using core::Status;
 using core::strprintf;
 
 namespace {
-thread_local int current_device = 0;
 std::atomic<SimDevices*> current{nullptr};
 constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
 }  // namespace
-
-struct SimDevices::SimEvent : Event {
-  explicit SimEvent(int d) : device(d) {}
-  ~SimEvent() override { core::must_be_outside("the end of a ticket"); }
-  const int device;
-  bool reached = false;  // protected by mutex_
-};
-
-// One thread that runs its queue in order, started at the first use.
-struct SimDevices::Stream {
-  explicit Stream(int d, size_t most = SIZE_MAX) : device(d), limit(most) {}
-  ~Stream() { finish(); }
-  // Runs what is queued, then ends.
-  void finish() {
-    {
-      std::lock_guard lock(mutex);
-      stop = true;
-    }
-    changed.notify_all();
-    if (thread.joinable()) thread.join();
-  }
-  void run() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] { return stop || !queue.empty(); });
-      if (queue.empty()) return;
-      std::function<void()> work = std::move(queue.front());
-      queue.pop_front();
-      if (limit != SIZE_MAX) changed.notify_all();
-      lock.unlock();
-      work();
-      work = nullptr;
-      lock.lock();
-    }
-  }
-  const int device;
-  const size_t limit;
-  std::atomic<bool> capturing{false};
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::function<void()>> queue;  // protected by mutex
-  bool stop = false;                        // protected by mutex; what is queued still runs
-  std::thread thread;
-};
 
 SimDevices::SimDevices(const SimOptions& options)
     : UnitDevices(options.handles ? CpuView::separate : CpuView::shared), options_(options) {
@@ -297,8 +252,6 @@ Status SimDevices::body_populate(const Span& span, int device) {
   return health(device);
 }
 
-// --- handles
-
 Status SimDevices::reserve_pages(Reservation& r) {
   if (Status s = address_space(r); !s.ok()) return s;
   r.body = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -310,80 +263,6 @@ Status SimDevices::reserve_pages(Reservation& r) {
   r.body_size = r.size;
   madvise(r.body, r.size, MADV_DONTFORK);
   place_hole(r.base, r.size);
-  return {};
-}
-
-Status SimDevices::make_piece(int device, uint32_t number, Piece* out) {
-  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{kUnit};
-  if ((number + 1) * uint64_t{kUnit} > options_.memory_bytes)
-    return error(ENOMEM, "device %d has no memory for another piece", device);
-  *out = {at, reinterpret_cast<uintptr_t>(window_ + at)};
-  return {};
-}
-
-Status SimDevices::body_back(const Span& span, int device) {
-  if (Status s = oversubscribed(device); !s.ok()) return s;
-  if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
-  if (Status s = health(device); !s.ok()) return s;
-  PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces;
-  for (size_t i = 0; i < span.count; ++i) {
-    uint32_t piece = 0;
-    Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(device, n, out); });
-    for (size_t k = 0; !s.ok() && k < i; ++k) pool.give(span.unit(k).piece.load());
-    if (!s.ok()) return s;
-    span.unit(i).piece.store(piece);
-  }
-  return {};
-}
-
-void SimDevices::body_unback(const Span& span) {
-  run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
-  for (size_t i = 0; i < span.count; ++i) devices_[span.unit(i).device.load()]->pieces.give(span.unit(i).piece.load());
-}
-
-Status SimDevices::body_zero(const Span& span) {
-  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += kUnit) {
-    size_t run = 0;
-    std::byte* const bytes = window(*span.reservation, at, &run);
-    memset(bytes, 0, kUnit);
-  }
-  return {};
-}
-
-Status SimDevices::body_show(const Span& span) {
-  if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
-  for (size_t i = 0; i < span.count; ++i) {
-    const uintptr_t at = span.address() + i * kUnit;
-    size_t run = 0;
-    const auto offset = static_cast<uint64_t>(window(*span.reservation, at, &run) - window_);
-    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), kUnit,
-                                  PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, offset);
-    if (rc == 0) continue;
-    for (size_t k = 0; k < i; ++k)
-      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * kUnit)), kUnit,
-                     PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
-  }
-  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
-  return {};
-}
-
-Status SimDevices::body_hide(const Span& span) {
-  if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
-  // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
-  const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
-                                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
-  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
-  return {};
-}
-
-Status SimDevices::trim(int device, uint64_t keep) {
-  core::must_be_outside("Devices::trim");
-  if (Status s = usable(device); !s.ok() || shared()) return s;
-  devices_[static_cast<size_t>(device)]->pieces.trim(keep, [&](const Piece& piece) {
-    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), kUnit);
-  });
   return {};
 }
 
@@ -544,161 +423,6 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
     }
   }
   return view(*r, address);
-}
-
-// --- streams --------------------------------------------------------------------------------------------------------
-
-SimDevices::Stream* SimDevices::stream_of(void* stream, int device_if_null) {
-  if (stream == nullptr) return devices_[static_cast<size_t>(device_if_null)]->default_stream.get();
-  std::lock_guard lock(mutex_);
-  return live_streams_.count(stream) != 0 ? static_cast<Stream*>(stream) : nullptr;
-}
-
-// A template, so that a function that needs memory is made in here.
-template <typename Work>
-Status SimDevices::enqueue(Stream* stream, Work work) try {
-  {
-    std::unique_lock lock(stream->mutex);
-    if (stream->queue.size() >= stream->limit) {
-      ++waiting_;
-      stream->changed.wait(lock, [&] { return stream->queue.size() < stream->limit; });
-      --waiting_;
-    }
-    if (!stream->thread.joinable()) {
-      Status s = core::start_thread(
-          "vmem-sim", [stream] { stream->run(); }, &stream->thread);
-      if (!s.ok()) return s;
-    }
-    stream->queue.emplace_back(std::move(work));
-  }
-  stream->changed.notify_all();
-  return {};
-} catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to put work on a stream");
-}
-
-void SimDevices::set_current_device(int device) {
-  current_device = device;
-}
-
-void* SimDevices::create_stream(int device) {
-  auto* stream = new Stream(device, options_.queue_limit != 0 ? options_.queue_limit : SIZE_MAX);
-  std::lock_guard lock(mutex_);
-  live_streams_.insert(stream);
-  return stream;
-}
-
-void SimDevices::destroy_stream(void* stream) {
-  forget_stream(stream);
-  delete static_cast<Stream*>(stream);
-}
-
-size_t SimDevices::waiting() {
-  return waiting_.load();
-}
-
-void SimDevices::capture(void* stream, bool on) {
-  if (Stream* s = stream_of(stream, current_device); s != nullptr) s->capturing.store(on);
-}
-
-Status SimDevices::checked_stream(void* stream, int device, Stream** out) {
-  if (Status s = usable(device); !s.ok()) return s;
-  Stream* s = stream_of(stream, device);
-  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
-  if (s->device != device)
-    return error(EINVAL, "the stream %p is device %d's, not device %d's", stream, s->device, device);
-  if (s->capturing.load())
-    return error(EBUSY, "the stream %p captures a graph: acquire, launch the graph, release", stream);
-  *out = s;
-  return {};
-}
-
-Status SimDevices::check_stream(void* stream, int device) {
-  core::must_be_outside("Devices::check_stream");
-  Stream* s = nullptr;
-  if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
-  if (stream == nullptr && current_device != device)
-    return error(EINVAL, "the default stream of this thread is device %d's, not device %d's (cudaSetDevice)",
-                 current_device, device);
-  return {};
-}
-
-Status SimDevices::order_after(const Ticket& ticket, void* stream, int device_of_stream) {
-  core::must_be_outside("Devices::order_after");
-  Stream* s = nullptr;
-  if (Status c = checked_stream(stream, device_of_stream, &s); !c.ok()) return c;
-  if (ticket == nullptr) return {};
-  auto event = std::static_pointer_cast<SimEvent>(ticket);
-  if (Status h = health(event->device); !h.ok()) return h;
-  return enqueue(s, [this, event] {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
-  });
-}
-
-Status SimDevices::record(void* stream, int device, Ticket* out) {
-  core::must_be_outside("Devices::record");
-  Stream* s = nullptr;
-  if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
-  std::shared_ptr<SimEvent> event;
-  try {
-    event = std::make_shared<SimEvent>(device);
-  } catch (const std::bad_alloc&) {
-    return error(ENOMEM, "no memory for an event");
-  }
-  Status queued = enqueue(s, [this, life = life_, event] {
-    const std::lock_guard living(life->mutex);
-    if (life->over) return;
-    // Told under the lock: whoever sees it may be the one that ends these devices, while this stream is the
-    // application's.
-    std::lock_guard lock(mutex_);
-    event->reached = true;
-    changed_.notify_all();
-  });
-  if (queued.ok()) *out = std::move(event);
-  return queued;
-}
-
-Status SimDevices::poll(const Ticket& ticket, bool* done) {
-  core::must_be_outside("Devices::poll");
-  *done = true;
-  if (ticket == nullptr) return {};
-  const auto* event = static_cast<const SimEvent*>(ticket.get());
-  if (Status s = health(event->device); !s.ok()) return s;
-  std::lock_guard lock(mutex_);
-  *done = event->reached;
-  return {};
-}
-
-Status SimDevices::wait(const Ticket& ticket) {
-  core::must_be_outside("Devices::wait");
-  if (ticket == nullptr) return {};
-  const auto* event = static_cast<const SimEvent*>(ticket.get());
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
-  }
-  return health(event->device);
-}
-
-Status SimDevices::launch(void* stream, SimFunction kernel) {
-  Stream* s = stream_of(stream, current_device);
-  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
-  if (Status h = health(s->device); !h.ok()) return h;
-  return enqueue(s, [this, life = life_, s, kernel = std::move(kernel),
-                     token = SimWork::begin(devices_[static_cast<size_t>(s->device)]->work)] {
-    if (const std::lock_guard lock(life->mutex); life->over || !health(s->device).ok()) return;
-    SimKernel here(*this, s->device);
-    kernel(here);
-  });
-}
-
-Status SimDevices::synchronize(void* stream) {
-  Ticket all;
-  Stream* s = stream_of(stream, current_device);
-  if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
-  if (Status r = record(stream, s->device, &all); !r.ok()) return r;
-  return wait(all);
 }
 
 Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out) {

@@ -1,0 +1,92 @@
+// Simulated devices with page tables of their own (SimOptions::handles): pieces of their memory behind units, and what
+// the device sees of a range, which is its second view.
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
+#include "core/big_lock.h"
+#include "core/map_over.h"
+#include "device/sim_device.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+
+Status SimDevices::make_piece(int device, uint32_t number, Piece* out) {
+  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{kUnit};
+  if ((number + 1) * uint64_t{kUnit} > options_.memory_bytes)
+    return error(ENOMEM, "device %d has no memory for another piece", device);
+  *out = {at, reinterpret_cast<uintptr_t>(window_ + at)};
+  return {};
+}
+
+Status SimDevices::body_back(const Span& span, int device) {
+  if (Status s = oversubscribed(device); !s.ok()) return s;
+  if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
+  if (Status s = health(device); !s.ok()) return s;
+  PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces;
+  for (size_t i = 0; i < span.count; ++i) {
+    uint32_t piece = 0;
+    Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(device, n, out); });
+    for (size_t k = 0; !s.ok() && k < i; ++k) pool.give(span.unit(k).piece.load());
+    if (!s.ok()) return s;
+    span.unit(i).piece.store(piece);
+  }
+  return {};
+}
+
+void SimDevices::body_unback(const Span& span) {
+  run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
+  for (size_t i = 0; i < span.count; ++i) devices_[span.unit(i).device.load()]->pieces.give(span.unit(i).piece.load());
+}
+
+Status SimDevices::body_zero(const Span& span) {
+  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += kUnit) {
+    size_t run = 0;
+    std::byte* const bytes = window(*span.reservation, at, &run);
+    memset(bytes, 0, kUnit);
+  }
+  return {};
+}
+
+Status SimDevices::body_show(const Span& span) {
+  if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
+  for (size_t i = 0; i < span.count; ++i) {
+    const uintptr_t at = span.address() + i * kUnit;
+    size_t run = 0;
+    const auto offset = static_cast<uint64_t>(window(*span.reservation, at, &run) - window_);
+    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), kUnit,
+                                  PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, offset);
+    if (rc == 0) continue;
+    for (size_t k = 0; k < i; ++k)
+      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * kUnit)), kUnit,
+                     PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
+  }
+  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
+  return {};
+}
+
+Status SimDevices::body_hide(const Span& span) {
+  if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
+  // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
+  const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
+                                PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
+  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
+  return {};
+}
+
+Status SimDevices::trim(int device, uint64_t keep) {
+  core::must_be_outside("Devices::trim");
+  if (Status s = usable(device); !s.ok() || shared()) return s;
+  devices_[static_cast<size_t>(device)]->pieces.trim(keep, [&](const Piece& piece) {
+    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), kUnit);
+  });
+  return {};
+}
+
+}  // namespace vmem::device
