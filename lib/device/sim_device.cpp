@@ -119,6 +119,7 @@ void SimDevices::lose(int device, std::string_view reason) {
 void SimDevices::reset(std::string_view reason) {
   reset_ = true;
   for (int d = 0; d < count(); ++d) lose(d, reason);
+  while (copying_.load() != 0) std::this_thread::yield();
 }
 
 Status SimDevices::body_present(const Reservation& r) {
@@ -218,7 +219,13 @@ void SimDevices::body_release(Reservation& r) {
   }
   if (shared()) discard(memfd_, r, r.base, r.size);
   munmap(reinterpret_cast<void*>(r.base), r.size);
-  munmap(r.body, r.body_size);
+  // What runs on a device that is lost runs on here, and may have looked a block up before. It gets addresses that
+  // nobody else will have.
+  bool lost = false;
+  for (int d = 0; d < count(); ++d) lost |= !health(d).ok();
+  if (!lost || core::map_over(reinterpret_cast<uintptr_t>(r.body), r.body_size, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != 0)
+    munmap(r.body, r.body_size);
 }
 
 Status SimDevices::body_map(const Span& span) {
@@ -377,9 +384,9 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
       core::step(in ? "device.copying_in" : "device.copying_out");
       Status s = run_hook(in ? SimOp::copy_in : SimOp::copy_out, device, copy.block, copy.size);
       if (!s.ok()) lose(device, s.text());
-      if (health(device).ok()) {
-        copy_bytes(*item.r, copy, in);
-      }
+      copying_.fetch_add(1);  // before the look: reset() waits for those that find the device well
+      if (health(device).ok()) copy_bytes(*item.r, copy, in);
+      copying_.fetch_sub(1);
       moving(*item.r, copy, false);
     }
     {

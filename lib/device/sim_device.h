@@ -138,7 +138,7 @@ class SimDevices final : public UnitDevices {
   size_t waiting();                        // threads that wait because a queue is full
   // A fault nobody saw coming.
   void lose(int device, std::string_view reason);
-  // As cudaDeviceReset: every device is lost, and no range has addresses of its own any more.
+  // As cudaDeviceReset: every device is lost, no range has addresses of its own any more, and no copy runs.
   void reset(std::string_view reason);
   void set_hook(SimHook hook);
   // Handles: memory that is taken, of units and kept for the next.
@@ -215,6 +215,7 @@ class SimDevices final : public UnitDevices {
   uint64_t file_end_ = 0;                // protected by mutex_
   std::atomic<size_t> waiting_{0};
   std::atomic<bool> reset_{false};
+  std::atomic<int> copying_{0};  // copies that may access blocks and frames now
   std::mutex hook_mutex_;
   std::shared_ptr<SimHook> hook_;  // protected by hook_mutex_
 };

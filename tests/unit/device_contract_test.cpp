@@ -92,6 +92,38 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceSim,
                                                 }}),
                          [](const auto& i) { return std::string(i.param.name); });
 
+// A kernel of a real device would be dead by now. Here it is a thread, which has looked its block up.
+TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
+  uint64_t* base = reserve(2);
+  bring(base, 0, 1);
+  std::atomic<bool> found{false}, given_back{false};
+  sim()
+      .launch(stream_,
+              [&](SimKernel& k) {
+                auto* word = reinterpret_cast<volatile uint64_t*>(k.at(base, sizeof *base, true));
+                found = true;
+                while (!given_back) std::this_thread::yield();
+                if (word != nullptr) *word = 7;
+              })
+      .ignore();
+  while (!found) std::this_thread::yield();
+  sim().reset("reset by the test");
+  release(base);
+  std::vector<void*> others;  // where the block was seen there would be theirs
+  for (int i = 0; i < 8; ++i) {
+    others.push_back(mmap(nullptr, 2 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    ASSERT_NE(others.back(), MAP_FAILED);
+  }
+  given_back = true;
+  bench_->destroy(stream_);  // waits for it
+  stream_ = nullptr;
+  for (void* other : others) {
+    const auto* words = static_cast<const uint64_t*>(other);
+    EXPECT_TRUE(std::all_of(words, words + 2 * kWords, [](uint64_t w) { return w == 0; }));
+    munmap(other, 2 * kUnit);
+  }
+}
+
 TEST_P(DeviceSim, AFailedPrepareLeavesHolesThatCanBeMadeAgain) {
   uint64_t* base = reserve(6);
   for (SimOp op : {SimOp::map, SimOp::populate, SimOp::advise}) {
