@@ -506,7 +506,10 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
   if (caps_.poison) {
     if (const int error = os::drop(at(address), size); error != 0)
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
-    return {};
+    // Where make_anew() was refused there is no trap under the marks, but a mapping of the empty file.
+    const Outcome out = poison_pages(fd_, at(address), size);
+    if (out.done != 0) os::drop(at(address), out.done);
+    if (out.error != -ENOENT) return {};
   }
   return make_anew(address, size);
 }

@@ -108,6 +108,43 @@ TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
   }
 }
 
+// As above, but of a range that was never failed: what it has then is SIGBUS, and that is taken back like any other.
+TEST_P(TrapRanges, WhatCouldNeitherShowAFileNorBeTrappedAgainIsUnfailed) {
+  static std::atomic<uint64_t*> words{nullptr};
+  static std::atomic<size_t> size{0};
+  static std::atomic<bool> mapped{false};
+  static const int other = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(other, 0);
+  const Kind kind = plain(size_t{64} << 10);
+  Block b;
+  make_block(kind, &b);
+  const int file = memfd_create("shown", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(file, static_cast<off_t>(kind.size)), 0);
+  words = b.words;
+  size = kind.size;
+  mapped = false;
+  core::step_hook.store([](const char* step) {
+    if (strcmp(step, "trap.file.mapped") == 0 && !mapped.exchange(true)) munmap(words, size);
+    if (strcmp(step, "trap.anew.shut") == 0)
+      core::map_over(reinterpret_cast<uintptr_t>(words.load()), size, PROT_NONE, MAP_SHARED, other, 0);
+  });
+  const Status s = trap_->map_file(b.words, kind.size, file, 0, true);
+  core::step_hook.store(nullptr);
+  close(file);
+  if (s.code() == -EOPNOTSUPP) GTEST_SKIP() << "this body shows no files";
+  EXPECT_FALSE(s.ok());
+  uint64_t value = 0;
+  EXPECT_EQ(load(b.words, &value), SIGBUS);
+  OK(trap_->unfail(b.words, kind.size));
+  std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
+  next_fault(*trap_);
+  write_pattern(b.frame, kind.size, 6);
+  OK(b.fill());
+  again.join();
+  EXPECT_EQ(value, pattern(6, 1));
+  b.release();
+}
+
 TEST_P(TrapRanges, AFileThatCannotBeMappedWholeLeavesTheTrap) {
   static std::atomic<uint64_t*> words{nullptr};
   static std::atomic<size_t> size{0};
