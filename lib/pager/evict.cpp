@@ -612,14 +612,16 @@ void Pager::drop_cut_off(Move* m) {
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
 }
 
-// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again.
+// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
+// that the trap does not take back stays in the queue, behind the others: they go on with the next call.
 void Pager::revive_dropped() {
-  for (const auto& [r, b] : queues_.dropped) {
-    Block& block = r->table[b];
-    if (block.state != State::failed || (block.flags & core::kDropped) == 0) continue;
-    revive(*r, b).ignore();  // an acquire tries again
+  while (!queues_.dropped.empty()) {
+    const auto [r, b] = queues_.dropped.front();
+    const Block& block = r->table[b];
+    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok())
+      return queues_.dropped.move_front(queues_.dropped.end());
+    queues_.dropped.pop_front();
   }
-  queues_.dropped.clear();
 }
 
 // Locked. On error it is failed as it was: no access would reach the trap.
@@ -627,7 +629,8 @@ Status Pager::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   Status s = core::broken("revive") ? Status() : trap_->unfail(r.address(b), r.block_size);
   if (!s.ok()) {
-    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    if ((block.flags & core::kUnanswered) == 0)
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags |= core::kUnanswered;  // a part of it may trap
     return s;
   }

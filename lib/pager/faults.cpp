@@ -223,6 +223,9 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       break;
     case State::failed:
       if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
+      // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
+      if ((block.flags & core::kUnanswered) != 0)
+        trap_->fail(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::leaving:

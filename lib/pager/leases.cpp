@@ -34,6 +34,8 @@ core::OwnString Pager::lease_holders() const try {
 
 namespace {
 
+constexpr unsigned kRefusals = 10;  // at least, until what the trap refuses is given up: a clock alone tells nothing
+
 Status no_memory() {
   return error(ENOMEM, "no memory for bookkeeping");
 }
@@ -222,6 +224,8 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
 // Waits until leased block b is in place; the lease keeps it there.
 Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const Ask* ask) {
   bool tried = false;
+  unsigned refused = 0;  // so often the trap would not have it in place, since ..
+  uint64_t refused_ns = 0;
   uint64_t starving = Progress::kNone;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
@@ -295,9 +299,18 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         break;
     }
     if (!after.empty()) {
+      const bool installs = !after.install.empty();
       lock.unlock();
       run(after);
       lock.lock();
+      if (!installs || r.table[b].state != State::held || StarvedQueue::marked(r.table[b])) continue;
+      const uint64_t now = now_ns();
+      if (refused++ == 0) refused_ns = now;
+      if (refused > kRefusals && now - refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {
+        return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", refused,
+                     config_.fault_timeout_ms, where(r, b).c_str());
+      }
+      lock.sleep_for(changed_, std::chrono::milliseconds(20));
       continue;
     }
     if (StarvedQueue::marked(block)) {

@@ -176,6 +176,11 @@ void FakeTrap::refuse_unfail(size_t times) {
   unfail_refusals_ = times;
 }
 
+void FakeTrap::tear_unfail() {
+  std::lock_guard lock(mutex_);
+  tear_unfail_ = true;
+}
+
 void FakeTrap::refuse_fail(size_t times) {
   std::lock_guard lock(mutex_);
   fail_refusals_ = times;
@@ -348,6 +353,11 @@ Status FakeTrap::unfail(void* at, size_t size) {
     --unfail_refusals_;
     called("unfail refused");
     return core::error(ENOMEM, "as the test wants it");
+  }
+  if (std::exchange(tear_unfail_, false)) {
+    set(number(at), size / 2, Page::absent);
+    called("unfail torn");
+    return core::error(ENOMEM, "half way, as the test wants it");
   }
   set(number(at), size, Page::absent);
   wake_locked(number(at), size);

@@ -52,6 +52,8 @@ class FakeTrap final : public trap::Trap {
   void tear_fill(int error);
   // The next so many fail() are refused.
   void refuse_fail(size_t times), refuse_unfail(size_t times);
+  // The next unfail() is refused when half of the range is absent again.
+  void tear_unfail();
   // Frames get no more memory than this together, and what they have now.
   void limit_frames(uint64_t bytes);
   uint64_t frame_bytes();
@@ -98,7 +100,7 @@ class FakeTrap final : public trap::Trap {
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
   size_t fill_failures_ = 0, fail_refusals_ = 0, unfail_refusals_ = 0;
-  bool tear_take_ = false;
+  bool tear_take_ = false, tear_unfail_ = false;
   int tear_fill_ = 0;
   std::map<uintptr_t, size_t> frames_;  // populated
   uint64_t frame_bytes_ = 0, frame_limit_ = UINT64_MAX;

@@ -272,6 +272,64 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackStaysFailed) {
   EXPECT_TRUE(pager->sync(r, kSmall).ok());
 }
 
+// A part of it would trap, the rest gives SIGBUS, and the whole can be told neither to do the one nor the other.
+TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->fail(Io::Op::read, EIO);
+  EXPECT_TRUE(bus(r));
+  const vmem_range all = range(r, kSmall);
+  trap->tear_unfail();
+  EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -ENOMEM);
+  EXPECT_TRUE(bus(r)) << "trapped again, and the block is failed";
+  EXPECT_TRUE(bus(r + kPage));
+  EXPECT_TRUE(bus(r + kSmall - kPage)) << "never trapped";
+  engine->fail(Io::Op::read, 0);
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  trap->fail_fill(ENOENT, SIZE_MAX);
+  const vmem_range all = range(r, kSmall);
+  const Status s = pager->acquire({&all, 1}, VMEM_HOST, nullptr);
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(s.text().find("region 1, block 0 (offset 0)"), std::string_view::npos) << s.text();
+  EXPECT_EQ(pager->release({&all, 1}, nullptr).code(), -EINVAL) << "nothing is leased";
+  trap->fail_fill(0, 0);
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackLater) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(16, kHugePage);
+  space->set_budget(0);
+  size_t n = 0;
+  while (n < 16 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  ASSERT_LT(n, 16u);
+  EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
+  trap->refuse_unfail(1);
+  pager->set_space_budget(UINT64_MAX);
+  trap->until_called("unfail refused", 1);
+  EXPECT_TRUE(pager->evict(r, n * kHugePage, VMEM_SSD).ok());
+  trap->until_called("unfail", 1);
+  put(r + n * kHugePage, n + 1);
+  for (size_t i = 0; i <= n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
+}
+
 TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst) {
   Config c = config();
   c.fault_timeout_ms = 30;
