@@ -314,8 +314,8 @@ void Pager::stats(struct vmem_stats* out) {
 Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
-  // Beside staging frames as much is for what the CPU touches. A region that was granted goes on being served.
-  const uint64_t fixed = frames_.least_overhead() + staging_.bytes(), reserve = reserve_for(sums_.largest_block, bytes);
+  // A region that was granted goes on being served.
+  const uint64_t fixed = frames_.least_overhead(), reserve = reserve_for(sums_.largest_block, bytes);
   const uint64_t needed = fixed + std::max(sums_.pinned() + reserve, 4 * sums_.largest_block);
   if (bytes < needed) {
     return error(EBUSY,

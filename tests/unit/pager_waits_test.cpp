@@ -121,6 +121,33 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
   release(kOnDevice - 1, 1);
 }
 
+// Staging frames are kept: a budget that is lowered needs room for them, once, and for what the CPU accesses.
+TEST_F(PagerWaits, ALoweredBudgetCountsStagingFramesOnce) {
+  constexpr uint64_t kMiB = 1 << 20;
+  start_with_device(60000);
+  change_on_device(0, kOnDevice);
+  engine->hold(Io::Op::write, true);
+  auto leaving = calling([&] { return to_host(0, kOnDevice); });
+  ASSERT_TRUE(vmem::test::eventually([&] { return on_device() == kOnDevice - kStaging; })) << "32 MiB of them";
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  Status s = leaving.get();
+  EXPECT_TRUE(s.ok()) << s.text();
+  EXPECT_GE(stats().host_bytes, kStaging * kHugePage);
+  for (const uint64_t budget : {64, 43}) {
+    s = pager->set_host_budget(budget * kMiB);
+    EXPECT_TRUE(s.ok()) << s.text();
+    for (size_t b = 0; b < 2 * kOnDevice; ++b) put(r + b * kHugePage + 8, budget + b);
+    for (size_t b = 0; b < 2 * kOnDevice; ++b) EXPECT_EQ(get(r + b * kHugePage + 8), budget + b);
+    EXPECT_TRUE(vmem::test::eventually([&] { return stats().host_bytes <= budget * kMiB; })) << stats().host_bytes;
+  }
+  s = pager->set_host_budget(41 * kMiB);  // 32, buffers, and four blocks
+  EXPECT_EQ(s.code(), -EBUSY);
+  for (const char* n : {"41 MiB", "42 MiB", "34 MiB"}) EXPECT_NE(s.text().find(n), std::string_view::npos) << s.text();
+  EXPECT_EQ(stats().host_budget, 43 * kMiB) << "the old one stays";
+  change_on_device(0, 1);
+}
+
 // Who frees a region waits for a call that uses it still. That one may wait, in its turn, for a signal handler of the
 // freeing thread; and the handler may access the region, which is an error that gets its SIGBUS.
 class PagerFrees : public PagerSteps {
