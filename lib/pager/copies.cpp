@@ -97,9 +97,9 @@ void Pager::become_copy(Region& r, BlockIndex b) {
 // takes no I/O and nobody has to be waited for. nullptr: the pool grows, or its blocks have to be written first.
 std::byte* Pager::staging_frame(size_t keep) {
   if (std::byte* frame = staging_.get(keep)) return frame;
-  const bool grows = staging_may_grow() && !staging_refused_;
-  if (staging_may_grow() && staging_refused_ && now_ns() >= grow_again_ns_) {  // there may be memory by now
-    staging_wanted_ = true;
+  const bool grows = growth_.grows();
+  if (growth_.may_try_again(now_ns())) {
+    growth_.want();
     gpu_work_.notify_one();
   }
   for (int i = 0; i < 8 && !grows; ++i) {
@@ -132,7 +132,7 @@ std::byte* Pager::staging_frame(size_t keep) {
     }
     if (std::byte* frame = staging_.get(keep)) return frame;
   }
-  staging_wanted_ = true;
+  growth_.want();
   gpu_work_.notify_one();
   need_evict_.notify_all();
   return nullptr;

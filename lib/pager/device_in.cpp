@@ -124,7 +124,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_room;
     }
-    frame = staging_frame(staging_reserve());
+    frame = staging_frame(growth_.reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
       return Start::no_room;

@@ -596,7 +596,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
     // Evictors that lack nothing sleep, and a release gives them nothing to do.
-    if (must_evict() || !queues_.starved.empty() || (!gpus_.empty() && must_evict_staging())) need_evict_.notify_all();
+    if (must_evict() || !queues_.starved.empty() ||
+        (!gpus_.empty() && growth_.blocks_must_leave(write_back_.staging_leaving())))
+      need_evict_.notify_all();
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");

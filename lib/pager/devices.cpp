@@ -23,19 +23,11 @@ using core::Urgency;
 
 namespace {
 
-constexpr unsigned kWorkers = 3;    // two that overlap on the way in, one more so that the way out never waits
-constexpr size_t kSlabFrames = 32;  // of the staging pool
-constexpr uint64_t kLeastForTheCpu = uint64_t{16} << 20;
-constexpr uint64_t kGrowAgain = 50000000;   // ns between tries to make staging frames
+constexpr unsigned kWorkers = 3;            // two that overlap on the way in, one more so that the way out never waits
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr uint64_t kForOthers = 32;  // a part of a device's memory: with less free, nothing is kept for blocks to come
 constexpr size_t kPass = 8192;       // .. and passed over under the lock, most of them elsewhere
-
-// The rest of the host budget is for blocks that the CPU uses, and for faults.
-uint64_t staging_most(uint64_t budget, unsigned percent) {
-  return budget - std::max(budget / 100 * (100 - percent), std::min(budget / 2, kLeastForTheCpu));
-}
 
 // Neighbours together: they are made, or moved, as one range.
 template <size_t N>
@@ -58,14 +50,14 @@ Status Pager::start_devices() {
     if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
       return s;
   }
-  gpu_threads_.reserve(kWorkers);
+  threads_.devices.reserve(kWorkers);
   for (unsigned i = 0; i < kWorkers; ++i) {
     std::thread worker;
     if (Status s = core::start_thread(
             "vmem-device", [this] { device_loop(); }, &worker);
         !s.ok())
       return s;
-    gpu_threads_.push_back(std::move(worker));
+    threads_.devices.push_back(std::move(worker));
   }
   return {};
 }
@@ -74,11 +66,11 @@ void Pager::stop_devices() {
   if (devices_ == nullptr) return;
   {
     Lock lock(mutex_);
-    stop_devices_ = true;
+    threads_.stop_devices = true;
     gpu_work_.notify_all();
   }
   core::step("devices.stopping");
-  for (std::thread& t : gpu_threads_) t.join();
+  for (std::thread& t : threads_.devices) t.join();
   if (!own_page_tables()) device::park::set_hook({}).ignore();
 }
 
@@ -229,54 +221,32 @@ std::string Pager::check_devices() {
 
 // ---- staging frames
 
-// Kept for the way out: otherwise blocks on their way in could wait for room that only the way out can make.
-size_t Pager::staging_reserve() const {
-  return std::max<size_t>(2, std::min<size_t>(kDeviceBatch, staging_.total() / 4));
-}
-
-bool Pager::staging_may_grow() const {
-  return staging_.bytes() + 4 * Staging::kFrame <= staging_most(budget_.limit(), config_.staging_share);
-}
-
 void Pager::set_staging_share(unsigned percent) {
   Lock lock(mutex_);
-  config_.staging_share = percent;
+  growth_.set_share(percent);
   gpu_work_.notify_all();
-}
-
-bool Pager::must_evict_staging() const {
-  if (staging_.total() == 0 || (staging_may_grow() && !(staging_wanted_ && staging_refused_))) return false;
-  const size_t low = std::max<size_t>(2 * staging_reserve(), staging_.total() / 8);
-  return staging_.free() * Staging::kFrame + write_back_.staging_leaving() < low * Staging::kFrame;
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
 Status Pager::grow_staging(Lock& lock, size_t at_most) {
-  const uint64_t most = staging_most(budget_.limit(), config_.staging_share);
-  const uint64_t room = most - std::min(most, staging_.bytes());
-  const size_t frames = std::min<size_t>({at_most, kSlabFrames, room / Staging::kFrame});
-  staging_wanted_ = false;
-  if (frames == 0 || staging_growing_) return {};
+  const size_t frames = growth_.take(at_most);
+  if (frames == 0) return {};
   if (!staging_.reserve(frames, sums_.reserve_bytes)) {
-    // Until then the pool gives up what it has.
-    staging_wanted_ = staging_refused_ = true;
-    grow_again_ns_ = now_ns() + kGrowAgain;
+    growth_.no_room(now_ns());
     need_evict_.notify_all();
     return Status(EAGAIN, "");
   }
-  staging_growing_ = true;
+  growth_.begin();
   lock.unlock();
   Staging::Slab slab;
   Status s = Staging::make_slab(*devices_, *trap_, frames, config_.numa_nodes, &slab);
   lock.lock();
-  staging_growing_ = false;
-  staging_refused_ = !s.ok();
+  growth_.end(s.ok(), now_ns());
   if (s.ok()) {
     staging_.add_slab(*devices_, slab);
     resize_policies();
   } else {
     staging_.unreserve(frames);
-    grow_again_ns_ = now_ns() + 100 * kGrowAgain;
     core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", staging_.total(),
               static_cast<int>(s.text().size()), s.text().data());
   }
@@ -290,11 +260,11 @@ Status Pager::want_staging() {
   Lock lock(mutex_);
   const uint64_t mark = look(now_ns());
   for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
-    while (staging_growing_) lock.sleep(changed_);
+    while (growth_.growing()) lock.sleep(changed_);
     if (staging_.total() != 0) break;
-    bool never = !staging_may_grow();
+    bool never = !growth_.has_room();
     Status s;
-    if (!never) s = grow_staging(lock, kSlabFrames);
+    if (!never) s = grow_staging(lock, StagingGrowth::kSlab);
     if (s.code() == -EAGAIN) s = grow_staging(lock, kLeast);
     if (staging_.total() != 0) break;
     const uint64_t room = kLeast * Staging::kFrame + sums_.reserve_bytes;
@@ -306,7 +276,7 @@ Status Pager::want_staging() {
                    "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u "
                    "%% of the budget, setting staging_share) beside %s leased and %s for faults, tables and buffers; "
                    "raise host_budget, or make the region with VMEM_HOST_ONLY%s%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), config_.staging_share,
+                   core::human_bytes(budget_.limit()).c_str(), growth_.share(),
                    core::human_bytes(sums_.pinned()).c_str(),
                    core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
                    s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
@@ -329,12 +299,12 @@ void Pager::device_loop() {
     looked_ns_ = now;
     reclaim_host_pages(lock);
   };
-  while (!stop_devices_) {
+  while (!threads_.stop_devices) {
     if (device_step(lock)) {
       pause = 200, hint_pause = 100;
       continue;
     }
-    if (stop_devices_) break;  // said while the step had given the lock away
+    if (threads_.stop_devices) break;  // said while the step had given the lock away
     // A stream that passes a release, or a hint, tells nobody.
     if (!queues_.stream_hints.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));
@@ -427,8 +397,8 @@ void Pager::trim_devices(Lock& lock) {
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
-  if (staging_wanted_ && staging_may_grow() && !staging_growing_ && now_ns() >= grow_again_ns_) {
-    grow_staging(lock, kSlabFrames).ignore();  // tried again when somebody wants a frame
+  if (growth_.due(now_ns())) {
+    grow_staging(lock, StagingGrowth::kSlab).ignore();  // tried again when somebody wants a frame
     After after;
     pump(after);
     lock.unlock();

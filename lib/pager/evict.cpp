@@ -49,7 +49,7 @@ void Pager::evict_loop() {
   std::array<policy::Victim, 32> victims;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
   Lock lock(mutex_);
-  while (!stop_) {
+  while (!threads_.stop) {
     const uint64_t now = now_ns();
     if (check_starved(lock, now)) {
       After after;
@@ -71,7 +71,7 @@ void Pager::evict_loop() {
     const bool host_short = must_evict() || stuck || too_many;
     if (host_short && !queues_.shown.empty()) gpu_work_.notify_one();
     machine_.refilling = host_short && !stuck;
-    const bool staging_short = !gpus_.empty() && must_evict_staging();
+    const bool staging_short = !gpus_.empty() && growth_.blocks_must_leave(write_back_.staging_leaving());
     if (!host_short && !staging_short && queues_.starved.empty()) {
       wait_for_work(lock);
       continue;

@@ -63,7 +63,7 @@ bool Pager::serve_events(int timeout_ms) {
 }
 
 void Pager::fault_loop() {
-  while (!stop_faults_.load(std::memory_order_relaxed) && serve_events(-1)) {
+  while (!threads_.stop_faults.load(std::memory_order_relaxed) && serve_events(-1)) {
   }
 }
 
@@ -84,10 +84,11 @@ void Pager::renew_loop() {
     trap_->wake(r.address(b), r.block_size).ignore();
   };
   Lock lock(mutex_);
-  while (!stop_) {
+  while (!threads_.stop) {
     const unsigned ms = machine_.knobs.fault_timeout_ms;
     const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
-    for (uint64_t now = now_ns(); !stop_ && now < until && ms == machine_.knobs.fault_timeout_ms; now = now_ns())
+    for (uint64_t now = now_ns(); !threads_.stop && now < until && ms == machine_.knobs.fault_timeout_ms;
+         now = now_ns())
       renew_.wait_for(lock, std::chrono::nanoseconds(until - now));
     for (const auto& m : moves_)
       if (m->begun_ns != 0) renew(*m->region, m->block);

@@ -39,7 +39,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const frame = staging_frame(staging_reserve());
+  std::byte* const frame = staging_frame(growth_.reserve());
   if (frame == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;

@@ -25,7 +25,8 @@ Pager::Pager(Parts parts, Config config)
       space_(std::move(parts.space)),
       config_(std::move(config)),
       budget_(config_.host_budget),
-      frames_(*trap_, budget_, config_.numa_nodes) {
+      frames_(*trap_, budget_, config_.numa_nodes),
+      growth_(staging_, budget_, config_.staging_share) {
   if (parts.devices != nullptr) devices_ = std::move(parts.devices);
   const size_t devices = devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0;
   for (size_t i = 0; i < kDevicePools + devices; ++i) policies_.push_back(policy::make_evictor(config_.evictor));
@@ -46,27 +47,27 @@ Status Pager::start() {
   }
   on_knobs();
   const int fd = trap_->event_descriptor();
-  watching_ = fd >= 0 && engine_->watch(fd, events_ready, this);
-  if (!watching_) {
+  threads_.watching = fd >= 0 && engine_->watch(fd, events_ready, this);
+  if (!threads_.watching) {
     if (Status s = core::start_thread(
-            "vmem-fault", [this] { fault_loop(); }, &fault_thread_);
+            "vmem-fault", [this] { fault_loop(); }, &threads_.faults);
         !s.ok())
       return s;
   }
   if (machine_.knobs.fault_timeout_ms != 0) {
     if (Status s = core::start_thread(
-            "vmem-renew", [this] { renew_loop(); }, &renew_thread_);
+            "vmem-renew", [this] { renew_loop(); }, &threads_.renew);
         !s.ok())
       return s;
   }
-  evict_threads_.reserve(config_.evict_threads);
+  threads_.evictors.reserve(config_.evict_threads);
   for (unsigned i = 0; i < config_.evict_threads; ++i) {
     std::thread evictor;
     Status s = core::start_thread(
         core::strprintf("vmem-evict-%u", i).c_str(), [this] { evict_loop(); }, &evictor);
     if (!s.ok() && i == 0) return s;
     if (!s.ok()) break;  // fewer are slower, not wrong
-    evict_threads_.push_back(std::move(evictor));
+    threads_.evictors.push_back(std::move(evictor));
   }
   return start_devices();
 }
@@ -74,20 +75,20 @@ Status Pager::start() {
 Pager::~Pager() {
   {
     Lock lock(mutex_);
-    stop_ = true;
+    threads_.stop = true;
     need_evict_.notify_all();
     gpu_work_.notify_all();
     renew_.notify_all();
   }
   stop_devices();
-  if (renew_thread_.joinable()) renew_thread_.join();
-  if (watching_) engine_->unwatch();
-  stop_faults_.store(true);
-  if (fault_thread_.joinable()) {
+  if (threads_.renew.joinable()) threads_.renew.join();
+  if (threads_.watching) engine_->unwatch();
+  threads_.stop_faults.store(true);
+  if (threads_.faults.joinable()) {
     trap_->interrupt();
-    fault_thread_.join();
+    threads_.faults.join();
   }
-  for (std::thread& t : evict_threads_) t.join();
+  for (std::thread& t : threads_.evictors) t.join();
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
 }
@@ -374,7 +375,7 @@ bool Pager::has_regions() {
 
 std::string Pager::check() {
   Lock lock(mutex_);
-  while (staging_growing_) lock.sleep(changed_);  // a slab that is being made is charged already
+  while (growth_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
   uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
   size_t staged = 0, copies = 0;
   for (auto& [base, r] : regions_) {
@@ -415,6 +416,7 @@ std::string Pager::check() {
   if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";
   if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
+  if (std::string s = growth_.check(now_ns()); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.speculation.check(moves_); !s.empty()) return s;

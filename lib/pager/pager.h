@@ -10,7 +10,6 @@
 
 #include <map>
 #include <memory>
-#include <thread>
 
 #include "core/big_lock.h"
 #include "core/counters.h"
@@ -23,6 +22,7 @@
 #include "pager/queues.h"
 #include "pager/region.h"
 #include "pager/residents.h"
+#include "pager/staging_growth.h"
 #include "pager/waiters.h"
 #include "vmem/vmem.h"
 
@@ -145,7 +145,7 @@ class Pager {
 
   // evict.cpp
   void evict_loop(), revive_dropped();
-  bool must_evict() const, must_evict_staging() const, staging_may_grow() const;
+  bool must_evict() const;
   void evict_batch(std::span<Move*> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
@@ -203,7 +203,6 @@ class Pager {
   void enter_batch(Batch& batch, int d);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  size_t staging_reserve() const;
   core::Status grow_staging(Lock& lock, size_t at_most);
   // copies.cpp: what stays in host memory of blocks on a device
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
@@ -284,17 +283,13 @@ class Pager {
   Progress progress_;
   WriteBack write_back_;
   uintptr_t last_spurious_ = 0;
-  std::atomic<bool> verify_{true};                               // setting checksum
-  bool stop_ = false, stop_devices_ = false, watching_ = false;  // watching: no fault_thread_, the engine's serves them
-  std::atomic<bool> stop_faults_{false};
+  std::atomic<bool> verify_{true};  // setting checksum
   Machine machine_;
-  std::thread fault_thread_, renew_thread_;
-  std::vector<std::thread> evict_threads_, gpu_threads_;
+  Threads threads_;
   std::vector<Gpu> gpus_;
   Staging staging_{budget_};
-  // Somebody found no staging frame; more are being made; there was no memory for more when it was last tried.
-  bool staging_wanted_ = false, staging_growing_ = false, staging_refused_ = false;
-  uint64_t looked_ns_ = 0, look_at_ = 0, grow_again_ns_ = 0;  // for host pages of the driver: when last, from where
+  StagingGrowth growth_;
+  uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 
 }  // namespace vmem::pager

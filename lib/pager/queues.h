@@ -1,12 +1,15 @@
-// Who waits for the pager, what it was asked to do when it can, and the sums of what it knows of. Plain data under the
-// pager's lock.
+// Who waits for the pager, what it was asked to do when it can, the sums of what it knows of, and its threads. Plain
+// data under the pager's lock.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "core/types.h"
 #include "pager/moves.h"
@@ -51,6 +54,15 @@ struct Sums {
 
   // Of blocks in host memory that nobody can evict.
   uint64_t pinned() const { return leased_bytes + stale_bytes; }
+};
+
+// The pager's own. stop and stop_devices are under its lock.
+struct Threads {
+  std::thread faults, renew;
+  std::vector<std::thread> evictors, devices;
+  bool stop = false, stop_devices = false;
+  std::atomic<bool> stop_faults{false};
+  bool watching = false;  // the engine's serve faults, and there is no thread for them
 };
 
 // What the machine allows, and what was set: config has what is in force.

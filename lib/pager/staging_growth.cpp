@@ -1,0 +1,62 @@
+#include "pager/staging_growth.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pager/moves.h"
+
+namespace vmem::pager {
+
+using memory::Staging;
+
+namespace {
+
+constexpr uint64_t kLeastForTheCpu = uint64_t{16} << 20;
+constexpr size_t kFew = 4;  // frames
+
+}  // namespace
+
+// The rest of the host budget is for blocks that the CPU uses, and for faults.
+uint64_t StagingGrowth::most() const {
+  const uint64_t budget = budget_.limit();
+  return budget - std::max(budget / 100 * (100 - share_), std::min(budget / 2, kLeastForTheCpu));
+}
+
+size_t StagingGrowth::reserve() const {
+  return std::max<size_t>(2, std::min<size_t>(kDeviceBatch, staging_.total() / 4));
+}
+
+bool StagingGrowth::has_room() const {
+  return staging_.bytes() + kFew * Staging::kFrame <= most();
+}
+
+bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
+  if (staging_.total() == 0 || (has_room() && !(wanted_ && refused_))) return false;
+  const size_t low = std::max<size_t>(2 * reserve(), staging_.total() / 8);
+  return staging_.free() * Staging::kFrame + leaving < low * Staging::kFrame;
+}
+
+size_t StagingGrowth::take(size_t at_most) {
+  wanted_ = false;
+  if (growing_) return 0;
+  const uint64_t room = most() - std::min(most(), staging_.bytes());
+  return std::min<size_t>({at_most, kSlab, room / Staging::kFrame});
+}
+
+void StagingGrowth::no_room(uint64_t now_ns) {
+  wanted_ = refused_ = true;
+  again_ns_ = now_ns + kAgain;
+}
+
+void StagingGrowth::end(bool made, uint64_t now_ns) {
+  growing_ = false;
+  refused_ = !made;
+  if (!made) again_ns_ = now_ns + kLater;
+}
+
+std::string StagingGrowth::check(uint64_t now_ns) const {
+  if (again_ns_ > now_ns + kLater) return "staging frames are made later than they may be";
+  return "";
+}
+
+}  // namespace vmem::pager
