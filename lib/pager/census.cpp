@@ -56,6 +56,7 @@ void Pager::census(size_t max_regions, Census* out) {
   out->regions.reserve(max_regions);  // before the lock: it is everybody's
   out->devices.assign(gpus_.size(), DeviceCensus{});
   for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  out->device_tier = devices_ != nullptr ? devices_->name() : "";
   const uint64_t now = now_ns();
   Lock lock(mutex_);
   out->regions_total = regions_.size();

@@ -161,6 +161,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   out->evictions = g.evictions;
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
+  out->body = own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
   // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
   std::array<uintptr_t, kLook> blocks;
   uintptr_t at = 0;
