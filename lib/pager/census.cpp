@@ -67,9 +67,9 @@ void Pager::census(size_t max_regions, Census* out) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     const Gpu& g = gpus_[d];
     DeviceCensus& c = out->devices[d];
-    c.budget = g.budget;
-    c.used = g.used;
-    c.leased = g.leased;
+    c.budget = g.budget.limit();
+    c.used = g.budget.charged();
+    c.leased = g.budget.leased();
     c.in_bytes = g.in_bytes;
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;
