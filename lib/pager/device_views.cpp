@@ -9,7 +9,8 @@
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
 // An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
-// a store that would make a block stale where stale and leased blocks leave no room for others.
+// a store that would make a block stale where stale and leased blocks leave no room for others; loads of the block go
+// on being served beside it, but for the pages of such stores, for a moment.
 //
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
@@ -35,9 +36,16 @@ namespace {
 
 constexpr uint64_t kTryAgain = 20000000;     // ns until what failed is tried again
 constexpr uint64_t kAskAgain = 100000000;    // .. whose accesses are refused: they have got their signals by then
+constexpr uint64_t kLookedAt = 100000000;    // .. that a wait counts between two looks at most
 constexpr uint64_t kShownAtLeast = 5000000;  // .. until a copy may go for want of memory: it has been accessed
 // Accesses that meet no page of what they are shown: so many were met before, and reported late. Not so the next.
 constexpr uint8_t kReportedLate = 3;
+
+CpuAccess* access_of(Queue<CpuAccess>& accesses, const Region& r, BlockIndex b) {
+  const auto it = std::find_if(accesses.begin(), accesses.end(),
+                               [&](const CpuAccess& a) { return a.region == &r && a.block == b; });
+  return it == accesses.end() ? nullptr : &*it;
+}
 
 }  // namespace
 
@@ -49,6 +57,7 @@ void Pager::queue_access(Region& r, BlockIndex b, const Move* failed) {
   const uint64_t now = now_ns(), mark = look(now);
   CpuAccess access{&r, b, now, mark};
   if (failed != nullptr && failed->since_ns != 0) access = {&r, b, failed->since_ns, failed->mark, now + kTryAgain};
+  access.loads = true;
   if (!queues_.accesses.push_back(access)) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     trap_->wake(r.address(b), r.block_size).ignore();  // reported again
@@ -79,8 +88,16 @@ void Pager::access_on_device(Region& r, BlockIndex b, const trap::Fault& fault) 
   }
   if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
   block.flags |= core::kWanted;
-  if (fault.kind != trap::FaultKind::read) block.flags |= core::kWantedWrite;
+  const bool load = fault.kind == trap::FaultKind::read, first = !resident.asked;
+  if (!load) block.flags |= core::kWantedWrite;
   queue_access(r, b);
+  CpuAccess* const access = access_of(queues_.accesses, r, b);
+  if (access == nullptr) return;
+  access->loads = load || (access->loads && !first);
+  if (resident.apart) return;  // reported again
+  const uintptr_t page = core::round_down(fault.address, core::kPage);
+  auto& stores = access->stores;
+  if (!load && !stores.full() && std::find(stores.begin(), stores.end(), page) == stores.end()) stores.push_back(page);
 }
 
 // Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
@@ -109,11 +126,26 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
   trap_->wake(r.address(b), r.block_size).ignore();
 }
 
-// Locked; on a device. Who waits for it, and whoever accesses it before its entry is through, gets SIGBUS.
-void Pager::refuse_access(Region& r, CpuAccess* a) {
+// Locked; on a device. Who waits for it, and whoever accesses it before its entry is through, gets SIGBUS. stores: only
+// those whose pages are known, where they are few.
+void Pager::refuse_access(Region& r, CpuAccess* a, bool stores) {
   Block& block = r.table[a->block];
   Resident& resident = residents_[block.aux];
   if (resident.refused) return;
+  unrefuse(r, a->block);
+  a->gives_up = false;
+  if (stores && !a->stores.empty() && !a->stores.full()) {
+    resident.apart = true;
+    for (const uintptr_t page : a->stores)
+      resident.apart &= trap_->fail(reinterpret_cast<void*>(page), core::kPage).ok();
+    if (resident.apart) {
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      trap_->wake(r.address(a->block), r.block_size).ignore();  // loads are reported again
+      return;
+    }
+    resident.apart = true;
+    unrefuse(r, a->block);
+  }
   resident.refused = trap_->fail(r.address(a->block), r.block_size).ok();
   if (resident.refused) block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
 }
@@ -261,9 +293,17 @@ void Pager::forget_shown(Region& r, BlockIndex b) {
 
 // Locked. Accesses of it are answered again.
 void Pager::unrefuse(Region& r, BlockIndex b) {
-  if (!std::exchange(residents_[r.table[b].aux].refused, false)) return;
-  if (Status s = trap_->unfail(r.address(b), r.block_size); !s.ok())
-    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  const auto unfail = [this](void* at, size_t size) {
+    if (Status s = trap_->unfail(at, size); !s.ok())
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  };
+  Resident& resident = residents_[r.table[b].aux];
+  if (std::exchange(resident.refused, false)) unfail(r.address(b), r.block_size);
+  if (!std::exchange(resident.apart, false)) return;
+  CpuAccess* const access = access_of(queues_.accesses, r, b);
+  if (access == nullptr) return;  // never: it stays until this was called
+  for (const uintptr_t page : access->stores) unfail(reinterpret_cast<void*>(page), core::kPage);
+  access->stores.clear();
 }
 
 // Locked. One more block may be stale at its device. Nobody can evict it, and others move in what it leaves, with more
@@ -325,8 +365,19 @@ bool Pager::serve_accesses(Lock& lock) {
     }
     Resident& resident = residents_[block.aux];
     const bool lost = gpus_[block.device].lost;
+    if (resident.apart) {
+      if (now < it->not_before) {
+        ++it;
+        continue;
+      }
+      unrefuse(r, b);
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      trap_->wake(r.address(b), r.block_size).ignore();  // who came meanwhile begins to wait
+    }
     if (!lost && lent_for_writing(r, b)) {
-      if (now - it->since_ns >= limit && !resident.refused && !resident.shown) {
+      it->lent_ns += it->looked_ns == 0 ? 0 : std::min(now - it->looked_ns, kLookedAt);
+      it->looked_ns = now;
+      if (it->lent_ns >= limit && !resident.refused && !resident.shown) {
         core::log(core::Level::error,
                   "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
                   "is released, %s",
@@ -361,6 +412,7 @@ bool Pager::serve_accesses(Lock& lock) {
     const bool store = (block.flags & core::kWantedWrite) != 0;
     if (leased_here && resident.shown && store && !room_for_stale(r)) {
       if (batch.empty() && hopeless(it->mark)) {  // what is shown cannot be refused
+        it->gives_up = true;
         hide(lock, r, b);
         return true;
       }
@@ -382,7 +434,20 @@ bool Pager::serve_accesses(Lock& lock) {
     }
     // What failed goes on failing, or there is no memory, and nothing that goes on will bring any.
     // What is stale is in place: nobody waits for it, and it is tried until it leaves.
-    const bool over = !it->starved && !resident.stale && hopeless(it->mark);
+    const bool no_room = leased_here && store && !room_for_stale(r);
+    it->gives_up = it->gives_up && no_room;
+    const bool over = !it->starved && !resident.stale && (it->gives_up || hopeless(it->mark));
+    if (over && no_room && (it->gives_up || !it->loads)) {
+      core::log(core::Level::error,
+                "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
+                "device: the store gets SIGBUS, %s",
+                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, b).c_str());
+      refuse_access(r, &*it, true);
+      it->starved = resident.refused;
+      it->not_before = now + (resident.apart ? kTryAgain : kAskAgain);
+      ++it;
+      continue;
+    }
     if (over && it->not_before != 0 && resident.shown && !lost) {  // what is shown cannot be refused
       if (batch.empty()) {
         hide(lock, r, b);
@@ -392,8 +457,8 @@ bool Pager::serve_accesses(Lock& lock) {
       continue;
     }
     Move* m = nullptr;
-    const bool no_room = leased_here && store && !room_for_stale(r);
-    if (!no_room && (!over || it->not_before == 0)) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
+    const bool shows = !no_room || (it->loads && !it->gives_up);  // a store alone has no use for it
+    if (shows && (!over || it->not_before == 0)) m = leased_here ? begin_show(r, b) : begin_leave(r, b, Leave::host);
     if (m == nullptr) {
       if (over) {
         core::log(core::Level::error,

@@ -131,8 +131,9 @@ void Pager::touch_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
     case State::stored:
     case State::held:
     case State::failed:
-      // Refused: it is failed already, or will be asked for again.
-      if (!trap_->fail(r.address(b), r.block_size).ok()) trap_->wake(r.address(b), r.block_size).ignore();
+      // Refused: it is failed already, all of it or a part, or will be asked for again.
+      if (!trap_->fail(r.address(b), r.block_size).ok() && !trap_->fail(page, core::kPage).ok())
+        trap_->wake(r.address(b), r.block_size).ignore();
       return;
     default:
       return;

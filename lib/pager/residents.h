@@ -42,6 +42,7 @@ struct Resident {
   uint8_t missed = 0;    // .. accesses that found no page of it since
   bool asked = false;    // on a device: among `accesses`
   bool refused = false;  // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
+  bool apart = false;    // .. those of a few pages do, where stores had no room, and others wait for a moment
   device::Ticket ticket;
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };

@@ -256,6 +256,46 @@ TEST_F(HandlesShort, StoresUnderReadLeasesLeaveMemoryToOthers) {
   EXPECT_TRUE(store(stored)) << "nothing is leased";
 }
 
+// There is room for the copy that a load needs, and none for what the store would change: only the store is refused.
+TEST_F(HandlesShort, AStoreThatHasNoRoomTakesNoLoadOfItsBlockWithIt) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 24, kPageWords = 512;
+  vmem::region r(kBlocks * kBlock);
+  for (size_t b = 0; b < kBlocks; ++b) words(r)[b * kWords + kPageWords] = words(r)[b * kWords] = b + 1;
+  ASSERT_EQ(vmem_acquire(words(r), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  size_t stored = 0;
+  const auto store = [&](size_t b) {
+    return !systest::raises_sigbus([&] { static_cast<volatile uint64_t*>(words(r))[b * kWords] = 100 + b; });
+  };
+  while (stored < kBlocks && store(stored)) ++stored;
+  ASSERT_LT(stored, kBlocks) << "no bound";
+  struct sigaction action = {}, before = {};  // of two threads that catch it the first would take it from the other
+  action.sa_handler = systest::on_bus;
+  action.sa_flags = SA_NODEFER;
+  sigaction(SIGBUS, &action, &before);
+  std::atomic<bool> stop{false};
+  std::atomic<size_t> loads{0}, wrong{0}, refused{0};
+  std::thread loading([&, at = words(r) + stored * kWords + kPageWords] {
+    for (; !stop; ++loads) {
+      uint64_t is = stored + 1;
+      refused += systest::raises_sigbus([&] { is = load(at); });
+      wrong += is != stored + 1;
+    }
+  });
+  for (size_t page : {2, 0, 3})  // not the one before: it may give SIGBUS still
+    EXPECT_TRUE(systest::raises_sigbus([&] { words(r)[stored * kWords + page * kPageWords] = 1; }));
+  for (const size_t so_far = loads; loads < so_far + 3;) usleep(1000);
+  stop = true;
+  loading.join();
+  sigaction(SIGBUS, &before, nullptr);
+  EXPECT_EQ(refused, 0u) << "of " << loads;
+  EXPECT_EQ(wrong, 0u);
+  ASSERT_EQ(vmem_release(words(r), r.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kWords), b < stored ? 100 + b : b + 1) << b;
+  EXPECT_TRUE(store(stored)) << "nothing is leased";
+}
+
 // --- a device is lost, and host memory has the only good copy
 
 // Blocks that a kernel changed, and that the CPU is shown: block b has `first` + b. Nobody leases them any more.

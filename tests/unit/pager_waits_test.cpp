@@ -26,10 +26,11 @@ class PagerWaits : public PagerSteps {
  protected:
   static constexpr size_t kStaging = 16, kOnDevice = 24;  // blocks that fit
 
-  void start_with_device(unsigned timeout_ms) {
+  void start_with_device(unsigned timeout_ms, bool handles = false) {
     std::unique_ptr<vmem::device::SimDevices> made;
     vmem::device::SimOptions options;
     options.memory_bytes = 2 * kOnDevice * kHugePage;
+    options.handles = handles;
     ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
     Config c = config(64 << 20);  // half of it for staging frames
     c.fault_timeout_ms = timeout_ms;
@@ -119,6 +120,22 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = to_host(0, kOnDevice)).ok(); })) << s.text();
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = acquire(kOnDevice - 1, 1, VMEM_HOST)).ok(); })) << s.text();
   release(kOnDevice - 1, 1);
+}
+
+// An access under a WRITE lease waits for its end, and for the time-out at most: not while nothing runs.
+TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
+  start_with_device(60000, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0, VMEM_READ | VMEM_WRITE).ok());
+  auto loading = getting(r);
+  EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  for (int stop = 0; stop < 3; ++stop) {
+    trap->until_quiet();
+    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  }
+  release(0, 1);
+  EXPECT_EQ(loading.get(), 7u);
 }
 
 // Staging frames are kept: a budget that is lowered needs room for them, once, and for what the CPU accesses.
