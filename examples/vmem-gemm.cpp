@@ -128,7 +128,7 @@ size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Sh
 int run(Settings s) {
   std::string why = "--device cpu";
   const auto app = s.device == "cpu" ? nullptr : gpuapp::make_app(s.device, &why);
-  if (app == nullptr && s.device == "cuda") throw std::runtime_error("no GPU: " + why);
+  if (app == nullptr && s.device != "auto" && s.device != "cpu") throw std::runtime_error("no GPU: " + why);
   const bool cuda = app != nullptr && !app->simulated();
   if (s.n == 0) s.n = cuda ? 8192 : 1536;
   if (s.tile == 0) s.tile = cuda ? 1024 : 256;
@@ -230,8 +230,9 @@ int main(int argc, char** argv) {
   app.add_option("--n", s.n, "rows and columns (8192 on CUDA, else 1536)")->check(CLI::Range(64, 131072));
   app.add_option("--tile", s.tile, "rows and columns of a tile (1024 on CUDA, else 256)")->check(CLI::Range(64, 16384));
   app.add_option("--budget", s.budget, "memory (default: a quarter of all)")->transform(CLI::AsSizeValue(false));
-  app.add_option("--device", s.device, "auto (a GPU, else the CPU), cuda, cpu, or sim: a simulated device")
-      ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim"}));
+  app.add_option("--device", s.device,
+                 "auto (a GPU, else the CPU), cpu, cuda, managed, handles, or sim and sim-handles: simulated devices")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--blas", s.blas, "the BLAS library for the CPU (default: one that is installed; none: a plain loop)");
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--spoil", s.spoil, "change a number before they are verified: exit code 1");

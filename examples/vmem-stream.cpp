@@ -337,8 +337,9 @@ int main(int argc, char** argv) {
   app.add_option("--rows", s.rows, "rows of the input (default: so many that computing takes as long as reading)");
   app.add_option("--passes", s.passes, "times the chain is run")->check(CLI::Range(1, 100));
   app.add_option("--ahead", s.ahead, "layers prefetched ahead")->check(CLI::Range(0, 16));
-  app.add_option("--device", s.device, "auto, cuda, or sim: a simulated device, small and slow")
-      ->check(CLI::IsMember({"auto", "cuda", "sim"}));
+  app.add_option("--device", s.device,
+                 "auto, cuda, managed, handles, or sim and sim-handles: simulated devices, small and slow")
+      ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--keep", s.keep, "keep the file that was made");
   CLI11_PARSE(app, argc, argv);

@@ -114,8 +114,8 @@ if [ "$soak" -gt 0 ]; then
 	for name in $runs; do
 		program=$folder/stress/${name%-handles}
 		[ -x "$program" ] || continue
-		device=cuda
-		[ "$name" = "${name%-handles}" ] || device=cuda-handles
+		device=managed
+		[ "$name" = "${name%-handles}" ] || device=handles
 		{
 			timeout -k 3 $((soak + 100)) "$program" --device $device --seconds "$soak" >"$logs/$name" 2>&1 </dev/null
 			echo $? >"$logs/$name.code"

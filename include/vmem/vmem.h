@@ -10,10 +10,10 @@
  * call by longjmp, by an exception or by the end of the thread is not allowed, for what the call has
  * begun would stay half done. Out of an access of a region (SIGBUS) a handler may jump.
  *
- * With a device tier libvmem has a SIGSEGV handler, which holds accesses of blocks that move and
- * passes the rest on to the handler it found. A thread or a handler that accesses such regions must
- * not have SIGSEGV blocked, nor in its sa_mask: the access would end the process. A SIGSEGV handler
- * that is installed later has to call the one it found.
+ * With a device tier on managed memory (setting `device`) libvmem has a SIGSEGV handler, which holds
+ * accesses of blocks that move and passes the rest on to the handler it found. A thread or a handler
+ * that accesses such regions must not have SIGSEGV blocked, nor in its sa_mask: the access would end
+ * the process. A SIGSEGV handler that is installed later has to call the one it found.
  *
  * Sizes and offsets are bytes. Locations are CUDA ordinals (0, 1, ..), VMEM_HOST or VMEM_SSD.
  * `stream` is a cudaStream_t passed as void *, NULL the default stream (vmem_prefetch: none);
@@ -130,6 +130,10 @@ struct vmem_stats {
 	uint64_t neighbour_blocks;  /* read with one that was asked for (VMEM_BLOCK_AUTO): whether they are used is not seen */
 };
 
+/* What a region with a device tier stands on: setting `device` */
+#define VMEM_BODY_MANAGED 1u /* unified memory: the CPU reaches a block on a device where it is */
+#define VMEM_BODY_HANDLES 2u /* physical handles: the device has page tables of its own */
+
 struct vmem_device_stats {
 	uint64_t size;                /* (in) sizeof(struct vmem_device_stats) */
 	uint64_t budget, used_bytes;  /* device memory of libvmem; what moves between devices counts on both */
@@ -137,6 +141,7 @@ struct vmem_device_stats {
 	uint64_t in_bytes, out_bytes; /* moved to and from the device */
 	uint64_t evictions, clean_drops;
 	uint64_t driver_host_bytes;   /* host pages the driver holds for blocks of this device */
+	uint64_t body;                /* VMEM_BODY_*: how CPU and devices share a region, simulated or not */
 };
 
 /*

@@ -93,6 +93,7 @@ void take(Runtime& runtime, pager::Census& census, publish::Snapshot* out) {
   for (publish::Histogram& m : h.move) m = {};
   h.regions_total = 0;
   publish::put_text(h.trap, "");
+  publish::put_text(h.device_tier, "");
   Runtime::Use pager;
   if (!runtime.use_if_running(&pager).ok() || !pager) return;
   publish::put_text(h.trap, pager->trap().caps().name);
@@ -100,6 +101,7 @@ void take(Runtime& runtime, pager::Census& census, publish::Snapshot* out) {
   fill(pager->counters().fault_ns, &h.fault);
   for (size_t i = 0; i < core::kWays; ++i) fill(pager->counters().move_ns[i], &h.move[i]);
   pager->census(publish::kMaxRegions, &census);
+  publish::put_text(h.device_tier, census.device_tier);
   h.regions_total = census.regions_total;
   for (const pager::RegionCensus& c : census.regions) out->regions.push_back(region(c));
   for (size_t d = 0; d < census.devices.size(); ++d) out->devices.push_back(device(census.devices[d], d));

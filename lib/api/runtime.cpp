@@ -133,14 +133,13 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
 
 Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* out) {
   if (Status s; replace_devices(out, &s)) return s;
-  const std::string wanted = options.text(Option::device);
-  const device::Kind kind = wanted == "cuda"   ? device::Kind::cuda
-                            : wanted == "sim"  ? device::Kind::sim
-                            : wanted == "none" ? device::Kind::none
-                                               : device::Kind::automatic;
   std::string why;
-  if (Status s = device::make_devices(kind, out, &why); !s.ok()) return s;
-  if (*out == nullptr) core::log(core::Level::info, "no device tier: %s", why.c_str());
+  if (Status s = device::make_devices(device::kind_of(options.text(Option::device)), out, &why); !s.ok()) return s;
+  if (*out == nullptr) {
+    core::log(core::Level::info, "no device tier: %s", why.c_str());
+  } else if (!why.empty()) {
+    core::log(core::Level::info, "the device tier is %s; %s", (*out)->name(), why.c_str());
+  }
   return {};
 }
 

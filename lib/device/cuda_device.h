@@ -1,5 +1,5 @@
-// The CUDA body: unified memory of the stock driver. Without the CUDA toolkit at build time make_cuda_devices() says
-// so.
+// The CUDA bodies, on the stock driver: its unified memory, and physical handles. Only with the CUDA toolkit at build
+// time.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace vmem::device {
 // -ENODEV with the reason: no driver, no device, a driver on which a destroyed part of a managed
 // range cannot be made again. One at a time: -EBUSY.
 core::Status make_cuda_devices(std::unique_ptr<Devices>* out);
-// On physical handles: CpuView::separate. No setting asks for it.
+// On physical handles: CpuView::separate. -ENODEV also: a driver, or devices, without virtual memory management.
 core::Status make_cuda_handles(std::unique_ptr<Devices>* out);
 
 }  // namespace vmem::device

@@ -74,7 +74,7 @@ class CudaDevices final : public UnitDevices {
   explicit CudaDevices(CpuView view) : UnitDevices(view) {}
   ~CudaDevices() override;
   core::Status start();
-  const char* name() const override { return "cuda"; }
+  const char* name() const override { return shared() ? "managed" : "handles"; }
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;

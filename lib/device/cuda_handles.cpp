@@ -2,8 +2,6 @@
 // through which it is copied, and at a block's address while the device holds that block. Measured on an H200: to map
 // 1, access 29, unmap 20, create 11, release 12 us a handle, whatever its size; none of them waits for kernels. What
 // the process has mapped at the same addresses stays as it is.
-//
-// Compiled and not yet run on a GPU: nothing takes it by itself.
 #include <errno.h>
 
 #include <algorithm>

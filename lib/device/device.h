@@ -1,6 +1,6 @@
 // The only door to CUDA: managed ranges whose parts are made on a device and destroyed again one by one. Mechanism
-// only: the pager decides what goes where and when. Two bodies, CUDA and simulated, pass one contract suite
-// (tests/unit/device_contract_suite.h).
+// only: the pager decides what goes where and when. Four bodies, managed memory and physical handles and a simulation
+// of each, pass one contract suite (tests/unit/device_contract_suite.h).
 //
 // What the CPU sees of it is the body's CpuView, fixed for its life:
 //   shared    one address, one memory: the CPU reaches a made unit as a device does, so it is shut out while one moves.
@@ -55,6 +55,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/status.h"
@@ -117,7 +118,7 @@ using Ticket = std::shared_ptr<Event>;
 class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
-  virtual const char* name() const = 0;  // "cuda", "sim"
+  virtual const char* name() const = 0;  // of the body, as setting device has it
   virtual CpuView cpu_view() const { return CpuView::shared; }
   virtual int count() const = 0;
   // Read once, valid as long as this. device < count().
@@ -216,11 +217,24 @@ class Devices {
   virtual core::Status unpin(void* frames) = 0;
 };
 
-enum class Kind : uint8_t { automatic, cuda, sim, none };
+// As setting device has them.
+enum class Kind : uint8_t { automatic, cuda, handles, managed, sim, sim_handles, none };
+Kind kind_of(std::string_view setting);
 
-// automatic: CUDA if it can be had, else *out is null, the call succeeds and *why says why there is no device tier.
-// cuda: that reason as -ENODEV. Tries once with one unit whether a destroyed part of a range can be made again.
-// One CUDA Devices at a time. Installs park.h's handler when there is a device.
+// automatic: the CUDA body that is preferred, else another; *why says why not the first. Where none can be had *out is
+// null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
+// handles, managed: that body or an error. Each CUDA body tries once with one unit whether it works here.
+// One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is shared.
 core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why);
+
+// .. of these bodies, automatic in this order.
+struct Makers {
+  core::Status (*handles)(std::unique_ptr<Devices>*);
+  core::Status (*managed)(std::unique_ptr<Devices>*);
+  core::Status (*sim)(std::unique_ptr<Devices>*);
+  core::Status (*sim_handles)(std::unique_ptr<Devices>*);
+};
+core::Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& makers,
+                          std::unique_ptr<Devices>* out, std::string* why);
 
 }  // namespace vmem::device

@@ -1,13 +1,57 @@
 // Which body there is.
 #include <errno.h>
 
+#include <utility>
+
 #include "device/cuda_device.h"
 #include "device/device.h"
 #include "device/sim_device.h"
 
 namespace vmem::device {
 
-core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why) {
+using core::error;
+using core::Status;
+
+namespace {
+
+// What auto and cuda take: the first of these that can be had.
+constexpr Kind kAutomatic[] = {Kind::managed};
+
+constexpr std::pair<const char*, Kind> kNames[] = {
+    {"auto", Kind::automatic}, {"cuda", Kind::cuda}, {"handles", Kind::handles},         {"managed", Kind::managed},
+    {"none", Kind::none},      {"sim", Kind::sim},   {"sim-handles", Kind::sim_handles},
+};
+
+const char* name_of(Kind kind) {
+  for (const auto& [name, is] : kNames)
+    if (is == kind) return name;
+  return "?";
+}
+
+#ifndef VMEM_HAVE_CUDA
+Status no_cuda(std::unique_ptr<Devices>*) {
+  return error(ENODEV, "this libvmem was built without the CUDA toolkit");
+}
+#endif
+
+Status sim(std::unique_ptr<Devices>* out) {
+  return make_sim_devices(false, out);
+}
+
+Status sim_handles(std::unique_ptr<Devices>* out) {
+  return make_sim_devices(true, out);
+}
+
+}  // namespace
+
+Kind kind_of(std::string_view setting) {
+  for (const auto& [name, kind] : kNames)
+    if (setting == name) return kind;
+  return Kind::automatic;
+}
+
+Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& makers, std::unique_ptr<Devices>* out,
+                    std::string* why) {
   out->reset();
   why->clear();
   switch (kind) {
@@ -15,20 +59,48 @@ core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string*
       *why = "the device tier is switched off (setting device)";
       return {};
     case Kind::sim:
-      return make_sim_devices(out);
+      return makers.sim(out);
+    case Kind::sim_handles:
+      return makers.sim_handles(out);
+    case Kind::handles:
+    case Kind::managed: {
+      const bool handles = kind == Kind::handles;
+      const Status s = handles ? makers.handles(out) : makers.managed(out);
+      if (s.ok()) return {};
+      return error(-s.code(),
+                   "setting device is %s, which cannot be had here: %.*s; with auto libvmem takes what there "
+                   "is",
+                   name_of(kind), static_cast<int>(s.text().size()), s.text().data());
+    }
     case Kind::cuda:
     case Kind::automatic:
       break;
   }
+  Status last;
+  std::string each;
+  bool differ = false;
+  for (const Kind body : automatic) {
+    Status s = body == Kind::handles ? makers.handles(out) : makers.managed(out);
+    if (s.ok()) {
+      *why = std::move(each);
+      return {};
+    }
+    out->reset();
+    differ |= !last.ok() && last.text() != s.text();
+    each += std::string(each.empty() ? "" : "; ") + name_of(body) + ": " + std::string(s.text());
+    last = std::move(s);
+  }
+  *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" once
+  if (kind == Kind::automatic) return {};
+  return error(-last.code(), "setting device is cuda, which cannot be had here: %s", why->c_str());
+}
+
+Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why) {
 #ifdef VMEM_HAVE_CUDA
-  core::Status status = make_cuda_devices(out);
+  return make_devices(kind, kAutomatic, {make_cuda_handles, make_cuda_devices, sim, sim_handles}, out, why);
 #else
-  core::Status status = core::error(ENODEV, "this libvmem was built without the CUDA toolkit");
+  return make_devices(kind, kAutomatic, {no_cuda, no_cuda, sim, sim_handles}, out, why);
 #endif
-  if (status.ok()) return {};
-  *why = status.text();
-  if (kind == Kind::cuda) return status;
-  return {};
 }
 
 }  // namespace vmem::device

@@ -5,10 +5,11 @@
 
 namespace vmem::device {
 
-core::Status make_sim_devices(std::unique_ptr<Devices>*) {
+core::Status make_sim_devices(bool handles, std::unique_ptr<Devices>*) {
   return core::error(ENODEV,
-                     "setting device is sim, but this libvmem was built without the simulated device (make SIM=yes has "
-                     "it, and so has the Python wheel)");
+                     "setting device is %s, but this libvmem was built without the simulated device (make SIM=yes has "
+                     "it, and so has the Python wheel)",
+                     handles ? "sim-handles" : "sim");
 }
 
 }  // namespace vmem::device

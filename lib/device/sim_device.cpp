@@ -441,9 +441,9 @@ Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* 
   return {};
 }
 
-Status make_sim_devices(std::unique_ptr<Devices>* out) {
+Status make_sim_devices(bool handles, std::unique_ptr<Devices>* out) {
   std::unique_ptr<SimDevices> sim;
-  if (Status s = make_sim_devices(SimOptions{}, &sim); !s.ok()) return s;
+  if (Status s = make_sim_devices(SimOptions{.handles = handles}, &sim); !s.ok()) return s;
   *out = std::move(sim);
   return {};
 }

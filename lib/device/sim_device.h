@@ -108,7 +108,7 @@ class SimDevices final : public UnitDevices {
   explicit SimDevices(const SimOptions& options);
   core::Status start();  // once, before anything else
   ~SimDevices() override;
-  const char* name() const override { return "sim"; }
+  const char* name() const override { return shared() ? "sim" : "sim-handles"; }
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;
@@ -221,8 +221,8 @@ class SimDevices final : public UnitDevices {
 };
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
-// One as setting device=sim has it. In a library without this body (no_sim.cpp) -ENODEV.
-core::Status make_sim_devices(std::unique_ptr<Devices>* out);
+// One as setting device=sim, or sim-handles, has it. In a library without this body (no_sim.cpp) -ENODEV.
+core::Status make_sim_devices(bool handles, std::unique_ptr<Devices>* out);
 // The living SimDevices, or null: for tests that reach it through the C API. The last one made.
 SimDevices* current_sim();
 

@@ -56,6 +56,7 @@ void Pager::census(size_t max_regions, Census* out) {
   out->regions.reserve(max_regions);  // before the lock: it is everybody's
   out->devices.assign(gpus_.size(), DeviceCensus{});
   for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  out->device_tier = devices_ != nullptr ? devices_->name() : "";
   const uint64_t now = now_ns();
   Lock lock(mutex_);
   out->regions_total = regions_.size();
@@ -66,9 +67,9 @@ void Pager::census(size_t max_regions, Census* out) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     const Gpu& g = gpus_[d];
     DeviceCensus& c = out->devices[d];
-    c.budget = g.budget;
-    c.used = g.used;
-    c.leased = g.leased;
+    c.budget = g.budget.limit();
+    c.used = g.budget.charged();
+    c.leased = g.budget.leased();
     c.in_bytes = g.in_bytes;
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;

@@ -35,7 +35,7 @@ constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a
 // Starts what the wishes ask for, as far as there is room.
 void Pager::pump_devices(After& after) {
   std::array<bool, device::kMaxDevices> full{};
-  for (Gpu& g : gpus_) g.wanted = 0;
+  for (Gpu& g : gpus_) g.budget.want(0);
   for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
     const size_t d = static_cast<size_t>(it->device);
     if (full[d]) {
@@ -57,7 +57,7 @@ void Pager::pump_devices(After& after) {
     }
     if (result == Start::no_room) {
       full[d] = true;
-      gpus_[d].wanted = std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes);
+      gpus_[d].budget.want(std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes));
       gpu_work_.notify_all();
     }
     it = it->next > it->last ? queues_.wishes.erase(it) : std::next(it);
@@ -91,7 +91,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       return Start::wait;
   }
   if (block.state == State::untouched && !table_may_grow(r, b)) return Start::no_room;
-  if (g.used + size > g.budget || !reserve_block()) return Start::no_room;
+  if (!g.budget.fits(size) || !reserve_block()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
@@ -103,9 +103,8 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     resident.hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
     r.table.change(b, from, State::leaving);
-    gpus_[other].leaving += size;
-    gpus_[other].to_peers += size;
-    g.used += size;
+    gpus_[other].budget.leaves(size, true);
+    g.budget.charge(size);
     block.device = static_cast<uint8_t>(d);
     Move* m = new_move(r, b);
     m->device = static_cast<int>(other);
@@ -131,7 +130,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     }
   }
   if (hinted) core::add(counters_.prefetched_blocks);
-  g.used += size;
+  g.budget.charge(size);
   if (from == State::held || from == State::resident) {
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
@@ -223,7 +222,7 @@ void Pager::finish_device_read(Move* m, After& after) {
             static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
   r.keep_reason(m->block, m->status);
   staging_.put(m->image);
-  gpus_[static_cast<size_t>(m->device)].used -= r.block_size;
+  gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   free_resident(m->block, r);
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
   const BlockIndex b = m->block;
@@ -271,7 +270,7 @@ void Pager::pull(Batch& batch, int d) {
       Block& block = r.table[m->block];
       Resident& resident = residents_[block.aux];
       if (!m->status.ok()) {  // stays where it is
-        gpus_[static_cast<size_t>(d)].used -= r.block_size;
+        gpus_[static_cast<size_t>(d)].budget.credit(r.block_size);
         gpus_[static_cast<size_t>(d)].failure = m->status;
         ++gpus_[static_cast<size_t>(d)].failures;
         staging_.put(m->image);
@@ -371,7 +370,7 @@ void Pager::enter_batch(Batch& batch, int d) {
   const Status health = s.ok() ? Status() : devices_->health(d);
   Lock lock(mutex_);
   if (!s.ok()) saw_loss(d, health);  // the books still say how it was
-  gpus_[static_cast<size_t>(d)].kept |= !over_trap;
+  if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Move* m : batch) {
     Region& r = *m->region;
     Block& block = r.table[m->block];
@@ -396,11 +395,10 @@ void Pager::enter_batch(Batch& batch, int d) {
     free_move(m);
   }
   if (!made && s.code() == -ENOMEM) {
-    Gpu& g = gpus_[static_cast<size_t>(d)];
-    if (g.follows_free && g.used >= Staging::kFrame && g.used < g.budget) {
+    DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+    if (budget.follow_down()) {
       core::log(core::Level::warning, "device %d has less free memory than when libvmem began: its budget is %s now", d,
-                core::human_bytes(g.used).c_str());
-      g.budget = g.used;
+                core::human_bytes(budget.limit()).c_str());
       resize_policies();
     }
   }
@@ -417,7 +415,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   const BlockIndex b = m->block;
   Block& block = r.table[b];
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
-  g.used -= r.block_size;
+  g.budget.credit(r.block_size);
   g.failure = why;
   ++g.failures;
   m->status = why;
@@ -470,16 +468,15 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
   After after;
   Lock lock(mutex_);
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  g.kept |= own_page_tables();
+  if (own_page_tables()) g.budget.set_keeps(true);
   for (Move* m : batch) {
     Region& r = *m->region;
     Gpu& from = gpus_[static_cast<size_t>(m->device)];
     Block& block = r.table[m->block];
     Resident& resident = residents_[block.aux];
-    from.leaving -= r.block_size;
-    from.to_peers -= r.block_size;
     if (!m->status.ok()) {
-      g.used -= r.block_size;
+      from.budget.stays(r.block_size, true);
+      g.budget.credit(r.block_size);
       g.failure = m->status;
       ++g.failures;
       block.device = static_cast<uint8_t>(m->device);
@@ -487,7 +484,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
       resident.hinted = (block.flags & core::kReadAhead) != 0;
     } else {
       if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
-      from.used -= r.block_size;
+      from.budget.left(r.block_size, true);
       from.out_bytes += r.block_size;
       g.in_bytes += r.block_size;
     }

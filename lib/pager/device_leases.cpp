@@ -187,16 +187,16 @@ Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* w
 
 // Locked. Leases that are ending have the room that these need: *wait. -ENOMEM: live ones do.
 Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
-  Gpu& g = gpus_[static_cast<size_t>(d)];
+  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   uint64_t need = 0;
   for (const SpanOf& s : spans) {
     need += (s.last - s.first + 1 - s.region->leases.leased(s.first, s.last)) * s.region->block_size;
   }
-  if (g.leased + need <= g.budget) return {};
-  if (g.leased - g.ending + need > g.budget) {
+  if (budget.room_for_lease(need)) return {};
+  if (!budget.room_once_ended(need)) {
     return error(ENOMEM, "the lease of %s does not fit device %d: device_budget %s, %s leased already; holders: %s",
-                 core::human_bytes(need).c_str(), d, core::human_bytes(g.budget).c_str(),
-                 core::human_bytes(g.leased - g.ending).c_str(), lease_holders().c_str());
+                 core::human_bytes(need).c_str(), d, core::human_bytes(budget.limit()).c_str(),
+                 core::human_bytes(budget.live()).c_str(), lease_holders().c_str());
   }
   *wait = true;
   return {};
@@ -441,8 +441,8 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
       return error(ENOMEM,
                    "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms",
-                   d, core::human_bytes(g.budget).c_str(), core::human_bytes(g.used).c_str(), staging_.free(),
-                   staging_.total(), config_.fault_timeout_ms);
+                   d, core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
+                   staging_.free(), staging_.total(), config_.fault_timeout_ms);
     }
     const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;

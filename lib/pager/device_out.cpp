@@ -71,7 +71,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   } else {
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
-    gpus_[block.device].leaving += r.block_size;
+    gpus_[block.device].budget.leaves(r.block_size);
   }
   return m;
 }
@@ -220,8 +220,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   const BlockIndex b = m->block;
   Block& block = r.table[b];
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
-  g.used -= r.block_size;
-  g.leaving -= r.block_size;
+  g.budget.left(r.block_size);
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->shown;
   forget_shown(r, b);
   if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
@@ -287,7 +286,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
 void Pager::undo_leaving(Move* m, const Status& why) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
-  g.leaving -= r.block_size;
+  g.budget.stays(r.block_size);
   g.failure = why;
   ++g.failures;
   if (m->kept) {
@@ -361,12 +360,12 @@ void Pager::finish_device_write(Move* m, After& after) {
 // Locked. Makes room on device d for those who wait, and while its budget is below what it has; false: there is room,
 // or nothing can go.
 bool Pager::evict_from_device(Lock& lock, int d) {
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (g.used - g.leaving + g.wanted <= g.budget) return false;
+  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  if (budget.missing() == 0) return false;
   reap(lock);
-  if (g.used - g.leaving + g.wanted <= g.budget) return false;
+  if (budget.missing() == 0) return false;
   std::array<policy::Victim, kDeviceBatch> victims;
-  const uint64_t bytes = std::min<uint64_t>(g.used - g.leaving + g.wanted - g.budget, kDeviceBatch * Staging::kFrame);
+  const uint64_t bytes = std::min<uint64_t>(budget.missing(), kDeviceBatch * Staging::kFrame);
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   Batch batch;
@@ -452,7 +451,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   };
   // Where a device is lost, what host memory has of its blocks is written.
   for (size_t d = 0; how == Leave::sync && d < gpus_.size(); ++d) {
-    if (gpus_[d].used == 0 || gpus_[d].lost) continue;
+    if (gpus_[d].budget.charged() == 0 || gpus_[d].lost) continue;
     lock.unlock();
     const Status health = devices_->health(static_cast<int>(d));
     lock.lock();

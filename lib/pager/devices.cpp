@@ -83,7 +83,7 @@ Status Pager::use_device(int d) {
   }
   {
     Lock lock(mutex_);
-    if (gpus_[static_cast<size_t>(d)].budget != 0) return {};
+    if (gpus_[static_cast<size_t>(d)].budget.begun()) return {};
   }
   device::Memory memory;
   {
@@ -91,16 +91,15 @@ Status Pager::use_device(int d) {
     if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
   }
   Lock lock(mutex_);
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (g.budget != 0) return {};
+  DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  if (budget.begun()) return {};
   const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
   if (wanted > memory.free) {
     return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",
                  core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
                  core::human_bytes(memory.total).c_str());
   }
-  g.budget = std::max<uint64_t>(core::round_down(wanted, Staging::kFrame), Staging::kFrame);
-  g.follows_free = config_.device_budget == 0;
+  budget.begin(wanted, config_.device_budget == 0);
   resize_policies();
   return {};
 }
@@ -109,7 +108,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
   std::vector<bool> known(gpus_.size());
   {
     Lock lock(mutex_);
-    for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget != 0;
+    for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget.begun();
   }
   for (size_t d = 0; d < known.size(); ++d) {
     if (!known[d]) continue;
@@ -125,17 +124,14 @@ Status Pager::set_device_budget(uint64_t bytes) {
   reap(lock);
   for (size_t d = 0; d < gpus_.size(); ++d) {
     // Leases that end are waited for by those who evict, not here.
-    if (const uint64_t live = gpus_[d].leased - gpus_[d].ending; live > bytes) {
+    if (const uint64_t live = gpus_[d].budget.live(); live > bytes) {
       return error(EBUSY, "device_budget cannot become %s: live leases hold %s of device %zu",
                    core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
     }
   }
   config_.device_budget = bytes;
   for (Gpu& g : gpus_) {
-    if (g.budget == 0) continue;
-    g.budget = std::max<uint64_t>(core::round_down(bytes, Staging::kFrame), Staging::kFrame);
-    g.follows_free = false;
-    g.lowered = true;
+    if (g.budget.begun()) g.budget.set(bytes);
   }
   resize_policies();
   pump_devices(after);
@@ -153,14 +149,15 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   Lock lock(mutex_);
   reap(lock);
   const Gpu& g = gpus_[static_cast<size_t>(d)];
-  out->budget = g.budget;
-  out->used_bytes = g.used;
-  out->leased_bytes = g.leased;
+  out->budget = g.budget.limit();
+  out->used_bytes = g.budget.charged();
+  out->leased_bytes = g.budget.leased();
   out->in_bytes = g.in_bytes;
   out->out_bytes = g.out_bytes;
   out->evictions = g.evictions;
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
+  out->body = own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
   // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
   std::array<uintptr_t, kLook> blocks;
   uintptr_t at = 0;
@@ -208,13 +205,8 @@ std::string Pager::check_devices() {
                     });
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    used[d] += gpus_[d].to_peers;  // the table names the device that a block goes to
-    if (used[d] != gpus_[d].used || leased[d] != gpus_[d].leased) {
-      return core::strprintf("device %zu: used %llu, counted %llu; leased %llu, counted %llu", d,
-                             static_cast<unsigned long long>(gpus_[d].used), static_cast<unsigned long long>(used[d]),
-                             static_cast<unsigned long long>(gpus_[d].leased),
-                             static_cast<unsigned long long>(leased[d]));
-    }
+    if (std::string s = gpus_[d].budget.check(used[d], leased[d]); !s.empty())
+      return core::strprintf("device %zu: %s", d, s.c_str());
   }
   return "";
 }
@@ -316,10 +308,10 @@ void Pager::device_loop() {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used - g.leaving > g.budget; })) {
+    } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.budget.over(); })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
-    } else if (std::none_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.used != 0 || g.kept; })) {
+    } else if (std::all_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.budget.idle(); })) {
       gpu_work_.wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
@@ -379,18 +371,18 @@ void Pager::reclaim_host_pages(Lock& lock) {
 // lowered, and where the device has little for other processes, and for the program itself.
 void Pager::trim_devices(Lock& lock) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    Gpu& g = gpus_[d];
-    if (!g.kept) continue;
-    const uint64_t budget = g.budget;
-    const bool lowered = g.lowered && g.used <= budget;
+    DeviceBudget& budget = gpus_[d].budget;
+    if (!budget.keeps()) continue;
+    const uint64_t limit = budget.limit();
+    const bool lowered = budget.must_trim();
     lock.unlock();
     device::Memory memory = {};
     Status s = devices_->memory(static_cast<int>(d), &memory);
     const bool little = memory.free < memory.kept + memory.total / kForOthers;
-    if (s.ok() && memory.kept != 0 && (lowered || little)) s = devices_->trim(static_cast<int>(d), little ? 0 : budget);
+    if (s.ok() && memory.kept != 0 && (lowered || little)) s = devices_->trim(static_cast<int>(d), little ? 0 : limit);
     lock.lock();
-    if (s.ok() && lowered && g.budget == budget) g.lowered = false;
-    g.kept = s.ok() && (memory.kept != 0 || g.used != 0);
+    if (s.ok() && lowered) budget.trimmed(limit);
+    budget.set_keeps(s.ok() && (memory.kept != 0 || budget.charged() != 0));
   }
 }
 

@@ -31,7 +31,7 @@ Status Pager::mark_stream(void* stream, int location, device::Ticket* out) {
   for (int i = -1; i < devices_->count(); ++i) {
     const int d = i < 0 ? location : i;
     if (d < 0 || (i >= 0 && d == location)) continue;
-    if (Lock lock(mutex_); gpus_[static_cast<size_t>(d)].budget == 0) continue;
+    if (Lock lock(mutex_); !gpus_[static_cast<size_t>(d)].budget.begun()) continue;
     why = devices_->check_stream(stream, d);
     if (why.ok()) return devices_->record(stream, d, out);
     if (why.code() != -EINVAL) return why;
@@ -85,7 +85,8 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
   if (location >= 0) {
     if (queues_.wishes.size() >= Queues::kMaxSpeculative) return {};
     // More than the budget holds would only chase out what came first.
-    const uint64_t most = std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget / span.region->block_size);
+    const uint64_t most =
+        std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget.limit() / span.region->block_size);
     if (!queues_.wishes.push_back({span.region, span.first, std::min(span.last, span.first + most - 1), location,
                                    Urgency::prefetch, nullptr})) {
       return no_memory();

@@ -69,12 +69,12 @@ void Pager::match_holds(Lock& lock, const SpanOf& span) {
 
 // Locked. So many blocks are leased, and of them so many under ending leases alone: more than before, or fewer.
 void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
-  uint64_t& sum = location < 0 ? sums_.leased_bytes : gpus_[static_cast<size_t>(location)].leased;
-  const uint64_t bytes = leased * r.block_size, ending_bytes = ending * r.block_size;
-  sum = more ? sum + bytes : sum - bytes;
-  if (location < 0) return;
-  uint64_t& ends = gpus_[static_cast<size_t>(location)].ending;
-  ends = more ? ends + ending_bytes : ends - ending_bytes;
+  const uint64_t bytes = leased * r.block_size;
+  if (location < 0) {
+    sums_.leased_bytes = more ? sums_.leased_bytes + bytes : sums_.leased_bytes - bytes;
+  } else {
+    gpus_[static_cast<size_t>(location)].budget.count_leases(bytes, ending * r.block_size, more);
+  }
 }
 
 // Locked. The memory that the region's leases are kept in is the host budget's.

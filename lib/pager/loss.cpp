@@ -238,13 +238,13 @@ void Pager::lose_taken(Move* m) {
 // stood when libvmem noticed; between the illegal touch and now blocks may have moved.
 void Pager::saw_loss(int d, const Status& s) try {
   Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (s.ok() || g.lost || g.budget == 0) return;
+  if (s.ok() || g.lost || !g.budget.begun()) return;
   g.lost = g.rescue = true;
   gpu_work_.notify_one();
   if (!core::debug()) return;
   core::log(Level::error, "debug: %.*s; %zu regions, %s on the device, %s leased there",
-            static_cast<int>(s.text().size()), s.text().data(), regions_.size(), core::human_bytes(g.used).c_str(),
-            core::human_bytes(g.leased).c_str());
+            static_cast<int>(s.text().size()), s.text().data(), regions_.size(),
+            core::human_bytes(g.budget.charged()).c_str(), core::human_bytes(g.budget.leased()).c_str());
   for (const auto& [base, r] : regions_) {
     if (!r->gpu) continue;
     core::log(Level::error, "debug: region %s%llu at %p, %s", r->name.empty() ? "" : (r->name + " #").c_str(),
@@ -303,7 +303,7 @@ void Pager::look_for_loss() {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     {
       Lock lock(mutex_);
-      if (gpus_[d].budget == 0 || gpus_[d].lost) continue;
+      if (!gpus_[d].budget.begun() || gpus_[d].lost) continue;
     }
     device::Ticket ticket;
     const Status s = devices_->record(nullptr, static_cast<int>(d), &ticket);

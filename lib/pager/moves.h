@@ -13,6 +13,7 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "pager/device_budget.h"
 #include "pager/progress.h"
 #include "pager/queue.h"
 #include "pager/region.h"
@@ -155,22 +156,13 @@ struct EvictRequest {  // vmem_prefetch to the SSD, or what a scan left behind
   SpanOf span;
   bool behind;  // what somebody else has ahead of him in there stays
 };
-struct Gpu {                          // one device, from its first use on
-  uint64_t budget = 0;                // bytes; 0: not used yet
-  bool follows_free = false;          // the budget is ours to lower
-  uint64_t used = 0;                  // bytes of blocks entering, on it, leaving it
-  uint64_t leaving = 0;               // .. of them will come free
-  uint64_t wanted = 0;                // bytes that a wish waits for
-  uint64_t leased = 0;                // bytes under leases
-  uint64_t ending = 0;                // .. of them under leases that wait for their streams only
-  uint64_t to_peers = 0;              // bytes of blocks moving to another device, counted there too; among `leaving`
+struct Gpu {  // one device, from its first use on
+  DeviceBudget budget;
   core::OwnVector<Move*> ready;       // entering: to be prepared and copied
   core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
   bool lost = false;      // .. and has been said
-  bool lowered = false;   // the budget was; what no block has is to be within it
-  bool kept = false;      // there may be memory that no block has
   bool rescue = false;    // .. and host memory may have copies of its blocks
   uint64_t failures = 0;  // moves in that failed; `failure` is the last
   core::Status failure;

@@ -165,9 +165,10 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
 
 void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
-    const uint64_t bytes = i == kHostPool      ? budget_.limit()
-                           : i == kStagingPool ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
-                                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget, Staging::kFrame);
+    const uint64_t bytes = i == kHostPool ? budget_.limit()
+                           : i == kStagingPool
+                               ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
+                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), Staging::kFrame);
     policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
   }
 }
@@ -307,7 +308,7 @@ void Pager::stats(struct vmem_stats* out) {
   out->host_bytes = budget_.charged();
   out->host_budget = budget_.limit();
   out->device_bytes = 0;
-  for (const Gpu& g : gpus_) out->device_bytes += g.used;
+  for (const Gpu& g : gpus_) out->device_bytes += g.budget.charged();
   out->regions = regions_.size();
   out->unknown_blocks = sums_.unknown_blocks;
 }

@@ -227,7 +227,8 @@ class Pager {
   bool room_for_stale(const Region& r) const;
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr), refuse_access(Region&r, CpuAccess*a, bool stores = false),
+  void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr),
+      refuse_access(Region&r, CpuAccess*a, bool stores = false),
       answer_on_device(Region&r, core::BlockIndex b, const Move*failed = nullptr);
   Move* begin_show(Region& r, core::BlockIndex b);
   core::Status copy_shown(Move* m);

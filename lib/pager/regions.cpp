@@ -480,7 +480,7 @@ Status Pager::destroy(void* ptr, bool force) {
     if (block.extent) extents.push_back(block.extent);
     clear_unknown(block);
     if (core::on_a_device(block.state)) {
-      gpus_[block.device].used -= r.block_size;
+      gpus_[block.device].budget.credit(r.block_size);
       if (residents_[block.aux].shown) budget_.credit(r.block_size);
       forget_shown(r, b);
       free_resident(b, r);

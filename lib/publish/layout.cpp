@@ -83,6 +83,7 @@ Status unpack(std::span<const std::byte> bytes, Snapshot* out) {
   end_text(h.command);
   end_text(h.library);
   end_text(h.trap);
+  end_text(h.device_tier);
   out->header = h;
   out->devices.resize(h.devices);
   out->regions.resize(h.regions);

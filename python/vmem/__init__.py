@@ -18,7 +18,7 @@ them with the spawn method; a region that was mapped for reading can be pickled 
 """
 
 from ._array import Array
-from ._lib import HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
+from ._lib import BODY_HANDLES, BODY_MANAGED, HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
 from ._memory import init, library_version, shutdown
 from ._range import (
     Advice,
@@ -38,6 +38,8 @@ from ._status import DeviceStats, Stats, configure, device_stats, get, set, set_
 from ._version import __version__
 
 __all__ = [
+    "BODY_HANDLES",
+    "BODY_MANAGED",
     "HOST",
     "READ",
     "SSD",

@@ -10,8 +10,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _dlpack, _memory
 from ._dtypes import DType
-from ._lib import HOST, Error
+from ._lib import BODY_HANDLES, HOST, Error
 from ._range import Range
+from ._status import device_stats
 
 
 class _NumpyBase:
@@ -25,7 +26,7 @@ class _NumpyBase:
 class Array(Range):
     """A contiguous array of one element type over a region. It holds no bytes; it keeps the region alive.
 
-    NumPy: numpy(), numpy.asarray(). DLPack: any consumer, CPU or, after on(device), CUDA managed memory. PyTorch:
+    NumPy: numpy(), numpy.asarray(). DLPack: any consumer, CPU or, after on(device), CUDA. PyTorch:
     vmem.torch.tensor(array).
     """
 
@@ -139,8 +140,17 @@ class Array(Range):
         }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        """DLPack's device type and number: the CPU, or CUDA managed memory of the device that on() named."""
-        return (_dlpack.CPU, 0) if self._device < 0 else (_dlpack.CUDA_MANAGED, self._device)
+        """DLPack's device type and number: the CPU, or the device that on() named: CUDA managed memory, or on physical
+        handles CUDA memory."""
+        if self._device < 0:
+            return (_dlpack.CPU, 0)
+        handle = self._handle
+        if handle.body is None:
+            try:
+                handle.body = device_stats(self._device).body
+            except Error:  # there is no such device: whoever leases something at it is told
+                return (_dlpack.CUDA_MANAGED, self._device)
+        return (_dlpack.CUDA if handle.body == BODY_HANDLES else _dlpack.CUDA_MANAGED, self._device)
 
     def __dlpack__(
         self,

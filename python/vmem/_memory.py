@@ -52,6 +52,7 @@ class Handle:
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
         self.freed = False
+        self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
         self._pid = os.getpid()
         live[ptr] = self
 

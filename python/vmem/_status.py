@@ -122,6 +122,8 @@ class DeviceStats:
     in_bytes           moved to the device; out_bytes from it
     evictions          blocks that left the device; clean_drops of them without a copy
     driver_host_bytes  pages of the host that the driver holds for blocks of this device
+    body               BODY_MANAGED: unified memory; BODY_HANDLES: physical handles, the device has page tables of its
+                       own. Simulated devices say which of the two they are like
     """
 
     budget: int
@@ -132,6 +134,7 @@ class DeviceStats:
     evictions: int
     clean_drops: int
     driver_host_bytes: int
+    body: int
 
 
 def stats() -> Stats:

@@ -56,6 +56,7 @@ class Author {
     name(s.header.command);
     name(s.header.library);
     name(s.header.trap);
+    name(s.header.device_tier);
     std::vector<std::byte> bytes;
     publish::pack(s, &bytes);
     publish::Snapshot read;

@@ -5,8 +5,6 @@
 
 #include "../system/device_suite.h"
 #include "../system/device_suite_views.h"
-#include "common/hooks.h"
-#include "device/cuda_device.h"
 #include "device/device.h"
 #include "kernels.h"
 
@@ -16,14 +14,13 @@ namespace {
 
 class CudaApp final : public GpuApp {
  public:
-  explicit CudaApp(bool handles) : handles_(handles) {
+  CudaApp() {
     cudaGetDeviceCount(&count_);
     EXPECT_EQ(cudaHostAlloc(&page_, 4096, cudaHostAllocPortable), cudaSuccess);
     memset(page_, 0, 4096);
   }
   ~CudaApp() override { cudaFreeHost(page_); }
   int prepare() override {
-    if (handles_) vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
     for (int d = 0; d < count_; ++d) {
       cudaSetDevice(d);
       vmem::gpu::load_all();
@@ -92,21 +89,19 @@ class CudaApp final : public GpuApp {
     EXPECT_EQ(e, cudaSuccess) << cudaGetErrorString(e);
   }
 
-  const bool handles_;
   int count_ = 0;
   void* page_ = nullptr;
   std::mutex mutex_;
   std::map<void*, int> device_of_;
 };
 
-template <bool handles>
 std::unique_ptr<GpuApp> make_app(std::string* skip) {
   int n = 0;
-  if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0) return std::make_unique<CudaApp>(handles);
+  if (cudaGetDeviceCount(&n) == cudaSuccess && n > 0) return std::make_unique<CudaApp>();
   *skip = "no GPU";
   return nullptr;
 }
-const GpuBody kBodies[] = {{"cuda", make_app<false>}, {"handles", make_app<true>, "cuda", true}};
+const GpuBody kBodies[] = {{"managed", make_app}, {"handles", make_app, nullptr, true}};
 std::string name_of(const ::testing::TestParamInfo<GpuBody>& p) {
   return p.param.name;
 }

@@ -4,7 +4,6 @@
 #include <map>
 #include <mutex>
 
-#include "device/cuda_device.h"
 #include "gpu_limits.h"
 #include "stress/device_work.h"
 
@@ -139,7 +138,6 @@ class CudaWork final : public stress::DeviceWork {
 
 }  // namespace
 
-std::unique_ptr<stress::DeviceWork> stress::make_cuda_work(bool handles) {
-  if (handles) vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
+std::unique_ptr<stress::DeviceWork> stress::make_cuda_work() {
   return std::make_unique<CudaWork>();
 }

@@ -10,8 +10,6 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 
-#include "common/hooks.h"
-#include "device/cuda_device.h"
 #include "gpu_limits.h"
 #include "tier_peers.h"
 
@@ -71,9 +69,8 @@ class TierBench : public PeerRows {
 
 int run(Settings s) {
   std::string why;
-  const bool handles = s.device == "cuda-handles";
-  if (handles) vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
-  const auto app = gpuapp::make_app(handles ? "cuda" : s.device, &why);
+  const bool handles = s.device.ends_with("handles");
+  const auto app = gpuapp::make_app(s.device, &why);
   if (app == nullptr) {
     printf("SKIPPED: no CUDA device: %s\n", why.c_str());
     return 77;
@@ -97,10 +94,9 @@ int run(Settings s) {
   bool good = false;
   {
     printf("%s%s; %llu MiB of data, device_budget %llu MiB, host_budget %llu MiB, parts of %llu MiB, median of %d\n\n",
-           app->words().c_str(), handles ? ", on physical handles" : "",
-           static_cast<unsigned long long>(s.bytes / kMiB), static_cast<unsigned long long>(s.budget / kMiB),
-           static_cast<unsigned long long>(s.host_budget / kMiB), static_cast<unsigned long long>(s.part / kMiB),
-           s.rounds);
+           app->words().c_str(), (", device=" + s.device).c_str(), static_cast<unsigned long long>(s.bytes / kMiB),
+           static_cast<unsigned long long>(s.budget / kMiB), static_cast<unsigned long long>(s.host_budget / kMiB),
+           static_cast<unsigned long long>(s.part / kMiB), s.rounds);
     TierBench bench(*app, s);
     good = bench.run();
   }
@@ -118,8 +114,8 @@ int main(int argc, char** argv) {
   CLI::App app{"The device tier beside raw limits, the loop written by hand, and CUDA's own prefetch."};
   gpubench::Settings s;
   const auto size = CLI::AsSizeValue(false);
-  app.add_option("--device", s.device, "auto, cuda, cuda-handles (on physical handles), or sim: for the logic alone")
-      ->check(CLI::IsMember({"auto", "cuda", "cuda-handles", "sim"}));
+  app.add_option("--device", s.device, "auto, cuda, managed, handles, or sim and sim-handles: for the logic alone")
+      ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--bytes", s.bytes, "data on the disk, and the largest region (2 GiB)")->transform(size);
   app.add_option("--budget", s.budget, "device_budget (a quarter of the data)")->transform(size);
   app.add_option("--host-budget", s.host_budget, "host_budget (2 GiB)")->transform(size);

@@ -114,25 +114,20 @@ class SimWork final : public DeviceWork {
 };
 
 // Linked in by `make gpu-tests` alone. Before vmem_init; ends the program where there is no GPU.
-__attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work(bool handles);
+__attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work();
 
-inline constexpr const char* kDevices = "none, sim or cuda; with -handles: on physical handles";
+inline constexpr const char* kDevices = "none, sim, sim-handles, managed or handles: as setting device";
 inline bool simulated(const std::string& device) {
   return device == "sim" || device == "sim-handles";
-}
-// The value of the setting `device` for what --device names.
-inline std::string device_setting(const std::string& device) {
-  return device.substr(0, device.find('-'));
 }
 // Two of the simulated ones.
 inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device) {
   if (device == "none") return nullptr;
-  const bool handles = device == "sim-handles" || device == "cuda-handles";
-  if (simulated(device)) return std::make_unique<SimWork>(2, handles);
-  if (!handles && device != "cuda") differs("--device %s: %s", device.c_str(), kDevices);
+  if (simulated(device)) return std::make_unique<SimWork>(2, device == "sim-handles");
+  if (device != "managed" && device != "handles") differs("--device %s: %s", device.c_str(), kDevices);
   if (make_cuda_work == nullptr)
     differs("--device %s: this program was built without CUDA; make gpu-tests", device.c_str());
-  return make_cuda_work(handles);
+  return make_cuda_work();
 }
 
 }  // namespace stress

@@ -246,7 +246,7 @@ int run(uint64_t seed) {
   const int devices = gpus != nullptr ? gpus->devices() : 0;
   if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "40MiB";  // staging frames take half
   for (const auto& [name, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"device", stress::device_setting(settings.device)},
+       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
                                                                   {"host_budget", settings.budget},
                                                                   {"trap", settings.trap},
                                                                   {"transfer", settings.transfer},

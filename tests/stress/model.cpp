@@ -614,7 +614,7 @@ int run(uint64_t seed) {
   gpus = stress::make_device_work(settings.device);
   devices = gpus != nullptr ? gpus->devices() : 0;
   for (const auto& [name, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"device", stress::device_setting(settings.device)},
+       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
                                                                   {"host_budget", settings.budget},
                                                                   {"trap", settings.trap},
                                                                   {"transfer", settings.transfer},

@@ -122,6 +122,17 @@ TEST_F(Publication, IsReadableByItsUserAloneAndTellsWhatVmemStatsTells) {
   EXPECT_EQ(seen.header.fault.sum_ns, stats.fault_ns_total);
 }
 
+TEST_F(Publication, TellsWhichDeviceTierThereIs) {
+  for (const char* device : {"sim-handles", "sim", "none"}) {
+    vmem_shutdown();
+    configure({{"device", device}});
+    if (IsSkipped()) return;
+    ASSERT_EQ(ask(path(), publish::Ask::refresh).code, 0);
+    EXPECT_STREQ(read(path()).header.device_tier, device == std::string("none") ? "" : device);
+  }
+  vmem_set("device", "auto");
+}
+
 TEST_F(Publication, CountsBlocksThatWentToTheSsdAndCameBack) {
   configure({});
   if (IsSkipped()) return;

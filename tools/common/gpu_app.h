@@ -54,6 +54,7 @@ class App {
 
 class SimApp final : public App {
  public:
+  explicit SimApp(std::string setting) : setting_(std::move(setting)) {}
   using Kernel = vmem::device::SimKernel;
   static vmem::device::SimDevices& sim() {
     auto* sim = vmem::device::current_sim();
@@ -64,7 +65,7 @@ class SimApp final : public App {
     if (!s.ok()) throw std::runtime_error(std::string(s.text()));
   }
   static void launch(void* stream, vmem::device::SimFunction kernel) { must(sim().launch(stream, std::move(kernel))); }
-  const char* setting() const override { return "sim"; }
+  const char* setting() const override { return setting_.c_str(); }
   bool simulated() const override { return true; }
   std::string words() override { return "simulated device (its figures mean nothing)"; }
   uint64_t managed_limit() override { return uint64_t{1} << 30; }
@@ -93,6 +94,7 @@ class SimApp final : public App {
     double seconds_since(Mark& from) override { return at.get() - static_cast<SimMark&>(from).at.get(); }
     std::shared_future<double> at;
   };
+  const std::string setting_;
 };
 
 #ifdef VMEM_HAVE_CUDA
@@ -102,8 +104,8 @@ inline void must(cudaError_t e, const char* what) {
 
 class CudaApp final : public App {
  public:
-  CudaApp() { must(cudaSetDevice(0), "cudaSetDevice"); }
-  const char* setting() const override { return "cuda"; }
+  explicit CudaApp(std::string setting) : setting_(std::move(setting)) { must(cudaSetDevice(0), "cudaSetDevice"); }
+  const char* setting() const override { return setting_.c_str(); }
   std::string words() override {
     cudaDeviceProp p;
     must(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
@@ -168,16 +170,18 @@ class CudaApp final : public App {
     }
     cudaEvent_t event = nullptr;
   };
+  const std::string setting_;
 };
 #endif
 
-// wanted: "auto", "cuda" or "sim". Null where there is no such device, and *why says why.
+// wanted: a value of setting device, but none. Null where there is no such device, and *why says why. auto is cuda
+// where there is a GPU.
 inline std::unique_ptr<App> make_app(const std::string& wanted, std::string* why) {
-  if (wanted == "sim") return std::make_unique<SimApp>();
+  if (wanted.starts_with("sim")) return std::make_unique<SimApp>(wanted);
 #ifdef VMEM_HAVE_CUDA
   int devices = 0;
   const cudaError_t e = cudaGetDeviceCount(&devices);
-  if (e == cudaSuccess && devices > 0) return std::make_unique<CudaApp>();
+  if (e == cudaSuccess && devices > 0) return std::make_unique<CudaApp>(wanted == "auto" ? "cuda" : wanted);
   *why = e == cudaSuccess ? "CUDA sees no device" : cudaGetErrorString(e);
 #else
   *why = "it was built without the CUDA toolkit";

@@ -54,6 +54,7 @@ class Doctor {
   void memory();
   void ssd();
   void driver();
+  void device_tier();
   void container();
   void module();
   void visible();
@@ -224,6 +225,34 @@ void Doctor::ssd() {
   add("SSD", State::ok, one + space);
 }
 
+// What auto takes here, and whether the other bodies could be had.
+void Doctor::device_tier() {
+  using vmem::device::Kind;
+  std::unique_ptr<vmem::device::Devices> devices;
+  std::string why, taken;
+  Status s = vmem::device::make_devices(Kind::automatic, &devices, &why);
+  if (s.ok() && devices != nullptr) {
+    taken = devices->name();
+    std::string found = taken + ": ";
+    for (int d = 0; d < devices->count(); ++d)
+      found += (d == 0 ? "" : ", ") + devices->info(d).name + " " + human_bytes(devices->info(d).total_bytes);
+    add("device tier", State::ok, printable(found));
+  } else {
+    add("device tier", State::degraded, "off: " + (s.ok() ? why : std::string(s.text())),
+        "host memory and SSD work without it; what is needed is in the words");
+  }
+  for (const char* body : {"handles", "managed"}) {
+    if (taken == body) continue;
+    devices.reset();  // one at a time
+    s = vmem::device::make_devices(vmem::device::kind_of(body), &devices, &why);
+    if (s.ok()) {
+      add(body, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");
+    } else {
+      add(body, State::degraded, printable(s.text()), "nothing, while another device tier will do");
+    }
+  }
+}
+
 void Doctor::driver() {
   const std::string version = first_line("/proc/driver/nvidia/version");
   const vmem::device::Presence presence = vmem::device::gpu_presence(options_.root);
@@ -242,20 +271,7 @@ void Doctor::driver() {
   if (access(path("/dev/nvidia-uvm").c_str(), R_OK | W_OK) != 0)
     add("nvidia-uvm", State::missing, "/dev/nvidia-uvm cannot be opened",
         "modprobe nvidia_uvm; in a container, give it the device");
-  if (options_.root.empty()) {
-    std::unique_ptr<vmem::device::Devices> devices;
-    std::string why;
-    Status s = vmem::device::make_devices(vmem::device::Kind::automatic, &devices, &why);
-    if (s.ok() && devices != nullptr) {
-      std::string found;
-      for (int d = 0; d < devices->count(); ++d)
-        found += (d == 0 ? "" : ", ") + devices->info(d).name + " " + human_bytes(devices->info(d).total_bytes);
-      add("device tier", State::ok, printable(found));
-    } else {
-      add("device tier", State::degraded, "off: " + (s.ok() ? why : std::string(s.text())),
-          "host memory and SSD work without it; what is needed is in the words");
-    }
-  }
+  if (options_.root.empty()) device_tier();
   const std::string disabled = first_line("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm");
   if (disabled == "N") {
     add("HMM", State::ok, "not switched off in the driver");

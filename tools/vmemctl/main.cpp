@@ -63,7 +63,7 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   bench->add_option("--spread", o.bench.spread, "Per cent that figures may be off; beyond it nothing is chosen")
       ->check(CLI::NonNegativeNumber);
   bench->add_option("--device", o.bench.device, "As setting device")
-      ->check(CLI::IsMember({"auto", "cuda", "sim", "none"}));
+      ->check(CLI::IsMember({"auto", "handles", "managed", "cuda", "sim", "sim-handles", "none"}));
   bench->callback([&] { chosen = [&] { return vmemctl::bench(o.common, o.bench); }; });
 
   CLI::App* doctor = app.add_subcommand("doctor", "What this machine and these rights give libvmem, and what to do");

@@ -213,9 +213,10 @@ std::string metrics(const Found& found, const std::string& sysfs) {
     Family info(&out, "vmem_process_info", "gauge", "What the process uses.");
     for (const Process& p : processes) {
       if (!shares.take(p.owner)) continue;
-      info.sample(
-          process_labels(p) + ",library=" + label_text(p.now.header.library) + ",trap=" + label_text(p.now.header.trap),
-          1);
+      const publish::Header& h = p.now.header;
+      info.sample(process_labels(p) + ",library=" + label_text(h.library) + ",trap=" + label_text(h.trap) +
+                      ",device_tier=" + label_text(h.device_tier),
+                  1);
     }
   }
   for (const Metric& m : kMetrics) {

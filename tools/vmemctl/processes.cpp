@@ -375,7 +375,10 @@ void write_process(Json& json, const Process& process, const Rates& r) {
       .field("user", process.owner)
       .field("command", h.command)
       .field("library", h.library);
-  json.field("trap", h.trap).field("answers", process.answers).field("age_seconds", process.age_seconds);
+  json.field("trap", h.trap)
+      .field("device_tier", h.device_tier)
+      .field("answers", process.answers)
+      .field("age_seconds", process.age_seconds);
   json.field("started_unix", static_cast<double>(h.started_ns) * 1e-9);
   json.key("stats").object();
   for (const Field& f : kFields) json.field(f.name, h.stats.*f.member);

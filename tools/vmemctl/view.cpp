@@ -185,7 +185,8 @@ std::vector<std::string> view(const Process& process, const Rates& r, const View
       (process.pid != 0 ? std::to_string(process.pid) : "pid unknown") + "  " + printable(h.command) + "  user " +
       std::to_string(process.owner) + "  up " +
       duration(std::max(0.0, static_cast<double>(now.tv_sec) - static_cast<double>(h.started_ns) * 1e-9)) +
-      "  libvmem " + printable(h.library) + ", " + (h.trap[0] != '\0' ? printable(h.trap) : "idle");
+      "  libvmem " + printable(h.library) + ", " + (h.trap[0] != '\0' ? printable(h.trap) : "idle") +
+      (h.device_tier[0] != '\0' ? ", device tier " + printable(h.device_tier) : "");
   if (!process.answers) head += "  (does not answer; as of " + duration(process.age_seconds) + " ago)";
   out.push_back(head);
   out.push_back("  held      host " + size(s.host_bytes) + " of " + size(s.host_budget) + ", device " +

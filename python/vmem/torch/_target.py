@@ -22,8 +22,8 @@ CPU_REST = 256 << 20  # bytes of host_budget that models leave
 def tier() -> str:
     """The device tier that libvmem has: "cuda", "sim" or "none". Starts libvmem."""
     wanted = _status.get("device")
-    if wanted in ("sim", "none"):
-        return wanted
+    if wanted in ("sim", "sim-handles", "none"):
+        return wanted.partition("-")[0]
     try:
         _status.device_stats(0)
     except Error as e:

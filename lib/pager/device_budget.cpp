@@ -1,0 +1,64 @@
+#include "pager/device_budget.h"
+
+#include "core/status.h"
+
+namespace vmem::pager {
+
+void DeviceBudget::begin(uint64_t bytes, bool follows_free) {
+  limit_ = std::max(core::round_down(bytes, kGrain), kGrain);
+  follows_free_ = follows_free;
+}
+
+void DeviceBudget::set(uint64_t bytes) {
+  begin(bytes, false);
+  lowered_ = true;
+}
+
+bool DeviceBudget::follow_down() {
+  if (!follows_free_ || charged_ < kGrain || charged_ >= limit_) return false;
+  limit_ = charged_;
+  return true;
+}
+
+void DeviceBudget::leaves(uint64_t bytes, bool to_peer) {
+  leaving_ += bytes;
+  if (to_peer) to_peers_ += bytes;
+}
+
+void DeviceBudget::stays(uint64_t bytes, bool to_peer) {
+  leaving_ -= bytes;
+  if (to_peer) to_peers_ -= bytes;
+}
+
+void DeviceBudget::left(uint64_t bytes, bool to_peer) {
+  stays(bytes, to_peer);
+  credit(bytes);
+}
+
+uint64_t DeviceBudget::missing() const {
+  const uint64_t needed = charged_ - leaving_ + wanted_;
+  return needed - std::min(needed, limit_);
+}
+
+void DeviceBudget::count_leases(uint64_t leased, uint64_t ending, bool more) {
+  leased_ = more ? leased_ + leased : leased_ - leased;
+  ending_ = more ? ending_ + ending : ending_ - ending;
+}
+
+std::string DeviceBudget::check(uint64_t in_tables, uint64_t leased) const {
+  const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
+  if (in_tables + to_peers_ != charged_ || leased != leased_) {
+    return core::strprintf("used %llu, counted %llu; leased %llu, counted %llu", number(charged_),
+                           number(in_tables + to_peers_), number(leased_), number(leased));
+  }
+  if (to_peers_ > leaving_ || leaving_ > charged_) {
+    return core::strprintf("%llu bytes go to other devices, %llu leave, %llu are used", number(to_peers_),
+                           number(leaving_), number(charged_));
+  }
+  if (ending_ > leased_) return core::strprintf("%llu leased, %llu ending", number(leased_), number(ending_));
+  if (charged_ > limit_ && !lowered_)
+    return core::strprintf("used %llu of a budget of %llu", number(charged_), number(limit_));
+  return "";
+}
+
+}  // namespace vmem::pager

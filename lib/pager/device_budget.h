@@ -1,0 +1,76 @@
+// What blocks may have of one device's memory, what they have, and what is under leases there.
+//
+//   charges <= budget, always, but for a budget that was lowered since and has not been reached yet
+//   what goes to other devices is among what leaves, that is among the charges; what is ending is among what is leased
+//
+// A block is charged from when it is claimed for the device until its memory there is nobody's. Of a block that goes to
+// another device both have it. Not thread-safe: the pager's lock protects it. Needs no memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "core/types.h"
+
+namespace vmem::pager {
+
+class DeviceBudget {
+ public:
+  static constexpr uint64_t kGrain = core::kHugePage;  // bytes: a budget is a multiple of it, and not less
+
+  // The device is used from now on. follows_free: nobody has said how much it is to be, and it may become less.
+  void begin(uint64_t bytes, bool follows_free);
+  bool begun() const { return limit_ != 0; }
+  // Somebody has said so. What is charged beyond it is to leave.
+  void set(uint64_t bytes);
+  // The device has no memory but for what is charged already: no more is charged from now on. False: nothing changes;
+  // somebody has said how much it is to be, or this is no less.
+  bool follow_down();
+  uint64_t limit() const { return limit_; }
+
+  bool fits(uint64_t bytes) const { return charged_ + bytes <= limit_; }
+  void charge(uint64_t bytes) { charged_ += bytes; }  // after fits()
+  void credit(uint64_t bytes) { charged_ -= bytes; }
+  uint64_t charged() const { return charged_; }  // blocks that come, that are there, that leave
+
+  // They are about to leave, to another device or not; then they have left, or they stay.
+  void leaves(uint64_t bytes, bool to_peer = false);
+  void left(uint64_t bytes, bool to_peer = false);
+  void stays(uint64_t bytes, bool to_peer = false);
+  bool over() const { return charged_ - leaving_ > limit_; }  // with all of them gone
+
+  // Somebody waits for so much room; of one who says nothing it is forgotten.
+  void want(uint64_t bytes) { wanted_ = bytes; }
+  // How much is to leave for that, and for a budget that was lowered, beyond what does already.
+  uint64_t missing() const;
+
+  // Blocks came under leases, so many of them under ending ones alone; or (more: false) are no more.
+  void count_leases(uint64_t leased, uint64_t ending, bool more);
+  uint64_t leased() const { return leased_; }
+  uint64_t live() const { return leased_ - ending_; }  // without what waits for its streams alone
+  bool room_for_lease(uint64_t bytes) const { return leased_ + bytes <= limit_; }
+  bool room_once_ended(uint64_t bytes) const { return live() + bytes <= limit_; }
+
+  // The device may keep memory that no block has.
+  void set_keeps(bool keeps) { keeps_ = keeps; }
+  bool keeps() const { return keeps_; }
+  bool idle() const { return charged_ == 0 && !keeps_; }
+  // .. which is to be within a budget that was lowered: blocks are. Then it is.
+  bool must_trim() const { return lowered_ && charged_ <= limit_; }
+  void trimmed(uint64_t to) { lowered_ = lowered_ && (limit_ != to || charged_ > limit_); }
+
+  // Tests: what is wrong; empty: nothing. Bytes of blocks that tables have at the device, a block that goes to another
+  // one being there; and of those that are leased.
+  std::string check(uint64_t in_tables, uint64_t leased) const;
+
+ private:
+  uint64_t limit_ = 0;  // bytes, as all here; 0: not used yet
+  uint64_t charged_ = 0;
+  uint64_t leaving_ = 0, to_peers_ = 0;
+  uint64_t wanted_ = 0;
+  uint64_t leased_ = 0, ending_ = 0;
+  bool follows_free_ = false, lowered_ = false, keeps_ = false;
+};
+
+}  // namespace vmem::pager

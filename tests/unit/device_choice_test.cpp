@@ -1,0 +1,129 @@
+// Which body a value of setting device takes, on a machine that has all of them, some, or none.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "core/options.h"
+#include "device/device.h"
+#include "device/sim_device.h"
+
+namespace vmem::device {
+
+namespace {
+
+using core::error;
+using core::Status;
+
+std::string log_of_asked;  // the makers that were asked, a letter each
+bool have_handles, have_managed, have_gpu;
+
+Status refuse(const char* lacks) {
+  return have_gpu ? error(ENODEV, "no device has %s", lacks) : error(ENODEV, "no NVIDIA GPU was found in this machine");
+}
+Status some_body(bool there, const char* lacks, std::unique_ptr<Devices>* out) {
+  log_of_asked += *lacks;
+  return there ? make_sim_devices(false, out) : refuse(lacks);
+}
+Status handles(std::unique_ptr<Devices>* out) {
+  return some_body(have_handles, "virtual memory management", out);
+}
+Status managed(std::unique_ptr<Devices>* out) {
+  return some_body(have_managed, "concurrent managed access", out);
+}
+Status sim(std::unique_ptr<Devices>* out) {
+  return make_sim_devices(false, out);
+}
+Status sim_handles(std::unique_ptr<Devices>* out) {
+  return make_sim_devices(true, out);
+}
+
+class DeviceChoice : public ::testing::Test {
+ protected:
+  void SetUp() override { on_a_machine_with(true, true); }
+  static void on_a_machine_with(bool physical, bool unified, bool gpu = true) {
+    have_handles = physical, have_managed = unified, have_gpu = gpu;
+  }
+  Status make(const char* setting, std::initializer_list<Kind> automatic = {Kind::handles, Kind::managed}) {
+    log_of_asked.clear();
+    return make_devices(kind_of(setting), {automatic.begin(), automatic.size()}, {handles, managed, sim, sim_handles},
+                        &made_, &why_);
+  }
+  std::unique_ptr<Devices> made_;
+  std::string why_;
+};
+
+TEST_F(DeviceChoice, EachValueOfTheSettingMeansAnotherBody) {
+  core::Options options;
+  std::vector<Kind> seen;
+  for (const char* value : {"auto", "cuda", "handles", "managed", "none", "sim", "sim-handles"}) {
+    EXPECT_TRUE(options.set("device", value).ok()) << value;
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), kind_of(value)), 0) << value;
+    seen.push_back(kind_of(value));
+  }
+  EXPECT_FALSE(options.set("device", "cuda-handles").ok());
+}
+
+TEST_F(DeviceChoice, AutoTakesTheFirstThatCanBeHadAndSaysWhyNotTheOther) {
+  ASSERT_TRUE(make("auto").ok());
+  EXPECT_EQ(log_of_asked, "v");
+  EXPECT_NE(made_, nullptr);
+  EXPECT_EQ(why_, "");
+  on_a_machine_with(false, true);
+  for (const char* setting : {"auto", "cuda"}) {
+    ASSERT_TRUE(make(setting).ok()) << setting;
+    EXPECT_EQ(log_of_asked, "vc");
+    EXPECT_NE(made_, nullptr);
+    EXPECT_EQ(why_, "handles: no device has virtual memory management");
+  }
+  ASSERT_TRUE(make("auto", {Kind::managed}).ok());
+  EXPECT_EQ(log_of_asked, "c");
+}
+
+TEST_F(DeviceChoice, WhereNoneCanBeHadAutoGoesWithoutAndCudaIsAnError) {
+  on_a_machine_with(false, false);
+  ASSERT_TRUE(make("auto").ok());
+  EXPECT_EQ(made_, nullptr);
+  EXPECT_EQ(why_, "handles: no device has virtual memory management; managed: no device has concurrent managed access");
+  EXPECT_EQ(make("cuda").code(), -ENODEV);
+  on_a_machine_with(false, false, false);
+  ASSERT_TRUE(make("auto").ok());
+  EXPECT_EQ(why_, "no NVIDIA GPU was found in this machine");
+  const Status s = make("cuda");
+  EXPECT_EQ(s.code(), -ENODEV);
+  EXPECT_NE(s.text().find("no NVIDIA GPU"), std::string_view::npos) << s.text();
+  EXPECT_EQ(made_, nullptr);
+}
+
+// Whoever names a body gets that one, or is told why not and what else to set.
+TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
+  ASSERT_TRUE(make("handles").ok());
+  EXPECT_EQ(log_of_asked, "v");
+  ASSERT_TRUE(make("managed").ok());
+  EXPECT_EQ(log_of_asked, "c");
+  on_a_machine_with(false, true);
+  const Status s = make("handles");
+  EXPECT_EQ(s.code(), -ENODEV);
+  EXPECT_EQ(log_of_asked, "v");
+  EXPECT_EQ(made_, nullptr);
+  for (const char* part : {"handles", "virtual memory management", "auto"})
+    EXPECT_NE(s.text().find(part), std::string_view::npos) << s.text();
+  on_a_machine_with(true, false);
+  EXPECT_EQ(make("managed").code(), -ENODEV);
+  EXPECT_EQ(made_, nullptr);
+}
+
+TEST_F(DeviceChoice, SimulatedDevicesHaveTheViewOfTheBodyTheyAreLike) {
+  ASSERT_TRUE(make("sim").ok());
+  EXPECT_STREQ(made_->name(), "sim");
+  EXPECT_EQ(made_->cpu_view(), CpuView::shared);
+  ASSERT_TRUE(make("sim-handles").ok());
+  EXPECT_STREQ(made_->name(), "sim-handles");
+  EXPECT_EQ(made_->cpu_view(), CpuView::separate);
+  ASSERT_TRUE(make("none").ok());
+  EXPECT_EQ(made_, nullptr);
+}
+
+}  // namespace
+
+}  // namespace vmem::device
