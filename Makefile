@@ -324,7 +324,7 @@ DEB       ?= $(BUILD)/deb
 .PHONY: deb again
 deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/packages.md)
 	@ls $(DEB)/*.deb
-DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
+DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* include/vmem/*/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
 $(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
 	$(call say,DEB,$(DEB))
 	@rm -rf $(DEB)/stage && mkdir -p $(DEB)/stage
@@ -338,12 +338,13 @@ INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man
 INSTALL_MAN := $(DESTDIR)$(MANDIR)
 install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
-	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
+	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem/detail $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
 	install -m 755 $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 docs/man/*.1 $(INSTALL_MAN)/man1/
 	install -m 644 docs/man/*.3 $(BUILD)/man/*.3vmem $(INSTALL_MAN)/man3/
 	install -m 644 docs/man/*.7 $(INSTALL_MAN)/man7/
-	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp) $(DESTDIR)$(PREFIX)/include/vmem/
+	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp include/vmem/*.cuh) $(DESTDIR)$(PREFIX)/include/vmem/
+	install -m 644 include/vmem/detail/* $(DESTDIR)$(PREFIX)/include/vmem/detail/
 	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/lib$(LINK_NAME).a
 	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
 	ln -sf $(SONAME) $(INSTALL_LIB)/lib$(LINK_NAME).so

@@ -22,7 +22,7 @@ missing() { echo "skip $1: $2 is not installed"; skipped=$((skipped + 1)); }
 
 check_format() {
   command -v clang-format >/dev/null || { missing format clang-format; return; }
-  tracked 'lib/*.cpp' 'lib/*.h' 'tests/*.cpp' 'tests/*.h' 'tests/*.cu' 'tools/*.cpp' 'tools/*.h' 'examples/*.cpp' 'include/vmem/*.hpp' |
+  tracked 'lib/*.cpp' 'lib/*.h' 'tests/*.cpp' 'tests/*.h' 'tests/*.cu' 'tools/*.cpp' 'tools/*.h' 'examples/*.cpp' 'include/vmem/*.hpp' 'include/vmem/*.cuh' 'include/vmem/detail/*.h' |
     xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1: not formatted (clang-format -i)/p' | sort | uniq | report format
 }
 
@@ -74,7 +74,10 @@ check_header() {
     for header in include/vmem/*.hpp; do
       [ -f "$header" ] && echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++20 -Iinclude -Wall -Wextra -Wshadow -Werror -fsyntax-only - 2>&1
     done
-    ! grep -nE 'include *<cuda' include/vmem/*
+    for header in include/vmem/detail/*.h; do
+      echo "#include \"vmem/detail/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++17 -Iinclude -Wall -Wextra -Wshadow -Werror -fsyntax-only - 2>&1
+    done
+    ! grep -rnE 'include *<cuda' include/vmem
   } | report header
 }
 
@@ -149,7 +152,7 @@ check_sizes() {
   lines() { xargs -r wc -l | awk -v want="$1" -v limit="$2" -v note="$3" '$2 != "total" && $1 > limit {print $2 ": " $1 " lines, at most " want}
     $2 != "total" && $1 > want && $1 <= limit {print "note " $2 ": " $1 " lines, " want " wanted" >note}'; }
   { tracked 'lib/*.cpp' 'tools/*.cpp' 'tests/*.cpp' 'tests/*.cu' 'examples/*.cpp' 'scripts/*' 'kmod/*.c' | lines 600 720 /dev/stderr
-    tracked 'lib/*.h' 'tools/*.h' | lines 250 300 /dev/stderr
+    tracked 'lib/*.h' 'tools/*.h' 'include/vmem/detail/*.h' | lines 250 300 /dev/stderr
     tracked 'python/*.py' 'tests/*.py' | lines 600 720 /dev/stderr
     tracked ':(glob)kmod/*.c' ':(glob)kmod/*.h' | xargs -r cat | wc -l | awk '$1 >= 2500 {print "kmod: " $1 " lines, under 2500 promised"}'
   } | report sizes

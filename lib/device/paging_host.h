@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <thread>
 
-#include "device/paging_protocol.h"
+#include "vmem/detail/paging_protocol.h"
 
 namespace vmem::paging {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "device/paging_protocol.h"
+#include "vmem/detail/paging_protocol.h"
 
 namespace vmem::paging {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/paging_group.h"
+#include "vmem/detail/paging_group.h"
 
 namespace {
 

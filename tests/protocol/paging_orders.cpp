@@ -7,9 +7,9 @@
 #include <iostream>
 #include <iterator>
 
-#include "device/paging_group.h"
 #include "device/paging_host.h"
 #include "device/paging_server.h"
+#include "vmem/detail/paging_group.h"
 // Last: it has macros by the names of functions.
 #include <relacy/relacy.hpp>
 

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "device/paging_group.h"
 #include "device/paging_host.h"
 #include "device/paging_server.h"
+#include "vmem/detail/paging_group.h"
 
 namespace {
 

@@ -62,7 +62,7 @@ fi
 if echo "#include <relacy/relacy.hpp>" | ${CXX:-g++} -x c++ -std=c++17 -E - >/dev/null 2>&1; then
   # relacy's operator delete knows no sizes; its warnings are not ours.
   # shellcheck disable=SC2086
-  if ${CXX:-g++} -O1 -std=c++17 -fno-sized-deallocation -w -Ilib tests/protocol/paging_orders.cpp -o "$work/orders" >"$work/log" 2>&1; then
+  if ${CXX:-g++} -O1 -std=c++17 -fno-sized-deallocation -w -Iinclude -Ilib tests/protocol/paging_orders.cpp -o "$work/orders" >"$work/log" 2>&1; then
     out=$(timeout -k 3 "$limit" "$work/orders" 2>&1); status=$?
     report "text: $(sed -n 's/\(.*\): \([0-9]*\) executions.*/\1 \2,/p' <<<"$out" | tr '\n' ' ')no race, no wrong word, no wait for ever" "$([ $status = 0 ] || echo "status $status: $out")"
     for name in pin_fence settle_fence wake_fence sleep_fence publish_release unpin_release unpin_acquire; do
@@ -79,12 +79,12 @@ fi
 # ---- as device code -----------------------------------------------------------------------------------------------------
 nvcc=$(command -v nvcc || ls "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" 2>/dev/null)
 if [ -n "$nvcc" ]; then
-  out=$("$nvcc" -std=c++17 -arch=sm_90 -Werror all-warnings -Ilib -cubin -o "$work/cubin" tests/protocol/paging_device.cu 2>&1); status=$?
+  out=$("$nvcc" -std=c++17 -arch=sm_90 -Werror all-warnings -Iinclude -Ilib -cubin -o "$work/cubin" tests/protocol/paging_device.cu 2>&1); status=$?
   report "device code: nvcc" "$([ $status = 0 ] || echo "$out")"
 elif command -v clang++ >/dev/null; then
   # Without CUDA's headers: what they define is said here.
   out=$(clang++ -x cuda -std=c++17 --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib -Wno-unknown-cuda-version -include __clang_cuda_builtin_vars.h \
-    '-D__device__=__attribute__((device))' '-D__host__=__attribute__((host))' '-D__global__=__attribute__((global))' -Ilib -S -o "$work/ptx" tests/protocol/paging_device.cu 2>&1); status=$?
+    '-D__device__=__attribute__((device))' '-D__host__=__attribute__((host))' '-D__global__=__attribute__((global))' '-D__shared__=__attribute__((shared))' -Iinclude -Ilib -S -o "$work/ptx" tests/protocol/paging_device.cu 2>&1); status=$?
   report "device code: clang" "$([ $status = 0 ] || echo "$out")"
 else
   skip "neither nvcc nor clang++ is installed: the protocol was not compiled as device code"

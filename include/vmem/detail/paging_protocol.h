@@ -1,7 +1,8 @@
 // The protocol between kernels that ask for blocks and the server that pages them in while they run: the words in
 // memory that both sides access, who may write which, and the answers. What the two sides do is in paging_group.h (a
-// warp or a thread block that asks) and paging_server.h. The states, why nothing deadlocks, and what is missing (no
-// kernel uses this yet): docs/kernels-that-ask.md. C++17, for the host and for devices: nothing of the C++ library.
+// warp or a thread block that asks) and, in the library, lib/device/paging_server.h. The states, and why nothing
+// deadlocks: docs/kernels-that-ask.md. C++17, for the host and for devices: nothing of the C++ library. No interface
+// for programs: <vmem/device.cuh> is.
 //
 // Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can
 // serve a device whose groups alone have atomic operations there:
@@ -49,6 +50,9 @@ enum class Answer : uint8_t {
   would_deadlock,  // the group holds pins, and would have to wait
   too_many,        // more blocks at once than the server promises frames for
   out_of_range,
+  read_only,  // of a range that was opened for reading alone
+  busy,       // it is leased at another location
+  timed_out,  // the group has waited for as long as it was ever to
 };
 
 enum class Intent : uint8_t { read, write };

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "device/paging_protocol.h"
+#include "vmem/detail/paging_protocol.h"
 
 namespace vmem::paging {
 
@@ -20,7 +20,9 @@ template <typename Atomics, uint32_t kRounds = 4>
 class Group {
  public:
   // patience: for how long, in Atomics::now()'s units, an acquire waits while the server gets nothing done for anybody.
-  VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience) : table_(table), patience_(patience) {}
+  // longest: .. and for how long in all.
+  VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience, uint64_t longest = UINT64_MAX)
+      : table_(table), patience_(patience), longest_(longest) {}
 
   // Pins the block, or requests it and says not_yet.
   VMEM_PAGING Answer try_acquire(uint32_t block, Intent intent) {
@@ -55,7 +57,7 @@ class Group {
     for (uint32_t i = 0; i < count; ++i) {
       if (list[i] >= table_.blocks) return Answer::out_of_range;
     }
-    Watch watch(table_, patience_);
+    Watch watch(table_, patience_, longest_);
     for (uint32_t round = 0;; ++round) {
       uint32_t pinned = 0;
       Answer answer = pin_some(list, count, intent, &pinned);
@@ -82,22 +84,29 @@ class Group {
   // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.
   class Watch {
    public:
-    VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience)
-        : control_(table.control), patience_(patience), seen_(Atomics::load(&control_->progress)), since_(0) {}
+    VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience, uint64_t longest)
+        : control_(table.control),
+          patience_(patience),
+          longest_(longest),
+          seen_(Atomics::load(&control_->progress)),
+          since_(0),
+          begun_(0) {}
     VMEM_PAGING Answer check() {
       const uint32_t ended = Atomics::load(&control_->ended);
       if (ended != 0) return static_cast<Answer>(ended);
       const uint64_t progress = Atomics::load(&control_->progress), now = Atomics::now();
+      if (begun_ == 0) begun_ = now;
       if (since_ == 0 || progress != seen_) {
         seen_ = progress;
         since_ = now;
       }
+      if (now - begun_ > longest_) return Answer::timed_out;
       return now - since_ > patience_ ? Answer::no_progress : Answer::present;
     }
 
    private:
     Control<Atomics>* control_;
-    uint64_t patience_, seen_, since_;
+    uint64_t patience_, longest_, seen_, since_, begun_;
   };
 
   VMEM_PAGING Answer held(uint32_t count) {
@@ -226,7 +235,7 @@ class Group {
   }
 
   Table<Atomics> table_;
-  uint64_t patience_;
+  uint64_t patience_, longest_;
   uint32_t held_ = 0;
 };
 
