@@ -398,6 +398,49 @@ int vmem_lease_fd(struct vmem_lease *lease);
 int vmem_lease_end(struct vmem_lease *lease, void *stream);
 
 /*
+ * What a kernel is given of a range that is open to it, by value: <vmem/device.cuh> makes a
+ * vmem::device_region of it. What is in it is nobody else's business.
+ */
+struct vmem_kernel_view {
+	uint64_t words[16];
+};
+/*
+ * Opens a range to kernels of a device that find out while they run which blocks they need. They
+ * ask for a block by <vmem/device.cuh>, wait until it is there, and give it up; a thread of the
+ * library pages it in meanwhile, and others out. Kernels that get *view, on any stream of the
+ * device, may ask from here on. No lease is needed, and none is in the way: what kernels have
+ * asked for is leased to the library itself, at most `budget` bytes of it at once (0: half of
+ * device_budget). A group of threads can have no more than that at once.
+ *
+ * access: VMEM_READ, or VMEM_READ | VMEM_WRITE; what is written to is written back when it leaves
+ * the device, and with VMEM_WRITE everything that comes counts as written to. To other calls the
+ * blocks are leased at the device, with that access: vmem_free of the region answers -EBUSY, a
+ * block that is leased elsewhere cannot be had by kernels, and one that has come cannot be had
+ * elsewhere. One range may be open more than once.
+ *
+ * A block that cannot be had is an error to whoever asks for it there, with its reason in the log;
+ * half a second later it may be asked for again. Kernels end their waits by themselves, in the
+ * device's time, when nothing gets on (vmem/device.cuh), after a fork, and when the process exits.
+ *
+ * -ENODEV, -EINVAL, -EACCES as vmem_acquire; -ENOMEM: `budget` is above device_budget; -EAGAIN: no
+ * thread can be made; -EOPNOTSUPP: the device tier is one of managed memory (setting device: handles
+ * is another), or this device cannot do it.
+ */
+struct vmem_kernel;
+int vmem_kernel_begin(struct vmem_kernel **kernel, const void *ptr, size_t size, unsigned access, int device,
+                      size_t budget, struct vmem_kernel_view *view);
+/*
+ * Closes a range to kernels, when `stream` gets here, and forgets the handle: every kernel that was
+ * given the view has been put on the stream, or comes before what is on it. Waits for that, however
+ * long it takes, and serves requests meanwhile; a kernel that is put on a stream later meets memory
+ * that is nobody's. NULL for the handle: nothing happens, 0. vmem_shutdown ends waits of kernels
+ * first and then waits for them; the handle has to be given here all the same, and is forgotten.
+ * -EBUSY: the stream is capturing a graph; -EINVAL: not an open range, or not a stream of its
+ * device. It stays open then.
+ */
+int vmem_kernel_end(struct vmem_kernel *kernel, void *stream);
+
+/*
  * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.
  * Waits for streams as vmem_free does. Leased blocks are skipped. -ENOSPC, -EIO: the first write
  * that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync.

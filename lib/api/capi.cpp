@@ -382,6 +382,29 @@ VMEM_API int vmem_lease_end(struct vmem_lease* lease, void* stream) {
   return guarded([&]() -> Status { return Runtime::get().leases().end(Runtime::get(), lease, stream); });
 }
 
+VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, size_t size, unsigned access, int device,
+                               size_t budget, struct vmem_kernel_view* view) {
+  struct vmem_kernel* made = nullptr;
+  vmem_kernel_view seen = {};
+  const int rc = guarded([&]() -> Status {
+    if (kernel == nullptr || view == nullptr) return error(EINVAL, "kernel or view is null; give two addresses");
+    if (Status s = check_access(access); !s.ok()) return s;
+    if ((access & VMEM_READ) == 0) return error(EINVAL, "access is VMEM_WRITE; kernels also read: add VMEM_READ");
+    Runtime& runtime = Runtime::get();
+    return runtime.kernels().begin(runtime, {ptr, size, access, 0}, device, budget, &made, &seen);
+  });
+  if (rc == 0) {
+    *kernel = made;
+    *view = seen;
+  }
+  return rc;
+}
+
+VMEM_API int vmem_kernel_end(struct vmem_kernel* kernel, void* stream) {
+  if (kernel == nullptr) return 0;
+  return guarded([&]() -> Status { return Runtime::get().kernels().end(Runtime::get(), kernel, stream); });
+}
+
 VMEM_API int vmem_evict(const void* ptr, size_t size, int location) {
   return with_pager([&](Runtime::Use& pager) { return pager->evict(ptr, size, location); });
 }

@@ -286,6 +286,7 @@ void Runtime::write_shared_files(Finishing* finishing) {
     finishing->counters = counters;
   };
   tell(&pager->counters());
+  kernels_.stop(*pager.operator->());
   if (core::debug()) pager->look_for_loss();
   pager->flush_shared().ignore();  // it has logged what was wrong
   tell(nullptr);
@@ -519,14 +520,17 @@ void Runtime::shutdown() {
     publisher_.reset();
     if (pager_ != nullptr) {
       leases_.cancel();
+      kernels_.stop(*pager_);
       Closed gate(gate_);
       pager_->shutdown();  // calls that wait inside return
       gate.drain();
+      kernels_.over();
       pager_->shutdown();  // regions that the last of them made
       leases_.over();
       pager_.reset();
     }
   }
+  kernels_.drain();
   leases_.drain();  // with no lock: it waits for code of the application
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "api/gate.h"
+#include "api/kernels.h"
 #include "api/leases.h"
 #include "core/options.h"
 #include "core/status.h"
@@ -62,6 +63,7 @@ class Runtime {
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
   Leases& leases() { return leases_; }
+  Kernels& kernels() { return kernels_; }
   // As set() and get(), asked for from outside: on the publisher's thread, which gives up (-ECANCELED) once `stop` is
   // set, since whoever stops it holds the lock that they need. Live settings only.
   core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
@@ -91,6 +93,7 @@ class Runtime {
 
   core::Options options_;
   Leases leases_;
+  Kernels kernels_;
   FairMutex setup_;  // one thread starts, stops or changes settings
   Gate gate_;        // closed while pager_ changes; after setup_
   std::unique_ptr<pager::Pager> pager_;

@@ -115,6 +115,8 @@ class Event {
 };
 using Ticket = std::shared_ptr<Event>;
 
+class PagingWords;
+
 class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
@@ -211,6 +213,11 @@ class Devices {
   // Returns when all work that was put on any stream of the device before has ended, of streams that are no more too.
   // Blocks, for as long as a kernel runs. -EIO: the device is lost, and nothing runs there.
   virtual core::Status drain(int device) = 0;
+
+  // Separate: what kernels of the device and a server need to agree on `blocks` blocks (paging_words.h), of which a
+  // group may have `frames` at once. Gone before these devices.
+  virtual core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                         std::unique_ptr<PagingWords>* out);
 
   // Host memory for copies at full speed, for all devices. kPage-aligned. Stays the caller's. Blocks (about 16 ms/GiB).
   virtual core::Status pin(void* frames, size_t size) = 0;

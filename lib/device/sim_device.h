@@ -116,6 +116,8 @@ class SimDevices final : public UnitDevices {
   core::Status record(void* stream, int device, Ticket* out) override;
   core::Status poll(const Ticket& ticket, bool* done) override;
   core::Status wait(const Ticket& ticket) override;
+  core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                 std::unique_ptr<PagingWords>* out) override;
   core::Status drain(int device) override {
     core::Status s = usable(device);
     if (s.ok()) devices_[static_cast<size_t>(device)]->work->drain([&] { return !(s = health(device)).ok(); });
@@ -168,6 +170,7 @@ class SimDevices final : public UnitDevices {
 
  private:
   friend class SimKernel;
+  friend class SimPagingWords;
   struct Stream;
   struct SimEvent;
   struct Device {

@@ -10,6 +10,8 @@
 
 namespace vmem::pager {
 
+struct OpenRange;  // pager/open_range.h
+
 // From Pager::ask() until the acquire with it returns, or Pager::withdraw(), its regions cannot be freed but by
 // shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
 struct Ask {

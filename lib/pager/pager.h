@@ -47,6 +47,9 @@ class Pager {
   core::Status ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask);
   void withdraw(std::span<const vmem_range> ranges, Ask*ask), wake_asked();
   core::Status check_stream(int location, void* stream);
+  // open_range.cpp: for kernels of device d; range.access: what they do.
+  core::Status open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out);
+  void close_range(OpenRange* range);
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);

@@ -397,6 +397,11 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   Region& r = *it->second;
   const auto live = [&]() -> Status {
+    if (r.kernels != 0) {
+      return error(EBUSY, "region %llu is open to kernels that ask: %u ranges, %llu leased blocks; end them first",
+                   static_cast<unsigned long long>(r.id), r.kernels,
+                   static_cast<unsigned long long>(r.leases.blocks()));
+    }
     if (r.leases.empty() && r.asked == 0) return {};
     if (r.leases.empty()) {
       return error(EBUSY, "region %llu has %u asynchronous leases on their way; end them first",
@@ -405,6 +410,7 @@ Status Pager::destroy(void* ptr, bool force) {
     return error(EBUSY, "region %llu has %llu leased blocks; release them first", static_cast<unsigned long long>(r.id),
                  static_cast<unsigned long long>(r.leases.blocks()));
   };
+  if (!force && r.kernels != 0) return live();  // leases for kernels end all the time
   if (!force && r.gpu) {
     ++r.in_flight;
     wait_for_region_endings(lock, r);

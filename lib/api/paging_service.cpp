@@ -1,0 +1,270 @@
+#include "api/paging_service.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <utility>
+
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+
+namespace vmem::api {
+
+using core::Status;
+using paging::Answer;
+using paging::Kind;
+using paging::Urgency;
+
+namespace {
+
+constexpr size_t kTogether = 32;         // blocks of one lease
+constexpr size_t kHintsTogether = 8;     // .. of hints, which nobody waits for
+constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the same for one
+constexpr uint64_t kHold = 200000000;    // ns in which a group that looks for its block has seen it
+constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
+
+Answer answer_for(const Status& why) {
+  switch (-why.code()) {
+    case ENOMEM:
+    case ENOSPC:
+      return Answer::no_memory;
+    case EBUSY:
+      return Answer::busy;
+    default:
+      return Answer::io_error;
+  }
+}
+
+}  // namespace
+
+PagingService::PagingService(pager::OpenRange range, unsigned access)
+    : range_(std::move(range)),
+      access_(access),
+      port_{range_.words.get()},
+      known_(range_.blocks),
+      states_(&port_, known_.data()),
+      requests_(range_.words->table()),
+      needed_(range_.blocks),
+      hints_(range_.blocks),
+      failed_(range_.blocks),
+      failed_ns_(range_.blocks),
+      urgency_(range_.blocks),
+      frames_(range_.frames) {
+  for (uint32_t f = range_.frames; f-- > 0;) free_.push_back(f);
+  victims_.reserve(frames_.size());
+  batch_.reserve(kTogether);
+  ranges_.reserve(kTogether);
+  over_.reserve(2 * frames_.size());
+}
+
+vmem_range PagingService::bytes_of(uint32_t block) const {
+  return {reinterpret_cast<const void*>(range_.first + block * range_.block_size), range_.block_size, access_, 0};
+}
+
+// A word that could not be stored: what kernels believe is not known any more.
+bool PagingService::broken() {
+  if (broken_ || port_.failure.ok()) return broken_;
+  broken_ = true;
+  core::log(core::Level::error, "kernels of device %d are served no more blocks: %.*s", range_.device,
+            static_cast<int>(port_.failure.text().size()), port_.failure.text().data());
+  range_.words->end(Answer::ended).ignore();
+  return true;
+}
+
+bool PagingService::round(pager::Pager& pager) {
+  if (broken_) return false;
+  retry_failed(pager::now_ns());
+  bool done = take_requests();
+  serve(pager, needed_, kTogether);
+  if (needed_.empty()) serve(pager, hints_, kHintsTogether);
+  end_leases(pager);
+  done |= port_.progressed;
+  tell();
+  broken();
+  return done;
+}
+
+// What is there already was requested before it came, and is dropped: whoever still wants it asks again.
+bool PagingService::take_requests() {
+  bool any = false;
+  for (Request request; requests_.take(&request);) {
+    any = true;
+    const uint32_t b = request.block;
+    if (b >= range_.blocks || states_.kind(b) != Kind::not_present) continue;
+    urgency_[b] = std::max(urgency_[b], request.urgency);
+    (request.urgency == Urgency::prefetch ? hints_ : needed_).push(b);
+  }
+  return any;
+}
+
+void PagingService::serve(pager::Pager& pager, BlockQueue& queue, size_t most) {
+  while (!queue.empty() && states_.kind(queue.front()) != Kind::not_present) queue.pop();
+  if (queue.empty()) return;
+  const size_t wanted = std::min(queue.size(), most);
+  if (free_.size() < wanted) make_room(pager, wanted - free_.size());
+  batch_.clear();
+  while (!queue.empty() && batch_.size() < std::min(wanted, free_.size())) {
+    const uint32_t b = queue.front();
+    queue.pop();
+    if (states_.kind(b) == Kind::not_present) batch_.push_back(b);
+  }
+  if (!batch_.empty() && !broken()) bring(pager);
+}
+
+Status PagingService::lease(pager::Pager& pager, const uint32_t* blocks, size_t count) try {
+  core::step("asking.leasing");
+  ranges_.clear();
+  for (size_t i = 0; i < count; ++i) ranges_.push_back(bytes_of(blocks[i]));
+  void* const stream = range_.words->arrivals();
+  if (Status s = pager.ask(ranges_, range_.device, stream, &ask_); !s.ok()) return s;
+  return pager.acquire(ranges_, range_.device, stream, &ask_);
+} catch (const std::bad_alloc&) {
+  return core::error(ENOMEM, "no memory for bookkeeping");
+}
+
+void PagingService::bring(pager::Pager& pager) {
+  if (batch_.size() > 1) {
+    if (lease(pager, batch_.data(), batch_.size()).ok()) return publish(batch_.data(), batch_.size());
+  }
+  // One of them cannot be had, or not all at once.
+  for (const uint32_t b : batch_) {
+    if (!bring_alone(pager, b)) (urgency_[b] == Urgency::prefetch ? hints_ : needed_).push(b);
+  }
+}
+
+// False: it is to be tried again, since it could be had if kernels had less.
+bool PagingService::bring_alone(pager::Pager& pager, uint32_t block) {
+  Status s = lease(pager, &block, 1);
+  while (s.code() == -ENOMEM && make_room(pager, 1) != 0) {
+    end_leases(pager);
+    s = lease(pager, &block, 1);
+  }
+  if (s.ok()) {
+    publish(&block, 1);
+    return true;
+  }
+  if (ask_.cancelled.load(std::memory_order_relaxed)) return false;
+  if (s.code() == -ENOMEM && free_.size() < frames_.size()) return false;
+  fail(block, s);
+  return true;
+}
+
+void PagingService::publish(const uint32_t* blocks, size_t count) {
+  core::step("asking.publishing");
+  const uint64_t now = pager::now_ns();
+  ++marks_;
+  port_.arrives = true;
+  for (size_t i = 0; i < count; ++i) {
+    Frame& frame = frames_[free_.back()];
+    free_.pop_back();
+    frame = {blocks[i], true, marks_, now, paging::takes_of(range_.words->use(blocks[i]))};
+    states_.publish(blocks[i], std::exchange(urgency_[blocks[i]], Urgency{}));
+  }
+  port_.arrives = false;
+  port_.keep(range_.words->mark(marks_));
+}
+
+void PagingService::fail(uint32_t block, const Status& why) {
+  core::log(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
+            static_cast<int>(why.text().size()), why.text().data());
+  urgency_[block] = {};
+  states_.fail(block, answer_for(why));
+  failed_ns_[block] = pager::now_ns();
+  failed_.push(block);
+}
+
+void PagingService::retry_failed(uint64_t now) {
+  while (!failed_.empty() && now - failed_ns_[failed_.front()] > kFailed) {
+    states_.retry(failed_.front());
+    failed_.pop();
+  }
+}
+
+// Frames whose blocks nobody seems to have, into victims_: a clock that passes once over those that were had since it
+// came by last.
+size_t PagingService::choose_victims(size_t most, uint64_t now) {
+  victims_.clear();
+  const uint64_t reached = range_.words->reached();
+  for (size_t seen = 0; seen < 2 * frames_.size() && victims_.size() < most; ++seen) {
+    const auto f = static_cast<uint32_t>(hand_++ % frames_.size());
+    Frame& frame = frames_[f];
+    if (!frame.used || frame.mark > reached || states_.kind(frame.block) != Kind::present) continue;
+    if (std::find(victims_.begin(), victims_.end(), f) != victims_.end()) continue;
+    const uint32_t use = range_.words->use(frame.block);
+    if (paging::pins_of(use) != 0) continue;
+    if (states_.untaken(frame.block) && now - frame.since_ns < kHold) continue;
+    if (std::exchange(frame.takes, paging::takes_of(use)) != paging::takes_of(use)) continue;
+    victims_.push_back(f);
+  }
+  return victims_.size();
+}
+
+// So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
+size_t PagingService::make_room(pager::Pager& pager, size_t frames) {
+  if (broken_ || free_.size() == frames_.size() || over_.size() > frames_.size()) return 0;
+  const size_t most = std::max(frames, std::min(kVictimsTogether, frames_.size() / 4));
+  if (choose_victims(most, pager::now_ns()) == 0) {
+    states_.settle();
+    if (broken() || choose_victims(most, pager::now_ns()) == 0) return 0;
+  }
+  for (const uint32_t f : victims_) states_.begin_eviction(frames_[f].block);
+  core::step("asking.evicting");
+  states_.settle();
+  if (broken()) return 0;
+  size_t got = 0;
+  for (const uint32_t f : victims_) {
+    const uint32_t b = frames_[f].block;
+    if (states_.in_use(b)) {
+      states_.cancel(b);
+      continue;
+    }
+    states_.finish(b);
+    over_.push_back(bytes_of(b));
+    frames_[f].used = false;
+    free_.push_back(f);
+    ++got;
+  }
+  end_leases(pager);
+  return got;
+}
+
+// Of blocks that no kernel has any more. What could not be ended for want of memory is tried again.
+void PagingService::end_leases(pager::Pager& pager) try {
+  if (over_.empty()) return;
+  core::step("asking.releasing");
+  const Status s = pager.release(over_, range_.words->arrivals(), range_.words->departures(), true);
+  if (s.ok() || s.code() == -EINVAL) over_.clear();
+} catch (const std::bad_alloc&) {
+}
+
+void PagingService::tell() {
+  if (!std::exchange(port_.progressed, false)) return;
+  port_.keep(range_.words->progress(++progress_));
+}
+
+void PagingService::end_asking() {
+  range_.words->end(Answer::ended).ignore();
+}
+
+void PagingService::cancel() {
+  ask_.cancelled.store(true, std::memory_order_relaxed);
+}
+
+void PagingService::give_leases_back(pager::Pager& pager) {
+  uint32_t pinned = 0;
+  if (!broken_) states_.settle();
+  for (Frame& frame : frames_) {
+    if (!frame.used) continue;
+    frame.used = false;
+    if (!broken_) pinned += paging::pins_of(range_.words->use(frame.block)) != 0 ? 1 : 0;
+    over_.push_back(bytes_of(frame.block));
+  }
+  if (pinned != 0 && port_.failure.ok()) {
+    core::log(core::Level::warning, "kernels of device %d ended without a release of %u blocks that they had acquired",
+              range_.device, pinned);
+  }
+  end_leases(pager);
+}
+
+}  // namespace vmem::api

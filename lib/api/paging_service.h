@@ -1,0 +1,121 @@
+// Serves the requests of kernels for the blocks of one open range, as a client of the pager: a block that is requested
+// is leased to the range's own stream of arrivals, which copies of its bytes come before, and behind them the kernels
+// are told. So the pager maps and copies as for any lease; the kernels' pins only say which leases may end.
+//
+//   requested ──lease──> leased, told ──begin_eviction, nobody has it──> lease ended: the pager may evict it
+//
+// No more blocks are leased than the range has frames. Whatever fails goes to the kernels that ask for the block.
+// One thread calls, but for end_asking() and idle(). Locks: none of its own. What it waits for needs no kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/status.h"
+#include "device/paging_server.h"
+#include "pager/ask.h"
+#include "pager/open_range.h"
+#include "pager/pager.h"
+
+namespace vmem::api {
+
+class PagingService {
+ public:
+  // Has all the memory that it needs from here on, but for what leases need.
+  PagingService(pager::OpenRange range, unsigned access);
+
+  pager::OpenRange& range() { return range_; }
+  // Serves what was requested meanwhile. False: there was nothing to do.
+  bool round(pager::Pager& pager);
+  // Every acquire ends, whatever kernels do from here on.
+  void end_asking();
+  // The last kernel has ended, or will never access the range again.
+  void give_leases_back(pager::Pager& pager);
+  // By any thread: a lease that is being taken is given up, once somebody wakes the pager's askers.
+  void cancel();
+
+ private:
+  using Request = paging::Request;
+  // What the protocol's server does to words.
+  struct Port {
+    device::PagingWords* words;
+    bool arrives = false, progressed = false;
+    core::Status failure = {};  // the first
+    void set_state(uint32_t block, uint64_t word) { keep(words->set_state(block, word, arrives)); }
+    void settle() { keep(words->settle()); }
+    uint32_t use(uint32_t block) const { return words->use(block); }
+    uint64_t written(uint32_t) const { return 0; }
+    void progress() { progressed = true; }
+    void end(paging::Answer why) { keep(words->end(why)); }
+    void keep(core::Status s) {
+      if (failure.ok()) failure = std::move(s);
+    }
+  };
+  using States = paging::BlockStates<Port>;
+
+  // Blocks in the order in which they came, each once.
+  class BlockQueue {
+   public:
+    explicit BlockQueue(uint32_t blocks) : list_(blocks), in_(blocks) {}
+    bool empty() const { return size_ == 0; }
+    size_t size() const { return size_; }
+    void push(uint32_t block) {
+      if (in_[block]) return;
+      in_[block] = true;
+      list_[(first_ + size_++) % list_.size()] = block;
+    }
+    uint32_t front() const { return list_[first_]; }
+    void pop() {
+      in_[list_[first_]] = false;
+      first_ = (first_ + 1) % list_.size();
+      --size_;
+    }
+
+   private:
+    std::vector<uint32_t> list_;
+    std::vector<bool> in_;
+    size_t first_ = 0, size_ = 0;
+  };
+  struct Frame {
+    uint32_t block = 0;
+    bool used = false;
+    uint64_t mark = 0;      // of its arrival
+    uint64_t since_ns = 0;  // it was leased
+    uint32_t takes = 0;     // when the clock came by last
+  };
+
+  bool take_requests();
+  void serve(pager::Pager& pager, BlockQueue& queue, size_t most);
+  void bring(pager::Pager& pager);
+  bool bring_alone(pager::Pager& pager, uint32_t block);
+  core::Status lease(pager::Pager& pager, const uint32_t* blocks, size_t count);
+  void publish(const uint32_t* blocks, size_t count);
+  void fail(uint32_t block, const core::Status& why);
+  void retry_failed(uint64_t now);
+  size_t choose_victims(size_t most, uint64_t now);
+  size_t make_room(pager::Pager& pager, size_t frames);
+  void end_leases(pager::Pager& pager);
+  void tell();
+  bool broken();
+  vmem_range bytes_of(uint32_t block) const;
+
+  pager::OpenRange range_;
+  const unsigned access_;
+  Port port_;
+  std::vector<States::Known> known_;
+  States states_;
+  paging::RequestQueue<paging::HostAtomics> requests_;
+  BlockQueue needed_, hints_, failed_;
+  std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
+  std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
+  std::vector<Frame> frames_;
+  std::vector<uint32_t> free_, victims_, batch_;
+  std::vector<vmem_range> ranges_, over_;  // over: leases that are to end
+  size_t hand_ = 0;
+  uint64_t marks_ = 0, progress_ = 0;
+  pager::Ask ask_;
+  bool broken_ = false;
+};
+
+}  // namespace vmem::api

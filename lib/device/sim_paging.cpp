@@ -1,0 +1,113 @@
+// Simulated devices, for kernels that ask: groups are threads, so the words are memory of the process, and what a
+// stream stores behind copies is work on a stream.
+#include <errno.h>
+
+#include <atomic>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "device/paging_words.h"
+#include "device/sim_stream.h"
+
+namespace vmem::device {
+
+using core::error;
+using core::Status;
+
+namespace {
+
+struct WordsOfRange {
+  std::vector<uint64_t> words;
+  std::vector<uint32_t> use;
+  paging::Control<paging::HostAtomics> control;
+  std::atomic<uint64_t> reached{0};
+};
+
+constexpr uint32_t kCells = 256;
+
+}  // namespace
+
+class SimPagingWords final : public PagingWords {
+ public:
+  SimPagingWords(SimDevices& sim, int device, uint32_t blocks, uint32_t frames)
+      : PagingWords(sim, device), sim_(sim), memory_(std::make_shared<WordsOfRange>()) {
+    memory_->words.resize(3 * size_t{blocks} + kCells);
+    memory_->use.resize(blocks);
+    uint64_t* const first = memory_->words.data();
+    table_ = {first,
+              first + blocks,
+              first + 2 * size_t{blocks},
+              memory_->use.data(),
+              &memory_->control,
+              first + 3 * size_t{blocks},
+              kCells,
+              blocks,
+              frames};
+    paging::initialise(table_);
+  }
+  ~SimPagingWords() override {
+    for (void* stream : {arrivals_, departures_})
+      if (stream != nullptr) sim_.destroy_stream(stream);
+  }
+  void start(int device) {
+    arrivals_ = sim_.create_stream(device);
+    departures_ = sim_.create_stream(device);
+  }
+  void* arrivals() const override { return arrivals_; }
+  void* departures() const override { return departures_; }
+  Status set_state(uint32_t block, uint64_t word, bool arrives) override {
+    using paging::HostAtomics;
+    if (!arrives) {
+      HostAtomics::store_release(&table_.state[block], word);
+      return {};
+    }
+    return put([memory = memory_, at = &table_.state[block], word] { HostAtomics::store_release(at, word); });
+  }
+  Status mark(uint64_t number) override {
+    return put([memory = memory_, number] { memory->reached.store(number, std::memory_order_release); });
+  }
+  uint64_t reached() const override { return memory_->reached.load(std::memory_order_acquire); }
+  Status settle() override {
+    paging::HostAtomics::fence();
+    return {};
+  }
+  uint32_t use(uint32_t block) const override { return paging::HostAtomics::load_acquire(&table_.use[block]); }
+  Status progress(uint64_t number) override {
+    paging::HostAtomics::store(&table_.control->progress, number);
+    return {};
+  }
+  Status end(paging::Answer why) override {
+    paging::HostAtomics::store_release(&table_.control->ended, static_cast<uint32_t>(why));
+    return {};
+  }
+  void abandon() override {
+    static auto* const kept = new std::vector<std::shared_ptr<WordsOfRange>>;
+    kept->push_back(memory_);
+  }
+
+ private:
+  template <typename Work>
+  Status put(Work work) {
+    return sim_.enqueue(static_cast<SimDevices::Stream*>(arrivals_), std::move(work));
+  }
+
+  SimDevices& sim_;
+  const std::shared_ptr<WordsOfRange> memory_;  // what is on the stream keeps it
+  void* arrivals_ = nullptr;
+  void* departures_ = nullptr;
+};
+
+Status SimDevices::make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                     std::unique_ptr<PagingWords>* out) try {
+  if (Status s = usable(device); !s.ok()) return s;
+  if (shared()) return Devices::make_paging_words(device, blocks, frames, out);
+  auto words = std::make_unique<SimPagingWords>(*this, device, blocks, frames);
+  words->start(device);
+  *out = std::move(words);
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory for the words of %u blocks", blocks);
+}
+
+}  // namespace vmem::device

@@ -1,0 +1,72 @@
+#include "pager/open_range.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::error;
+using core::Status;
+
+// budget: bytes of leases at once; 0: half of what the device has for libvmem.
+Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out) {
+  if (d < 0) return error(EINVAL, "kernels run on devices; %d is not the number of one", d);
+  if (Status s = check_location(d, false); !s.ok()) return s;
+  if (Status s = use_device(d); !s.ok()) return s;
+  Region* region = nullptr;
+  {
+    Lock lock(mutex_);
+    SpanOf span;
+    if (Status s = check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    Region& r = *span.region;
+    if (!r.gpu) {
+      return error(EINVAL,
+                   "the range is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag");
+    }
+    if (r.backing == Backing::file_read && (range.access & VMEM_WRITE) != 0) {
+      return error(EACCES, "the range is in a region mapped with VMEM_MAP_READ; open it with VMEM_READ");
+    }
+    const uint64_t blocks = span.last - span.first + 1, all = gpus_[static_cast<size_t>(d)].budget.limit();
+    if (blocks > paging::kMaxBlocks) {
+      return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
+                   paging::kMaxBlocks);
+    }
+    if (budget > all) {
+      return error(ENOMEM, "a budget of %s for kernels does not fit device %d: device_budget %s",
+                   core::human_bytes(budget).c_str(), d, core::human_bytes(all).c_str());
+    }
+    if (budget != 0 && budget < r.block_size) {
+      return error(EINVAL, "a budget of %llu bytes does not hold a block of %s",
+                   static_cast<unsigned long long>(budget), core::human_bytes(r.block_size).c_str());
+    }
+    const uint64_t frames = std::clamp<uint64_t>((budget != 0 ? budget : all / 2) / r.block_size, 1, blocks);
+    out->first = reinterpret_cast<uintptr_t>(r.address(span.first));
+    out->block_size = r.block_size;
+    out->blocks = static_cast<uint32_t>(blocks);
+    out->frames = static_cast<uint32_t>(frames);
+    out->device = d;
+    out->region = r.id;
+    ++r.kernels;
+    ++r.in_flight;
+    region = &r;
+  }
+  const Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
+  Lock lock(mutex_);
+  if (!s.ok()) --region->kernels;
+  --region->in_flight;
+  notify();
+  return s;
+}
+
+// No kernel asks any more, and nothing is leased. The words end outside the lock.
+void Pager::close_range(OpenRange* range) {
+  range->words.reset();
+  Lock lock(mutex_);
+  Region* const r = find(range->first);
+  if (r != nullptr && r->id == range->region) --r->kernels;
+  notify();
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,23 @@
+// A range that is open to kernels that ask for its blocks while they run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "device/paging_words.h"
+
+namespace vmem::pager {
+
+// From Pager::open_range() until close_range() its region cannot be freed but by shutdown. The pager does nothing about
+// requests: who opened it serves them, with leases.
+struct OpenRange {
+  uintptr_t first = 0;  // address of block 0
+  size_t block_size = 0;
+  uint32_t blocks = 0, frames = 0;  // a group may ask for `frames` at once
+  int device = 0;
+  uint64_t region = 0;  // id
+  std::unique_ptr<device::PagingWords> words;
+};
+
+}  // namespace vmem::pager

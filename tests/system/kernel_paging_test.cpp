@@ -1,0 +1,379 @@
+// Kernels that page data in by themselves, through the C API: simulated devices with page tables of their own, whose
+// kernels are threads and ask with the same text as a GPU's. A kernel that accesses a block that is not there, or is
+// being copied, loses the device and is written down by it.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/paging_host.h"
+#include "faulty_disk.h"
+#include "sim_support.h"
+#include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_view.h"
+
+namespace {
+
+using systest::kBlock;
+using systest::TempFile;
+using vmem::device::SimKernel;
+using vmem::paging::Answer;
+using vmem::paging::HostAtomics;
+using vmem::paging::Intent;
+using Group = vmem::paging::Group<HostAtomics>;
+using View = vmem::paging::View<HostAtomics>;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kWords = kBlock / 8;
+
+uint64_t long_enough() {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
+}
+
+// A range that is open to kernels, for as long as it lives.
+class Open {
+ public:
+  Open(const void* at, size_t size, unsigned access, void* stream, size_t budget = 0) : stream_(stream) {
+    vmem_kernel_view view;
+    EXPECT_EQ(vmem_kernel_begin(&kernel_, at, size, access, 0, budget, &view), 0) << vmem_last_error();
+    if (kernel_ != nullptr) memcpy(&view_, &view, sizeof view_);
+  }
+  ~Open() { end(); }
+  void end() {
+    if (kernel_ == nullptr) return;
+    EXPECT_EQ(vmem_kernel_end(kernel_, stream_), 0) << vmem_last_error();
+    kernel_ = nullptr;
+  }
+  const View& view() const { return view_; }
+  struct vmem_kernel* handle() const {
+    return kernel_;
+  }
+
+ private:
+  void* stream_;
+  struct vmem_kernel* kernel_ = nullptr;
+  View view_ = {};
+};
+
+class KernelPaging : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {}, true); }
+  void TearDown() override {
+    SimTest::TearDown();
+    vmem::api::test_hooks().wrap_engine = nullptr;
+  }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static void launch(void* stream, std::function<void(SimKernel&)> kernel) {
+    const vmem::core::Status s = sim().launch(stream, std::move(kernel));
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  static std::atomic<uint64_t>* word(SimKernel& k, const View& view, uint32_t block, size_t at, bool store) {
+    auto* const address = reinterpret_cast<const void*>(view.first + block * kBlock + 8 * at);
+    return reinterpret_cast<std::atomic<uint64_t>*>(k.at(address, 8, store));
+  }
+  // A kernel that acquires a block, adds to its first word and gives it up; what it was told, or -1: it runs yet.
+  static void launch_add(void* stream, const View& view, uint32_t block, std::atomic<int>* told) {
+    *told = -1;
+    launch(stream, [=](SimKernel& k) {
+      Group group(view.table, long_enough());
+      const Answer answer = group.acquire(block, Intent::write);
+      if (answer == Answer::present) {
+        if (auto* w = word(k, view, block, 0, true); w != nullptr) w->fetch_add(1);
+        group.release(block);
+      }
+      *told = static_cast<int>(answer);
+    });
+  }
+};
+
+constexpr int kPresent = static_cast<int>(Answer::present);
+
+TEST_F(KernelPaging, AKernelGetsTheBlocksThatItAsksForAndTheHostWhatItStored) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock);
+  for (size_t b = 0; b < 8; ++b) words(r)[b * kWords] = 100 + b;
+  Open open(words(r), 8 * kBlock, kBoth, stream_);
+  EXPECT_EQ(open.view().table.blocks, 8u);
+  EXPECT_EQ(open.view().table.frames, 8u) << "half of device_budget";
+  std::atomic<int> told[8];
+  for (uint32_t b = 0; b < 8; ++b) launch_add(stream_, open.view(), b, &told[b]);
+  open.end();
+  for (size_t b = 0; b < 8; ++b) {
+    EXPECT_EQ(told[b], kPresent);
+    EXPECT_EQ(words(r)[b * kWords], 101 + b);
+  }
+}
+
+// Each thread stores to words of its own in every block, and finds there what it stored last, and the words that nobody
+// stores to; one block or two at a time, four times as many as may be there at once.
+TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
+  if (IsSkipped()) return;
+  constexpr uint32_t kBlocks = 32, kWarps = 4;
+  constexpr size_t kAt[] = {1, 511, 4096, kWords / 2, kWords - 1};
+  const int turns = systest::kSanitized ? 60 : 200;
+  vmem::region r(kBlocks * kBlock);
+  for (uint32_t b = 0; b < kBlocks; ++b)
+    for (const size_t at : kAt) words(r)[b * kWords + at] = b * kWords + at;
+  Open open(words(r), kBlocks * kBlock, kBoth, stream_, 8 * kBlock);
+  const View view = open.view();
+  ASSERT_EQ(view.table.frames, 8u);
+  std::vector<std::vector<uint64_t>> stored(kWarps, std::vector<uint64_t>(kBlocks));
+  std::atomic<int> wrong{0}, refused{0};
+  std::vector<void*> streams;
+  for (uint32_t warp = 0; warp < kWarps; ++warp) {
+    streams.push_back(stream(0));
+    launch(streams.back(), [&, warp, view](SimKernel& k) {
+      std::minstd_rand random(warp + 1);
+      Group group(view.table, long_enough());
+      for (int turn = 0; turn < turns; ++turn) {
+        const uint32_t list[] = {static_cast<uint32_t>(random() % kBlocks), static_cast<uint32_t>(random() % kBlocks)};
+        const uint32_t count = turn % 8 == 0 ? 2 : 1;
+        const Intent intent = turn % 2 == 0 ? Intent::write : Intent::read;
+        if (turn % 5 == 0) group.prefetch(static_cast<uint32_t>(random() % kBlocks));
+        if (group.acquire_all(list, count, intent) != Answer::present) {
+          ++refused;
+          continue;
+        }
+        for (uint32_t i = 0; i < count; ++i) {
+          const uint32_t b = list[i];
+          for (const size_t at : kAt) {
+            const auto* w = word(k, view, b, at, false);
+            wrong += w == nullptr || w->load(std::memory_order_relaxed) != b * kWords + at ? 1 : 0;
+          }
+          auto* own = word(k, view, b, 16 + warp, intent == Intent::write);
+          wrong += own == nullptr || own->load(std::memory_order_relaxed) != stored[warp][b] ? 1 : 0;
+          if (intent == Intent::write && own != nullptr)
+            own->store(stored[warp][b] = random(), std::memory_order_relaxed);
+        }
+        group.release_all(list, count);
+      }
+    });
+  }
+  for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(refused, 0);
+  struct vmem_device_stats stats = {};
+  stats.size = sizeof stats;
+  ASSERT_EQ(vmem_device_stats(0, &stats), 0);
+  EXPECT_GT(stats.in_bytes, kBlocks * kBlock) << "blocks came more than once";
+  EXPECT_LE(stats.leased_bytes, 8 * kBlock);
+  open.end();
+  ASSERT_EQ(vmem_device_stats(0, &stats), 0);
+  EXPECT_EQ(stats.leased_bytes, 0u);
+  for (uint32_t b = 0; b < kBlocks; ++b) {
+    for (const size_t at : kAt) EXPECT_EQ(words(r)[b * kWords + at], b * kWords + at);
+    for (uint32_t warp = 0; warp < kWarps; ++warp) EXPECT_EQ(words(r)[b * kWords + 16 + warp], stored[warp][b]);
+  }
+}
+
+TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) {
+  if (IsSkipped()) return;
+  vmem::store::FaultyEngine* disk = nullptr;
+  vmem_shutdown();
+  systest::wrap_engine(&disk);
+  SetUp();
+  if (IsSkipped()) return;
+  TempFile file(4 * kBlock);
+  vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_READ);
+  Open open(words(r), 4 * kBlock, VMEM_READ, stream_);
+  const View view = open.view();
+  EXPECT_EQ(view.writable, 0u);
+  vmem::store::Fault fault;
+  fault.op = vmem::store::Io::Op::read;
+  fault.begin = 2 * kBlock;
+  fault.end = 3 * kBlock;
+  disk->add_rule(fault);
+  std::atomic<int> first{-1}, later{-1};
+  std::atomic<bool> mended{false};
+  launch(stream_, [&](SimKernel& k) {
+    Group group(view.table, long_enough());
+    // Beside one that can be had.
+    const uint32_t both[] = {1, 2};
+    first = static_cast<int>(group.acquire_all(both, 2, Intent::read));
+    while (!mended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Answer answer = Answer::io_error;
+    for (int i = 0; answer == Answer::io_error && i < 60000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      answer = group.acquire(2, Intent::read);
+    }
+    if (answer == Answer::present) {
+      uint64_t seen = 0;
+      if (auto* w = word(k, view, 2, 5, false); w != nullptr) seen = w->load();
+      later = seen == words(r)[2 * kWords + 5] ? kPresent : -2;
+      group.release(2);
+    }
+  });
+  EXPECT_TRUE(until([&] { return first != -1; }));
+  EXPECT_EQ(first, static_cast<int>(Answer::io_error));
+  disk->clear_rules();
+  mended = true;
+  open.end();
+  EXPECT_EQ(later, kPresent);
+}
+
+TEST_F(KernelPaging, TheEndWaitsForKernelsThatAskYetAndFreeIsRefusedUntilThen) {
+  if (IsSkipped()) return;
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, 4 * kBlock, 0), 0) << vmem_last_error();
+  Open open(at, 4 * kBlock, kBoth, stream_);
+  const View view = open.view();
+  EXPECT_EQ(vmem_free(at), -EBUSY);
+  EXPECT_NE(said().find("open to kernels"), std::string::npos) << said();
+  std::atomic<bool> go{false};
+  std::atomic<int> told{-1};
+  launch(stream_, [&](SimKernel&) {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  launch_add(stream_, view, 3, &told);
+  aside([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(vmem_free(at), -EBUSY);
+    go = true;
+  });
+  open.end();
+  EXPECT_EQ(told, kPresent) << "it was served though the end had been called";
+  EXPECT_EQ(static_cast<uint64_t*>(at)[3 * kWords], 1u);
+  EXPECT_EQ(vmem_free(at), 0) << vmem_last_error();
+}
+
+TEST_F(KernelPaging, ShutdownEndsTheWaitsOfKernels) {
+  if (IsSkipped()) return;
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, 12 * kBlock, 0), 0) << vmem_last_error();
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view opaque;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, at, 12 * kBlock, kBoth, 0, 2 * kBlock, &opaque), 0) << vmem_last_error();
+  View view;
+  memcpy(&view, &opaque, sizeof view);
+  // One has both frames until another has been told that nothing comes any more.
+  static std::atomic<int> has, told;
+  has = told = -1;
+  launch(stream_, [view](SimKernel&) {
+    Group group(view.table, long_enough());
+    const uint32_t both[] = {0, 1};
+    has = static_cast<int>(group.acquire_all(both, 2, Intent::write));
+    while (told == -1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    group.release_all(both, 2);
+  });
+  launch(stream(0), [view](SimKernel&) {
+    while (has == -1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Group group(view.table, long_enough());
+    told = static_cast<int>(group.acquire(5, Intent::read));
+  });
+  EXPECT_TRUE(until([] { return has != -1; }));
+  vmem_shutdown();
+  EXPECT_EQ(has, kPresent);
+  EXPECT_EQ(told, static_cast<int>(Answer::ended));
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), -EINVAL);
+}
+
+// The library's own leases give way to those of the program, as long as no kernel has the blocks.
+TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock);
+  Open open(words(r), 16 * kBlock, kBoth, stream_, 16 * kBlock);
+  Open again(words(r) + 4 * kWords, 4 * kBlock, VMEM_READ, stream_, 4 * kBlock);
+  std::atomic<int> told[16];
+  for (uint32_t b = 0; b < 16; ++b) launch_add(stream_, open.view(), b, &told[b]);
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  for (const auto& t : told) EXPECT_EQ(t, kPresent);
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, VMEM_HOST, nullptr), -EBUSY);
+  // There is no room for more: who asks on is told, and who gives up has room made for it.
+  EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 8 * kBlock, kBoth, 0, stream_), -ENOMEM);
+  open.end();
+  EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 14 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch(stream_, [&](SimKernel& k) {
+    Group group(again.view().table, long_enough());
+    for (uint32_t b = 0; b < 4; ++b) {
+      const Answer answer = group.acquire(b, Intent::read);
+      const auto* w = answer == Answer::present ? word(k, again.view(), b, 0, false) : nullptr;
+      told[b] = w != nullptr && w->load() == 1 ? 77 : static_cast<int>(answer) + 1000;
+      if (answer == Answer::present) group.release(b);
+    }
+  });
+  again.end();
+  for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(told[b], 77) << "two frames are left, for four blocks in turn";
+  EXPECT_EQ(vmem_release(words(r) + 16 * kWords, 14 * kBlock, stream_), 0) << vmem_last_error();
+}
+
+TEST_F(KernelPaging, WhatIsRefused) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock), host(4 * kBlock, VMEM_HOST_ONLY);
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  const auto begin = [&](const void* at, size_t size, unsigned access, int device, size_t budget) {
+    return vmem_kernel_begin(&kernel, at, size, access, device, budget, &view);
+  };
+  EXPECT_EQ(begin(r.data(), kBlock, 0, 0, 0), -EINVAL);
+  EXPECT_EQ(begin(r.data(), kBlock, VMEM_WRITE, 0, 0), -EINVAL);
+  EXPECT_EQ(begin(r.data(), 0, kBoth, 0, 0), -EINVAL);
+  EXPECT_EQ(begin(r.data(), 5 * kBlock, kBoth, 0, 0), -EINVAL);
+  EXPECT_EQ(begin(host.data(), kBlock, kBoth, 0, 0), -EINVAL);
+  EXPECT_EQ(begin(r.data(), kBlock, kBoth, 1, 0), -ENODEV);
+  EXPECT_EQ(begin(r.data(), kBlock, kBoth, VMEM_HOST, 0), -EINVAL);
+  EXPECT_EQ(begin(r.data(), kBlock, kBoth, 0, kBlock - 1), -EINVAL);
+  EXPECT_EQ(begin(r.data(), kBlock, kBoth, 0, size_t{1} << 30), -ENOMEM);
+  EXPECT_EQ(kernel, nullptr);
+  EXPECT_EQ(vmem_kernel_end(nullptr, stream_), 0);
+  EXPECT_EQ(vmem_kernel_end(reinterpret_cast<struct vmem_kernel*>(&view), stream_), -EINVAL);
+  ASSERT_EQ(begin(r.data(), kBlock, kBoth, 0, 0), 0) << vmem_last_error();
+  sim().capture(stream_, true);
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), -EBUSY);
+  sim().capture(stream_, false);
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
+}
+
+TEST_F(KernelPaging, ALostDeviceIsToldAndTheRangeEndsAllTheSame) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock);
+  Open open(words(r), 8 * kBlock, kBoth, stream_);
+  std::atomic<int> told{-1};
+  launch_add(stream_, open.view(), 0, &told);
+  EXPECT_TRUE(until([&] { return told != -1; }));
+  sim().lose(0, "as the test wants it");
+  Group group(open.view().table, long_enough());
+  const Answer answer = group.acquire(1, Intent::read);
+  EXPECT_TRUE(answer == Answer::io_error || answer == Answer::ended) << static_cast<int>(answer);
+  open.end();
+}
+
+TEST_F(KernelPaging, AForkedChildIsRefusedAndTheParentGoesOn) {
+  if (IsSkipped() || !systest::kForksWell) return;
+  vmem::region r(4 * kBlock);
+  Open open(words(r), 4 * kBlock, kBoth, stream_);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    vmem_kernel_view view;
+    struct vmem_kernel* kernel = nullptr;
+    const bool right = vmem_kernel_end(open.handle(), nullptr) == -ECHILD &&
+                       vmem_kernel_begin(&kernel, words(r), kBlock, kBoth, 0, 0, &view) == -ECHILD;
+    _exit(right ? 0 : 1);
+  }
+  std::atomic<int> told{-1};
+  launch_add(stream_, open.view(), 2, &told);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  open.end();
+  EXPECT_EQ(told, kPresent);
+}
+
+class KernelPagingShared : public systest::SimTest {};
+
+TEST_F(KernelPagingShared, ManagedMemoryIsRefusedWithWhatToSet) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  EXPECT_EQ(vmem_kernel_begin(&kernel, r.data(), kBlock, kBoth, 0, 0, &view), -EOPNOTSUPP);
+  EXPECT_NE(said().find("device"), std::string::npos) << said();
+}
+
+}  // namespace
