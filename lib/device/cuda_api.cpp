@@ -77,7 +77,8 @@ Status load_handles(Driver* out) {
   if (!entry("cuDeviceGetAttribute", &out->device_attribute) || !entry("cuMemAddressReserve", &out->address_reserve) ||
       !entry("cuMemAddressFree", &out->address_free) || !entry("cuMemCreate", &out->mem_create) ||
       !entry("cuMemRelease", &out->mem_release) || !entry("cuMemMap", &out->mem_map) ||
-      !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access))
+      !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access) ||
+      !entry("cuStreamWriteValue32", &out->stream_write32) || !entry("cuStreamWriteValue64", &out->stream_write64))
     return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
   return {};
 }

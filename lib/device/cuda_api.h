@@ -31,6 +31,8 @@ struct Driver {
   CUresult (*mem_map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
   CUresult (*mem_unmap)(CUdeviceptr, size_t);
   CUresult (*mem_set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
+  CUresult (*stream_write32)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+  CUresult (*stream_write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
 };
 // -ENODEV with the reason: no driver, too old a driver, no device.
 core::Status load_driver(Driver* out, int* devices);

@@ -141,6 +141,7 @@ CudaDevices::~CudaDevices() {
     {
       Enter here(driver_, g->context);
       if (!here.ok()) continue;
+      free_paging(*g);
       g->pieces.trim(0, [this](const Piece& piece) { destroy_piece(piece); });
       if (g->window != 0) driver_.address_free(g->window, g->window_size);
       for (auto& direction : g->copy)

@@ -28,6 +28,8 @@ inline void* pointer(uintptr_t address) {
   return reinterpret_cast<void*>(address);
 }
 
+struct PagingMemory;  // cuda_paging.cpp
+
 struct Gpu {
   int device = 0;
   bool managed = false;  // concurrent managed access
@@ -44,10 +46,12 @@ struct Gpu {
   CUdeviceptr window = 0;          // .. where they are mapped; fixed once made, under open_mutex
   size_t window_size = 0;
   std::mutex mutex;
-  char reason[300] = "";                   // protected by mutex
-  std::vector<cudaStream_t> idle_streams;  // protected by mutex; nothing is queued on them
-  std::vector<cudaEvent_t> idle_events;    // protected by mutex
-  size_t streams = 0, events = 0;          // made; there is room for all when they are idle. Protected by mutex
+  char reason[300] = "";                              // protected by mutex
+  std::vector<cudaStream_t> idle_streams;             // protected by mutex; nothing is queued on them
+  std::vector<cudaEvent_t> idle_events;               // protected by mutex
+  std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
+  size_t paging_made = 0;                             // protected by mutex
+  size_t streams = 0, events = 0;  // made; there is room for all when they are idle. Protected by mutex
 };
 
 // So that `count` of them can be given back without memory.
@@ -84,8 +88,11 @@ class CudaDevices final : public UnitDevices {
   core::Status poll(const Ticket& ticket, bool* done) override;
   core::Status wait(const Ticket& ticket) override;
   core::Status drain(int device) override;
+  core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                 std::unique_ptr<PagingWords>* out) override;
 
  private:
+  friend class CudaPagingWords;
   core::Status body_memory(int device, Memory* out) override;
   core::Status body_reserve(Reservation& r) override;
   void body_release(Reservation& r) override;
@@ -130,6 +137,9 @@ class CudaDevices final : public UnitDevices {
   void destroy_piece(const Piece& piece);
   core::Status take_piece(Gpu& g, uint32_t* out);
   core::Status migrate_handle(const Span& span, int to);
+  // cuda_paging.cpp
+  core::Status make_paging_memory(Gpu& g, PagingMemory& m);
+  void free_paging(Gpu& g);
   uintptr_t window_of(uintptr_t block);
   int find_uvm_file(uintptr_t address, size_t size);
 
