@@ -39,6 +39,8 @@ in_their_places() {
 libvmem-tier1/usr/lib/x86_64-linux-gnu/libvmem-tier.so.1
 libvmem-tier-dev/usr/include/vmem/vmem.h
 libvmem-tier-dev/usr/include/vmem/vmem.hpp
+libvmem-tier-dev/usr/include/vmem/device.cuh
+libvmem-tier-dev/usr/include/vmem/detail/paging_protocol.h
 libvmem-tier-dev/usr/lib/x86_64-linux-gnu/libvmem-tier.so
 libvmem-tier-dev/usr/lib/x86_64-linux-gnu/libvmem-tier.a
 libvmem-tier-dev/usr/lib/x86_64-linux-gnu/pkgconfig/vmem.pc

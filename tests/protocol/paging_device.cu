@@ -4,71 +4,15 @@
 
 #include <cstdint>
 
-#include "vmem/detail/paging_group.h"
+#ifndef __NVCC__  // clang without CUDA's headers
+__device__ void __syncwarp();
+__device__ uint32_t __shfl_sync(unsigned lanes, uint32_t word, int from);
+#endif
+#include "vmem/device.cuh"
 
 namespace {
 
-struct DeviceAtomics {
-  template <typename T>
-  using Word = T;
-  static constexpr bool kWakes = false;
-
-  static __device__ uint64_t load(const uint64_t* word) {
-    uint64_t value;
-    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-  }
-  static __device__ uint32_t load(const uint32_t* word) {
-    uint32_t value;
-    asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-  }
-  static __device__ uint64_t load_acquire(const uint64_t* word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-  }
-  static __device__ void store(uint64_t* word, uint64_t value) {
-    asm volatile("st.relaxed.sys.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
-  }
-  static __device__ void store(uint32_t* word, uint32_t value) {
-    asm volatile("st.relaxed.sys.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
-  }
-  static __device__ uint32_t add(uint32_t* word, uint32_t value) {
-    uint32_t before;
-    asm volatile("atom.relaxed.sys.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
-    return before;
-  }
-  static __device__ uint32_t add_release(uint32_t* word, uint32_t value) {
-    uint32_t before;
-    asm volatile("atom.release.sys.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
-    return before;
-  }
-  static __device__ bool swap_if(uint64_t* word, uint64_t* found, uint64_t wanted) {
-    const uint64_t expected = *found;
-    asm volatile("atom.relaxed.sys.cas.b64 %0, [%1], %2, %3;"
-                 : "=l"(*found)
-                 : "l"(word), "l"(expected), "l"(wanted)
-                 : "memory");
-    return *found == expected;
-  }
-  static __device__ bool swap_if(uint32_t* word, uint32_t* found, uint32_t wanted) {
-    const uint32_t expected = *found;
-    asm volatile("atom.relaxed.sys.cas.b32 %0, [%1], %2, %3;"
-                 : "=r"(*found)
-                 : "l"(word), "r"(expected), "r"(wanted)
-                 : "memory");
-    return *found == expected;
-  }
-  static __device__ void fence() { asm volatile("fence.sc.sys;" : : : "memory"); }
-  static __device__ uint64_t now() {
-    uint64_t nanoseconds;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
-    return nanoseconds;
-  }
-  static __device__ void pause() { asm volatile("nanosleep.u32 400;"); }
-};
-
+using vmem::paging::DeviceAtomics;
 using Table = vmem::paging::Table<DeviceAtomics>;
 using vmem::paging::Answer;
 using vmem::paging::Intent;
@@ -89,4 +33,20 @@ extern "C" __global__ void paging_compiles(Table table, const uint32_t* list, un
     if (group.try_acquire(list[warp], Intent::read) == Answer::present) group.release(list[warp]);
     if (group.acquire(list[warp], Intent::write) == Answer::present) group.release(list[warp]);
   }
+}
+
+// .. and what stands on it: a thread, a warp and a thread block, each with its own scope.
+template <typename Group>
+__device__ void uses(const vmem::device_region<float>& region, size_t at) {
+  Group group(region);
+  group.prefetch(at + 1, 2);
+  if (auto pin = group.acquire(at, 2, vmem::Intent::write)) pin[1] += *pin.data();
+  auto pin = group.try_acquire(at);
+  if (pin.answer() == vmem::Answer::not_yet) pin = group.acquire(at);
+  pin.release();
+}
+extern "C" __global__ void classes_compile(vmem::device_region<float> region, size_t at) {
+  uses<vmem::thread_group<float>>(region, at + threadIdx.x);
+  uses<vmem::warp_group<float>>(region, at);
+  uses<vmem::block_group<float>>(region, at);
 }

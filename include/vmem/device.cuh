@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Kernels that page data in by themselves: a warp or a thread block names the elements that it is
+ * about to access, waits until they are on the device, and gives them up. CUDA C++17, header only;
+ * nothing is linked to a kernel. The host's part is vmem_kernel_begin and vmem_kernel_end.
+ *
+ *     __global__ void kernel(vmem::device_region<float> table, ..) {
+ *       vmem::warp_group<float> group(table);           // one for each warp, for its whole life
+ *       if (auto rows = group.acquire(first, count)) {  // all lanes, the same arguments
+ *         float x = rows[lane()];                       // plain loads, by any lane
+ *       }                                               // given up at the end of the scope
+ *     }
+ *
+ * Units: indexes and counts are elements of T, times nanoseconds of the device. What comes and goes
+ * are blocks (2 MiB): an acquire has the blocks that hold its elements. One that is there costs an
+ * atomic operation and a fence in the device's memory, once an acquire and not once an access:
+ * acquire much at a time, and hold it for as long as it is used.
+ *
+ * Who calls: thread_group: a thread alone. warp_group: all 32 lanes of a warp, converged.
+ * block_group: all threads of a thread block. With the last two every call below is made by all of
+ * them with the same arguments, as __syncwarp and __syncthreads are, also the end of a pin's scope;
+ * all get the same answer.
+ *
+ * Memory order: behind an acquire its threads see all that was stored to these elements before
+ * under pins that have been given up, by this device; and what they store is written back, and seen
+ * by who acquires later. Between groups that have a block at the same time nothing is ordered: they
+ * share it as they share any memory of the device.
+ *
+ * No deadlock, if:
+ * - a group that holds a pin acquires no other: what is needed together is acquired together (such
+ *   an acquire answers would_deadlock; try_acquire and prefetch are free);
+ * - a group that holds a pin waits for no group that may be acquiring: no barrier of the grid, no
+ *   lock, no queue. In a warp of thread_groups no lane waits for another.
+ * - pins are short: a block can leave only when no group has it.
+ * An acquire ends by itself: with no_progress when nothing was paged in or out for anybody for
+ * `patience`, and with timed_out after `longest`. So a host that has died keeps no kernel.
+ */
+#ifndef VMEM_DEVICE_CUH
+#define VMEM_DEVICE_CUH
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "vmem/detail/paging_device.cuh"
+#include "vmem/detail/paging_view.h"
+#include "vmem/vmem.h"
+
+namespace vmem {
+
+/*
+ * What an acquire answers. present: the elements may be accessed. not_yet: of try_acquire, they have
+ * been asked for. The rest are errors, and nothing is held: io_error, no_memory: a block cannot be
+ * had (the library's log says why); busy: it is leased elsewhere; ended: the range was closed, or
+ * the library ends; no_progress, timed_out; would_deadlock; too_many: more blocks than the budget of
+ * the range has; out_of_range; read_only: for writing, of a range that was opened with VMEM_READ.
+ */
+using paging::Answer;
+/* What a pin is for. A range that is only read is cheaper to evict when it is opened with VMEM_READ. */
+using paging::Intent;
+
+/*
+ * A range that was opened by vmem_kernel_begin, as elements of T: made on the host of the view, and
+ * given to kernels by value. The range should begin at an element.
+ */
+template <typename T>
+class device_region {
+ public:
+  using View = paging::View<paging::DeviceAtomics>;
+
+  device_region() = default;
+  explicit device_region(const vmem_kernel_view& view) { memcpy(&view_, &view, sizeof view_); }
+
+  /* Elements that are in it whole. */
+  VMEM_PAGING size_t size() const { return view_.size / sizeof(T); }
+  /* Where they are, for who has acquired them. */
+  VMEM_PAGING T* data() const { return reinterpret_cast<T*>(view_.begin); }
+  VMEM_PAGING bool writable() const { return view_.writable != 0; }
+  VMEM_PAGING const View& view() const { return view_; }
+
+ private:
+  View view_;
+};
+
+namespace paging {
+
+struct ThreadScope {
+  static __device__ bool leads() { return true; }
+  static __device__ uint32_t share(uint32_t word) { return word; }
+  static __device__ void join() {}
+};
+
+struct WarpScope {
+  static __device__ uint32_t lane() {
+    uint32_t lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+  }
+  static __device__ bool leads() { return lane() == 0; }
+  static __device__ uint32_t share(uint32_t word) { return __shfl_sync(0xffffffffu, word, 0); }
+  static __device__ void join() { __syncwarp(); }
+};
+
+struct BlockScope {
+  static __device__ bool leads() { return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0; }
+  static __device__ uint32_t share(uint32_t word) {
+    __shared__ uint32_t shared;
+    __syncthreads();  // nobody reads the last one any more
+    if (leads()) shared = word;
+    __syncthreads();
+    return shared;
+  }
+  static __device__ void join() { __syncthreads(); }
+};
+
+// The blocks of a range of bytes, as a list.
+struct Run {
+  uint32_t first;
+  __device__ uint32_t operator[](uint32_t i) const { return first + i; }
+};
+
+}  // namespace paging
+
+template <typename T, typename Scope>
+class device_group;
+
+/*
+ * Elements that its group may access until the end of its life, or release(). True if they were
+ * acquired. Not for copies; it does not outlive its group.
+ */
+template <typename T, typename Scope>
+class device_pin {
+ public:
+  __device__ device_pin(device_pin&& other)
+      : group_(other.group_), data_(other.data_), run_(other.run_), count_(other.count_), answer_(other.answer_) {
+    other.group_ = nullptr;
+  }
+  /* What this one had is given up first. */
+  __device__ device_pin& operator=(device_pin&& other) {
+    if (this == &other) return *this;
+    release();
+    group_ = other.group_;
+    data_ = other.data_;
+    run_ = other.run_;
+    count_ = other.count_;
+    answer_ = other.answer_;
+    other.group_ = nullptr;
+    return *this;
+  }
+  device_pin(const device_pin&) = delete;
+  device_pin& operator=(const device_pin&) = delete;
+  __device__ ~device_pin() { release(); }
+
+  __device__ explicit operator bool() const { return answer_ == Answer::present; }
+  __device__ Answer answer() const { return answer_; }
+  /* The first element that was named; [0, count) may be accessed. */
+  __device__ T* data() const { return data_; }
+  __device__ T& operator[](size_t i) const { return data_[i]; }
+  /* All threads of the group are done with them. */
+  __device__ void release() {
+    if (group_ == nullptr || answer_ != Answer::present) return;
+    group_->give_up(run_, count_);
+    group_ = nullptr;
+  }
+
+ private:
+  friend class device_group<T, Scope>;
+  __device__ device_pin(device_group<T, Scope>* group, T* data, paging::Run run, uint32_t count, Answer answer)
+      : group_(group), data_(data), run_(run), count_(count), answer_(answer) {}
+
+  device_group<T, Scope>* group_;
+  T* data_;
+  paging::Run run_;
+  uint32_t count_;  // blocks
+  Answer answer_;
+};
+
+/*
+ * Who asks: one object for each thread, warp or thread block, for all its acquires of a region. It
+ * counts what it holds.
+ */
+template <typename T, typename Scope>
+class device_group {
+ public:
+  using Pin = device_pin<T, Scope>;
+
+  __device__ explicit device_group(const device_region<T>& region, uint64_t patience_ns = 10000000000u,
+                                   uint64_t longest_ns = 60000000000u)
+      : region_(region), group_(region.view().table, patience_ns, longest_ns) {}
+  device_group(const device_group&) = delete;
+  device_group& operator=(const device_group&) = delete;
+
+  /*
+   * Waits until elements [first, first + count) are on the device, all of them, or answers why they
+   * will not be. Intent::write: they may be stored to.
+   */
+  __device__ Pin acquire(size_t first, size_t count = 1, Intent intent = Intent::read) {
+    paging::Run run{};
+    uint32_t blocks = 0;
+    Answer answer = find(first, count, intent, &run, &blocks);
+    if (answer == Answer::present) {
+      if (Scope::leads()) answer = group_.acquire_all(run, blocks, intent);
+      answer = share(answer);
+    }
+    return Pin(this, region_.data() + first, run, blocks, answer);
+  }
+
+  /* The same, but does not wait: asks for what is not there, and answers not_yet. */
+  __device__ Pin try_acquire(size_t first, size_t count = 1, Intent intent = Intent::read) {
+    paging::Run run{};
+    uint32_t blocks = 0;
+    Answer answer = find(first, count, intent, &run, &blocks);
+    if (answer == Answer::present) {
+      if (Scope::leads()) answer = try_all(run, blocks, intent);
+      answer = share(answer);
+    }
+    return Pin(this, region_.data() + first, run, blocks, answer);
+  }
+
+  /* Asks, and never waits. A hint: it may be lost when many ask at once. */
+  __device__ void prefetch(size_t first, size_t count = 1) {
+    paging::Run run{};
+    uint32_t blocks = 0;
+    if (find(first, count, Intent::read, &run, &blocks) != Answer::present || !Scope::leads()) return;
+    for (uint32_t i = 0; i < blocks; ++i) group_.prefetch(run[i]);
+  }
+
+ private:
+  friend class device_pin<T, Scope>;
+
+  __device__ Answer share(Answer answer) { return static_cast<Answer>(Scope::share(static_cast<uint32_t>(answer))); }
+  __device__ Answer find(size_t first, size_t count, Intent intent, paging::Run* run, uint32_t* blocks) const {
+    if (count == 0 || first >= region_.size() || count > region_.size() - first) return Answer::out_of_range;
+    if (intent == Intent::write && !region_.writable()) return Answer::read_only;
+    const auto& view = region_.view();
+    const uint64_t begin = view.begin + first * sizeof(T);
+    run->first = view.block(begin);
+    *blocks = view.block(begin + count * sizeof(T) - 1) - run->first + 1;
+    return Answer::present;
+  }
+  __device__ Answer try_all(const paging::Run& run, uint32_t blocks, Intent intent) {
+    if (blocks > region_.view().table.frames) return Answer::too_many;
+    Answer worst = Answer::present;
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < blocks; ++i) {
+      const Answer answer = group_.try_acquire(run[i], intent);
+      if (answer == Answer::present && worst == Answer::present) {
+        ++held;
+        continue;
+      }
+      if (answer == Answer::present) group_.release(run[i]);
+      if (worst == Answer::present || worst == Answer::not_yet) worst = answer == Answer::present ? worst : answer;
+    }
+    if (worst != Answer::present) group_.release_all(run, held);
+    return worst;
+  }
+  __device__ void give_up(const paging::Run& run, uint32_t blocks) {
+    Scope::join();  // what its threads did is before this
+    if (Scope::leads()) group_.release_all(run, blocks);
+  }
+
+  const device_region<T> region_;
+  paging::Group<paging::DeviceAtomics> group_;  // the leader's
+};
+
+template <typename T>
+using thread_group = device_group<T, paging::ThreadScope>;
+template <typename T>
+using warp_group = device_group<T, paging::WarpScope>;
+template <typename T>
+using block_group = device_group<T, paging::BlockScope>;
+
+}  // namespace vmem
+
+#endif /* VMEM_DEVICE_CUH */
