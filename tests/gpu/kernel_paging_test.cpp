@@ -1,0 +1,293 @@
+// Kernels that page data in by themselves, on a GPU: a soak in which every word of every block is compared while blocks
+// come and go, and what a fault costs. kernel_paging_test [--seconds S] [gtest's arguments]. Every wait of a kernel
+// ends by the device's clock.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/hooks.h"
+#include "device/cuda_device.h"
+#include "paging_work.h"
+#include "vmem/detail/paging_protocol.h"
+#include "vmem/vmem.h"
+
+namespace {
+
+using vmem::gpu::kPagedBlock;
+using vmem::gpu::PagingResult;
+using vmem::paging::Answer;
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+unsigned seconds = 5;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void must(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::printf("FAILED: %s: %s\n", what, cudaGetErrorString(e));
+  std::fflush(stdout);
+  _exit(1);
+}
+#define MUST(call) must(call, #call)
+
+unsigned* device_words(size_t count) {
+  void* words = nullptr;
+  MUST(cudaMalloc(&words, 4 * count));
+  return static_cast<unsigned*>(words);
+}
+
+class KernelPagingCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
+    vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
+    MUST(cudaSetDevice(0));
+    MUST(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    void* page = nullptr;
+    MUST(cudaHostAlloc(&page, 4096, cudaHostAllocPortable | cudaHostAllocMapped));
+    result_ = new (page) PagingResult;
+  }
+  void TearDown() override {
+    if (result_ == nullptr) return;
+    vmem_shutdown();
+    if (state_ != nullptr) MUST(cudaFree(state_));
+    MUST(cudaStreamDestroy(stream_));
+    MUST(cudaFreeHost(result_));
+    vmem::api::test_hooks().make_devices = nullptr;
+  }
+  void start(size_t device_mib, size_t range_mib, size_t host_mib) {
+    const auto set = [](const char* name, const std::string& value) {
+      ASSERT_EQ(vmem_set(name, value.c_str()), 0) << vmem_last_error();
+    };
+    set("device_budget", std::to_string(device_mib) + "MiB");
+    set("host_budget", std::to_string(host_mib) + "MiB");
+    set("staging_share", "90");
+    blocks_ = static_cast<unsigned>(range_mib * kMiB / kPagedBlock);
+    ASSERT_EQ(vmem_alloc(&at_, blocks_ * kPagedBlock, 0), 0) << vmem_last_error();
+    state_ = device_words(2 * blocks_);
+    MUST(cudaMemset(state_, 0, 8 * blocks_));
+    MUST(cudaDeviceSynchronize());
+  }
+  void open(unsigned access, size_t budget_mib = 0) {
+    ASSERT_EQ(vmem_kernel_begin(&kernel_, at_, blocks_ * kPagedBlock, access, 0, budget_mib * kMiB, &view_), 0)
+        << vmem_last_error();
+  }
+  void close() {
+    ASSERT_EQ(vmem_kernel_end(kernel_, stream_), 0) << vmem_last_error();
+    MUST(cudaStreamSynchronize(stream_));
+  }
+  static struct vmem_device_stats stats() {
+    struct vmem_device_stats out = {};
+    out.size = sizeof out;
+    EXPECT_EQ(vmem_device_stats(0, &out), 0) << vmem_last_error();
+    return out;
+  }
+  // Until the kernels have ended; a watch on the host says where they are when they do not.
+  void finish(const char* what, double limit) {
+    for (const double begin = now(); cudaStreamQuery(stream_) == cudaErrorNotReady; usleep(200)) {
+      if (now() - begin < limit) continue;
+      std::printf("FAILED: %s runs for %.0f s: %llu turns, %llu wrong\n", what, limit, result_->turns, result_->wrong);
+      std::fflush(stdout);
+      _exit(1);
+    }
+    MUST(cudaStreamSynchronize(stream_));
+  }
+  void expect_right(const char* what) {
+    EXPECT_EQ(result_->wrong, 0u) << what;
+    for (unsigned i = 0; i < 16; ++i) EXPECT_EQ(result_->refused[i], 0u) << what << ": refused with answer " << i;
+  }
+  void reset() { *result_ = PagingResult{}; }
+
+  // Random blocks, by so many groups; a line with what it took.
+  void timed(const char* name, const std::vector<unsigned>& list, unsigned groups, bool warps, size_t words) {
+    unsigned* const device_list = device_words(list.size() + 1);
+    MUST(cudaMemcpy(device_list + 1, list.data(), 4 * list.size(), cudaMemcpyHostToDevice));
+    MUST(cudaMemset(device_list, 0, 4));
+    MUST(cudaDeviceSynchronize());
+    reset();
+    const auto before = stats();
+    const double begin = now();
+    vmem::gpu::visit(stream_, view_, state_, device_list + 1, static_cast<unsigned>(list.size()), device_list, groups,
+                     warps, words, result_);
+    MUST(cudaGetLastError());
+    finish(name, 120);
+    const double took = now() - begin;
+    const auto after = stats();
+    const auto in = static_cast<double>(after.in_bytes - before.in_bytes);
+    std::printf(
+        "%-52s %6zu visits %6.0f blocks in %8.1f ms %6.1f us a visit %6.1f GB/s in, %5.1f out, slowest %.2f ms\n", name,
+        list.size(), in / kPagedBlock, took * 1e3, took * 1e6 / static_cast<double>(list.size()), in / took / 1e9,
+        static_cast<double>(after.out_bytes - before.out_bytes) / took / 1e9,
+        static_cast<double>(result_->slowest_ns) / 1e6);
+    expect_right(name);
+    EXPECT_EQ(result_->turns, list.size());
+    MUST(cudaFree(device_list));
+  }
+
+  cudaStream_t stream_ = nullptr;
+  PagingResult* result_ = nullptr;
+  unsigned* state_ = nullptr;  // of each block: version, lock
+  unsigned blocks_ = 0;
+  void* at_ = nullptr;
+  struct vmem_kernel* kernel_ = nullptr;
+  vmem_kernel_view view_ = {};
+};
+
+TEST_F(KernelPagingCuda, AKernelIsToldWhatItMayNotDo) {
+  start(64, 128, 512);
+  open(VMEM_READ, 32);
+  void* page = nullptr;
+  MUST(cudaHostAlloc(&page, 64, cudaHostAllocMapped));
+  auto* const answers = static_cast<unsigned*>(page);
+  vmem::gpu::ask_wrong(stream_, view_, false, 16, answers);
+  finish("asking wrong", 60);
+  EXPECT_EQ(answers[0], static_cast<unsigned>(Answer::out_of_range));
+  EXPECT_EQ(answers[1], static_cast<unsigned>(Answer::too_many));
+  EXPECT_EQ(answers[2], static_cast<unsigned>(Answer::read_only));
+  EXPECT_EQ(answers[3], static_cast<unsigned>(Answer::present));
+  EXPECT_EQ(answers[4], static_cast<unsigned>(Answer::would_deadlock));
+  close();
+  MUST(cudaFreeHost(page));
+}
+
+TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
+  start(512, 2048, 4096);
+  open(kBoth, 256);
+  const double begin = now();
+  vmem::gpu::soak(stream_, view_, state_, 264, uint64_t{seconds} * 1000000000, ~0u, 1, true, result_);
+  MUST(cudaGetLastError());
+  finish("the soak", seconds + 60);
+  const auto after = stats();
+  std::printf(
+      "soak %.1f s: %llu turns, %llu stores, %llu skipped, %llu wrong, slowest acquire %.2f ms, %.1f GB in, "
+      "%.1f GB out\n",
+      now() - begin, result_->turns, result_->stores, result_->skipped, result_->wrong,
+      static_cast<double>(result_->slowest_ns) / 1e6, static_cast<double>(after.in_bytes) / 1e9,
+      static_cast<double>(after.out_bytes) / 1e9);
+  expect_right("the soak");
+  EXPECT_GT(result_->turns, 1000u);
+  EXPECT_GT(after.in_bytes, 2 * blocks_ * kPagedBlock) << "blocks came again";
+  close();
+  // What kernels stored is what others find, of every block, and the CPU.
+  std::vector<unsigned> all(blocks_);
+  std::iota(all.begin(), all.end(), 0);
+  open(VMEM_READ, 256);
+  timed("all blocks once more, every word", all, 132, false, kPagedBlock / 4);
+  close();
+  std::vector<unsigned> state(2 * blocks_);
+  MUST(cudaMemcpy(state.data(), state_, 8 * blocks_, cudaMemcpyDeviceToHost));
+  size_t wrong = 0, stored = 0;
+  const auto* const words = static_cast<const uint32_t*>(at_);
+  for (uint32_t b = 0; b < blocks_; ++b) {
+    EXPECT_EQ(state[2 * b + 1], 0u) << "somebody has block " << b << " yet";
+    stored += state[2 * b] != 0 ? 1 : 0;
+    for (uint32_t k = 0; k < kPagedBlock / 4; k += 1021) {
+      const uint32_t version = state[2 * b];
+      const uint32_t want = version == 0 ? 0 : (b * 2654435761u ^ version * 40503u) + k * 2246822519u;
+      wrong += words[size_t{b} * (kPagedBlock / 4) + k] != want ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(wrong, 0u) << "words that the CPU reads";
+  EXPECT_GT(stored, blocks_ / 2);
+}
+
+// With the CPU's own loads and stores of the range's other half, and leases there, meanwhile.
+TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
+  start(512, 1024, 4096);
+  void* other = nullptr;
+  ASSERT_EQ(vmem_alloc(&other, 512 * kMiB, 0), 0) << vmem_last_error();
+  open(kBoth, 128);
+  cudaStream_t stream = nullptr;
+  MUST(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  vmem::gpu::soak(stream_, view_, state_, 132, uint64_t{seconds} * 500000000, ~0u, 2, true, result_);
+  MUST(cudaGetLastError());
+  std::minstd_rand random(7);
+  auto* const bytes = static_cast<unsigned char*>(other);
+  std::vector<unsigned char> last(256);
+  uint64_t wrong = 0, leases = 0;
+  while (cudaStreamQuery(stream_) == cudaErrorNotReady) {
+    const size_t b = random() % 256;
+    void* const block = bytes + b * kPagedBlock;
+    wrong += bytes[b * kPagedBlock + 77] != last[b];
+    ASSERT_EQ(vmem_acquire(block, kPagedBlock, kBoth, 0, stream), 0) << vmem_last_error();
+    last[b] = static_cast<unsigned char>(random());
+    MUST(cudaMemsetAsync(block, last[b], kPagedBlock, stream));
+    ASSERT_EQ(vmem_release(block, kPagedBlock, stream), 0) << vmem_last_error();
+    ++leases;
+  }
+  finish("the soak beside leases", 60);
+  std::printf("beside %llu leases: %llu turns, %llu wrong\n", static_cast<unsigned long long>(leases), result_->turns,
+              result_->wrong);
+  expect_right("the soak beside leases");
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_GT(leases, 10u);
+  close();
+  MUST(cudaStreamSynchronize(stream));
+  MUST(cudaStreamDestroy(stream));
+}
+
+// Not a test of speed: the figures are printed.
+TEST_F(KernelPagingCuda, WhatDemandPagingCosts) {
+  constexpr size_t kDevice = 1024;
+  start(2 * kDevice, 4 * kDevice, 8192);
+  open(kBoth);
+  // Every block is stored to once, so that it has a frame at the host.
+  vmem::gpu::soak(stream_, view_, state_, 264, 3000000000, ~0u, 3, true, result_);
+  finish("filling", 60);
+  expect_right("filling");
+  close();
+  open(VMEM_READ, kDevice);
+  std::vector<unsigned> list(blocks_);
+  std::iota(list.begin(), list.end(), 0);
+  std::shuffle(list.begin(), list.end(), std::minstd_rand(1));
+  timed("every block, 264 groups, all words", list, 264, false, kPagedBlock / 4);
+  timed("every block again", list, 264, false, kPagedBlock / 4);
+  std::minstd_rand random(5);
+  std::vector<unsigned> at_random(4 * blocks_);
+  for (unsigned& b : at_random) b = static_cast<unsigned>(random() % blocks_);
+  timed("at random, 132 groups, all words", at_random, 132, false, kPagedBlock / 4);
+  timed("at random, 132 groups, 4 KiB of each", at_random, 132, false, 1024);
+  timed("at random, 512 warps, 4 KiB of each", at_random, 512, true, 1024);
+  timed("at random, 16 groups, 4 KiB of each", at_random, 16, false, 1024);
+  list.resize(256);
+  timed("one group, one word", list, 1, false, 1);
+  reset();
+  for (const unsigned groups : {1u, 132u}) {
+    const double begin = now();
+    vmem::gpu::pin_again(stream_, view_, groups, 10000, result_);
+    finish("pins", 60);
+    std::printf("a pin and its end, %u groups on one block: %.0f ns\n", groups, (now() - begin) * 1e9 / 10000);
+  }
+  expect_right("pins");
+  close();
+  open(kBoth, kDevice);
+  timed("at random, opened for writing, 132 groups", at_random, 132, false, 1024);
+  close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i + 1 < argc; ++i)
+    if (strcmp(argv[i], "--seconds") == 0) seconds = static_cast<unsigned>(strtoul(argv[i + 1], nullptr, 10));
+  alarm(600 + 3 * seconds);  // whatever happens
+  return RUN_ALL_TESTS();
+}
