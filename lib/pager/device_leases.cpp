@@ -324,7 +324,11 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
         if (r.table[i].state == State::failed && !lost && !only_copy) {
           if ((r.table[i].flags & core::kShowsFile) == 0) {
             if (Status revived = revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
-          } else if (Status shown = own_page_tables() ? Status() : revive_shown(lock, r, i); !shown.ok()) {
+          } else if (own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
+            return error(EIO,
+                         "the file became shorter, and its own pages are shown: free the region and map it again, %s",
+                         where(r, i).c_str());
+          } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
             return shown;
           }
         }

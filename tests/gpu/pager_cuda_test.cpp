@@ -4,6 +4,7 @@
 #include <map>
 
 #include "../system/device_suite.h"
+#include "../system/device_suite_calls.h"
 #include "../system/device_suite_views.h"
 #include "device/device.h"
 #include "kernels.h"

@@ -85,12 +85,35 @@ TEST_P(CoreDumps, HoldEachRegionAsItWasMadeWhateverTheSettingIs) {
 // A block that was on a device has its trap made anew.
 class CoreDumpsOfDevices : public SimTest {
  protected:
-  void SetUp() override { start(1, {{"trap", "uffd"}, {"core_dump", "on"}}); }
+  void SetUp() override { start(1, {{"trap", "uffd"}, {"core_dump", "on"}}, handles_); }
   void TearDown() override {
     SimTest::TearDown();
     EXPECT_EQ(vmem_set("trap", "auto"), 0);
   }
+  bool handles_ = false;
 };
+
+// One that is on a device and has a copy for the CPU.
+class CoreDumpsOfHandles : public CoreDumpsOfDevices {
+ protected:
+  CoreDumpsOfHandles() { handles_ = true; }
+};
+
+TEST_F(CoreDumpsOfHandles, HoldWhatTheCpuIsShownAsTheRegionSays) {
+  if (IsSkipped()) return;
+  for (const int wanted : {-1, 1}) {
+    const vmem::region r(kBlock * 4, vmem::attributes{.core_dump = wanted});
+    auto* const words = static_cast<uint64_t*>(r.data());
+    for (size_t b = 0; b < 4; ++b) words[b * kBlock / 8] = b;
+    ASSERT_EQ(vmem_acquire(words, r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+    for (size_t b = 0; b < 4; ++b) EXPECT_EQ(words[b * kBlock / 8], b);
+    EXPECT_EQ(r.query().device_bytes, r.size());
+    EXPECT_EQ(left_out(words, r.size()), wanted < 0 ? r.size() : 0u);
+    EXPECT_EQ(vmem_release(words, r.size(), stream_), 0);
+    EXPECT_EQ(vmem_evict(words, r.size(), VMEM_SSD), 0);
+    EXPECT_EQ(left_out(words, r.size()), wanted < 0 ? r.size() : 0u);
+  }
+}
 
 TEST_F(CoreDumpsOfDevices, HoldNothingOfARegionThatIsToBeLeftOutWhereverItWas) {
   if (IsSkipped()) return;

@@ -190,6 +190,36 @@ TEST_F(Handles, AnAcquireOfNewBlocksWaitsForNoDevice) {
   EXPECT_EQ(load(words(r)), 0u);
 }
 
+// Present: right. Not present: an illegal address, and never what was there before.
+TEST_F(Handles, AKernelWithoutALeaseIsRightOrLosesItsDevice) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  store_on_device(words(r), 7);
+  static std::atomic<uint64_t> seen;
+  static std::atomic<bool> refused;
+  const auto load_on_device = [&] {
+    seen = 0;
+    refused = false;
+    ASSERT_TRUE(sim()
+                    .launch(stream_,
+                            [at = words(r)](SimKernel& k) {
+                              const auto* w = reinterpret_cast<const uint64_t*>(k.at(at, 8, false));
+                              if (w != nullptr) seen = *w;
+                              refused = w == nullptr;
+                            })
+                    .ok());
+  };
+  load_on_device();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(seen, 7u);
+  EXPECT_EQ(load(words(r)), 7u);  // it comes to host memory
+  load_on_device();
+  EXPECT_EQ(sim().synchronize(stream_).code(), -EIO);
+  EXPECT_TRUE(until([] { return refused.load(); }));
+  EXPECT_EQ(load(words(r)), 7u) << "nothing is lost";
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
 TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenTheBudgetIsLowered) {
   if (IsSkipped()) return;
   vmem::region r(12 * kBlock);
@@ -448,6 +478,24 @@ TEST_F(HandlesOnUserfault, PagesThatTheProgramDropsStopNothing) {
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << vmem_last_error();
   EXPECT_EQ(wrong(3), 0u);
+}
+
+TEST_F(HandlesOnUserfault, ABlockThatShowsItsFileIsRefusedAtADeviceWithWhatToDo) {
+  if (IsSkipped()) return;
+  TempFile file(2 * kBlock, 5);
+  const auto want = TempFile::content(2 * kBlock, 5);
+  vmem::region r(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  auto* bytes = static_cast<volatile unsigned char*>(r.data());
+  ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
+  EXPECT_EQ(bytes[7], want[7]);
+  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), -EIO);
+  EXPECT_NE(said().find("map it again"), std::string::npos) << said();
+  EXPECT_EQ(bytes[7], want[7]);
+  r.free();
+  vmem::region again(2 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
+  EXPECT_EQ(vmem_acquire(again.data(), again.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(again.data(), again.size(), stream_), 0) << vmem_last_error();
 }
 
 // Accesses do not park, so the file's own pages stay where they are.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <csignal>
 #include <thread>
 
 #include "device/park.h"
@@ -139,6 +140,30 @@ TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseIsGivenUpAfterTheTimeOutAndNothi
   // The next access asks again, and who looks at the queue takes the refusal back.
   VMEM_DO(vmem_evict(r.data(), r.size(), VMEM_HOST));
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 7), 0u);
+}
+
+TEST_P(DeviceTierViews, AccessesOfBlocksThatNobodyLeasesAreRightWhateverMoves) {
+  start();
+  vmem::region r(8 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  struct sigaction at_start = {}, now = {};
+  sigaction(SIGSEGV, nullptr, &at_start);
+  for (uint64_t round = 1; round < 4; ++round) {
+    VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+    app_->set(s, words(r), n, 0, round);
+    VMEM_DO(release(words(r), n, s));
+    if (round == 2) r.prefetch(0);
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round), 0u);
+    cpu_set(words(r), n, 0, round + 10);
+    if (round == 3) r.prefetch(0);
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round + 10), 0u);
+    lease_and_check(r, round + 10, VMEM_READ, s);
+    VMEM_DO(release(words(r), n, s));
+  }
+  right_so_far(s);
+  sigaction(SIGSEGV, nullptr, &now);
+  EXPECT_EQ(now.sa_handler, at_start.sa_handler) << "no handler is ours";
 }
 
 TEST_P(DeviceTierViews, CopiesForTheCpuGiveWayWhenMemoryIsShort) {
