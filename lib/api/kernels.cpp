@@ -148,7 +148,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     });
     if (kernel->service != nullptr) {
       // A device that is lost runs nothing any more.
-      const Status s = kernel->service->range().words->last_kernel(stream);
+      Status s = kernel->service->range().words->last_kernel(stream);
       if (!s.ok() && s.code() != -EIO) return s;
     }
     stays.dismiss();

@@ -52,7 +52,7 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     ++r.in_flight;
     region = &r;
   }
-  const Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
+  Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
   Lock lock(mutex_);
   if (!s.ok()) --region->kernels;
   --region->in_flight;
