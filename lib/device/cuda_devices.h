@@ -51,6 +51,8 @@ struct Gpu {
   std::vector<cudaEvent_t> idle_events;               // protected by mutex
   std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
   size_t paging_made = 0;                             // protected by mutex
+  std::atomic<unsigned> asking{0};                    // ranges that are open to kernels
+  std::atomic<const std::byte*> zeros{nullptr};       // kUnit of them, pinned, once a range was open
   size_t streams = 0, events = 0;  // made; there is room for all when they are idle. Protected by mutex
 };
 
@@ -139,6 +141,7 @@ class CudaDevices final : public UnitDevices {
   core::Status migrate_handle(const Span& span, int to);
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
+  core::Status make_zeros(Gpu& g);
   void free_paging(Gpu& g);
   uintptr_t window_of(uintptr_t block);
   int find_uvm_file(uintptr_t address, size_t size);

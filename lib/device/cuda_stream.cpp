@@ -65,9 +65,12 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
       void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
       size = std::min(kCopyPiece, copy.size - offset);
       if (!shared()) size = std::min(size, kUnit - (copy.block + offset) % kUnit);
-      e = frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)
-          : in             ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
-                           : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
+      // To clear memory takes a kernel, and those that ask may have the whole device until their block has come.
+      const bool copies_zeros = frame == nullptr && g.asking.load() != 0;
+      e = copies_zeros       ? cudaMemcpyAsync(block, g.zeros.load(), size, cudaMemcpyHostToDevice, stream)
+          : frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)
+          : in               ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
+                             : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
   if (e != cudaSuccess) {
