@@ -207,6 +207,24 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   EXPECT_GT(stored, blocks_ / 2);
 }
 
+// Nothing that a block needs, zeros included, may need a multiprocessor: there is none to be had.
+TEST_F(KernelPagingCuda, KernelsThatFillTheDeviceGetTheirBlocks) {
+  start(256, 1024, 4096);
+  open(kBoth, 64);
+  int processors = 0, most = 0;
+  MUST(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0));
+  MUST(cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, 0));
+  const auto groups = static_cast<unsigned>(processors * most / 256);
+  vmem::gpu::soak(stream_, view_, state_, 2 * groups, 2000000000, ~0u, 4, true, result_);
+  MUST(cudaGetLastError());
+  finish("a full device", 90);
+  std::printf("%u groups on a full device: %llu turns, slowest acquire %.2f ms\n", 2 * groups, result_->turns,
+              static_cast<double>(result_->slowest_ns) / 1e6);
+  expect_right("a full device");
+  EXPECT_GT(result_->turns, blocks_);
+  close();
+}
+
 // With the CPU's own loads and stores of the range's other half, and leases there, meanwhile.
 TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   start(512, 1024, 4096);
