@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
@@ -154,7 +155,7 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   core::step("asking.publishing");
   const uint64_t now = pager::now_ns();
   ++marks_;
-  port_.arrives = true;
+  port_.arrives = !core::broken("kernel_arrival");
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = frames_[free_.back()];
     free_.pop_back();
@@ -192,7 +193,7 @@ size_t PagingService::choose_victims(size_t most, uint64_t now) {
     if (!frame.used || frame.mark > reached || states_.kind(frame.block) != Kind::present) continue;
     if (std::find(victims_.begin(), victims_.end(), f) != victims_.end()) continue;
     const uint32_t use = range_.words->use(frame.block);
-    if (paging::pins_of(use) != 0) continue;
+    if (paging::pins_of(use) != 0 && !core::broken("kernel_pins")) continue;
     if (states_.untaken(frame.block) && now - frame.since_ns < kHold) continue;
     if (std::exchange(frame.takes, paging::takes_of(use)) != paging::takes_of(use)) continue;
     victims_.push_back(f);
@@ -215,7 +216,7 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames) {
   size_t got = 0;
   for (const uint32_t f : victims_) {
     const uint32_t b = frames_[f].block;
-    if (states_.in_use(b)) {
+    if (states_.in_use(b) && !core::broken("kernel_pins")) {
       states_.cancel(b);
       continue;
     }

@@ -24,6 +24,8 @@ stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --d
 copy_wait      | long  | history --seconds 4 --device sim
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*, durable --seconds 3
+kernel_pins    | long  | system KernelPaging.WhatAKernelHasStaysWhateverOthersAskFor
+kernel_arrival | long  | system KernelPaging.NoKernelIsToldOfABlockBeforeItsBytesAreThere
 own_memory     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 file_lock      | long  | system FilesMore.SharedIsExclusive
 '

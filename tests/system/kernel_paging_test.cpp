@@ -171,6 +171,69 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   }
 }
 
+TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  Open open(words(r), 4 * kBlock, kBoth, stream_, kBlock);
+  const View view = open.view();
+  static std::atomic<bool> has, go;
+  static std::atomic<int> first, told;
+  has = go = false;
+  first = -1;
+  launch(stream(0), [view](SimKernel& k) {
+    Group group(view.table, long_enough());
+    // Twice: what nobody has had yet stays in any case, for a while.
+    if (group.acquire(0, Intent::write) == Answer::present) group.release(0);
+    first = static_cast<int>(group.acquire(0, Intent::write));
+    has = true;
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (auto* w = word(k, view, 0, 3, true); w != nullptr) w->store(33);
+    group.release(0);
+  });
+  EXPECT_TRUE(until([] { return has.load(); }));
+  EXPECT_EQ(first, kPresent);
+  launch_add(stream_, view, 1, &told);
+  // It has been asked for by now, and taken notice of.
+  EXPECT_TRUE(until([&] { return HostAtomics::load(&view.table.control->ring_head) >= 2; }));
+  for (int i = 0; i < 100; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(told, -1) << "there is one frame, and a kernel has it";
+    if (told != -1) break;
+  }
+  go = true;
+  open.end();
+  EXPECT_EQ(told, kPresent);
+  EXPECT_EQ(words(r)[3], 33u);
+}
+
+TEST_F(KernelPaging, NoKernelIsToldOfABlockBeforeItsBytesAreThere) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  words(r)[kWords] = 5;
+  Open open(words(r), 2 * kBlock, kBoth, stream_);
+  static std::atomic<bool> copying, goes_on;
+  copying = goes_on = false;
+  sim().set_hook([](vmem::device::SimOp op, int, uintptr_t, size_t) {
+    if (op == vmem::device::SimOp::copy_in) {
+      copying = true;
+      while (!goes_on) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return vmem::core::Status();
+  });
+  std::atomic<int> told{-1};
+  launch_add(stream_, open.view(), 1, &told);
+  EXPECT_TRUE(until([] { return copying.load(); }));
+  for (int i = 0; i < 100; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(told, -1);
+    if (told != -1) break;
+  }
+  goes_on = true;
+  open.end();
+  EXPECT_EQ(told, kPresent);
+  EXPECT_EQ(words(r)[kWords], 6u);
+}
+
 TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) {
   if (IsSkipped()) return;
   vmem::store::FaultyEngine* disk = nullptr;
