@@ -7,8 +7,11 @@
 #include <thread>
 
 #include "child.h"
+#include "device/paging_host.h"
 #include "device/sim_device.h"
 #include "support.h"
+#include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_view.h"
 
 namespace {
 
@@ -109,6 +112,54 @@ TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Leases, ExitBesideAStream, testing::Values("released", "live"));
+
+// A kernel that asks for one block after the other and adds to each, for ever; what it had done before the end is told.
+TEST(ExitWaitsChild, DISABLED_AKernelThatAsks) {
+  start_device(true);
+  constexpr uint32_t kBlocks = 4;
+  char* held = map_shared("VMEM_TEST_FILE", kBlocks * kBlock);
+  void* stream = vmem::device::current_sim()->create_stream(0);
+  struct vmem_kernel* open = nullptr;
+  vmem_kernel_view opaque;
+  ASSERT_EQ(vmem_kernel_begin(&open, held, kBlocks * kBlock, VMEM_READ | VMEM_WRITE, 0, 2 * kBlock, &opaque), 0)
+      << vmem_last_error();
+  static vmem::paging::View<vmem::paging::HostAtomics> view;
+  memcpy(&view, &opaque, sizeof view);
+  static std::atomic<uint64_t> added[kBlocks];
+  const auto status = vmem::device::current_sim()->launch(stream, [held](SimKernel& k) {
+    vmem::paging::Group<vmem::paging::HostAtomics> group(view.table, UINT64_MAX);
+    for (uint32_t b = 0; group.acquire(b, vmem::paging::Intent::write) == vmem::paging::Answer::present;
+         b = (b + 1) % kBlocks) {
+      if (std::byte* at = k.at(held + b * kBlock, 8, true); at != nullptr) {
+        *reinterpret_cast<uint64_t*>(at) += 1;
+        ++added[b];
+      }
+      group.release(b);
+    }
+    for (;;) pause();
+  });
+  ASSERT_TRUE(status.ok()) << status.text();
+  while (added[kBlocks - 1] < 5) usleep(1000);
+  log_to_file();
+  for (const auto& count : added) dprintf(STDERR_FILENO, "added %llu\n", static_cast<unsigned long long>(count.load()));
+}
+
+TEST(ExitBesideAKernel, ThatAsksForEverEndsAndWritesWhatItStored) {
+  const TempFile held(4 * kBlock);
+  const std::string log = run("ExitWaitsChild.DISABLED_AKernelThatAsks", {{"VMEM_TEST_FILE", held.path()}});
+  if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
+  const auto bytes = held.read(), before = TempFile::content(4 * kBlock, 1);
+  std::istringstream lines(log);
+  std::string word;
+  for (size_t b = 0; b < 4; ++b) {
+    uint64_t was = 0, is = 0, added = 0;
+    memcpy(&was, &before[b * kBlock], 8);
+    memcpy(&is, &bytes[b * kBlock], 8);
+    ASSERT_TRUE(lines >> word >> added && word == "added") << log;
+    EXPECT_GE(is - was, added) << "block " << b;
+    EXPECT_LT(is - was, uint64_t{1} << 32) << "block " << b;
+  }
+}
 
 TEST(ExitWaitsChild, DISABLED_AStoreUnderAReadLease) {
   start_device(true);
