@@ -1,13 +1,4 @@
-// Host copies of blocks that are on a device. A block that came through a staging frame leaves its bytes there until
-// the frame is wanted for something else: while the copy is kept, the block leaves its device by being forgotten there,
-// and is in host memory at once. Without it a block that is clean on the SSD would be read again, and one that is not
-// would be copied back.
-//
-//   Resident::copy of a block on a device names a resident of the staging pool with the same bytes. It goes when the
-//   block may change there: a WRITE lease, a store of the CPU.
-//
-// Copies compete with blocks that are only in staging frames, under one policy: how long ago a block left its device
-// last is its age.
+// What a staging frame is used for when its block has come to a device, or left it: a host copy, or another block.
 #include "pager/clock.h"
 #include "pager/pager.h"
 
@@ -15,46 +6,17 @@ namespace vmem::pager {
 
 using core::Block;
 using core::BlockIndex;
-using core::kNoResident;
 using core::ResidentId;
 using core::State;
 
 // Locked; the block has come to its device from `frame`. False: the frame is not kept.
 bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
-  const ResidentId on_device = r.table[b].aux;
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
-  if (pinned || residents_[on_device].changed || r.dying || !reserve_block()) return false;
-  const ResidentId id = residents_.take(r, b, frame, kStagingPool);
-  Resident& copy = residents_[id];
-  copy.is_copy = true;
-  copy.stamp = residents_[on_device].stamp;
-  residents_[on_device].copy = id;
-  admit_copy(id);
+  if (pinned || residents_[r.table[b].aux].changed || r.dying || !reserve_block()) return false;
+  copies_.keep(r, b, frame);
   return true;
-}
-
-// Locked.
-void Pager::admit_copy(ResidentId id) {
-  Resident& copy = residents_[id];
-  policy::Admission a;
-  a.id = id;
-  a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
-  a.priority = copy.region->priority;
-  a.probes = false;
-  if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
-  policy(id).admit(a);
-  copy.admitted = true;
-}
-
-// Locked. The block on a device has changed, or may, or is gone: it is its only copy.
-void Pager::drop_copy(ResidentId on_device) {
-  const ResidentId id = residents_[on_device].copy;
-  residents_[on_device].copy = kNoResident;
-  if (id == kNoResident) return;
-  staging_.put(residents_[id].frame);
-  give_resident(id);
 }
 
 // Locked. What the device has may differ from the SSD and from any copy from here on.
@@ -62,35 +24,16 @@ void Pager::will_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   block.flags |= core::kDirty;
   residents_[block.aux].changed = true;
-  drop_copy(block.aux);
+  copies_.drop(block.aux);
 }
 
 // Locked; the policy has chosen it and forgotten it. False: it stays, being all there is of the block.
 bool Pager::evict_copy(ResidentId id) {
   const Resident& copy = residents_[id];
   const Block& block = copy.region->table[copy.block];
-  if (gpus_[block.device].lost && !proven_clean(block)) {
-    admit_copy(id);
-    return false;
-  }
-  residents_[block.aux].copy = kNoResident;
-  staging_.put(copy.frame);
-  residents_[id].admitted = false;
-  give_resident(id);
-  return true;
-}
-
-// Locked; state leaving, with its copy claimed by begin_leave(). The copy is the block from now on, in state held.
-void Pager::become_copy(Region& r, BlockIndex b) {
-  const ResidentId id = residents_[r.table[b].aux].copy;
-  residents_[r.table[b].aux].copy = kNoResident;
-  free_resident(b, r);
-  Resident& resident = residents_[id];
-  resident.is_copy = false;
-  resident.stamp = stamp_now();
-  r.table[b].aux = id;
-  policy(id).unhold(id);
-  match_hold(r, b);
+  const bool goes = !gpus_[block.device].lost || proven_clean(block);
+  goes ? copies_.evict(id) : copies_.refuse(id);
+  return goes;
 }
 
 // Locked. A staging frame while more than `keep` are free; else one of a block that the SSD or a device has too, which

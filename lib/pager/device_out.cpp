@@ -35,17 +35,13 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const bool shown = residents_[block.aux].shown && how != Leave::sync;
-  const ResidentId kept = how == Leave::drop || shown ? core::kNoResident : residents_[block.aux].copy;
-  const bool copy = !shown && kept == core::kNoResident &&
-                    (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
+  const bool kept = how != Leave::drop && !shown && copies_.has(block.aux);
+  const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The device has it no more as it should be written, or has it no more at all.
   const bool from_cpu =
       copy && residents_[block.aux].shown && (residents_[block.aux].stale || gpus_[block.device].lost);
   std::byte* frame = nullptr;
-  if (kept != core::kNoResident) {
-    frame = residents_[kept].frame;
-    policy(kept).hold(kept);
-  }
+  if (kept) frame = copies_.hold(block.aux);
   if (copy) {
     frame = staging_frame(0);
     if (frame == nullptr) return nullptr;
@@ -59,7 +55,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->way = core::Way::from_device;
   m->leave = how;
   m->clean = !copy;
-  m->kept = kept != core::kNoResident;
+  m->kept = kept;
   m->staged = true;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
@@ -258,7 +254,11 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
-    become_copy(r, b);
+    const ResidentId id = copies_.become(block.aux);
+    free_resident(b, r);
+    residents_[id].stamp = stamp_now();
+    block.aux = id;
+    match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
   } else if (m->image != nullptr && copied.ok()) {
     free_resident(b, r);
@@ -290,7 +290,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   g.failure = why;
   ++g.failures;
   if (m->kept) {
-    policy(residents_[r.table[m->block].aux].copy).unhold(residents_[r.table[m->block].aux].copy);
+    copies_.unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
     staging_.put(m->image);
   }
@@ -343,7 +343,7 @@ void Pager::finish_device_write(Move* m, After& after) {
     give_back_extent(m);
   }
   if (m->kept) {
-    policy(residents_[block.aux].copy).unhold(residents_[block.aux].copy);
+    copies_.unhold(block.aux);
   } else if (m->image != nullptr) {
     staging_.put(m->image);
   }

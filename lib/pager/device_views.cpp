@@ -158,17 +158,16 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
     return nullptr;
   }
   Block& block = r.table[b];
-  const ResidentId kept = residents_[block.aux].copy;
-  std::byte* const frame = kept != core::kNoResident ? residents_[kept].frame : staging_frame(0);
+  const bool kept = copies_.has(block.aux);
+  std::byte* const frame = kept ? copies_.hold(block.aux) : staging_frame(0);
   if (frame == nullptr) {
     budget_.credit(r.block_size);
     return nullptr;
   }
-  if (kept != core::kNoResident) policy(kept).hold(kept);
   unrefuse(r, b);
   Move* m = new_move(r, b);
   m->image = frame;
-  m->kept = kept != core::kNoResident;
+  m->kept = kept;
   m->staged = true;
   m->device = block.device;
   m->way = core::Way::from_device;
@@ -198,7 +197,7 @@ void Pager::show(Move* m) {
   Block& block = r.table[b];
   Resident& resident = residents_[block.aux];
   if (m->kept) {
-    policy(resident.copy).unhold(resident.copy);
+    copies_.unhold(block.aux);
   } else {
     staging_.put(m->image);
   }

@@ -282,7 +282,7 @@ bool Pager::rescue(Lock& lock) {
       for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!residents_[block.aux].shown && residents_[block.aux].copy == core::kNoResident) continue;
+        if (!residents_[block.aux].shown && !copies_.has(block.aux)) continue;
         if (Move* m = begin_leave(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {

@@ -19,18 +19,30 @@ using core::ResidentId;
 using core::State;
 using core::Status;
 
+namespace {
+
+// By Resident::pool.
+std::vector<std::unique_ptr<policy::Evictor>> make_policies(const device::Devices* devices, policy::EvictorKind kind) {
+  std::vector<std::unique_ptr<policy::Evictor>> policies(kDevicePools);
+  if (devices != nullptr) policies.resize(kDevicePools + static_cast<size_t>(devices->count()));
+  for (auto& policy : policies) policy = policy::make_evictor(kind);
+  return policies;
+}
+
+}  // namespace
+
 Pager::Pager(Parts parts, Config config)
     : trap_(std::move(parts.trap)),
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
+      devices_(std::move(parts.devices)),
       config_(std::move(config)),
+      policies_(make_policies(devices_.get(), config_.evictor)),
       budget_(config_.host_budget),
       frames_(*trap_, budget_, config_.numa_nodes),
-      growth_(staging_, budget_, config_.staging_share) {
-  if (parts.devices != nullptr) devices_ = std::move(parts.devices);
-  const size_t devices = devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0;
-  for (size_t i = 0; i < kDevicePools + devices; ++i) policies_.push_back(policy::make_evictor(config_.evictor));
-  gpus_ = std::vector<Gpu>(devices);
+      gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
+      growth_(staging_, budget_, config_.staging_share),
+      copies_(residents_, staging_, *policies_[kStagingPool], clock_) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -177,7 +189,7 @@ void Pager::resize_policies(size_t residents) {
 void Pager::free_resident(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
   const ResidentId id = block.aux;
-  drop_copy(id);
+  copies_.drop(id);
   give_resident(id);
   clock_.left(r.block_size);
   block.aux = clock_.stamp();
@@ -378,7 +390,7 @@ std::string Pager::check() {
   Lock lock(mutex_);
   while (growth_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
   uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
-  size_t staged = 0, copies = 0;
+  size_t staged = 0;
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
@@ -392,13 +404,6 @@ std::string Pager::check() {
         if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
         if (resident.stale) stale += r->block_size;
-        if (resident.copy == core::kNoResident) continue;
-        ++copies;
-        const Resident& copy = residents_[resident.copy];
-        if (!copy.is_copy || copy.region != r.get() || copy.block != b || resident.changed ||
-            !staging_.owns(copy.frame) || !core::on_a_device(r->table[b].state)) {
-          return "a host copy is not the block's: " + std::string(where(*r, b));
-        }
       }
     }
     if (std::string s = r->leases.check(); !s.empty()) return s;
@@ -414,8 +419,10 @@ std::string Pager::check() {
         return "a lease holds no block: " + std::string(where(*r, b));
     }
   }
+  const size_t copies = copies_.count();
   if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";
   if (std::string s = residents_.check(); !s.empty()) return s;
+  if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = growth_.check(now_ns()); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;

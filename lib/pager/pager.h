@@ -17,6 +17,7 @@
 #include "pager/ask.h"
 #include "pager/config.h"
 #include "pager/eviction_clock.h"
+#include "pager/host_copies.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
@@ -207,12 +208,10 @@ class Pager {
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
   core::Status grow_staging(Lock& lock, size_t at_most);
-  // copies.cpp: what stays in host memory of blocks on a device
+  // copies.cpp
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
-  void drop_copy(core::ResidentId on_device), admit_copy(core::ResidentId id);
   void will_change(Region& r, core::BlockIndex b);
   bool evict_copy(core::ResidentId id);
-  void become_copy(Region& r, core::BlockIndex b);
   std::byte* staging_frame(size_t keep);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
@@ -293,6 +292,7 @@ class Pager {
   std::vector<Gpu> gpus_;
   Staging staging_{budget_};
   StagingGrowth growth_;
+  HostCopies copies_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 

@@ -1,0 +1,88 @@
+#include "pager/host_copies.h"
+
+#include <utility>
+
+namespace vmem::pager {
+
+using core::BlockIndex;
+using core::kNoResident;
+using core::ResidentId;
+
+void HostCopies::keep(Region& r, BlockIndex b, std::byte* frame) {
+  const ResidentId on_device = r.table[b].aux, id = residents_.take(r, b, frame, kStagingPool);
+  Resident& copy = residents_[id];
+  copy.is_copy = true;
+  copy.stamp = residents_[on_device].stamp;
+  residents_[on_device].copy = id;
+  ++count_;
+  admit(id);
+}
+
+void HostCopies::admit(ResidentId id) {
+  Resident& copy = residents_[id];
+  policy::Admission a;
+  a.id = id;
+  a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
+  a.priority = copy.region->priority;
+  a.probes = false;
+  if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
+  policy_.admit(a);
+  copy.admitted = true;
+}
+
+void HostCopies::give(ResidentId id) {
+  if (residents_[id].admitted) policy_.remove(id);
+  staging_.put(residents_[id].frame);
+  residents_.give(id);
+  --count_;
+}
+
+void HostCopies::drop(ResidentId on_device) {
+  const ResidentId id = std::exchange(residents_[on_device].copy, kNoResident);
+  if (id != kNoResident) give(id);
+}
+
+std::byte* HostCopies::hold(ResidentId on_device) {
+  const ResidentId id = residents_[on_device].copy;
+  policy_.hold(id);
+  return residents_[id].frame;
+}
+
+ResidentId HostCopies::become(ResidentId on_device) {
+  const ResidentId id = std::exchange(residents_[on_device].copy, kNoResident);
+  residents_[id].is_copy = false;
+  policy_.unhold(id);
+  --count_;
+  return id;
+}
+
+void HostCopies::evict(ResidentId id) {
+  const Resident& copy = residents_[id];
+  residents_[copy.region->table[copy.block].aux].copy = kNoResident;
+  residents_[id].admitted = false;
+  give(id);
+}
+
+std::string HostCopies::check() const {
+  size_t copies = 0, named = 0;
+  for (ResidentId id = 0; id < residents_.size(); ++id) {
+    const Resident& resident = residents_[id];
+    if (resident.region == nullptr) continue;
+    copies += resident.is_copy ? 1 : 0;
+    if (resident.copy == kNoResident) continue;
+    ++named;
+    const Resident& copy = residents_[resident.copy];
+    if (!copy.is_copy || copy.region != resident.region || copy.block != resident.block || copy.pool != kStagingPool ||
+        !copy.admitted || resident.changed || !staging_.owns(copy.frame) ||
+        !core::on_a_device(resident.region->table[resident.block].state)) {
+      return core::strprintf("a host copy is not the block's: region %llu, block %llu",
+                             static_cast<unsigned long long>(resident.region->id),
+                             static_cast<unsigned long long>(resident.block));
+    }
+  }
+  if (copies != named || copies != count_)
+    return core::strprintf("%zu host copies are known, blocks have %zu, and there are %zu", count_, named, copies);
+  return "";
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,214 @@
+// Host copies of blocks on a device: each is one block's, is known to the policy while it is there, and gives its frame
+// back when it goes.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "device/sim_device.h"
+#include "memory/host_budget.h"
+#include "memory/staging.h"
+#include "pager/host_copies.h"
+
+namespace {
+
+using vmem::core::BlockIndex;
+using vmem::core::ResidentId;
+using vmem::core::State;
+using vmem::memory::Staging;
+using vmem::pager::EvictionClock;
+using vmem::pager::HostCopies;
+using vmem::pager::kDevicePools;
+using vmem::pager::kStagingPool;
+using vmem::pager::Region;
+using vmem::pager::Residents;
+using vmem::policy::Admission;
+using vmem::policy::EvictorStats;
+using vmem::policy::Priority;
+using vmem::policy::Temperature;
+using vmem::policy::Victim;
+
+// Knows what it was told, and chooses nobody.
+class FakePolicy final : public vmem::policy::Evictor {
+ public:
+  const char* name() const override { return "fake"; }
+  void resize(size_t, uint64_t) override {}
+  void admit(const Admission& what) override { EXPECT_TRUE(known.emplace(what.id, what).second) << what.id; }
+  void touched(ResidentId) override {}
+  void remove(ResidentId id) override { EXPECT_EQ(known.erase(id), 1u) << id; }
+  void advise(ResidentId, Temperature, Priority, bool) override {}
+  size_t victims(uint64_t, std::span<Victim>) override { return 0; }
+  void hold(ResidentId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
+  void unhold(ResidentId id) override { --holds[id]; }
+  EvictorStats stats() const override { return {}; }
+
+  std::map<ResidentId, Admission> known;
+  std::map<ResidentId, int> holds;
+};
+
+class PagerHostCopies : public ::testing::Test {
+ protected:
+  static constexpr size_t kFrames = 4;
+
+  void SetUp() override {
+    ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
+    staging = std::make_unique<Staging>(budget);
+    copies = std::make_unique<HostCopies>(residents, *staging, policy, clock);
+    ASSERT_TRUE(staging->reserve(kFrames, 0));
+    const size_t size = kFrames * Staging::kFrame;
+    void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    staging->add_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
+    region.id = 7;
+    region.block_size = Staging::kFrame;
+    ASSERT_TRUE(region.table.create(16).ok());
+    residents.grow();
+  }
+  // The block is on a device from now on.
+  ResidentId on_device(BlockIndex b) {
+    const ResidentId id = residents.take(region, b, nullptr, kDevicePools);
+    region.table[b].aux = id;
+    region.table.change(b, State::untouched, State::entering);
+    region.table.change(b, State::entering, State::on_device);
+    return id;
+  }
+  // .. and its staging frame has the same bytes.
+  ResidentId with_copy(BlockIndex b) {
+    const ResidentId id = on_device(b);
+    copies->keep(region, b, staging->get(0));
+    return id;
+  }
+
+  std::unique_ptr<vmem::device::SimDevices> devices;
+  vmem::memory::HostBudget budget{uint64_t{64} << 20};
+  std::unique_ptr<Staging> staging;
+  Region region{16, 4};
+  Residents residents;
+  FakePolicy policy;
+  EvictionClock clock;
+  std::unique_ptr<HostCopies> copies;
+};
+
+TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
+  clock.left(uint64_t{1} << 30);
+  const ResidentId id = on_device(3);
+  residents[id].stamp = clock.stamp();
+  clock.left(uint64_t{8} << 20);
+  std::byte* const frame = staging->get(0);
+  EXPECT_FALSE(copies->has(id));
+  copies->keep(region, 3, frame);
+  EXPECT_TRUE(copies->has(id));
+  EXPECT_EQ(copies->count(), 1u);
+  const ResidentId copy = residents[id].copy;
+  EXPECT_EQ(residents[copy].frame, frame);
+  EXPECT_EQ(residents[copy].pool, kStagingPool);
+  EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
+  ASSERT_EQ(policy.known.count(copy), 1u);
+  EXPECT_EQ(policy.known[copy].weight, Staging::kFrame / 4096);
+  EXPECT_FALSE(policy.known[copy].probes);
+  EXPECT_EQ(policy.known[copy].age, (uint64_t{8} << 20) / 4096) << "since it left its device last";
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, ABlockThatNeverLeftADeviceHasNoAge) {
+  const ResidentId id = with_copy(3);
+  EXPECT_FALSE(policy.known[residents[id].copy].age.has_value());
+}
+
+TEST_F(PagerHostCopies, WhatChangesHasNoCopyAnyMore) {
+  const ResidentId id = with_copy(3);
+  EXPECT_EQ(staging->free(), kFrames - 1);
+  copies->drop(id);
+  EXPECT_FALSE(copies->has(id));
+  EXPECT_EQ(staging->free(), kFrames);
+  EXPECT_TRUE(policy.known.empty());
+  EXPECT_EQ(residents.used(), 1u);
+  copies->drop(id);
+  EXPECT_EQ(staging->free(), kFrames) << "there was none to be dropped";
+  EXPECT_EQ(copies->count(), 0u);
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, AnEvictedCopyLeavesItsBlockWhereItIs) {
+  const ResidentId a = with_copy(1), b = with_copy(2);
+  const ResidentId victim = residents[a].copy;
+  policy.known.erase(victim);  // as victims() does
+  copies->evict(victim);
+  EXPECT_FALSE(copies->has(a));
+  EXPECT_TRUE(copies->has(b));
+  EXPECT_EQ(region.table[1].aux, a);
+  EXPECT_EQ(staging->free(), kFrames - 1);
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, ACopyThatIsAllThereIsStays) {
+  const ResidentId a = with_copy(1);
+  const ResidentId victim = residents[a].copy;
+  policy.known.erase(victim);
+  copies->refuse(victim);
+  EXPECT_TRUE(copies->has(a));
+  EXPECT_EQ(policy.known.count(victim), 1u) << "it is chosen again another time";
+  EXPECT_EQ(staging->free(), kFrames - 1);
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, AMoveThatReadsACopyHoldsIt) {
+  const ResidentId id = with_copy(3);
+  const ResidentId copy = residents[id].copy;
+  EXPECT_EQ(copies->hold(id), residents[copy].frame);
+  EXPECT_EQ(policy.holds[copy], 1);
+  copies->unhold(id);
+  EXPECT_EQ(policy.holds[copy], 0);
+  EXPECT_TRUE(copies->has(id));
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
+  const ResidentId id = with_copy(3);
+  std::byte* const frame = copies->hold(id);
+  const ResidentId now = copies->become(id);
+  EXPECT_FALSE(copies->has(id));
+  EXPECT_FALSE(residents[now].is_copy);
+  EXPECT_EQ(residents[now].frame, frame);
+  EXPECT_EQ(residents[now].block, 3u);
+  EXPECT_EQ(policy.holds[now], 0);
+  EXPECT_EQ(policy.known.count(now), 1u) << "as any block in a staging frame";
+  EXPECT_EQ(copies->count(), 0u);
+  EXPECT_EQ(staging->free(), kFrames - 1);
+  copies->drop(id);
+  EXPECT_EQ(staging->free(), kFrames - 1) << "it is no copy of what was on the device";
+  residents.give(id);
+  region.table[3].aux = now;
+  region.table.change(3, State::on_device, State::leaving);
+  region.table.change(3, State::leaving, State::held);
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
+  const ResidentId id = with_copy(3);
+  const ResidentId copy = residents[id].copy;
+  const char* const wrong = "a host copy is not the block's: region 7, block 3";
+  residents[id].changed = true;
+  EXPECT_EQ(copies->check(), wrong);
+  residents[id].changed = false;
+  residents[copy].block = 4;
+  EXPECT_EQ(copies->check(), wrong);
+  residents[copy].block = 3;
+  std::byte elsewhere{};
+  std::byte* const frame = std::exchange(residents[copy].frame, &elsewhere);
+  EXPECT_EQ(copies->check(), wrong);
+  residents[copy].frame = frame;
+  region.table.change(3, State::on_device, State::leaving);
+  region.table.change(3, State::leaving, State::stored);
+  EXPECT_EQ(copies->check(), wrong);
+  region.table.change(3, State::stored, State::entering);
+  region.table.change(3, State::entering, State::on_device);
+  EXPECT_EQ(copies->check(), "");
+  residents[id].copy = vmem::core::kNoResident;
+  EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");
+  residents[id].copy = copy;
+}
+
+}  // namespace
