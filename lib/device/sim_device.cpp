@@ -173,7 +173,11 @@ static void discard(int memfd, const Reservation& r, uintptr_t address, size_t s
 }
 
 // Nobody's addresses for the range, aligned.
-static Status address_space(Reservation& r) {
+Status SimDevices::address_space(Reservation& r) {
+  if (options_.space != nullptr) {
+    r.base = reinterpret_cast<uintptr_t>(options_.space) + placed_.fetch_add(r.size);
+    return {};
+  }
   const size_t span = r.size + kUnit;
   void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);

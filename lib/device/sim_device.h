@@ -33,6 +33,8 @@ struct SimOptions {
   // (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
   bool handles = false;  // CpuView::separate
+  // Ranges are taken from here on, side by side: address space that the maker has reserved, enough for all of them.
+  std::byte* space = nullptr;
 };
 
 enum class SimOp : uint8_t {
@@ -190,6 +192,7 @@ class SimDevices final : public UnitDevices {
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
   std::byte* view(const Reservation& r, uintptr_t address) const;
+  core::Status address_space(Reservation& r);
   core::Status reserve_pages(Reservation& r);
   core::Status make_piece(int device, uint32_t number, Piece* out);
   core::Status oversubscribed(int device);
@@ -198,6 +201,7 @@ class SimDevices final : public UnitDevices {
   void copy_bytes(const Reservation& r, const Copy& copy, bool in);
 
   const SimOptions options_;
+  std::atomic<size_t> placed_{0};  // bytes of options_.space that were taken
   int memfd_ = -1;
   std::byte* window_ = nullptr;  // handles: of all devices
   mutable std::mutex mutex_;     // devices_' state, events, live streams, violations

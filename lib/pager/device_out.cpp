@@ -75,17 +75,19 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
 // The trap stands at holes again, and their parked threads with it.
 void Pager::restore_trap(std::span<const device::Range> ranges) {
   if (own_page_tables()) return;  // it never went
-  const auto region_of = [&](uintptr_t at) {
+  // Regions may lie side by side, and each has a range of the trap of its own.
+  core::Few<uintptr_t, Batch::capacity()> limits;
+  {
     const Lock lock(mutex_);
-    return find(at);
-  };
+    for (const device::Range& range : ranges) {
+      const Region* const region = find(range.address);
+      limits.push_back(reinterpret_cast<uintptr_t>(region->base) + region->span);
+    }
+  }
   for (size_t i = 0; i < ranges.size();) {
     size_t n = 1;
     uintptr_t end = ranges[i].address + ranges[i].size;
-    // Regions may lie side by side, and each has a range of the trap of its own.
-    const Region* const region = region_of(ranges[i].address);
-    while (i + n < ranges.size() && ranges[i + n].address == end && region_of(end) == region)
-      end += ranges[i + n++].size;
+    while (i + n < ranges.size() && ranges[i + n].address == end && end < limits[i]) end += ranges[i + n++].size;
     Status s =
         trap_->attach_at(reinterpret_cast<void*>(ranges[i].address), end - ranges[i].address, trap::Transfer::copy);
     for (int tries = 0; !s.ok() && tries < 100; ++tries) {  // mappings may come free again

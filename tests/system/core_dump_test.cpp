@@ -138,6 +138,54 @@ TEST_F(CoreDumpsOfDevices, HoldNoBlockThatIsOnADevice) {
   EXPECT_EQ(left_out(words, kBlock), kBlock);
 }
 
+// Regions that lie side by side, whose blocks leave their device together.
+class CoreDumpsOfNeighbours : public SimTest {
+ protected:
+  static constexpr size_t kSpace = 64 * kBlock;
+  void SetUp() override {
+    SystemTest::SetUp();
+    void* const all = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(all, MAP_FAILED);
+    space_ = reinterpret_cast<std::byte*>(vmem::core::round_up(reinterpret_cast<uintptr_t>(all), kBlock));
+    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+      vmem::device::SimOptions options;
+      options.memory_bytes = 128 << 20;
+      options.space = space_;
+      std::unique_ptr<vmem::device::SimDevices> made;
+      vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
+      *out = std::move(made);
+      return s;
+    };
+    configure({{"device_budget", "8MiB"}, {"host_budget", "96MiB"}, {"readahead", "0"}, {"trap", "uffd"}});
+    if (!IsSkipped()) stream_ = stream(0);
+  }
+  void TearDown() override {
+    SimTest::TearDown();
+    EXPECT_EQ(vmem_set("trap", "auto"), 0);
+  }
+  static inline std::byte* space_ = nullptr;
+};
+
+TEST_F(CoreDumpsOfNeighbours, HoldWhatEachRegionSays) {
+  if (IsSkipped()) return;
+  const vmem::region in(2 * kBlock, vmem::attributes{.core_dump = 1});
+  const vmem::region out(2 * kBlock, vmem::attributes{.core_dump = -1});
+  const vmem::region other(4 * kBlock);
+  auto* const words = static_cast<uint64_t*>(in.data());
+  ASSERT_EQ(static_cast<std::byte*>(in.data()) + in.size(), out.data());
+  for (int round = 0; round < 4; ++round) {
+    for (size_t b = 0; b < 4; ++b) store_on_device(words + b * kBlock / 8, b + 1);
+    // All four leave for what comes.
+    ASSERT_EQ(vmem_acquire(other.data(), other.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+    EXPECT_TRUE(until([&] { return in.query().device_bytes + out.query().device_bytes == 0; }));
+    ASSERT_EQ(vmem_release(other.data(), other.size(), stream_), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+    for (size_t b = 0; b < 4; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
+    EXPECT_EQ(left_out(in.data(), in.size()), 0u);
+    EXPECT_EQ(left_out(out.data(), out.size()), out.size());
+  }
+}
+
 // A block that shows its file, of a PRIVATE region: what is stored there is the process's own, and would be dumped.
 TEST(CoreDumpsOfFiles, HoldNothingOfABlockThatShowsItsFile) {
   const int fd = memfd_create("vmem-core-dump", MFD_CLOEXEC);
