@@ -222,6 +222,72 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
+// While a sync keeps the region from being taken apart, block 0 of it is accessed as `access` says.
+class PagerFreesDevices : public PagerWaits {
+ protected:
+  void free_beside(const std::function<void()>& access) {
+    put(r + kHugePage, 1);
+    engine->hold(Io::Op::write, true);
+    auto syncing = calling([&] { return pager->sync(r + kHugePage, kHugePage); });
+    engine->until_held(1);
+    auto accessing = std::async(std::launch::async, access);
+    auto freeing = calling([&] {
+      const auto asked = [&] { return !access_first || stats().faults > faults; };
+      EXPECT_TRUE(vmem::test::eventually(asked));
+      return pager->destroy(r, true);
+    });
+    EXPECT_EQ(accessing.wait_for(vmem::test::patiently(std::chrono::seconds(30))), std::future_status::ready)
+        << "only detach() would answer it";
+    engine->hold(Io::Op::write, false);
+    engine->let_go();
+    syncing.get().ignore();
+    EXPECT_TRUE(freeing.get().ok());
+  }
+  // .. when that has begun.
+  void until_freed() {
+    EXPECT_TRUE(vmem::test::eventually([&] {
+      vmem_residency out = {};
+      return pager->query(r, kHugePage, &out).code() == -EINVAL;
+    }));
+  }
+  bool access_first = false;
+  uint64_t faults = 0;
+};
+
+TEST_F(PagerFreesDevices, AnAccessThatWaitsForAWriteLeaseGetsItsSignal) {
+  start_with_device(600000, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0, VMEM_READ | VMEM_WRITE).ok());
+  access_first = true;
+  put(r + kHugePage, 1);
+  faults = stats().faults;
+  free_beside([&] { EXPECT_TRUE(bus(r)); });
+}
+
+TEST_F(PagerFreesDevices, AnAccessOfABlockThatIsNotShownGetsItsSignalThoughTheTrapRefusedAtFirst) {
+  start_with_device(600000, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0).ok());
+  free_beside([&] {
+    until_freed();
+    trap->refuse_fail(3);  // of the block, of the page, of the block again
+    EXPECT_TRUE(bus(r));
+  });
+  EXPECT_EQ(trap->calls("fail refused"), 3u);
+}
+
+TEST_F(PagerFreesDevices, AStoreToACopyThatIsShownGoesOn) {
+  start_with_device(600000, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0).ok());
+  EXPECT_EQ(get(r), 7u);
+  free_beside([&] {
+    until_freed();
+    EXPECT_TRUE(trap->store(r, 8));
+    EXPECT_EQ(get(r), 8u);
+  });
+}
+
 // While its frames are taken out nothing looks at what is under way there: an access must not read ahead.
 TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
   using vmem::pager::test::kSmall;
