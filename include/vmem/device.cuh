@@ -2,7 +2,8 @@
 /*
  * Kernels that page data in by themselves: a warp or a thread block names the elements that it is
  * about to access, waits until they are on the device, and gives them up. CUDA C++17, header only;
- * nothing is linked to a kernel. The host's part is vmem_kernel_begin and vmem_kernel_end.
+ * nothing is linked to a kernel. The host's part is vmem_kernel_begin and vmem_kernel_end. No GPU
+ * has run it yet: docs/kernels-that-ask.md says what has been.
  *
  *     __global__ void kernel(vmem::device_region<float> table, ..) {
  *       vmem::warp_group<float> group(table);           // one for each warp, for its whole life
