@@ -97,7 +97,10 @@ bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
   }
   PagingService& service = *kernel->service;
   if (stopped || idle) service.end_asking();
-  if (stopped) return false;
+  if (stopped) {
+    service.take_back(*pager.operator->());
+    return false;
+  }
   if (idle) {
     service.give_leases_back(*pager.operator->());
     return false;

@@ -1,5 +1,7 @@
 #include "api/paging_service.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <new>
@@ -23,6 +25,7 @@ constexpr size_t kTogether = 32;         // blocks of one lease
 constexpr size_t kHintsTogether = 8;     // .. of hints, which nobody waits for
 constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the same for one
 constexpr uint64_t kHold = 200000000;    // ns in which a group that looks for its block has seen it
+constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
 
 Answer answer_for(const Status& why) {
@@ -246,6 +249,34 @@ void PagingService::tell() {
 
 void PagingService::end_asking() {
   range_.words->end(Answer::ended).ignore();
+}
+
+void PagingService::take_back(pager::Pager& pager) {
+  const uint64_t until = pager::now_ns() + kPinned;
+  for (bool some = true; some && !broken(); core::step("asking.taking_back")) {
+    some = false;
+    const bool last = pager::now_ns() > until;
+    const uint64_t reached = range_.words->reached();
+    for (Frame& frame : frames_) {
+      if (frame.used && frame.mark <= reached && states_.kind(frame.block) == Kind::present)
+        states_.begin_eviction(frame.block);
+    }
+    states_.settle();
+    if (broken()) return;
+    for (Frame& frame : frames_) {
+      if (!frame.used) continue;
+      if (states_.kind(frame.block) != Kind::evicting || states_.in_use(frame.block)) {
+        some = !last;
+        if (last && states_.kind(frame.block) == Kind::evicting) states_.cancel(frame.block);
+        continue;
+      }
+      states_.finish(frame.block);
+      over_.push_back(bytes_of(frame.block));
+      frame.used = false;
+    }
+    end_leases(pager);
+    if (some) usleep(1000);
+  }
 }
 
 void PagingService::cancel() {

@@ -156,7 +156,7 @@ TEST(ExitBesideAKernel, ThatAsksForEverEndsAndWritesWhatItStored) {
     memcpy(&was, &before[b * kBlock], 8);
     memcpy(&is, &bytes[b * kBlock], 8);
     ASSERT_TRUE(lines >> word >> added && word == "added") << log;
-    EXPECT_GE(is - was, added) << "block " << b;
+    EXPECT_GE(is - was, added) << "block " << b << ", " << log;
     EXPECT_LT(is - was, uint64_t{1} << 32) << "block " << b;
   }
 }
