@@ -3,6 +3,8 @@
 #include <array>
 #include <bit>
 #include <cerrno>
+#include <new>
+#include <thread>
 #include <utility>
 
 #include "core/few.h"
@@ -10,6 +12,7 @@
 #include "core/mappings.h"
 #include "core/on_exit.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
 
@@ -364,7 +367,8 @@ void Pager::keep_frames(Region& r) {
 
 // Locked on entry and on return, and not meanwhile. Whatever may use leased blocks ends before they go. A device whose
 // page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the driver frees no
-// managed memory before its kernels have ended.
+// managed memory before its kernels have ended. A thread of ours waits for them: they may wait for a signal handler of
+// this one.
 void Pager::finish_kernels(Lock& lock, Region& r) {
   if (!r.gpu || !own_page_tables()) return;
   uint64_t used = 0;
@@ -376,10 +380,35 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
   ++r.in_flight;
   lock.unlock();
   core::step("free.draining");
-  for (int d = 0; d < devices_->count(); ++d) {
-    if ((used >> d & 1) != 0) devices_->drain(d).ignore();  // lost: nothing runs there
+  const auto drain = [this, used] {
+    for (int d = 0; d < devices_->count(); ++d) {
+      if ((used >> d & 1) != 0) devices_->drain(d).ignore();  // lost: nothing runs there
+    }
+  };
+  bool drained = false;
+  std::thread draining;
+  Status started;
+  try {
+    started = core::start_thread(
+        "vmem-drain",
+        [&] {
+          drain();
+          const Lock ended(mutex_);
+          drained = true;
+          notify();
+        },
+        &draining);
+  } catch (const std::bad_alloc&) {
+    started = Status(ENOMEM, "");
   }
+  if (!started.ok()) drain();
   lock.lock();
+  while (started.ok() && !drained) lock.sleep(changed_);
+  if (started.ok()) {
+    lock.unlock();
+    draining.join();
+    lock.lock();
+  }
   --r.in_flight;
   notify();
 }

@@ -1,5 +1,7 @@
 // Devices with page tables of their own: kernels that still run when their blocks are to go, devices that are lost
 // while a copy of a block stands in place for the CPU, and memory that is short for such copies. On simulated devices.
+#include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -64,6 +66,43 @@ TEST_F(Handles, ShutdownLetsKernelsEndThatUseWhatTheyLeased) {
   uint64_t written = 0;
   memcpy(&written, file.read().data(), 8);
   EXPECT_EQ(written, 101u);
+}
+
+// A kernel that shutdown waits for may wait, in its turn, for a signal handler of the thread that shuts down.
+TEST_F(Handles, SignalsComeWhileShutdownLetsKernelsEnd) {
+  if (IsSkipped()) return;
+  static std::atomic<bool> draining;
+  static std::atomic<const uint64_t*> absent;
+  static std::atomic<uint64_t> seen;
+  draining = false;
+  seen = 0;
+  void* r = nullptr;
+  ASSERT_EQ(vmem_alloc(&r, 2 * kBlock, 0), 0) << vmem_last_error();
+  auto* const at = static_cast<uint64_t*>(r);
+  at[kWords] = 5;
+  ASSERT_EQ(vmem_evict(at + kWords, kBlock, VMEM_SSD), 0) << vmem_last_error();
+  absent = at + kWords;
+  ASSERT_EQ(vmem_acquire(r, kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_held(stream_, at);
+  struct sigaction action = {}, before = {};
+  action.sa_handler = [](int) {
+    seen = *static_cast<const volatile uint64_t*>(absent.load());
+    open_ = true;
+  };
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "free.draining") == 0) draining = true;
+  });
+  std::thread shutting(vmem_shutdown);
+  EXPECT_TRUE(until([] { return draining.load(); }));
+  pthread_kill(shutting.native_handle(), SIGUSR1);
+  EXPECT_TRUE(until([] { return open_.load(); })) << "the call keeps it out";
+  open_ = true;
+  shutting.join();
+  vmem::core::step_hook.store(nullptr);
+  sigaction(SIGUSR1, &before, nullptr);
+  EXPECT_EQ(seen, 5u);
+  EXPECT_TRUE(reached_) << "its block was unmapped under it";
 }
 
 // While a sync writes what the CPU stored under a READ lease, the device's bytes are as stale as before.
