@@ -58,7 +58,7 @@ extern "C" {
 /*
  * As block_size, where nobody knows how a region will be used: blocks of 64 KiB, of which a fault
  * reads as many together as those in memory beside it speak for, up to 1 MiB. With a device tier
- * 2 MiB.
+ * the setting device_block_size.
  */
 #define VMEM_BLOCK_AUTO 1
 
@@ -218,7 +218,7 @@ void vmem_log(void (*sink)(int level, const char *line, void *user), void *user)
  */
 struct vmem_region_attr {
 	size_t size;       /* of this struct */
-	size_t block_size; /* a power of two from 4 KiB to 32 MiB, or VMEM_BLOCK_AUTO; in a device tier 2 MiB */
+	size_t block_size; /* a power of two from 4 KiB to 32 MiB, or VMEM_BLOCK_AUTO; see below */
 	uint64_t offset;   /* in the file */
 	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file, 0 is stdin. Not both: 0 or less in `fd` */
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */
@@ -245,8 +245,8 @@ struct vmem_region_attr {
  * nothing that `attr` gives depends on settings, which other parts of the program may change. attr
  * NULL: vmem_alloc(ptr, size, 0).
  * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset
- * without a flag VMEM_MAP_..; a block_size other than 2 MiB and VMEM_BLOCK_AUTO where the region
- * gets a device tier;
+ * without a flag VMEM_MAP_..; a block_size other than the setting device_block_size and
+ * VMEM_BLOCK_AUTO where the region gets a device tier;
  * -E2BIG a larger struct than this library knows, with something in the rest.
  */
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);

@@ -8,7 +8,7 @@ std::unique_ptr<store::Engine> wrap_engine(std::unique_ptr<store::Engine> engine
   return engine;
 }
 
-bool replace_devices(std::unique_ptr<device::Devices>*, core::Status*) {
+bool replace_devices(size_t, std::unique_ptr<device::Devices>*, core::Status*) {
   return false;
 }
 

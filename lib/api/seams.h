@@ -13,7 +13,7 @@ namespace vmem::api {
 
 void adjust_trap(trap::UserfaultOptions* options);
 std::unique_ptr<store::Engine> wrap_engine(std::unique_ptr<store::Engine> engine);
-// In place of setting device: true when it has answered, with *out or *status.
-bool replace_devices(std::unique_ptr<device::Devices>* out, core::Status* status);
+// In place of settings device and device_block_size: true when it has answered, with *out or *status.
+bool replace_devices(size_t unit, std::unique_ptr<device::Devices>* out, core::Status* status);
 
 }  // namespace vmem::api

@@ -59,7 +59,7 @@ Status CudaDevices::describe(int devices) {
     Info info{d, properties.name, pci, numa_node_of(pci), properties.totalGlobalMem, {}};
     for (int other = 0; other < devices; ++other) info.links.push_back(link_between(d, other));
     infos_.push_back(std::move(info));
-    auto g = std::make_unique<Gpu>();
+    auto g = std::make_unique<Gpu>(unit_);
     g->device = d;
     g->managed = properties.concurrentManagedAccess != 0;
     int handles = 0;
@@ -97,15 +97,15 @@ Status CudaDevices::start() {
 // The whole life of one unit: what the device tier stands on.
 Status CudaDevices::try_unit(int device) {
   void* base = nullptr;
-  if (Status s = reserve(kUnit, device, &base); !s.ok()) return s;
-  const Range unit{reinterpret_cast<uintptr_t>(base), kUnit};
+  if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
+  const Range unit{reinterpret_cast<uintptr_t>(base), unit_};
   const std::span<const Range> range(&unit, 1);
   constexpr size_t kWords = core::kPage / sizeof(uint64_t);
   auto* page = static_cast<uint64_t*>(std::aligned_alloc(core::kPage, core::kPage));
   Status status = page == nullptr ? error(ENOMEM, "no memory for a page") : pin(page, core::kPage);
   const bool pinned = status.ok();
   for (uint64_t round = 1; round <= 2 && status.ok(); ++round) {
-    const Copy first{unit.address, page, core::kPage}, last{unit.address + kUnit - core::kPage, page, core::kPage};
+    const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
     Ticket done;
     bool torn = false;
     auto step = [&](Status s) {
@@ -247,21 +247,23 @@ Status CudaDevices::any_gpu(Gpu** out) {
   return status;
 }
 
-static Status make(CpuView view, std::unique_ptr<Devices>* out) {
+static Status make(CpuView view, size_t unit, std::unique_ptr<Devices>* out) {
+  if (!core::is_power_of_two(unit) || unit < kUnit || unit > kLargestUnit)
+    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to 32 MiB", unit);
   out->reset();
   if (exists.exchange(true)) return error(EBUSY, "the CUDA devices of this process are in use already");
-  auto devices = std::make_unique<CudaDevices>(view);
+  auto devices = std::make_unique<CudaDevices>(view, unit);
   if (Status s = devices->start(); !s.ok()) return s;
   *out = std::move(devices);
   return {};
 }
 
 Status make_cuda_devices(std::unique_ptr<Devices>* out) {
-  return make(CpuView::shared, out);
+  return make(CpuView::shared, kUnit, out);
 }
 
-Status make_cuda_handles(std::unique_ptr<Devices>* out) {
-  return make(CpuView::separate, out);
+Status make_cuda_handles(size_t unit, std::unique_ptr<Devices>* out) {
+  return make(CpuView::separate, unit, out);
 }
 
 }  // namespace vmem::device

@@ -31,6 +31,7 @@ inline void* pointer(uintptr_t address) {
 struct PagingMemory;  // cuda_paging.cpp
 
 struct Gpu {
+  explicit Gpu(size_t unit) : pieces(unit) {}
   int device = 0;
   bool managed = false;  // concurrent managed access
   bool handles = false;  // virtual memory management
@@ -77,7 +78,7 @@ struct CudaEvent : Event {
 
 class CudaDevices final : public UnitDevices {
  public:
-  explicit CudaDevices(CpuView view) : UnitDevices(view) {}
+  CudaDevices(CpuView view, size_t unit) : UnitDevices(view, unit) {}
   ~CudaDevices() override;
   core::Status start();
   const char* name() const override { return shared() ? "managed" : "handles"; }

@@ -2,6 +2,8 @@
 // through which it is copied, and at a block's address while the device holds that block. Measured on an H200: to map
 // 1, access 29, unmap 20, create 11, release 12 us a handle, whatever its size; none of them waits for kernels. What
 // the process has mapped at the same addresses stays as it is.
+//
+// The cost is per handle, so a handle is a whole unit (unit(), 2 to 32 MiB).
 #include <errno.h>
 
 #include <algorithm>
@@ -45,7 +47,7 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   CUdeviceptr at = 0;
-  if (Status s = result(g, driver_.address_reserve(&at, r.size, kUnit, 0, 0), "reserving addresses"); !s.ok()) return s;
+  if (Status s = result(g, driver_.address_reserve(&at, r.size, unit_, 0, 0), "reserving addresses"); !s.ok()) return s;
   // The driver's mapping over them goes, and its reservation stays.
   r.base = at;
   r.body = pointer(at);
@@ -70,26 +72,26 @@ void CudaDevices::release_addresses(Reservation& r) {
 Status CudaDevices::make_window(Gpu& g) {
   std::lock_guard lock(g.open_mutex);
   if (g.window != 0) return {};
-  const size_t size = core::round_up(infos_[static_cast<size_t>(g.device)].total_bytes, kUnit);
+  const size_t size = core::round_up(infos_[static_cast<size_t>(g.device)].total_bytes, unit_);
   Enter here(driver_, g.context);
   CUdeviceptr at = 0;
-  if (Status s = result(g, driver_.address_reserve(&at, size, kUnit, 0, 0), "reserving a window"); !s.ok()) return s;
+  if (Status s = result(g, driver_.address_reserve(&at, size, unit_, 0, 0), "reserving a window"); !s.ok()) return s;
   g.window_size = size;
   g.window = at;
   return {};
 }
 
 Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
-  if ((number + 1) * uint64_t{kUnit} > g.window_size)
+  if ((number + 1) * uint64_t{unit_} > g.window_size)
     return error(ENOMEM, "device %d has no addresses for another piece", g.device);
   Enter here(driver_, g.context);
   CUmemAllocationProp what = {};
   what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   what.location = place(g.device);
   CUmemGenericAllocationHandle handle = 0;
-  if (Status s = result(g, driver_.mem_create(&handle, kUnit, &what, 0), "making a handle"); !s.ok()) return s;
-  const CUdeviceptr at = g.window + number * uint64_t{kUnit};
-  Status s = result(g, driver_.mem_map(at, kUnit, 0, handle, 0), "mapping a handle in the window");
+  if (Status s = result(g, driver_.mem_create(&handle, unit_, &what, 0), "making a handle"); !s.ok()) return s;
+  const CUdeviceptr at = g.window + number * uint64_t{unit_};
+  Status s = result(g, driver_.mem_map(at, unit_, 0, handle, 0), "mapping a handle in the window");
   if (s.ok()) {
     // For those that may copy from it, too.
     core::Few<CUmemAccessDesc, kMaxDevices> access;
@@ -99,8 +101,8 @@ Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
       if (info.links[d] != Link::self && info.links[d] != Link::none && gpus_[d]->opened.load())
         access.push_back(access_of(static_cast<int>(d)));
     }
-    s = result(g, driver_.mem_set_access(at, kUnit, &access[0], access.size()), "giving access to the window");
-    if (!s.ok()) driver_.mem_unmap(at, kUnit);
+    s = result(g, driver_.mem_set_access(at, unit_, &access[0], access.size()), "giving access to the window");
+    if (!s.ok()) driver_.mem_unmap(at, unit_);
   }
   if (!s.ok()) {
     driver_.mem_release(handle);
@@ -111,7 +113,7 @@ Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
 }
 
 void CudaDevices::destroy_piece(const Piece& piece) {
-  driver_.mem_unmap(piece.window, kUnit);
+  driver_.mem_unmap(piece.window, unit_);
   driver_.mem_release(piece.handle);
 }
 
@@ -154,7 +156,7 @@ Status CudaDevices::body_zero(const Span& span) {
     if (Status s = take_stream(g, &stream); !s.ok()) return s;
     cudaError_t e = cudaSuccess;
     for (; i < span.count && span.unit(i).device.load() == g.device && e == cudaSuccess; ++i)
-      e = cudaMemsetAsync(pointer(g.pieces.window(span.unit(i).piece.load())), 0, kUnit, stream);
+      e = cudaMemsetAsync(pointer(g.pieces.window(span.unit(i).piece.load())), 0, unit_, stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     Status s = result(g, e, "clearing a block");
     if (!g.lost.load()) give_stream(g, stream);
@@ -168,16 +170,16 @@ Status CudaDevices::body_show(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    const CUdeviceptr at = span.address() + i * kUnit;
+    const CUdeviceptr at = span.address() + i * unit_;
     const CUmemAccessDesc access = access_of(g.device);
     Status s =
-        result(g, driver_.mem_map(at, kUnit, 0, g.pieces.handle(span.unit(i).piece.load()), 0), "mapping a block");
+        result(g, driver_.mem_map(at, unit_, 0, g.pieces.handle(span.unit(i).piece.load()), 0), "mapping a block");
     if (s.ok()) {
-      s = result(g, driver_.mem_set_access(at, kUnit, &access, 1), "giving access to a block");
+      s = result(g, driver_.mem_set_access(at, unit_, &access, 1), "giving access to a block");
       if (s.ok()) continue;
-      driver_.mem_unmap(at, kUnit);
+      driver_.mem_unmap(at, unit_);
     }
-    for (size_t k = 0; k < i; ++k) driver_.mem_unmap(span.address() + k * kUnit, kUnit);
+    for (size_t k = 0; k < i; ++k) driver_.mem_unmap(span.address() + k * unit_, unit_);
     return s;
   }
   return {};
@@ -188,7 +190,7 @@ Status CudaDevices::body_hide(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    Status s = result(g, driver_.mem_unmap(span.address() + i * kUnit, kUnit), "unmapping a block");
+    Status s = result(g, driver_.mem_unmap(span.address() + i * unit_, unit_), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
     if (i != 0 && !body_show({span.reservation, span.first, i}).ok())
       core::log(core::Level::error,
@@ -213,7 +215,7 @@ Status CudaDevices::migrate_handle(const Span& span, int to) {
     if (status.ok()) {
       cudaError_t e =
           cudaMemcpyPeerAsync(pointer(target.pieces.window(piece)), to,
-                              pointer(source.pieces.window(unit.piece.load())), source.device, kUnit, stream);
+                              pointer(source.pieces.window(unit.piece.load())), source.device, unit_, stream);
       if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
       status = result(target, e, "moving a block to another device");
       if (!target.lost.load()) give_stream(target, stream);
@@ -231,14 +233,14 @@ uintptr_t CudaDevices::window_of(uintptr_t block) {
   if (shared()) return block;
   const ReservationPtr r = find(block);
   const Unit& unit = r->units[r->index(block)];
-  return gpu(unit.device.load()).pieces.window(unit.piece.load()) + (block - r->base) % kUnit;
+  return gpu(unit.device.load()).pieces.window(unit.piece.load()) + (block - r->base) % unit_;
 }
 
 // The whole life of one unit: what the device tier stands on.
 Status CudaDevices::try_handle(int device) {
   void* base = nullptr;
-  if (Status s = reserve(kUnit, device, &base); !s.ok()) return s;
-  const Range unit{reinterpret_cast<uintptr_t>(base), kUnit};
+  if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
+  const Range unit{reinterpret_cast<uintptr_t>(base), unit_};
   const std::span<const Range> range(&unit, 1);
   constexpr size_t kWords = core::kPage / sizeof(uint64_t);
   auto* page = static_cast<uint64_t*>(std::aligned_alloc(core::kPage, core::kPage));
@@ -249,7 +251,7 @@ Status CudaDevices::try_handle(int device) {
     return status.ok();
   };
   for (uint64_t round = 1; round <= 2 && status.ok(); ++round) {
-    const Copy first{unit.address, page, core::kPage}, last{unit.address + kUnit - core::kPage, page, core::kPage};
+    const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
     Ticket done;
     bool torn = false;
     if (!step(prepare(range, device, &torn))) break;

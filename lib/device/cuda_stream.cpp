@@ -63,10 +63,10 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
     for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
       void* const block = pointer(window_of(copy.block + offset));
       void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
-      size = std::min(kCopyPiece, copy.size - offset);
-      if (!shared()) size = std::min(size, kUnit - (copy.block + offset) % kUnit);
       // To clear memory takes a kernel, and those that ask may have the whole device until their block has come.
       const bool copies_zeros = frame == nullptr && g.asking.load() != 0;
+      size = std::min(copy.size - offset, unit_ - (copy.block + offset) % unit_);
+      if (shared() || copies_zeros) size = std::min(size, kCopyPiece);
       e = copies_zeros       ? cudaMemcpyAsync(block, g.zeros.load(), size, cudaMemcpyHostToDevice, stream)
           : frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)
           : in               ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)

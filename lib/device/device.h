@@ -8,7 +8,7 @@
 //             addresses what map() puts there. Nobody is shut out, no CPU access parks, no mapping of the process
 //             changes. The bytes of a made unit are copied through a second place, which nobody else knows.
 //
-// A range's life where the view is shared, in units of kUnit bytes ("made" = device memory stands behind it):
+// A range's life where the view is shared, in units of unit() bytes ("made" = device memory stands behind it):
 //
 //   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
 //                ^                                                 │ hold(Access::read or none), copy_out, wait
@@ -63,7 +63,8 @@
 
 namespace vmem::device {
 
-inline constexpr size_t kUnit = core::kHugePage;  // ranges are multiples of it, and aligned to it
+inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a body, bytes
+inline constexpr size_t kLargestUnit = core::kMaxBlock;  // .. and the largest, bytes
 inline constexpr unsigned kMaxDevices = 64;
 inline constexpr size_t kMostRanges = 64;  // named in one call, ranges or copies; more: -EINVAL
 inline constexpr int kHost = -1;           // a location of advise()
@@ -122,6 +123,9 @@ class Devices {
   virtual ~Devices() = default;          // every range released, every ticket gone
   virtual const char* name() const = 0;  // of the body, as setting device has it
   virtual CpuView cpu_view() const { return CpuView::shared; }
+  // Ranges are multiples of it, and aligned to it; bytes, a power of two, kUnit where the view is shared. The driver's
+  // cost is per unit where it is separate, whatever the unit's size.
+  virtual size_t unit() const { return kUnit; }
   virtual int count() const = 0;
   // Read once, valid as long as this. device < count().
   virtual const Info& info(int device) const = 0;
@@ -130,7 +134,7 @@ class Devices {
   // Ok, or -EIO with the reason. Notices a reset; a sticky error is noticed by whichever call meets it first.
   virtual core::Status health(int device) = 0;
 
-  // One range: `size` bytes of address space, aligned to kUnit, all of it holes (PROT_NONE, not inherited by
+  // One range: `size` bytes of address space, aligned to unit(), all of it holes (PROT_NONE, not inherited by
   // fork, settled), ready for trap.attach_at(). `device` is where it is born; parts may be made on any.
   virtual core::Status reserve(size_t size, int device, void** base) = 0;
   // Frees it with whatever is in it: made units, holes, traps. No copy may be in flight, no trap attached. Afterwards
@@ -232,16 +236,17 @@ Kind kind_of(std::string_view setting);
 // null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
 // handles, managed: that body or an error. Each CUDA body tries once with one unit whether it works here.
 // One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is shared.
-core::Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why);
+// A body without units of so many bytes: -EINVAL.
+core::Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why);
 
 // .. of these bodies, automatic in this order.
 struct Makers {
-  core::Status (*handles)(std::unique_ptr<Devices>*);
+  core::Status (*handles)(size_t unit, std::unique_ptr<Devices>*);
   core::Status (*managed)(std::unique_ptr<Devices>*);
   core::Status (*sim)(std::unique_ptr<Devices>*);
-  core::Status (*sim_handles)(std::unique_ptr<Devices>*);
+  core::Status (*sim_handles)(size_t unit, std::unique_ptr<Devices>*);
 };
-core::Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& makers,
+core::Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, const Makers& makers,
                           std::unique_ptr<Devices>* out, std::string* why);
 
 }  // namespace vmem::device

@@ -32,14 +32,28 @@ const char* name_of(Kind kind) {
 Status no_cuda(std::unique_ptr<Devices>*) {
   return error(ENODEV, "this libvmem was built without the CUDA toolkit");
 }
+Status no_handles(size_t, std::unique_ptr<Devices>* out) {
+  return no_cuda(out);
+}
 #endif
 
 Status sim(std::unique_ptr<Devices>* out) {
-  return make_sim_devices(false, out);
+  return make_sim_devices(false, kUnit, out);
 }
 
-Status sim_handles(std::unique_ptr<Devices>* out) {
-  return make_sim_devices(true, out);
+Status sim_handles(size_t unit, std::unique_ptr<Devices>* out) {
+  return make_sim_devices(true, unit, out);
+}
+
+// Those that were made, if they have the units.
+Status fits(size_t unit, std::unique_ptr<Devices>* out) {
+  const size_t has = (*out)->unit();
+  if (has == unit) return {};
+  const std::string name = (*out)->name();
+  out->reset();
+  return error(EINVAL,
+               "device_block_size is %s, and the device tier that there is (%s) has blocks of %s; leave it at that",
+               core::human_bytes(unit).c_str(), name.c_str(), core::human_bytes(has).c_str());
 }
 
 }  // namespace
@@ -50,8 +64,8 @@ Kind kind_of(std::string_view setting) {
   return Kind::automatic;
 }
 
-Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& makers, std::unique_ptr<Devices>* out,
-                    std::string* why) {
+Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, const Makers& makers,
+                    std::unique_ptr<Devices>* out, std::string* why) {
   out->reset();
   why->clear();
   switch (kind) {
@@ -59,14 +73,15 @@ Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& ma
       *why = "the device tier is switched off (setting device)";
       return {};
     case Kind::sim:
-      return makers.sim(out);
-    case Kind::sim_handles:
-      return makers.sim_handles(out);
+    case Kind::sim_handles: {
+      Status s = kind == Kind::sim ? makers.sim(out) : makers.sim_handles(unit, out);
+      return s.ok() ? fits(unit, out) : std::move(s);
+    }
     case Kind::handles:
     case Kind::managed: {
       const bool handles = kind == Kind::handles;
-      const Status s = handles ? makers.handles(out) : makers.managed(out);
-      if (s.ok()) return {};
+      const Status s = handles ? makers.handles(unit, out) : makers.managed(out);
+      if (s.ok()) return fits(unit, out);
       return error(-s.code(),
                    "setting device is %s, which cannot be had here: %.*s; with auto libvmem takes what there "
                    "is",
@@ -80,10 +95,10 @@ Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& ma
   std::string each;
   bool differ = false;
   for (const Kind body : automatic) {
-    Status s = body == Kind::handles ? makers.handles(out) : makers.managed(out);
+    Status s = body == Kind::handles ? makers.handles(unit, out) : makers.managed(out);
     if (s.ok()) {
       *why = std::move(each);
-      return {};
+      return fits(unit, out);
     }
     out->reset();
     differ |= !last.ok() && last.text() != s.text();
@@ -95,11 +110,11 @@ Status make_devices(Kind kind, std::span<const Kind> automatic, const Makers& ma
   return error(-last.code(), "setting device is cuda, which cannot be had here: %s", why->c_str());
 }
 
-Status make_devices(Kind kind, std::unique_ptr<Devices>* out, std::string* why) {
+Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
 #ifdef VMEM_HAVE_CUDA
-  return make_devices(kind, kAutomatic, {make_cuda_handles, make_cuda_devices, sim, sim_handles}, out, why);
+  return make_devices(kind, unit, kAutomatic, {make_cuda_handles, make_cuda_devices, sim, sim_handles}, out, why);
 #else
-  return make_devices(kind, kAutomatic, {no_cuda, no_cuda, sim, sim_handles}, out, why);
+  return make_devices(kind, unit, kAutomatic, {no_handles, no_cuda, sim, sim_handles}, out, why);
 #endif
 }
 

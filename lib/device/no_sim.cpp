@@ -5,7 +5,7 @@
 
 namespace vmem::device {
 
-core::Status make_sim_devices(bool handles, std::unique_ptr<Devices>*) {
+core::Status make_sim_devices(bool handles, size_t, std::unique_ptr<Devices>*) {
   return core::error(ENODEV,
                      "setting device is %s, but this libvmem was built without the simulated device (make SIM=yes has "
                      "it, and so has the Python wheel)",

@@ -1,7 +1,7 @@
-// Physical memory of one device in pieces of kUnit. A piece is mapped for life in a window, through which it is copied;
-// what block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the next
-// one, since to make one takes as long as to map it ten times. Thread-safe; `mutex_` is a leaf but for the body's make
-// and destroy, which are called under it, one at a time.
+// Physical memory of one device in pieces of one size. A piece is mapped for life in a window, through which it is
+// copied; what block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the
+// next one, since to make one takes as long as to map it ten times. Thread-safe; `mutex_` is a leaf but for the body's
+// make and destroy, which are called under it, one at a time.
 #pragma once
 
 #include <cerrno>
@@ -28,6 +28,7 @@ class PiecePool {
   using Make = std::function<core::Status(uint32_t number, Piece* out)>;
   using Destroy = std::function<void(const Piece& piece)>;
 
+  explicit PiecePool(size_t piece_size) : size_(piece_size) {}  // bytes
   // All or none.
   core::Status take(std::span<uint32_t> out, const Make& make) try {
     std::lock_guard lock(mutex_);
@@ -60,17 +61,17 @@ class PiecePool {
   }
   uint64_t idle_bytes() const {
     std::lock_guard lock(mutex_);
-    return idle_.size() * kUnit;
+    return idle_.size() * size_;
   }
   // Of all that have memory.
   uint64_t bytes() const {
     std::lock_guard lock(mutex_);
-    return (pieces_.size() - empty_.size()) * kUnit;
+    return (pieces_.size() - empty_.size()) * size_;
   }
   // Those that nobody has go, as long as there are more than `keep` bytes of pieces in all.
   void trim(uint64_t keep, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
-    while (!idle_.empty() && (pieces_.size() - empty_.size()) * kUnit > keep) {
+    while (!idle_.empty() && (pieces_.size() - empty_.size()) * size_ > keep) {
       const uint32_t number = idle_.back();
       idle_.pop_back();
       destroy(pieces_[number]);
@@ -99,6 +100,7 @@ class PiecePool {
     return {};
   }
 
+  const size_t size_;
   mutable std::mutex mutex_;
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // .. nobody has them; room for all

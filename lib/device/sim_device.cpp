@@ -28,13 +28,15 @@ std::atomic<SimDevices*> current{nullptr};
 constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
 }  // namespace
 
+SimDevices::Device::Device(size_t unit) : pieces(unit) {}
+
 SimDevices::SimDevices(const SimOptions& options)
-    : UnitDevices(options.handles ? CpuView::separate : CpuView::shared), options_(options) {
+    : UnitDevices(options.handles ? CpuView::separate : CpuView::shared, options.unit), options_(options) {
   for (int d = 0; d < options.devices; ++d) {
     Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
     for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
     infos_.push_back(std::move(info));
-    auto device = std::make_unique<Device>();
+    auto device = std::make_unique<Device>(unit_);
     device->default_stream = std::make_unique<Stream>(d);
     for (auto& streams : device->copy_streams)
       for (int i = 0; i < 2; ++i) streams.push_back(std::make_unique<Stream>(d));
@@ -178,11 +180,11 @@ Status SimDevices::address_space(Reservation& r) {
     r.base = reinterpret_cast<uintptr_t>(options_.space) + placed_.fetch_add(r.size);
     return {};
   }
-  const size_t span = r.size + kUnit;
+  const size_t span = r.size + unit_;
   void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);
   const uintptr_t start = reinterpret_cast<uintptr_t>(space);
-  r.base = core::round_up(start, kUnit);
+  r.base = core::round_up(start, r.unit);
   if (r.base > start) munmap(space, r.base - start);
   if (start + span > r.base + r.size) munmap(reinterpret_cast<void*>(r.base + r.size), start + span - r.base - r.size);
   return {};
@@ -283,8 +285,8 @@ std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* r
     return view(r, address);
   }
   const Unit& unit = r.units[r.index(address)];
-  const size_t inside = (address - r.base) % kUnit;
-  *run = kUnit - inside;
+  const size_t inside = (address - r.base) % unit_;
+  *run = unit_ - inside;
   return reinterpret_cast<std::byte*>(devices_[unit.device.load()]->pieces.window(unit.piece.load())) + inside;
 }
 
@@ -305,7 +307,7 @@ Status SimDevices::body_before_punch(const Span& span) {
   if (Status s = run_hook(SimOp::punch, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
-      std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * kUnit);
+      std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * unit_);
       violation(what);
       return Status(EBUSY, what);
     }
@@ -316,7 +318,7 @@ Status SimDevices::body_migrate(const Span& span, int to) {
   if (Status s = run_hook(SimOp::migrate, to, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0)
-      violation(strprintf("unit at %#zx moved to device %d while it is being copied", span.address() + i * kUnit, to));
+      violation(strprintf("unit at %#zx moved to device %d while it is being copied", span.address() + i * unit_, to));
   if (used(to) > options_.memory_bytes) violation(strprintf("device %d oversubscribed by a move", to));
   if (shared()) return health(to);
   if (Status s = health(to); !s.ok()) return s;
@@ -328,7 +330,7 @@ Status SimDevices::body_migrate(const Span& span, int to) {
   if (Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(to, n, out); }); !s.ok())
     return s;
   size_t run = 0;
-  std::memcpy(reinterpret_cast<void*>(pool.window(piece)), window(*span.reservation, span.address(), &run), kUnit);
+  std::memcpy(reinterpret_cast<void*>(pool.window(piece)), window(*span.reservation, span.address(), &run), unit_);
   devices_[unit.device.load()]->pieces.give(unit.piece.exchange(piece));
   return {};
 }
@@ -439,15 +441,22 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
 Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out) {
   if (options.devices < 1 || options.devices > static_cast<int>(kMaxDevices))
     return error(EINVAL, "%d simulated devices: 1 to %u can be had", options.devices, kMaxDevices);
+  if (!core::is_power_of_two(options.unit) || options.unit < kUnit || options.unit > kLargestUnit ||
+      (!options.handles && options.unit != kUnit))
+    return error(EINVAL, "simulated devices%s have no units of %zu bytes", options.handles ? " on handles" : "",
+                 options.unit);
   auto sim = std::make_unique<SimDevices>(options);
   if (Status s = sim->start(); !s.ok()) return s;
   *out = std::move(sim);
   return {};
 }
 
-Status make_sim_devices(bool handles, std::unique_ptr<Devices>* out) {
+Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out) {
   std::unique_ptr<SimDevices> sim;
-  if (Status s = make_sim_devices(SimOptions{.handles = handles}, &sim); !s.ok()) return s;
+  SimOptions options;
+  options.handles = handles;
+  options.unit = unit;
+  if (Status s = make_sim_devices(options, &sim); !s.ok()) return s;
   *out = std::move(sim);
   return {};
 }

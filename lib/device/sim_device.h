@@ -33,6 +33,7 @@ struct SimOptions {
   // (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
   bool handles = false;  // CpuView::separate
+  size_t unit = kUnit;   // .. in units of so many bytes, to kLargestUnit
   // Ranges are taken from here on, side by side: address space that the maker has reserved, enough for all of them.
   std::byte* space = nullptr;
 };
@@ -176,6 +177,7 @@ class SimDevices final : public UnitDevices {
   struct Stream;
   struct SimEvent;
   struct Device {
+    explicit Device(size_t unit);
     bool lost = false;   // protected by mutex_
     std::string reason;  // protected by mutex_
     std::unique_ptr<Stream> default_stream;
@@ -229,7 +231,7 @@ class SimDevices final : public UnitDevices {
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
 // One as setting device=sim, or sim-handles, has it. In a library without this body (no_sim.cpp) -ENODEV.
-core::Status make_sim_devices(bool handles, std::unique_ptr<Devices>* out);
+core::Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out);
 // The living SimDevices, or null: for tests that reach it through the C API. The last one made.
 SimDevices* current_sim();
 

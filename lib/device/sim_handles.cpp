@@ -16,8 +16,8 @@ using core::error;
 using core::Status;
 
 Status SimDevices::make_piece(int device, uint32_t number, Piece* out) {
-  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{kUnit};
-  if ((number + 1) * uint64_t{kUnit} > options_.memory_bytes)
+  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{unit_};
+  if ((number + 1) * uint64_t{unit_} > options_.memory_bytes)
     return error(ENOMEM, "device %d has no memory for another piece", device);
   *out = {at, reinterpret_cast<uintptr_t>(window_ + at)};
   return {};
@@ -44,10 +44,10 @@ void SimDevices::body_unback(const Span& span) {
 }
 
 Status SimDevices::body_zero(const Span& span) {
-  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += kUnit) {
+  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += unit_) {
     size_t run = 0;
     std::byte* const bytes = window(*span.reservation, at, &run);
-    memset(bytes, 0, kUnit);
+    memset(bytes, 0, unit_);
   }
   return {};
 }
@@ -55,14 +55,14 @@ Status SimDevices::body_zero(const Span& span) {
 Status SimDevices::body_show(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i) {
-    const uintptr_t at = span.address() + i * kUnit;
+    const uintptr_t at = span.address() + i * unit_;
     size_t run = 0;
     const auto offset = static_cast<uint64_t>(window(*span.reservation, at, &run) - window_);
-    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), kUnit,
+    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), unit_,
                                   PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, offset);
     if (rc == 0) continue;
     for (size_t k = 0; k < i; ++k)
-      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * kUnit)), kUnit,
+      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * unit_)), unit_,
                      PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
   }
@@ -84,7 +84,7 @@ Status SimDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
   if (Status s = usable(device); !s.ok() || shared()) return s;
   devices_[static_cast<size_t>(device)]->pieces.trim(keep, [&](const Piece& piece) {
-    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), kUnit);
+    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), unit_);
   });
   return {};
 }

@@ -43,7 +43,8 @@ struct Reservation {
   ~Reservation();
   uintptr_t base = 0;
   size_t size = 0;        // bytes
-  Unit* units = nullptr;  // size / kUnit, lazily allocated zero pages
+  size_t unit = kUnit;    // bytes
+  Unit* units = nullptr;  // size / unit, lazily allocated zero pages
   // The body's own: what the driver gave (it may start before base), or the sim's second view of the bytes.
   void* body = nullptr;
   size_t body_size = 0;
@@ -51,13 +52,14 @@ struct Reservation {
   int device = 0;
   std::atomic<size_t> made{0};  // units
 
-  size_t index(uintptr_t address) const { return (address - base) / kUnit; }
+  size_t index(uintptr_t address) const { return (address - base) / unit; }
 };
 using ReservationPtr = std::shared_ptr<Reservation>;
 
 class UnitDevices : public Devices {
  public:
   CpuView cpu_view() const final { return view_; }
+  size_t unit() const final { return unit_; }
   int count() const final { return static_cast<int>(infos_.size()); }
   const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
   core::Status memory(int device, Memory* out) final;
@@ -79,13 +81,15 @@ class UnitDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  explicit UnitDevices(CpuView view = CpuView::shared) : view_(view) { advice_table_.push_back({}); }
+  explicit UnitDevices(CpuView view = CpuView::shared, size_t unit = kUnit) : view_(view), unit_(unit) {
+    advice_table_.push_back({});
+  }
   // Adjacent units of one reservation.
   struct Span {
     Reservation* reservation = nullptr;
     size_t first = 0, count = 0;
-    uintptr_t address() const { return reservation->base + first * kUnit; }
-    size_t size() const { return count * kUnit; }
+    uintptr_t address() const { return reservation->base + first * reservation->unit; }
+    size_t size() const { return count * reservation->unit; }
     Unit& unit(size_t i) const { return reservation->units[first + i]; }
   };
   enum class Direction : uint8_t { in, out };
@@ -136,6 +140,7 @@ class UnitDevices : public Devices {
   bool shared() const { return view_ == CpuView::shared; }
 
   const CpuView view_;
+  const size_t unit_;        // bytes
   std::vector<Info> infos_;  // filled by the body's constructor
 
  private:

@@ -27,14 +27,13 @@ Staging::~Staging() {
 
 namespace {
 
-Status plain_slab(size_t size, const std::vector<int>& nodes, void** out) {
+Status plain_slab(size_t size, size_t frame, const std::vector<int>& nodes, void** out) {
   // Aligned by hand: 2 MiB pages need it.
-  void* const raw =
-      mmap(nullptr, size + Staging::kFrame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const raw = mmap(nullptr, size + frame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return core::system_error(errno, "no address space for %zu bytes of staging frames", size);
-  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, Staging::kFrame);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, frame);
   if (at != start) munmap(raw, at - start);
-  if (const size_t tail = start + Staging::kFrame - at; tail != 0) munmap(reinterpret_cast<void*>(at + size), tail);
+  if (const size_t tail = start + frame - at; tail != 0) munmap(reinterpret_cast<void*>(at + size), tail);
   void* const base = reinterpret_cast<void*>(at);
   const auto fail = [&](int why, const char* what) {
     munmap(base, size);
@@ -58,11 +57,11 @@ Status plain_slab(size_t size, const std::vector<int>& nodes, void** out) {
   return {};
 }
 
-Status trap_slab(trap::Trap& trap, size_t size, const std::vector<int>& nodes, void** out) {
-  if (Status s = trap.reserve_arena(size, Staging::kFrame, out); !s.ok()) return s;
-  for (size_t i = 0; i < size / Staging::kFrame; ++i) {
+Status trap_slab(trap::Trap& trap, size_t size, size_t frame, const std::vector<int>& nodes, void** out) {
+  if (Status s = trap.reserve_arena(size, frame, out); !s.ok()) return s;
+  for (size_t i = 0; i < size / frame; ++i) {
     const int node = nodes.empty() ? -1 : nodes[i % nodes.size()];
-    Status s = trap.populate_frames(static_cast<std::byte*>(*out) + i * Staging::kFrame, Staging::kFrame, node);
+    Status s = trap.populate_frames(static_cast<std::byte*>(*out) + i * frame, frame, node);
     if (s.ok()) continue;
     trap.release_arena(*out, size).ignore();  // nobody pins any of it
     return s;
@@ -72,13 +71,13 @@ Status trap_slab(trap::Trap& trap, size_t size, const std::vector<int>& nodes, v
 
 }  // namespace
 
-Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t frames, const std::vector<int>& nodes,
-                          Slab* slab) {
-  const size_t size = frames * kFrame;
+Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t frames, size_t frame,
+                          const std::vector<int>& nodes, Slab* slab) {
+  const size_t size = frames * frame;
   void* at = nullptr;
   if (trap.caps().install) {
     // Out of memory or at a limit, plain memory would go around what the administrator allows.
-    if (Status s = trap_slab(trap, size, nodes, &at); !s.ok()) return s;
+    if (Status s = trap_slab(trap, size, frame, nodes, &at); !s.ok()) return s;
     Status s = devices.pin(at, size);
     if (s.ok()) {
       *slab = {static_cast<std::byte*>(at), size, &trap};
@@ -89,7 +88,7 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
                   static_cast<int>(s.text().size()), s.text().data());
     trap.release_arena(at, size).ignore();
   }
-  if (Status s = plain_slab(size, nodes, &at); !s.ok()) return s;
+  if (Status s = plain_slab(size, frame, nodes, &at); !s.ok()) return s;
   if (Status s = devices.pin(at, size); !s.ok()) {
     munmap(at, size);
     return s;
@@ -101,7 +100,7 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
 bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
   slabs_.reserve(slabs_.size() + 1);
   free_.reserve(total_ + frames);  // giving one back needs no memory
-  return budget_.charge(frames * kFrame, keep, Use::fixed);
+  return budget_.charge(frames * frame_, keep, Use::fixed);
 } catch (const std::bad_alloc&) {
   return false;
 }
@@ -109,8 +108,8 @@ bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
 void Staging::add_slab(device::Devices& devices, const Slab& slab) {
   devices_ = &devices;
   slabs_.push_back(slab);
-  total_ += slab.size / kFrame;
-  for (size_t at = slab.size; at > 0; at -= kFrame) free_.push_back(slab.at + at - kFrame);
+  total_ += slab.size / frame_;
+  for (size_t at = slab.size; at > 0; at -= frame_) free_.push_back(slab.at + at - frame_);
 }
 
 std::byte* Staging::get(size_t keep) {

@@ -4,18 +4,19 @@
 
 namespace vmem::pager {
 
-void DeviceBudget::begin(uint64_t bytes, bool follows_free) {
-  limit_ = std::max(core::round_down(bytes, kGrain), kGrain);
+void DeviceBudget::begin(uint64_t bytes, uint64_t block, bool follows_free) {
+  block_ = block;
+  limit_ = std::max(core::round_down(bytes, block_), block_);
   follows_free_ = follows_free;
 }
 
 void DeviceBudget::set(uint64_t bytes) {
-  begin(bytes, false);
+  begin(bytes, block_, false);
   lowered_ = true;
 }
 
 bool DeviceBudget::follow_down() {
-  if (!follows_free_ || charged_ < kGrain || charged_ >= limit_) return false;
+  if (!follows_free_ || charged_ < block_ || charged_ >= limit_) return false;
   limit_ = charged_;
   return true;
 }

@@ -17,10 +17,9 @@ namespace vmem::pager {
 
 class DeviceBudget {
  public:
-  static constexpr uint64_t kGrain = core::kHugePage;  // bytes: a budget is a multiple of it, and not less
-
-  // The device is used from now on. follows_free: nobody has said how much it is to be, and it may become less.
-  void begin(uint64_t bytes, bool follows_free);
+  // The device is used from now on, by blocks of so many bytes: a budget is a multiple of them, and not less than one.
+  // follows_free: nobody has said how much it is to be, and it may become less.
+  void begin(uint64_t bytes, uint64_t block, bool follows_free);
   bool begun() const { return limit_ != 0; }
   // Somebody has said so. What is charged beyond it is to leave.
   void set(uint64_t bytes);
@@ -66,6 +65,7 @@ class DeviceBudget {
 
  private:
   uint64_t limit_ = 0;  // bytes, as all here; 0: not used yet
+  uint64_t block_ = core::kHugePage;
   uint64_t charged_ = 0;
   uint64_t leaving_ = 0, to_peers_ = 0;
   uint64_t wanted_ = 0;

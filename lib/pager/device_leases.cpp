@@ -247,7 +247,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   std::vector<SpanOf> spans(ranges.size()), apart;
   std::vector<device::Ticket> tickets;
   size_t most = ranges.size();
-  for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
+  for (const vmem_range& range : ranges) most += std::min(range.size / staging_.frame(), size_t{1} << 20) + 1;
   apart.reserve(ranges.size());
   tickets.reserve(std::min(most, size_t{1} << 20));
   Lock lock(mutex_);

@@ -177,8 +177,8 @@ void Pager::leave_batch(std::span<Move*> batch) {
     Lock lock(mutex_);
     if (!copied.ok()) saw_loss(d, health);
     if (copied.ok()) {
-      gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * Staging::kFrame;
-      core::add(counters_.device_to_host_bytes, copies.size() * Staging::kFrame);
+      gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * staging_.frame();
+      core::add(counters_.device_to_host_bytes, copies.size() * staging_.frame());
     }
     for (Move* m : part) {
       if (m->leave == Leave::sync) {
@@ -367,7 +367,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   reap(lock);
   if (budget.missing() == 0) return false;
   std::array<policy::Victim, kDeviceBatch> victims;
-  const uint64_t bytes = std::min<uint64_t>(budget.missing(), kDeviceBatch * Staging::kFrame);
+  const uint64_t bytes = std::min<uint64_t>(budget.missing(), staging_.batch() * staging_.frame());
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   Batch batch;
@@ -401,7 +401,7 @@ bool Pager::serve_departure(Lock& lock) {
     Batch batch;
     std::optional<SpanOf> on;
     BlockIndex b = r.table.next_touched(it.next);
-    for (; b <= it.last && b < r.blocks && batch.size() < kDeviceBatch; b = r.table.next_touched(b + 1)) {
+    for (; b <= it.last && b < r.blocks && batch.size() < staging_.batch(); b = r.table.next_touched(b + 1)) {
       if (comes_to_device(residents_, r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
@@ -505,7 +505,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     ++job.outstanding;
     batch.push_back(m);
     b = r.table.next_touched(b + 1);
-    if (batch.size() >= kDeviceBatch) flush();
+    if (batch.size() >= staging_.batch()) flush();
   }
   flush();
   while (job.outstanding != 0) lock.sleep(changed_);

@@ -350,7 +350,7 @@ bool Pager::serve_accesses(Lock& lock) {
   Batch batch;
   Move* to_show = nullptr;
   auto it = queues_.accesses.begin();
-  while (it != queues_.accesses.end() && batch.size() < kDeviceBatch && to_show == nullptr) {
+  while (it != queues_.accesses.end() && batch.size() < staging_.batch() && to_show == nullptr) {
     Region& r = *it->region;
     const BlockIndex b = it->block;
     Block& block = r.table[b];

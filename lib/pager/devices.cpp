@@ -99,7 +99,7 @@ Status Pager::use_device(int d) {
                  core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
                  core::human_bytes(memory.total).c_str());
   }
-  budget.begin(wanted, config_.device_budget == 0);
+  budget.begin(wanted, staging_.frame(), config_.device_budget == 0);
   resize_policies();
   return {};
 }
@@ -231,7 +231,7 @@ Status Pager::grow_staging(Lock& lock, size_t at_most) {
   growth_.begin();
   lock.unlock();
   Staging::Slab slab;
-  Status s = Staging::make_slab(*devices_, *trap_, frames, config_.numa_nodes, &slab);
+  Status s = Staging::make_slab(*devices_, *trap_, frames, staging_.frame(), config_.numa_nodes, &slab);
   lock.lock();
   growth_.end(s.ok(), now_ns());
   if (s.ok()) {
@@ -248,7 +248,7 @@ Status Pager::grow_staging(Lock& lock, size_t at_most) {
 
 // Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
 Status Pager::want_staging() {
-  constexpr size_t kLeast = 4;
+  constexpr size_t kLeast = Staging::kLeast;
   Lock lock(mutex_);
   const uint64_t mark = look(now_ns());
   for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
@@ -256,20 +256,20 @@ Status Pager::want_staging() {
     if (staging_.total() != 0) break;
     bool never = !growth_.has_room();
     Status s;
-    if (!never) s = grow_staging(lock, StagingGrowth::kSlab);
+    if (!never) s = grow_staging(lock, staging_.slab_frames());
     if (s.code() == -EAGAIN) s = grow_staging(lock, kLeast);
     if (staging_.total() != 0) break;
-    const uint64_t room = kLeast * Staging::kFrame + sums_.reserve_bytes;
+    const uint64_t room = kLeast * staging_.frame() + sums_.reserve_bytes;
     never =
         never || (!s.ok() && s.code() != -EAGAIN) || frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
     if (never || hopeless(mark)) {
       sums_.room_wanted = 0;
       return error(ENOMEM,
-                   "host_budget %s has no room for the staging frames of the device tier (at least 8 MiB; at most %u "
+                   "host_budget %s has no room for the staging frames of the device tier (at least %s; at most %u "
                    "%% of the budget, setting staging_share) beside %s leased and %s for faults, tables and buffers; "
                    "raise host_budget, or make the region with VMEM_HOST_ONLY%s%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), growth_.share(),
-                   core::human_bytes(sums_.pinned()).c_str(),
+                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kLeast * staging_.frame()).c_str(),
+                   growth_.share(), core::human_bytes(sums_.pinned()).c_str(),
                    core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
                    s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
     }
@@ -355,7 +355,8 @@ void Pager::reclaim_host_pages(Lock& lock) {
   reap(lock);
   Batch batch;
   for (const auto& [r, b] : with) {
-    if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)
+    if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) ||
+        batch.size() == staging_.batch())
       continue;
     if (Move* m = begin_leave(*r, b, Leave::host)) batch.push_back(m);
   }
@@ -390,7 +391,7 @@ void Pager::trim_devices(Lock& lock) {
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
   if (growth_.due(now_ns())) {
-    grow_staging(lock, StagingGrowth::kSlab).ignore();  // tried again when somebody wants a frame
+    grow_staging(lock, staging_.slab_frames()).ignore();  // tried again when somebody wants a frame
     After after;
     pump(after);
     lock.unlock();
@@ -410,7 +411,7 @@ bool Pager::device_step(Lock& lock) {
       return true;
     }
     if (g.ready.empty()) continue;
-    Batch batch = take_batch<Batch::capacity()>(g.ready, kDeviceBatch);
+    Batch batch = take_batch<Batch::capacity()>(g.ready, staging_.batch());
     lock.unlock();
     enter_batch(batch, static_cast<int>(d));
     lock.lock();

@@ -179,8 +179,8 @@ void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
     const uint64_t bytes = i == kHostPool ? budget_.limit()
                            : i == kStagingPool
-                               ? std::max<uint64_t>(staging_.bytes(), Staging::kFrame)
-                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), Staging::kFrame);
+                               ? std::max<uint64_t>(staging_.bytes(), staging_.frame())
+                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), staging_.frame());
     policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
   }
 }

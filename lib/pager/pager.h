@@ -290,7 +290,7 @@ class Pager {
   Machine machine_;
   Threads threads_;
   std::vector<Gpu> gpus_;
-  Staging staging_{budget_};
+  Staging staging_{budget_, devices_ == nullptr ? core::kHugePage : devices_->unit()};
   StagingGrowth growth_;
   HostCopies copies_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where

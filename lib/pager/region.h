@@ -68,7 +68,7 @@ struct Region {
   int checksum = 0;  // as NewRegion has it
   bool probes = false;
   bool bounces = false;  // its blocks need bounce buffers
-  bool gpu = false;      // has a device tier: one managed range, blocks of kHugePage
+  bool gpu = false;      // has a device tier: one managed range, blocks of the devices' unit
   store::MappedFile file;
   store::FileId file_id = 0;
   bool has_file = false;

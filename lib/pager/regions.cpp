@@ -89,11 +89,11 @@ Status Pager::make(const NewRegion& what, void** ptr) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
   }
   const bool gpu = devices_ != nullptr && !what.host_only;
-  if (gpu && what.fixed_block_size && !what.adapts && what.block_size != kHugePage) {
-    return error(EINVAL, "block_size %s: a region with a device tier has blocks of 2 MiB; add VMEM_HOST_ONLY",
-                 core::human_bytes(what.block_size).c_str());
+  if (gpu && what.fixed_block_size && !what.adapts && what.block_size != staging_.frame()) {
+    return error(EINVAL, "block_size %s: a region with a device tier has blocks of %s; add VMEM_HOST_ONLY",
+                 core::human_bytes(what.block_size).c_str(), core::human_bytes(staging_.frame()).c_str());
   }
-  size_t block_size = gpu ? kHugePage : what.adapts ? kAdaptingBlock : what.block_size;
+  size_t block_size = gpu ? staging_.frame() : what.adapts ? kAdaptingBlock : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
   const size_t alignment = std::max(kHugePage, std::min(block_size, core::kMaxBlock));

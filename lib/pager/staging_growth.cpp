@@ -12,7 +12,6 @@ using memory::Staging;
 namespace {
 
 constexpr uint64_t kLeastForTheCpu = uint64_t{16} << 20;
-constexpr size_t kFew = 4;  // frames
 
 }  // namespace
 
@@ -23,24 +22,24 @@ uint64_t StagingGrowth::most() const {
 }
 
 size_t StagingGrowth::reserve() const {
-  return std::max<size_t>(2, std::min<size_t>(kDeviceBatch, staging_.total() / 4));
+  return std::max<size_t>(2, std::min<size_t>(staging_.batch(), staging_.total() / 4));
 }
 
 bool StagingGrowth::has_room() const {
-  return staging_.bytes() + kFew * Staging::kFrame <= most();
+  return staging_.bytes() + Staging::kLeast * staging_.frame() <= most();
 }
 
 bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
   if (staging_.total() == 0 || (has_room() && !(wanted_ && refused_))) return false;
   const size_t low = std::max<size_t>(2 * reserve(), staging_.total() / 8);
-  return staging_.free() * Staging::kFrame + leaving < low * Staging::kFrame;
+  return staging_.free() * staging_.frame() + leaving < low * staging_.frame();
 }
 
 size_t StagingGrowth::take(size_t at_most) {
   wanted_ = false;
   if (growing_) return 0;
   const uint64_t room = most() - std::min(most(), staging_.bytes());
-  return std::min<size_t>({at_most, kSlab, room / Staging::kFrame});
+  return std::min<size_t>({at_most, staging_.slab_frames(), room / staging_.frame()});
 }
 
 void StagingGrowth::no_room(uint64_t now_ns) {

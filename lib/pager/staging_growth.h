@@ -18,7 +18,6 @@ namespace vmem::pager {
 
 class StagingGrowth {
  public:
-  static constexpr size_t kSlab = 32;                                  // frames at once
   static constexpr uint64_t kAgain = 50000000, kLater = 100 * kAgain;  // ns
 
   StagingGrowth(const memory::Staging& staging, const memory::HostBudget& budget, unsigned share)

@@ -19,9 +19,9 @@ std::unique_ptr<store::Engine> wrap_engine(std::unique_ptr<store::Engine> engine
   return test_hooks().wrap_engine(std::move(engine));
 }
 
-bool replace_devices(std::unique_ptr<device::Devices>* out, core::Status* status) {
+bool replace_devices(size_t unit, std::unique_ptr<device::Devices>* out, core::Status* status) {
   if (!test_hooks().make_devices) return false;
-  *status = test_hooks().make_devices(out);
+  *status = test_hooks().make_devices(unit, out);
   return true;
 }
 

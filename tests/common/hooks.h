@@ -11,7 +11,8 @@ namespace vmem::api {
 struct TestHooks {
   std::function<std::unique_ptr<store::Engine>(std::unique_ptr<store::Engine>)> wrap_engine;
   std::function<void(trap::UserfaultOptions&)> adjust_trap;
-  std::function<core::Status(std::unique_ptr<device::Devices>*)> make_devices;  // in place of setting device
+  std::function<core::Status(size_t unit, std::unique_ptr<device::Devices>*)>
+      make_devices;  // in place of setting device
 };
 TestHooks& test_hooks();
 

@@ -157,7 +157,7 @@ constexpr Question kQuestions[] = {
 
 void set_up() {
   std::string why;
-  must(device::make_devices(device::Kind::cuda, &s.d, &why));
+  must(device::make_devices(device::Kind::managed, device::kUnit, &s.d, &why));
   cudaSetDevice(0);
   gpu::load_all();
   cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking);

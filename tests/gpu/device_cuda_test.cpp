@@ -82,7 +82,7 @@ class CudaBench : public Bench {
 
 std::unique_ptr<Bench> cuda(std::string* skip) {
   std::unique_ptr<Devices> devices;
-  if (core::Status s = make_devices(Kind::cuda, &devices, skip); !s.ok()) {
+  if (core::Status s = make_devices(Kind::managed, kUnit, &devices, skip); !s.ok()) {
     // There is a device, or gpu_guard.cpp would have ended this program: a skip would hide that nothing was tested.
     ADD_FAILURE() << "no device tier where there is a GPU: " << *skip;
     return nullptr;
@@ -90,9 +90,10 @@ std::unique_ptr<Bench> cuda(std::string* skip) {
   return std::make_unique<CudaBench>(std::move(devices));
 }
 
+template <size_t unit>
 std::unique_ptr<Bench> handles(std::string* skip) {
   std::unique_ptr<Devices> devices;
-  if (core::Status s = make_cuda_handles(&devices); !s.ok()) {
+  if (core::Status s = make_cuda_handles(unit, &devices); !s.ok()) {
     *skip = s.text();
     ADD_FAILURE() << "no handles where there is a GPU: " << *skip;
     return nullptr;
@@ -101,8 +102,12 @@ std::unique_ptr<Bench> handles(std::string* skip) {
 }
 
 const auto name_of = [](const auto& i) { return std::string(i.param.name); };
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles}), name_of);
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract,
+                         ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles<kUnit>},
+                                           Body{"large_handles", handles<4 * kUnit>}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles<kUnit>}),
+                         name_of);
 
 class DeviceCuda : public DeviceContract {};
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
@@ -111,7 +116,7 @@ TEST_P(DeviceCuda, ARemadeBlockIsStillManagedMemory) {
   uint64_t* base = reserve(2);
   bring(base, 1, 1);
   cudaPointerAttributes attributes;
-  ASSERT_EQ(cudaPointerGetAttributes(&attributes, base + kWords), cudaSuccess);
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, base + words_), cudaSuccess);
   EXPECT_EQ(attributes.type, cudaMemoryTypeManaged);
 }
 
@@ -122,14 +127,14 @@ TEST_P(DeviceCuda, AdviceIsAppliedAgainWhenABlockIsRemade) {
   for (int round = 0; round < 2; ++round) {
     VMEM_OK(prepare(range(base, 0, 2)));
     int preferred = -9, mostly = -9;
-    ASSERT_EQ(cudaMemRangeGetAttribute(&mostly, sizeof mostly, cudaMemRangeAttributeReadMostly, base, 2 * kUnit),
+    ASSERT_EQ(cudaMemRangeGetAttribute(&mostly, sizeof mostly, cudaMemRangeAttributeReadMostly, base, 2 * unit_),
               cudaSuccess);
     ASSERT_EQ(
-        cudaMemRangeGetAttribute(&preferred, sizeof preferred, cudaMemRangeAttributePreferredLocation, base, 2 * kUnit),
+        cudaMemRangeGetAttribute(&preferred, sizeof preferred, cudaMemRangeAttributePreferredLocation, base, 2 * unit_),
         cudaSuccess);
     EXPECT_EQ(mostly, 1);
     EXPECT_EQ(preferred, 0);
-    EXPECT_EQ(kernel_sum(base, 2 * kWords), 0u);
+    EXPECT_EQ(kernel_sum(base, 2 * words_), 0u);
     drop(base, 0);
     drop(base, 1);
   }
@@ -142,9 +147,9 @@ TEST_P(DeviceCuda, TheApplicationsManagedMemoryIsRightBesideOurs) {
     release(ours);
     std::vector<uint64_t*> theirs(4);
     for (uint64_t*& p : theirs) {
-      ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&p), units * kUnit), cudaSuccess);
-      for (size_t w = 0; w < units * kWords; w += 512) p[w] = w;
-      EXPECT_EQ(kernel_sum(p, kWords), kWords / 512 * (kWords / 512 - 1) / 2 * 512);
+      ASSERT_EQ(cudaMallocManaged(reinterpret_cast<void**>(&p), units * unit_), cudaSuccess);
+      for (size_t w = 0; w < units * words_; w += 512) p[w] = w;
+      EXPECT_EQ(kernel_sum(p, words_), words_ / 512 * (words_ / 512 - 1) / 2 * 512);
     }
     for (uint64_t* p : theirs) ASSERT_EQ(cudaFree(p), cudaSuccess);
   }
@@ -217,7 +222,7 @@ TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
 TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {
   std::unique_ptr<Devices> second;
   std::string why;
-  VMEM_REFUSED(EBUSY, make_devices(Kind::cuda, &second, &why));
+  VMEM_REFUSED(EBUSY, make_devices(Kind::managed, kUnit, &second, &why));
 }
 
 TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {
@@ -231,7 +236,7 @@ TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {
   });
   for (uint64_t round = 0; round < 50; ++round) {
     bring(base, round % 8, round);
-    EXPECT_EQ(kernel_sum(base + round % 8 * kWords, kWords), sum_of(round));
+    EXPECT_EQ(kernel_sum(base + round % 8 * words_, words_), sum_of(round));
     drop(base, round % 8);
   }
   stop = true;
@@ -260,9 +265,9 @@ TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
   bench_->destroy(stream_);
   stream_ = nullptr;
   bench_->reset(0);
-  EXPECT_FALSE(anything_mapped(at(base), 4 * kUnit)) << "the driver kept the range: this test shows nothing";
-  ASSERT_EQ(mmap(base, 4 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
-  for (size_t w = 0; w < 4 * kWords; w += 512) base[w] = w;  // somebody else's, now
+  EXPECT_FALSE(anything_mapped(at(base), 4 * unit_)) << "the driver kept the range: this test shows nothing";
+  ASSERT_EQ(mmap(base, 4 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
+  for (size_t w = 0; w < 4 * words_; w += 512) base[w] = w;  // somebody else's, now
   bool torn = true;
   VMEM_REFUSED(EIO, d_->hold(range(base, 0, 2), Access::none));
   VMEM_REFUSED(EIO, d_->open(range(base, 0, 2), Access::read));
@@ -271,11 +276,11 @@ TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
   EXPECT_FALSE(torn);
   VMEM_OK(d_->settle(range(base, 2, 2)));
   release(base);
-  for (size_t w = 0; w < 4 * kWords; w += 512) {
+  for (size_t w = 0; w < 4 * words_; w += 512) {
     ASSERT_EQ(base[w], w);
     base[w] = 1;  // still theirs to write
   }
-  munmap(base, 4 * kUnit);
+  munmap(base, 4 * unit_);
 }
 
 }  // namespace

@@ -61,6 +61,7 @@ class TierBench : public PeerRows {
              {"part", s_.part},
              {"rounds", s_.rounds},
              {"wrong_words", kernels_.wrong()},
+             {"block", s_.block},
              {"body", s_.device}};
     out["rows"] = table_.json();
     std::ofstream(s_.json) << out.dump(1) << "\n";
@@ -87,6 +88,7 @@ int run(Settings s) {
   }
   if (!sim && !handles) vmem::gpu::require_managed(s.bytes + s.budget, vmem::gpu::managed_limit());
   vmem::set("device", app->setting());
+  vmem::set("device_block_size", std::to_string(s.block));
   vmem::set("ssd_path", s.folder);
   vmem::set("device_budget", std::to_string(s.budget));
   vmem::set("host_budget", std::to_string(s.host_budget));
@@ -116,6 +118,8 @@ int main(int argc, char** argv) {
   const auto size = CLI::AsSizeValue(false);
   app.add_option("--device", s.device, "auto, cuda, managed, handles, or sim and sim-handles: for the logic alone")
       ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
+  app.add_option("--block", s.block, "device_block_size (2 MiB); rows with smaller calls are left out")
+      ->transform(size);
   app.add_option("--bytes", s.bytes, "data on the disk, and the largest region (2 GiB)")->transform(size);
   app.add_option("--budget", s.budget, "device_budget (a quarter of the data)")->transform(size);
   app.add_option("--host-budget", s.host_budget, "host_budget (2 GiB)")->transform(size);

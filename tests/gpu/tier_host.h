@@ -150,6 +150,7 @@ class HostRows : public DiskRows {
   }
   void host_and_device(uint64_t step) {
     const std::string size = std::to_string(step / kMiB), a_call = ", " + size + " MiB a call";
+    if (step < s_.block) return;  // a lease has whole blocks
     if (!table_.wanted("h2d-" + size, true) && !table_.wanted("d2h-" + size, true)) return;
     const vmem::region r = on_device(span_);
     take(r, 0, span_, span_, false);

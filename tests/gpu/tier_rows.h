@@ -18,7 +18,7 @@ inline constexpr size_t kBlock = 2 * kMiB;
 struct Settings {
   std::string device = "auto", json, only, fast = "/dev/shm";
   std::string folder = getenv("TMPDIR") != nullptr ? getenv("TMPDIR") : "/var/tmp";
-  uint64_t bytes = 0, budget = 0, host_budget = 0, part = 0;
+  uint64_t bytes = 0, budget = 0, host_budget = 0, part = 0, block = kBlock;
   int rounds = 3;
 };
 

@@ -58,10 +58,12 @@ class SimWork final : public DeviceWork {
  public:
   // Before vmem_init. handles: devices with page tables of their own.
   explicit SimWork(int devices, bool handles) : devices_(devices) {
-    vmem::api::test_hooks().make_devices = [devices, handles](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [devices, handles](size_t unit,
+                                                              std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = devices;
       options.handles = handles;
+      options.unit = unit;
       std::unique_ptr<vmem::device::SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
       *out = std::move(made);

@@ -24,7 +24,7 @@ using stress::RegisterOp;
 
 struct Settings {
   double seconds = 10;
-  unsigned threads = 4, movers = 2, registers = 48;
+  unsigned threads = 4, movers = 2, registers = 48, device_block = 2;
   uint64_t bytes = 24 << 20, seed = 1;
   std::string budget = "24MiB", transfer = "auto", device = "none", trap = "uffd";
   bool delays = true;
@@ -244,9 +244,12 @@ int run(uint64_t seed) {
   vmem_log([](int, const char*, void*) {}, nullptr);
   gpus = stress::make_device_work(settings.device);
   const int devices = gpus != nullptr ? gpus->devices() : 0;
-  if (gpus != nullptr && settings.budget == "24MiB") settings.budget = "40MiB";  // staging frames take half
+  const uint64_t device_block = uint64_t{settings.device_block} << 20;
+  if (gpus != nullptr && settings.budget == "24MiB")  // staging frames take half
+    settings.budget = std::to_string(20 * device_block);
   for (const auto& [name, value] :
        std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
+                                                                  {"device_block_size", std::to_string(device_block)},
                                                                   {"host_budget", settings.budget},
                                                                   {"trap", settings.trap},
                                                                   {"transfer", settings.transfer},
@@ -254,7 +257,7 @@ int run(uint64_t seed) {
                                                                   {"io_threads", "2"},
                                                                   {"readahead", "1MiB"}})
     stress::configure(name, value);
-  if (devices != 0) stress::configure("device_budget", "8MiB");
+  if (devices != 0) stress::configure("device_budget", std::to_string(4 * device_block));
   stress::start();
   Random first(seed);
   int fd = -1;
@@ -270,7 +273,7 @@ int run(uint64_t seed) {
     const int rc = i == 1 ? vmem_map(&p, size, path.c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY)
                           : vmem_alloc(&p, size, gpu ? 0 : VMEM_HOST_ONLY);
     if (rc != 0) differs("region %u: %d %s", i, rc, vmem_last_error());
-    areas.push_back({static_cast<char*>(p), size, gpu ? size_t{2} << 20 : block, gpu});
+    areas.push_back({static_cast<char*>(p), size, gpu ? device_block : block, gpu});
     for (size_t at = 0; at < size; at += 4096) *reinterpret_cast<uint64_t*>(areas[i].memory + at + 8) = first();
   }
   // Several registers share a block, some a cache line; none is at offset 8 of a page.
@@ -368,6 +371,7 @@ int main(int argc, char** argv) {
   app.add_option("--transfer", settings.transfer);
   app.add_option("--trap", settings.trap);
   app.add_option("--device", settings.device, stress::kDevices);
+  app.add_option("--device-block", settings.device_block, "MiB");
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
   CLI11_PARSE(app, argc, argv);

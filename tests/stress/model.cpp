@@ -30,7 +30,7 @@ using vmem::store::Io;
 
 struct Settings {
   double seconds = 10;
-  unsigned threads = 6, regions = 4, processes = 1;
+  unsigned threads = 6, regions = 4, processes = 1, device_block = 2;
   uint64_t bytes = 48 << 20, seed = 1, operations = 0;
   std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
   std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB", "auto"};
@@ -613,15 +613,16 @@ int run(uint64_t seed) {
   };
   gpus = stress::make_device_work(settings.device);
   devices = gpus != nullptr ? gpus->devices() : 0;
-  for (const auto& [name, value] :
-       std::initializer_list<std::pair<const char*, std::string>>{{"device", settings.device},
-                                                                  {"host_budget", settings.budget},
-                                                                  {"trap", settings.trap},
-                                                                  {"transfer", settings.transfer},
-                                                                  {"io_engine", settings.engine},
-                                                                  {"evict_threads", "2"},
-                                                                  {"io_threads", "2"},
-                                                                  {"fault_timeout_ms", "20000"}})
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"device", settings.device},
+           {"device_block_size", std::to_string(settings.device_block << 20)},
+           {"host_budget", settings.budget},
+           {"trap", settings.trap},
+           {"transfer", settings.transfer},
+           {"io_engine", settings.engine},
+           {"evict_threads", "2"},
+           {"io_threads", "2"},
+           {"fault_timeout_ms", "20000"}})
     stress::configure(name, value);
   if (devices != 0) stress::configure("device_budget", "32MiB");
   stress::start();
@@ -703,6 +704,7 @@ int main(int argc, char** argv) {
   app.add_option("--trap", settings.trap);
   app.add_option("--engine", settings.engine);
   app.add_option("--device", settings.device, stress::kDevices);
+  app.add_option("--device-block", settings.device_block, "MiB");
   app.add_option("--blocks", settings.blocks);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);

@@ -15,10 +15,11 @@ class SimApp final : public GpuApp {
  public:
   explicit SimApp(int devices, bool handles = false) : count_(devices), handles_(handles) {}
   int prepare() override {
-    vmem::api::test_hooks().make_devices = [this](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [this](size_t unit, std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = count_;
       options.handles = handles_;
+      options.unit = unit;
       options.memory_bytes = 128 * kMiB;
       std::unique_ptr<SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);

@@ -57,10 +57,11 @@ std::string run(const std::string& child, systest::Environment environment) {
 }
 
 void start_device(bool handles) {
-  vmem::api::test_hooks().make_devices = [handles](std::unique_ptr<vmem::device::Devices>* out) {
+  vmem::api::test_hooks().make_devices = [handles](size_t unit, std::unique_ptr<vmem::device::Devices>* out) {
     vmem::device::SimOptions options;
     options.memory_bytes = 64 << 20;
     options.handles = handles;
+    options.unit = unit;
     std::unique_ptr<SimDevices> made;
     vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
     *out = std::move(made);

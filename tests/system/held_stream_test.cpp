@@ -26,7 +26,7 @@ class HeldStream : public SystemTest {
 
   void SetUp() override {
     SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [](size_t, std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.memory_bytes = 128 * kMiB;
       options.queue_limit = kQueue;

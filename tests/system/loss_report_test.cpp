@@ -17,7 +17,7 @@ class LossReport : public SystemTest {
  protected:
   void SetUp() override {
     SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [](size_t, std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.memory_bytes = 128 * kMiB;
       std::unique_ptr<SimDevices> made;

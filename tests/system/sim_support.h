@@ -24,10 +24,12 @@ class SimTest : public SystemTest {
   void SetUp() override { start(1); }
   void start(int devices, const Settings& more = {}, bool handles = false) {
     SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [devices, handles](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [devices, handles](size_t unit,
+                                                              std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = devices;
       options.handles = handles;
+      options.unit = unit;
       options.memory_bytes = 128 << 20;
       std::unique_ptr<vmem::device::SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);

@@ -23,19 +23,23 @@ Status refuse(const char* lacks) {
 }
 Status some_body(bool there, const char* lacks, std::unique_ptr<Devices>* out) {
   log_of_asked += *lacks;
-  return there ? make_sim_devices(false, out) : refuse(lacks);
+  return there ? make_sim_devices(false, kUnit, out) : refuse(lacks);
 }
-Status handles(std::unique_ptr<Devices>* out) {
+Status handles(size_t unit, std::unique_ptr<Devices>* out) {
+  if (have_handles && unit != kUnit) {
+    log_of_asked += 'v';
+    return make_sim_devices(true, unit, out);
+  }
   return some_body(have_handles, "virtual memory management", out);
 }
 Status managed(std::unique_ptr<Devices>* out) {
   return some_body(have_managed, "concurrent managed access", out);
 }
 Status sim(std::unique_ptr<Devices>* out) {
-  return make_sim_devices(false, out);
+  return make_sim_devices(false, kUnit, out);
 }
-Status sim_handles(std::unique_ptr<Devices>* out) {
-  return make_sim_devices(true, out);
+Status sim_handles(size_t unit, std::unique_ptr<Devices>* out) {
+  return make_sim_devices(true, unit, out);
 }
 
 class DeviceChoice : public ::testing::Test {
@@ -44,10 +48,11 @@ class DeviceChoice : public ::testing::Test {
   static void on_a_machine_with(bool physical, bool unified, bool gpu = true) {
     have_handles = physical, have_managed = unified, have_gpu = gpu;
   }
-  Status make(const char* setting, std::initializer_list<Kind> automatic = {Kind::handles, Kind::managed}) {
+  Status make(const char* setting, std::initializer_list<Kind> automatic = {Kind::handles, Kind::managed},
+              size_t unit = kUnit) {
     log_of_asked.clear();
-    return make_devices(kind_of(setting), {automatic.begin(), automatic.size()}, {handles, managed, sim, sim_handles},
-                        &made_, &why_);
+    return make_devices(kind_of(setting), unit, {automatic.begin(), automatic.size()},
+                        {handles, managed, sim, sim_handles}, &made_, &why_);
   }
   std::unique_ptr<Devices> made_;
   std::string why_;
@@ -111,6 +116,24 @@ TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
   on_a_machine_with(true, false);
   EXPECT_EQ(make("managed").code(), -ENODEV);
   EXPECT_EQ(made_, nullptr);
+}
+
+// Not smaller ones instead, without a word.
+TEST_F(DeviceChoice, BlocksThatNoBodyHasAreAnError) {
+  for (const char* setting : {"auto", "cuda", "handles", "sim-handles"}) {
+    ASSERT_TRUE(make(setting, {Kind::handles, Kind::managed}, 4 * kUnit).ok()) << setting;
+    EXPECT_EQ(made_->unit(), 4 * kUnit) << setting;
+  }
+  on_a_machine_with(false, true);
+  for (const char* setting : {"auto", "cuda", "managed", "sim"}) {
+    const Status s = make(setting, {Kind::handles, Kind::managed}, 4 * kUnit);
+    EXPECT_EQ(s.code(), -EINVAL) << setting;
+    EXPECT_EQ(made_, nullptr) << setting;
+    for (const char* part : {"device_block_size", "8 MiB", "2 MiB"})
+      EXPECT_NE(s.text().find(part), std::string_view::npos) << s.text();
+  }
+  on_a_machine_with(false, false, false);
+  EXPECT_TRUE(make("auto", {Kind::handles, Kind::managed}, 4 * kUnit).ok()) << "there are no blocks";
 }
 
 TEST_F(DeviceChoice, SimulatedDevicesHaveTheViewOfTheBodyTheyAreLike) {

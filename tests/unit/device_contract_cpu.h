@@ -53,18 +53,18 @@ TEST_P(DeviceContract, TouchesOfAPunchedHoleParkUntilSomethingElseStandsThere) {
   VMEM_OK(d_->punch(range(base, 1, 1)));
   std::atomic<uint64_t> seen{0};
   const uint32_t parked = park::stats().waiting;
-  std::thread reader([&] { seen = *static_cast<volatile uint64_t*>(base + kWords); });
+  std::thread reader([&] { seen = *static_cast<volatile uint64_t*>(base + words_); });
   until_parked(parked + 1);
-  ASSERT_EQ(mmap(base + kWords, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-            base + kWords);
-  base[kWords] = 31;
+  ASSERT_EQ(mmap(base + words_, unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
+            base + words_);
+  base[words_] = 31;
   VMEM_OK(d_->settle(range(base, 1, 1)));
   reader.join();
   EXPECT_EQ(seen, 31u);
   // .. and the device takes the place back.
   bring(base, 1, 8);
   VMEM_OK(d_->open(range(base, 1, 1), Access::read));
-  EXPECT_EQ(base[kWords], 8u);
+  EXPECT_EQ(base[words_], 8u);
 }
 
 TEST_P(DeviceContract, AStoreToABlockOpenForReadingAsksFirst) {
@@ -80,13 +80,13 @@ TEST_P(DeviceContract, AStoreToABlockOpenForReadingAsksFirst) {
     where = address;
     return d_->open(range(base, 1, 1), Access::read_write).ok();
   }));
-  EXPECT_EQ(base[kWords + 3], 4u);
+  EXPECT_EQ(base[words_ + 3], 4u);
   EXPECT_EQ(asked, 0);
-  *static_cast<volatile uint64_t*>(base + kWords + 3) = 99;
+  *static_cast<volatile uint64_t*>(base + words_ + 3) = 99;
   EXPECT_EQ(asked, 1);
-  EXPECT_EQ(where, at(base + kWords + 3));
-  EXPECT_EQ(base[kWords + 3], 99u);
-  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(1) - 4 + 99);
+  EXPECT_EQ(where, at(base + words_ + 3));
+  EXPECT_EQ(base[words_ + 3], 99u);
+  EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(1) - 4 + 99);
 }
 
 TEST_P(DeviceContract, TakingStoresAwayMakesTheNextOneAskAgain) {
@@ -134,7 +134,7 @@ inline std::atomic<uint64_t*> intruded_word{nullptr};
 TEST_P(DeviceContract, AnIntruderBetweenMapAndShutIsNoticed) {
   VMEM_SHARED_ONLY();
   uint64_t* base = reserve(3);
-  intruded_word = base + kWords + 77;
+  intruded_word = base + words_ + 77;
   core::step_hook.store([](const char* step) {
     if (std::strcmp(step, "device.mapped") == 0) *static_cast<volatile uint64_t*>(intruded_word.load()) = 1;
   });
@@ -153,14 +153,14 @@ TEST_P(DeviceContract, PagesTheCpuTouchesAreCounted) {
   VMEM_OK(prepare(range(base, 0, 4)));
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
   uint64_t bytes = 1;
-  VMEM_OK(d_->host_resident_bytes({at(base), 4 * kUnit}, &bytes));
+  VMEM_OK(d_->host_resident_bytes({at(base), 4 * unit_}, &bytes));
   EXPECT_EQ(bytes, 0u);
-  base[kWords] = 1;
-  VMEM_OK(d_->host_resident_bytes({at(base), 4 * kUnit}, &bytes));
+  base[words_] = 1;
+  VMEM_OK(d_->host_resident_bytes({at(base), 4 * unit_}, &bytes));
   EXPECT_GE(bytes, core::kPage);
-  EXPECT_LE(bytes, kUnit);
+  EXPECT_LE(bytes, unit_);
   drop(base, 1);
-  VMEM_OK(d_->host_resident_bytes({at(base), 4 * kUnit}, &bytes));
+  VMEM_OK(d_->host_resident_bytes({at(base), 4 * unit_}, &bytes));
   EXPECT_EQ(bytes, 0u);
 }
 

@@ -36,7 +36,7 @@ TEST_P(DeviceContract, UnknownDevicesAreRefused) {
   void* p = nullptr;
   Memory m{};
   for (int bad : {-1, d_->count(), 1000}) {
-    VMEM_REFUSED(ENODEV, d_->reserve(kUnit, bad, &p));
+    VMEM_REFUSED(ENODEV, d_->reserve(unit_, bad, &p));
     VMEM_REFUSED(ENODEV, prepare(range(base, 0, 1), bad));
     VMEM_REFUSED(ENODEV, d_->memory(bad, &m));
     VMEM_REFUSED(ENODEV, d_->check_stream(stream_, bad));
@@ -50,25 +50,25 @@ TEST_P(DeviceContract, BadRangesAreRefusedAndChangeNothing) {
   bring(base, 0, 6);
   void* p = nullptr;
   VMEM_REFUSED(EINVAL, d_->reserve(0, 0, &p));
-  VMEM_REFUSED(EINVAL, d_->reserve(kUnit + 4096, 0, &p));
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + 4096, kUnit}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base), kUnit / 2}}));
+  VMEM_REFUSED(EINVAL, d_->reserve(unit_ + 4096, 0, &p));
+  VMEM_REFUSED(EINVAL, prepare({{at(base) + 4096, unit_}}));
+  VMEM_REFUSED(EINVAL, prepare({{at(base), unit_ / 2}}));
   VMEM_REFUSED(EINVAL, prepare({{at(base), 0}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + 2 * kUnit, 3 * kUnit}}));  // beyond the end
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + kUnit, kUnit}, {at(base) + kUnit, kUnit}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(frames_), kUnit}}));  // not a managed range
-  VMEM_REFUSED(EINVAL, d_->punch(std::vector<Range>{{at(frames_), kUnit}}));
+  VMEM_REFUSED(EINVAL, prepare({{at(base) + 2 * unit_, 3 * unit_}}));  // beyond the end
+  VMEM_REFUSED(EINVAL, prepare({{at(base) + unit_, unit_}, {at(base) + unit_, unit_}}));
+  VMEM_REFUSED(EINVAL, prepare({{at(frames_), unit_}}));  // not a managed range
+  VMEM_REFUSED(EINVAL, d_->punch(std::vector<Range>{{at(frames_), unit_}}));
   VMEM_REFUSED(EINVAL, d_->release(frames_));
-  VMEM_REFUSED(EINVAL, d_->release(base + kWords));
-  EXPECT_EQ(used(), kUnit);
-  EXPECT_EQ(kernel_sum(base, kWords), sum_of(6));
+  VMEM_REFUSED(EINVAL, d_->release(base + words_));
+  EXPECT_EQ(used(), unit_);
+  EXPECT_EQ(kernel_sum(base, words_), sum_of(6));
 }
 
 TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   uint64_t* base = reserve(2);
   bring(base, 0, 6);
   Ticket t;
-  const Copy made{at(base), frame(0), kUnit}, hole{at(base) + kUnit, frame(0), kUnit};
+  const Copy made{at(base), frame(0), unit_}, hole{at(base) + unit_, frame(0), unit_};
   VMEM_REFUSED(EINVAL, prepare(range(base, 0, 1)));  // would destroy its bytes
   VMEM_REFUSED(EINVAL, prepare(range(base, 0, 2)));
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&hole, 1), &t));
@@ -84,38 +84,38 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   if (!shared()) {
     VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));
     VMEM_REFUSED(EINVAL, d_->unmap(range(base, 1, 1)));
-    EXPECT_EQ(kernel_sum(base, kWords), sum_of(6));
+    EXPECT_EQ(kernel_sum(base, words_), sum_of(6));
     return;
   }
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&made, 1), &t));   // the CPU may store to it
   VMEM_REFUSED(EINVAL, d_->copy_out(0, std::span(&made, 1), &t));  // likewise
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 0, 1)));              // likewise
   EXPECT_EQ(base[1], 7u);
-  EXPECT_EQ(kernel_sum(base, kWords), sum_of(6));
+  EXPECT_EQ(kernel_sum(base, words_), sum_of(6));
 }
 
 TEST_P(DeviceContract, CopiesFromMemoryThatIsNotPinnedAreRefused) {
   uint64_t* base = reserve(1);
   VMEM_OK(prepare(range(base, 0, 1)));
-  std::vector<uint64_t> loose(kWords);
+  std::vector<uint64_t> loose(words_);
   Ticket t;
-  Copy copy{at(base), loose.data(), kUnit};
+  Copy copy{at(base), loose.data(), unit_};
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&copy, 1), &t));
-  copy = {at(base), frame(kFrames - 1) + 8, kUnit};  // runs over the end
+  copy = {at(base), frame(kFrames - 1) + 8, unit_};  // runs over the end
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&copy, 1), &t));
-  copy = {at(base) + 4096, frame(0), kUnit};  // so does this, of the range
+  copy = {at(base) + 4096, frame(0), unit_};  // so does this, of the range
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&copy, 1), &t));
   VMEM_REFUSED(EINVAL, d_->copy_in(0, {}, &t));
 }
 
 TEST_P(DeviceContract, PinningTwiceOrHalfPagesIsRefused) {
-  VMEM_REFUSED(EEXIST, d_->pin(frames_, kUnit));
-  VMEM_REFUSED(EEXIST, d_->pin(frames_ + kWords, kUnit));
+  VMEM_REFUSED(EEXIST, d_->pin(frames_, unit_));
+  VMEM_REFUSED(EEXIST, d_->pin(frames_ + words_, unit_));
   VMEM_REFUSED(EINVAL, d_->pin(reinterpret_cast<std::byte*>(frames_) + 8, 4096));
-  VMEM_REFUSED(EINVAL, d_->unpin(frames_ + kWords));
+  VMEM_REFUSED(EINVAL, d_->unpin(frames_ + words_));
   VMEM_OK(d_->unpin(frames_));
   VMEM_REFUSED(EINVAL, d_->unpin(frames_));
-  VMEM_OK(d_->pin(frames_, kFrames * kUnit));
+  VMEM_OK(d_->pin(frames_, kFrames * unit_));
 }
 
 TEST_P(DeviceContract, AdviceIsTakenForMadeAndUnmadeParts) {
@@ -127,8 +127,8 @@ TEST_P(DeviceContract, AdviceIsTakenForMadeAndUnmadeParts) {
   }
   VMEM_OK(d_->advise(range(base, 0, 4)[0], Advice::accessed_by, kHost, true));
   bring(base, 3, 2);
-  EXPECT_EQ(kernel_sum(base, kWords), sum_of(1));
-  EXPECT_EQ(kernel_sum(base + 3 * kWords, kWords), sum_of(2));
+  EXPECT_EQ(kernel_sum(base, words_), sum_of(1));
+  EXPECT_EQ(kernel_sum(base + 3 * words_, words_), sum_of(2));
 }
 
 // --- a device is lost -----------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   Ticket before;
   VMEM_OK(d_->record(stream_, 0, &before));
   VMEM_OK(bench_->synchronize(stream_));
-  bench_->sum(stream_, base + kWords, kWords, sum_cell());  // a hole
+  bench_->sum(stream_, base + words_, words_, sum_cell());  // a hole
   EXPECT_FALSE(bench_->synchronize(stream_).ok());
   Ticket t;
   // The first call that meets the error may be any; it and all after it say so.
-  const Copy copy{at(base), frame(0), kUnit};
+  const Copy copy{at(base), frame(0), unit_};
   VMEM_REFUSED(EIO, d_->copy_in(0, std::span(&copy, 1), &t));
   VMEM_REFUSED(EIO, d_->health(0));
   bool torn = true;
@@ -159,7 +159,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   Memory m{};
   VMEM_REFUSED(EIO, d_->memory(0, &m));
   void* p = nullptr;
-  VMEM_REFUSED(EIO, d_->reserve(kUnit, 0, &p));
+  VMEM_REFUSED(EIO, d_->reserve(unit_, 0, &p));
   // What needs no device still works, so that the region can be taken down in order.
   VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
   VMEM_OK(d_->unmap(range(base, 0, 1)));
@@ -172,7 +172,7 @@ TEST_P(DeviceLoss, ABlockThatIsNotMappedIsLoud) {
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   VMEM_OK(d_->unmap(range(base, 0, 1)));
-  bench_->sum(stream_, base, kWords, sum_cell());
+  bench_->sum(stream_, base, words_, sum_cell());
   EXPECT_FALSE(bench_->synchronize(stream_).ok());
   VMEM_REFUSED(EIO, d_->map(range(base, 0, 1)));
   VMEM_OK(d_->unmap(range(base, 0, 1)));
@@ -182,7 +182,7 @@ TEST_P(DeviceLoss, ABlockThatIsNotMappedIsLoud) {
 TEST_P(DeviceLoss, TheOtherSideOfAHoleIsLoudAlsoWithOrdinaryMemoryThere) {
   if (bench_->reaches_host_memory()) GTEST_SKIP() << "kernels reach ordinary memory here, rightly";
   uint64_t* base = reserve(2);
-  ASSERT_EQ(mmap(base, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
+  ASSERT_EQ(mmap(base, unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
   base[0] = 1;
   bench_->add(stream_, base, 8, 1);
   EXPECT_FALSE(bench_->synchronize(stream_).ok());

@@ -74,7 +74,6 @@ inline void PrintTo(const Body& body, std::ostream* os) {
 
 class DeviceContract : public ::testing::TestWithParam<Body> {
  protected:
-  static constexpr size_t kWords = kUnit / sizeof(uint64_t);
   static constexpr size_t kFrames = 32;
   // Of the result page.
   static constexpr size_t kGate = 0, kSum = 8;
@@ -84,11 +83,13 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     bench_ = GetParam().make(&skip);
     if (bench_ == nullptr) GTEST_SKIP() << skip;
     d_ = &bench_->devices();
-    void* p = mmap(nullptr, kFrames * kUnit + kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unit_ = d_->unit();
+    words_ = unit_ / sizeof(uint64_t);
+    void* p = mmap(nullptr, kFrames * unit_ + unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(p, MAP_FAILED);
     frame_map_ = p;
-    frames_ = reinterpret_cast<uint64_t*>(core::round_up(reinterpret_cast<uintptr_t>(p), kUnit));
-    VMEM_OK(d_->pin(frames_, kFrames * kUnit));
+    frames_ = reinterpret_cast<uint64_t*>(core::round_up(reinterpret_cast<uintptr_t>(p), unit_));
+    VMEM_OK(d_->pin(frames_, kFrames * unit_));
     p = mmap(nullptr, core::kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(p, MAP_FAILED);
     result_ = static_cast<std::byte*>(p);
@@ -107,14 +108,14 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     d_->unpin(frames_).ignore();  // a lost device answers -EIO
     d_->unpin(result_).ignore();
     bench_.reset();
-    munmap(frame_map_, kFrames * kUnit + kUnit);
+    munmap(frame_map_, kFrames * unit_ + unit_);
     munmap(result_, core::kPage);
   }
 
   // A range of n units, released at the end.
   uint64_t* reserve(size_t units, int device = 0) {
     void* base = nullptr;
-    const core::Status s = d_->reserve(units * kUnit, device, &base);
+    const core::Status s = d_->reserve(units * unit_, device, &base);
     EXPECT_TRUE(s.ok()) << s.text();
     if (s.ok()) ranges_.push_back(base);
     return static_cast<uint64_t*>(base);
@@ -124,8 +125,8 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     VMEM_OK(d_->release(base));
   }
   static uintptr_t at(const void* p) { return reinterpret_cast<uintptr_t>(p); }
-  static std::vector<Range> range(const uint64_t* base, size_t first, size_t count) {
-    return {Range{at(base) + first * kUnit, count * kUnit}};
+  std::vector<Range> range(const uint64_t* base, size_t first, size_t count) const {
+    return {Range{at(base) + first * unit_, count * unit_}};
   }
   core::Status prepare(std::vector<Range> ranges, int device = 0) {
     bool torn = false;
@@ -133,11 +134,12 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     EXPECT_TRUE(s.ok() || s.code() == -EINVAL || s.code() == -ENODEV || s.code() == -EIO || torn);
     return s;
   }
-  uint64_t* frame(size_t i) { return frames_ + i * kWords; }
+  uint64_t* frame(size_t i) { return frames_ + i * words_; }
   void fill_frame(size_t i, uint64_t first) {
-    for (size_t w = 0; w < kWords; ++w) frame(i)[w] = first + w;
+    for (size_t w = 0; w < words_; ++w) frame(i)[w] = first + w;
   }
-  static uint64_t sum_of(uint64_t first, size_t n = kWords) { return n * first + n * (n - 1) / 2; }
+  uint64_t sum_of(uint64_t first) const { return sum_of(first, words_); }
+  static uint64_t sum_of(uint64_t first, size_t n) { return n * first + n * (n - 1) / 2; }
   // Unit `u` on the device with first, first + 1, ..; shut.
   void bring(uint64_t* base, size_t u, uint64_t first, int device = 0) {
     VMEM_OK(prepare(range(base, u, 1), device));
@@ -153,13 +155,13 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
   bool shared() const { return d_->cpu_view() == CpuView::shared; }
   void copy_in(uint64_t* base, size_t u, size_t f, int device = 0) {
     Ticket done;
-    const Copy copy{at(base) + u * kUnit, frame(f), kUnit};
+    const Copy copy{at(base) + u * unit_, frame(f), unit_};
     VMEM_OK(d_->copy_in(device, std::span(&copy, 1), &done));
     VMEM_OK(d_->wait(done));
   }
   void copy_out(uint64_t* base, size_t u, size_t f, int device = 0) {
     Ticket done;
-    const Copy copy{at(base) + u * kUnit, frame(f), kUnit};
+    const Copy copy{at(base) + u * unit_, frame(f), unit_};
     VMEM_OK(d_->copy_out(device, std::span(&copy, 1), &done));
     VMEM_OK(d_->wait(done));
   }
@@ -199,6 +201,7 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
 
   std::unique_ptr<Bench> bench_;
   Devices* d_ = nullptr;
+  size_t unit_ = 0, words_ = 0;  // of the body: bytes, and 8-byte words
   void* stream_ = nullptr;
   void* frame_map_ = nullptr;
   uint64_t* frames_ = nullptr;

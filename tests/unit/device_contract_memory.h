@@ -11,29 +11,29 @@ namespace vmem::device::testing {
 TEST_P(DeviceContract, ReserveGivesAlignedAddressSpaceWithoutMemory) {
   uint64_t* base = reserve(64);
   ASSERT_NE(base, nullptr);
-  EXPECT_EQ(at(base) % kUnit, 0u);
+  EXPECT_EQ(at(base) % unit_, 0u);
   EXPECT_EQ(used(), 0u);
   uint64_t bytes = 1;
-  VMEM_OK(d_->host_resident_bytes({at(base), 64 * kUnit}, &bytes));
+  VMEM_OK(d_->host_resident_bytes({at(base), 64 * unit_}, &bytes));
   EXPECT_EQ(bytes, 0u);
 }
 
 TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
   uint64_t* base = reserve(4);
   make(base, 0, 4);
-  EXPECT_EQ(kernel_sum(base, 4 * kWords), 0u);
+  EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
   if (!shared()) return;
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
-  for (size_t w = 0; w < 4 * kWords; w += 512) ASSERT_EQ(base[w], 0u) << w;
+  for (size_t w = 0; w < 4 * words_; w += 512) ASSERT_EQ(base[w], 0u) << w;
 }
 
 TEST_P(DeviceContract, BytesCopiedInAreSeenByKernelAndCpu) {
   uint64_t* base = reserve(3);
   bring(base, 1, 1000);
-  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(1000));
+  EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(1000));
   if (!shared()) return;
   VMEM_OK(d_->open(range(base, 1, 1), Access::read_write));
-  for (size_t w = 0; w < kWords; w += 101) ASSERT_EQ(base[kWords + w], 1000 + w);
+  for (size_t w = 0; w < words_; w += 101) ASSERT_EQ(base[words_ + w], 1000 + w);
 }
 
 TEST_P(DeviceContract, CpuStoresAfterOpenAreSeenByKernels) {
@@ -42,7 +42,7 @@ TEST_P(DeviceContract, CpuStoresAfterOpenAreSeenByKernels) {
   bring(base, 0, 5);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   base[7] += 100;
-  EXPECT_EQ(kernel_sum(base, kWords), sum_of(5) + 100);
+  EXPECT_EQ(kernel_sum(base, words_), sum_of(5) + 100);
   EXPECT_EQ(base[7], 112u);
 }
 
@@ -50,11 +50,11 @@ TEST_P(DeviceContract, CopyOutBringsWhatKernelsStored) {
   uint64_t* base = reserve(2);
   bring(base, 0, 77);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  bench_->add(stream_, base, kWords, 3);
+  bench_->add(stream_, base, words_, 3);
   VMEM_OK(bench_->synchronize(stream_));
   VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
   copy_out(base, 0, 1);
-  for (size_t w = 0; w < kWords; ++w) ASSERT_EQ(frame(1)[w], 80 + w);
+  for (size_t w = 0; w < words_; ++w) ASSERT_EQ(frame(1)[w], 80 + w);
 }
 
 TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
@@ -62,13 +62,13 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  base[kWords - 1] = 4711;
+  base[words_ - 1] = 4711;
   base[0] = 4712;
   VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
   copy_out(base, 0, 1);
   EXPECT_EQ(frame(1)[0], 4712u);
   EXPECT_EQ(frame(1)[1], 11u);
-  EXPECT_EQ(frame(1)[kWords - 1], 4711u);
+  EXPECT_EQ(frame(1)[words_ - 1], 4711u);
 }
 
 TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
@@ -76,11 +76,11 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  base[kWords / 2] = 4711;
+  base[words_ / 2] = 4711;
   VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
   copy_out(base, 0, 1);
-  EXPECT_EQ(frame(1)[kWords / 2], 4711u);
-  EXPECT_EQ(frame(1)[kWords / 2 + 1], 10 + kWords / 2 + 1);
+  EXPECT_EQ(frame(1)[words_ / 2], 4711u);
+  EXPECT_EQ(frame(1)[words_ / 2 + 1], 10 + words_ / 2 + 1);
 }
 
 TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
@@ -88,28 +88,28 @@ TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
   uint64_t* base = reserve(1);
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read));
-  for (size_t w = 0; w < kWords; w += 512) {
+  for (size_t w = 0; w < words_; w += 512) {
     EXPECT_EQ(base[w], 10 + w);
     if (w % 65536 == 0) {
-      EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+      EXPECT_EQ(kernel_sum(base, words_), sum_of(10));
     }
   }
   VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
-  EXPECT_EQ(kernel_sum(base, kWords), sum_of(10));
+  EXPECT_EQ(kernel_sum(base, words_), sum_of(10));
   copy_out(base, 0, 1);
-  for (size_t w = 0; w < kWords; ++w) ASSERT_EQ(frame(1)[w], 10 + w);
+  for (size_t w = 0; w < words_; ++w) ASSERT_EQ(frame(1)[w], 10 + w);
 }
 
 TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
   uint64_t* base = reserve(2);
   VMEM_OK(prepare(range(base, 0, 2)));
   fill_frame(0, 1);
-  const Copy copies[] = {{at(base) + 4096, frame(0), 4096}, {at(base) + kUnit - 8192, frame(0), 16384}};
+  const Copy copies[] = {{at(base) + 4096, frame(0), 4096}, {at(base) + unit_ - 8192, frame(0), 16384}};
   Ticket done;
   VMEM_OK(d_->copy_in(0, copies, &done));
   VMEM_OK(d_->map(range(base, 0, 2)));
   VMEM_OK(d_->wait(done));
-  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(1, 512) + sum_of(1, 2048));
+  EXPECT_EQ(kernel_sum(base, 2 * words_), sum_of(1, 512) + sum_of(1, 2048));
 }
 
 TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
@@ -120,12 +120,12 @@ TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
   VMEM_OK(d_->memory(0, &before));
   VMEM_OK(prepare(range(base, 0, 64)));
   VMEM_OK(d_->memory(0, &full));
-  EXPECT_EQ(full.used, 64 * kUnit);
+  EXPECT_EQ(full.used, 64 * unit_);
   VMEM_OK(d_->punch(range(base, 0, 64)));
   VMEM_OK(d_->memory(0, &after));
   EXPECT_EQ(after.used, 0u);
   const uint64_t slack = bench_->free_memory_slack();
-  EXPECT_LE(full.free, before.free - 64 * kUnit + slack);
+  EXPECT_LE(full.free, before.free - 64 * unit_ + slack);
   EXPECT_GE(after.free + slack, before.free);
   VMEM_OK(d_->settle(range(base, 0, 64)));
 }
@@ -136,32 +136,32 @@ TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
     bring(base, 0, 1 + static_cast<uint64_t>(round));
     drop(base, 0);
     make(base, 0, 1);
-    EXPECT_EQ(kernel_sum(base, kWords), 0u);
+    EXPECT_EQ(kernel_sum(base, words_), 0u);
     drop(base, 0);
   }
 }
 
 TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
   uint64_t* base = reserve(8);
-  VMEM_OK(prepare({{at(base) + 4 * kUnit, 4 * kUnit}, {at(base), 4 * kUnit}}));  // joined, whatever the order
+  VMEM_OK(prepare({{at(base) + 4 * unit_, 4 * unit_}, {at(base), 4 * unit_}}));  // joined, whatever the order
   for (size_t u = 0; u < 8; ++u) {
     fill_frame(u, 100 * u);
     copy_in(base, u, u);
   }
   VMEM_OK(d_->map(range(base, 0, 8)));
   drop(base, 3);
-  EXPECT_EQ(used(), 7 * kUnit);
+  EXPECT_EQ(used(), 7 * unit_);
   VMEM_OK(d_->open(range(base, 0, 3), Access::read));
   VMEM_OK(d_->open(range(base, 4, 4), Access::read_write));
   for (size_t u = 0; u < 8; ++u)
     if (u != 3) {
-      EXPECT_EQ(kernel_sum(base + u * kWords, kWords), sum_of(100 * u)) << u;
+      EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(100 * u)) << u;
       if (shared()) {
-        EXPECT_EQ(base[u * kWords + 9], 100 * u + 9) << u;
+        EXPECT_EQ(base[u * words_ + 9], 100 * u + 9) << u;
       }
     }
   bring(base, 3, 42);
-  EXPECT_EQ(kernel_sum(base + 3 * kWords, kWords), sum_of(42));
+  EXPECT_EQ(kernel_sum(base + 3 * words_, words_), sum_of(42));
 }
 
 TEST_P(DeviceContract, ManyThreadsMakeFillCheckAndDestroyAtOnce) {
@@ -176,16 +176,16 @@ TEST_P(DeviceContract, ManyThreadsMakeFillCheckAndDestroyAtOnce) {
         const uint64_t first = 1000 * t + round;
         fill_frame(t, first);
         Ticket in, used_up, out;
-        const Copy copy{at(base) + u * kUnit, frame(t), kUnit};
+        const Copy copy{at(base) + u * unit_, frame(t), unit_};
         bool ok = prepare(range(base, u, 1)).ok() && d_->copy_in(0, std::span(&copy, 1), &in).ok() &&
                   d_->map(range(base, u, 1)).ok() && d_->order_after(in, stream, 0).ok();
-        if (ok) bench_->add(stream, base + u * kWords, kWords, 7);
+        if (ok) bench_->add(stream, base + u * words_, words_, 7);
         ok = ok && d_->record(stream, 0, &used_up).ok() && d_->wait(in).ok() &&
              d_->open(range(base, u, 1), Access::read).ok() && d_->wait(used_up).ok() &&
              d_->hold(range(base, u, 1), Access::read).ok() && d_->unmap(range(base, u, 1)).ok() &&
              d_->copy_out(0, std::span(&copy, 1), &out).ok() && d_->wait(out).ok() &&
              d_->punch(range(base, u, 1)).ok() && d_->settle(range(base, u, 1)).ok();
-        for (size_t w = 0; w < kWords && ok; ++w) ok = frame(t)[w] == first + 7 + w;
+        for (size_t w = 0; w < words_ && ok; ++w) ok = frame(t)[w] == first + 7 + w;
         if (!ok) ++wrong;
       }
       bench_->destroy(stream);
@@ -205,11 +205,11 @@ TEST_P(DeviceContract, ReleaseWorksWithHolesMadePartsAndForeignMappingsInside) {
   VMEM_OK(d_->unmap(range(base, 3, 1)));
   VMEM_OK(d_->punch(range(base, 3, 1)));
   void* foreign =
-      mmap(base + 2 * kWords, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  ASSERT_EQ(foreign, base + 2 * kWords);
-  base[2 * kWords] = 5;
+      mmap(base + 2 * words_, unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  ASSERT_EQ(foreign, base + 2 * words_);
+  base[2 * words_] = 5;
   release(base);
-  EXPECT_FALSE(anything_mapped(at(base), 6 * kUnit));
+  EXPECT_FALSE(anything_mapped(at(base), 6 * unit_));
   EXPECT_EQ(used(), 0u);
 }
 
@@ -218,9 +218,9 @@ TEST_P(DeviceContract, ManySmallRangesComeAndGoWithoutATrace) {
     uint64_t* base = reserve(1);
     ASSERT_NE(base, nullptr);
     make(base, 0, 1);
-    EXPECT_EQ(kernel_sum(base, kWords), 0u);
+    EXPECT_EQ(kernel_sum(base, words_), 0u);
     release(base);
-    EXPECT_FALSE(anything_mapped(at(base), kUnit));
+    EXPECT_FALSE(anything_mapped(at(base), unit_));
   }
   EXPECT_EQ(used(), 0u);
 }
@@ -231,9 +231,9 @@ TEST_P(DeviceContract, NoOtherMappingLandsInAHole) {
   std::atomic<int> inside{0};
   std::thread mapper([&] {
     while (!stop) {
-      void* p = mmap(nullptr, kUnit, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      if (at(p) + kUnit > at(base) && at(p) < at(base) + 8 * kUnit) ++inside;
-      munmap(p, kUnit);
+      void* p = mmap(nullptr, unit_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (at(p) + unit_ > at(base) && at(p) < at(base) + 8 * unit_) ++inside;
+      munmap(p, unit_);
     }
   });
   for (int i = 0; i < 200; ++i) {
@@ -256,7 +256,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
       // Nobody would ever open anything in the child: the touch must kill it, not park it.
       signal(SIGALRM, SIG_DFL);
       alarm(20 * vmem::test::patience());
-      volatile uint64_t* words = base + u * kWords;
+      volatile uint64_t* words = base + u * words_;
       const uint64_t seen = *words;
       _exit(seen == 3 ? 41 : 42);
     }
@@ -278,22 +278,22 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
 TEST_P(DeviceContract, MappingBlocksLeavesWhatTheCpuHasThereAlone) {
   if (shared()) GTEST_SKIP() << "the CPU sees what devices see";
   uint64_t* base = reserve(4);
-  ASSERT_EQ(mmap(base, 4 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
-  for (size_t u = 0; u < 4; ++u) base[u * kWords] = 4711 + u;
+  ASSERT_EQ(mmap(base, 4 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
+  for (size_t u = 0; u < 4; ++u) base[u * words_] = 4711 + u;
   for (int round = 0; round < 3; ++round) {
     bring(base, 1, 100);
     bring(base, 2, 200);
-    bench_->add(stream_, base + kWords, 2 * kWords, 1);
-    EXPECT_EQ(kernel_sum(base + kWords, 2 * kWords), sum_of(101) + sum_of(201));
-    for (size_t u = 0; u < 4; ++u) ASSERT_EQ(base[u * kWords], 4711 + u);
-    base[kWords + 1] = 3;
+    bench_->add(stream_, base + words_, 2 * words_, 1);
+    EXPECT_EQ(kernel_sum(base + words_, 2 * words_), sum_of(101) + sum_of(201));
+    for (size_t u = 0; u < 4; ++u) ASSERT_EQ(base[u * words_], 4711 + u);
+    base[words_ + 1] = 3;
     copy_out(base, 1, 1);
     EXPECT_EQ(frame(1)[1], 102u);
     drop(base, 1);
     drop(base, 2);
   }
   uint64_t bytes = 1;
-  VMEM_OK(d_->host_resident_bytes({at(base), 4 * kUnit}, &bytes));
+  VMEM_OK(d_->host_resident_bytes({at(base), 4 * unit_}, &bytes));
   EXPECT_EQ(bytes, 0u);
 }
 
@@ -308,13 +308,13 @@ TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
   VMEM_OK(d_->map(range(base, 0, 2)));
   VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));    // it is
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 1, 1)));  // it is mapped
-  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(9));
+  EXPECT_EQ(kernel_sum(base, 2 * words_), sum_of(9));
   VMEM_OK(d_->unmap(range(base, 0, 2)));
   VMEM_OK(d_->unmap(range(base, 0, 2)));  // it is not, and so what
   copy_out(base, 1, 2);
   EXPECT_EQ(frame(2)[3], 12u);
   VMEM_OK(d_->map(range(base, 1, 1)));
-  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(9));
+  EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(9));
 }
 
 TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
@@ -322,7 +322,7 @@ TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
   bring(base, 0, 7);
   drop(base, 0);
   VMEM_OK(prepare(range(base, 0, 2)));
-  const Copy copies[] = {{at(base), nullptr, kUnit}, {at(base) + kUnit, frame(1), kUnit}};
+  const Copy copies[] = {{at(base), nullptr, unit_}, {at(base) + unit_, frame(1), unit_}};
   Ticket done;
   if (shared()) {
     VMEM_REFUSED(EINVAL, d_->copy_in(0, copies, &done));
@@ -332,7 +332,7 @@ TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
   VMEM_OK(d_->copy_in(0, copies, &done));
   VMEM_OK(d_->map(range(base, 0, 2)));
   VMEM_OK(d_->order_after(done, stream_, 0));
-  EXPECT_EQ(kernel_sum(base, 2 * kWords), sum_of(3));
+  EXPECT_EQ(kernel_sum(base, 2 * words_), sum_of(3));
   VMEM_REFUSED(EINVAL, d_->copy_out(0, std::span(copies, 1), &done));
 }
 
@@ -345,15 +345,15 @@ TEST_P(DeviceContract, MemoryThatNoBlockHasIsFreeAndGoesBackWhenAsked) {
   make(base, 1, 15);
   for (size_t u = 1; u < 16; ++u) drop(base, u);
   VMEM_OK(d_->memory(0, &kept));
-  EXPECT_EQ(kept.used, kUnit);
+  EXPECT_EQ(kept.used, unit_);
   EXPECT_GE(kept.free + bench_->free_memory_slack(), before.free);
-  VMEM_OK(d_->trim(0, 4 * kUnit));
+  VMEM_OK(d_->trim(0, 4 * unit_));
   VMEM_OK(d_->trim(0, 0));
   VMEM_OK(d_->memory(0, &after));
   EXPECT_GE(after.free + bench_->free_memory_slack(), before.free);
-  EXPECT_EQ(kernel_sum(base, kWords), 0u);
+  EXPECT_EQ(kernel_sum(base, words_), 0u);
   make(base, 1, 15);
-  EXPECT_EQ(kernel_sum(base, 16 * kWords), 0u);
+  EXPECT_EQ(kernel_sum(base, 16 * words_), 0u);
 }
 
 }  // namespace vmem::device::testing

@@ -17,16 +17,16 @@ TEST_P(DeviceContract, WorkPutOnAStreamAfterTheTicketSeesTheData) {
   for (size_t u = 0; u < kUnits; ++u) {
     fill_frame(u, 3 * u);
     expected += sum_of(3 * u);
-    copies.push_back({at(base) + u * kUnit, frame(u), kUnit});
+    copies.push_back({at(base) + u * unit_, frame(u), unit_});
   }
   Ticket done;
   VMEM_OK(d_->copy_in(0, copies, &done));
   VMEM_OK(d_->map(range(base, 0, kUnits)));
   VMEM_OK(d_->order_after(done, stream_, 0));
   // Thousands of launches behind one ticket: nothing may depend on a queue that is long enough.
-  bench_->sum(stream_, base, kUnits * kWords, sum_cell(0));
-  for (int i = 0; i < 3000; ++i) bench_->add(stream_, base + 5 * kWords, 64, 1);
-  bench_->sum(stream_, base, kUnits * kWords, sum_cell(1));
+  bench_->sum(stream_, base, kUnits * words_, sum_cell(0));
+  for (int i = 0; i < 3000; ++i) bench_->add(stream_, base + 5 * words_, 64, 1);
+  bench_->sum(stream_, base, kUnits * words_, sum_cell(1));
   VMEM_OK(bench_->synchronize(stream_));
   EXPECT_EQ(*sum_cell(0), expected);
   EXPECT_EQ(*sum_cell(1), expected + 3000 * 64);
@@ -54,7 +54,7 @@ TEST_P(DeviceContract, DrainingADeviceWaitsForItsWork) {
   *gate() = 0;
   *sum_cell() = 0;
   bench_->stand_still(stream_, gate());
-  bench_->sum(stream_, base, kWords, sum_cell());
+  bench_->sum(stream_, base, words_, sum_cell());
   std::thread opener([&] { *gate() = 1; });
   VMEM_OK(d_->drain(0));
   EXPECT_EQ(*sum_cell(), sum_of(5));
@@ -86,11 +86,11 @@ TEST_P(DeviceContract, TheDefaultStreamMayHoldALease) {
   VMEM_OK(prepare(range(base, 0, 1)));
   fill_frame(0, 9);
   Ticket in, out;
-  const Copy copy{at(base), frame(0), kUnit};
+  const Copy copy{at(base), frame(0), unit_};
   VMEM_OK(d_->copy_in(0, std::span(&copy, 1), &in));
   VMEM_OK(d_->map(range(base, 0, 1)));
   VMEM_OK(d_->order_after(in, nullptr, 0));
-  bench_->sum(nullptr, base, kWords, sum_cell());
+  bench_->sum(nullptr, base, words_, sum_cell());
   VMEM_OK(d_->record(nullptr, 0, &out));
   VMEM_OK(d_->wait(out));
   EXPECT_EQ(*sum_cell(), sum_of(9));
@@ -136,13 +136,13 @@ TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
   VMEM_OK(d_->open(range(base, 0, 2), Access::read_write));
   VMEM_OK(d_->migrate(range(base, 0, 4), 1));
   EXPECT_EQ(used(0), 0u);
-  EXPECT_EQ(used(1), 4 * kUnit);
+  EXPECT_EQ(used(1), 4 * unit_);
   void* other = bench_->stream(1);
-  bench_->sum(other, base, 4 * kWords, sum_cell());
+  bench_->sum(other, base, 4 * words_, sum_cell());
   VMEM_OK(bench_->synchronize(other));
   EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(50) + sum_of(100) + sum_of(150));
   if (shared()) {
-    EXPECT_EQ(base[kWords], 50u);  // still open, still right
+    EXPECT_EQ(base[words_], 50u);  // still open, still right
   }
   copy_out(base, 3, 1, 1);
   EXPECT_EQ(frame(1)[1], 151u);
@@ -154,14 +154,14 @@ TEST_P(DeviceContract, ABlockMadeOnTheSecondDeviceIsCountedThere) {
   uint64_t* base = reserve(2);
   bring(base, 0, 1, 1);
   EXPECT_EQ(used(0), 0u);
-  EXPECT_EQ(used(1), kUnit);
+  EXPECT_EQ(used(1), unit_);
   void* other = bench_->stream(1);
   Ticket done;
   VMEM_OK(d_->record(other, 1, &done));
   VMEM_OK(d_->order_after(done, stream_, 0));  // across devices
   VMEM_OK(bench_->synchronize(stream_));
   bench_->destroy(other);
-  const Copy copy{at(base), frame(0), kUnit};
+  const Copy copy{at(base), frame(0), unit_};
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&copy, 1), &done));
 }
 

@@ -47,11 +47,12 @@ class SimBench : public Bench {
   std::unique_ptr<SimDevices> sim_;
 };
 
-SimOptions options(int devices, bool handles = false) {
+SimOptions options(int devices, bool handles = false, size_t unit = kUnit) {
   SimOptions o;
   o.handles = handles;
+  o.unit = unit;
   o.devices = devices;
-  o.memory_bytes = 80 * kUnit;
+  o.memory_bytes = 80 * unit;
   return o;
 }
 std::unique_ptr<Bench> one(std::string*) {
@@ -63,12 +64,16 @@ std::unique_ptr<Bench> four(std::string*) {
 std::unique_ptr<Bench> one_on_handles(std::string*) {
   return std::make_unique<SimBench>(options(1, true));
 }
+std::unique_ptr<Bench> one_on_large_handles(std::string*) {
+  return std::make_unique<SimBench>(options(1, true, 2 * kUnit));
+}
 std::unique_ptr<Bench> four_on_handles(std::string*) {
   return std::make_unique<SimBench>(options(4, true));
 }
 
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract,
                          ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
+                                           Body{"large_handles", one_on_large_handles},
                                            Body{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
@@ -111,7 +116,7 @@ TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
   release(base);
   std::vector<void*> others;  // where the block was seen there would be theirs
   for (int i = 0; i < 8; ++i) {
-    others.push_back(mmap(nullptr, 2 * kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    others.push_back(mmap(nullptr, 2 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     ASSERT_NE(others.back(), MAP_FAILED);
   }
   given_back = true;
@@ -119,8 +124,8 @@ TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
   stream_ = nullptr;
   for (void* other : others) {
     const auto* words = static_cast<const uint64_t*>(other);
-    EXPECT_TRUE(std::all_of(words, words + 2 * kWords, [](uint64_t w) { return w == 0; }));
-    munmap(other, 2 * kUnit);
+    EXPECT_TRUE(std::all_of(words, words + 2 * words_, [](uint64_t w) { return w == 0; }));
+    munmap(other, 2 * unit_);
   }
 }
 
@@ -133,14 +138,14 @@ TEST_P(DeviceSim, AFailedPrepareLeavesHolesThatCanBeMadeAgain) {
       return o == op && ++calls == 2 ? core::error(ENOMEM, "injected: no memory for this") : core::Status();
     });
     bool torn = false;
-    const std::vector<Range> apart = {{at(base), kUnit}, {at(base) + 2 * kUnit, kUnit}, {at(base) + 4 * kUnit, kUnit}};
+    const std::vector<Range> apart = {{at(base), unit_}, {at(base) + 2 * unit_, unit_}, {at(base) + 4 * unit_, unit_}};
     VMEM_REFUSED(ENOMEM, d_->prepare(apart, 1, &torn));
     EXPECT_TRUE(torn);
     EXPECT_EQ(used(1), 0u);
     sim().set_hook(nullptr);
     VMEM_OK(d_->settle(apart));
     VMEM_OK(prepare(apart, 1));
-    EXPECT_EQ(used(1), 3 * kUnit);
+    EXPECT_EQ(used(1), 3 * unit_);
     VMEM_OK(d_->punch(apart));
   }
 }
@@ -151,7 +156,7 @@ TEST_P(DeviceSim, MoreThanADeviceHasIsRefusedAndNoted) {
   bool torn = false;
   VMEM_REFUSED(ENOMEM, d_->prepare(range(base, 80, 1), 0, &torn));
   EXPECT_TRUE(torn);
-  EXPECT_EQ(used(0), 80 * kUnit);
+  EXPECT_EQ(used(0), 80 * unit_);
   EXPECT_EQ(sim().violations().size(), 1u);
   VMEM_OK(prepare(range(base, 80, 1), 1));
 }
@@ -167,7 +172,7 @@ TEST_P(DeviceSim, BothDirectionsRunAtOnce) {
     return core::Status();
   });
   fill_frame(2, 9);
-  const Copy in{at(base) + kUnit, frame(2), kUnit}, out{at(base), frame(1), kUnit};
+  const Copy in{at(base) + unit_, frame(2), unit_}, out{at(base), frame(1), unit_};
   Ticket in_done, out_done;
   VMEM_OK(d_->copy_in(0, std::span(&in, 1), &in_done));
   VMEM_OK(d_->copy_out(0, std::span(&out, 1), &out_done));
@@ -178,7 +183,7 @@ TEST_P(DeviceSim, BothDirectionsRunAtOnce) {
   *out_ended = true;
   VMEM_OK(d_->wait(in_done));
   EXPECT_EQ(frame(1)[0], 5u);
-  EXPECT_EQ(kernel_sum(base + kWords, kWords), sum_of(9));
+  EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(9));
   EXPECT_TRUE(sim().violations().empty());
 }
 
@@ -190,10 +195,10 @@ TEST_P(DeviceSim, AKernelThatDoesNotWaitForTheCopyIsCaught) {
     while (op == SimOp::copy_in && !*go) std::this_thread::yield();
     return core::Status();
   });
-  const Copy copy{at(base), frame(0), kUnit};
+  const Copy copy{at(base), frame(0), unit_};
   Ticket done;
   VMEM_OK(d_->copy_in(0, std::span(&copy, 1), &done));
-  bench_->sum(stream_, base, kWords, sum_cell());
+  bench_->sum(stream_, base, words_, sum_cell());
   VMEM_REFUSED(EIO, bench_->synchronize(stream_));
   *go = true;
   EXPECT_EQ(sim().violations().size(), 1u);
@@ -207,7 +212,7 @@ TEST_P(DeviceSim, PunchingABlockThatIsBeingCopiedIsRefused) {
     while (op == SimOp::copy_out && !*go) std::this_thread::yield();
     return core::Status();
   });
-  const Copy copy{at(base), frame(1), kUnit};
+  const Copy copy{at(base), frame(1), unit_};
   Ticket done;
   VMEM_OK(d_->copy_out(0, std::span(&copy, 1), &done));
   VMEM_REFUSED(EBUSY, d_->punch(range(base, 0, 1)));
@@ -223,7 +228,7 @@ TEST_P(DeviceSim, AFailedCopyLosesItsDeviceOnly) {
   sim().set_hook([&](SimOp op, int device, uintptr_t, size_t) {
     return op == SimOp::copy_in && device == 0 ? core::error(EIO, "injected: the link is down") : core::Status();
   });
-  const Copy copy{at(base), frame(0), kUnit};
+  const Copy copy{at(base), frame(0), unit_};
   Ticket done;
   VMEM_OK(d_->copy_in(0, std::span(&copy, 1), &done));
   const core::Status s = d_->wait(done);
@@ -237,7 +242,7 @@ TEST_P(DeviceSim, AdviceIsAppliedAgainWhenABlockIsRemade) {
   uint64_t* base = reserve(4);
   std::atomic<size_t> advised{0};
   sim().set_hook([&](SimOp op, int, uintptr_t, size_t size) {
-    if (op == SimOp::advise) advised += size / kUnit;
+    if (op == SimOp::advise) advised += size / unit_;
     return core::Status();
   });
   VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::read_mostly, 0, true));
@@ -254,10 +259,10 @@ TEST_P(DeviceSim, AdviceIsAppliedAgainWhenABlockIsRemade) {
 TEST_P(DeviceSim, MakingDevicesByKind) {
   std::unique_ptr<Devices> made;
   std::string why;
-  VMEM_OK(make_devices(Kind::none, &made, &why));
+  VMEM_OK(make_devices(Kind::none, kUnit, &made, &why));
   EXPECT_EQ(made, nullptr);
   EXPECT_FALSE(why.empty());
-  VMEM_OK(make_devices(Kind::sim, &made, &why));
+  VMEM_OK(make_devices(Kind::sim, kUnit, &made, &why));
   ASSERT_NE(made, nullptr);
   EXPECT_STREQ(made->name(), "sim");
 }
@@ -265,12 +270,12 @@ TEST_P(DeviceSim, MakingDevicesByKind) {
 TEST(DeviceMake, WithoutADriverThereIsNoDeviceTierAndItSaysWhy) {
   std::unique_ptr<Devices> made;
   std::string why;
-  VMEM_OK(make_devices(Kind::automatic, &made, &why));
+  VMEM_OK(make_devices(Kind::automatic, kUnit, &made, &why));
   if (made != nullptr) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_GT(why.size(), 20u) << why;
-  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, &made, &why));
+  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));
   EXPECT_EQ(made, nullptr);
-  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, &made, &why));  // and again: the first try left nothing behind
+  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));  // and again: the first try left nothing behind
 }
 
 }  // namespace

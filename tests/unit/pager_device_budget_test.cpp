@@ -36,15 +36,15 @@ TEST_F(PagerDeviceBudget, NothingFitsBeforeTheDeviceIsUsed) {
   EXPECT_TRUE(budget.idle());
   EXPECT_EQ(budget.missing(), 0u);
   EXPECT_EQ(budget.check(0, 0), "");
-  budget.begin(blocks(3) + 17, true);
+  budget.begin(blocks(3) + 17, blocks(1), true);
   EXPECT_TRUE(budget.begun());
   EXPECT_EQ(budget.limit(), blocks(3)) << "whole pieces";
-  budget.begin(5, true);
-  EXPECT_EQ(budget.limit(), DeviceBudget::kGrain) << "one at least";
+  budget.begin(5, blocks(1), true);
+  EXPECT_EQ(budget.limit(), blocks(1)) << "one at least";
 }
 
 TEST_F(PagerDeviceBudget, ChargesStayWithinIt) {
-  budget.begin(blocks(4), true);
+  budget.begin(blocks(4), blocks(1), true);
   charge(4);
   EXPECT_FALSE(budget.fits(1));
   EXPECT_FALSE(budget.idle());
@@ -56,7 +56,7 @@ TEST_F(PagerDeviceBudget, ChargesStayWithinIt) {
 }
 
 TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
-  budget.begin(blocks(4), true);
+  budget.begin(blocks(4), blocks(1), true);
   charge(4);
   budget.leaves(kBlock);
   budget.leaves(kBlock);
@@ -69,7 +69,7 @@ TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
 }
 
 TEST_F(PagerDeviceBudget, WhoWaitsSaysHowMuchIsToLeave) {
-  budget.begin(blocks(4), true);
+  budget.begin(blocks(4), blocks(1), true);
   charge(3);
   budget.want(blocks(1));
   EXPECT_EQ(budget.missing(), 0u) << "there is room";
@@ -85,8 +85,8 @@ TEST_F(PagerDeviceBudget, WhoWaitsSaysHowMuchIsToLeave) {
 
 TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
   DeviceBudget other;
-  budget.begin(blocks(4), true);
-  other.begin(blocks(4), true);
+  budget.begin(blocks(4), blocks(1), true);
+  other.begin(blocks(4), blocks(1), true);
   charge(2);
   for (int i = 0; i < 2; ++i) {
     budget.leaves(kBlock, true);
@@ -104,7 +104,7 @@ TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
 }
 
 TEST_F(PagerDeviceBudget, WhatALoweredBudgetHasNoRoomForIsToLeave) {
-  budget.begin(blocks(8), true);
+  budget.begin(blocks(8), blocks(1), true);
   charge(6);
   budget.set(blocks(2));
   EXPECT_EQ(budget.limit(), blocks(2));
@@ -126,7 +126,7 @@ TEST_F(PagerDeviceBudget, WhatALoweredBudgetHasNoRoomForIsToLeave) {
 }
 
 TEST_F(PagerDeviceBudget, OnlyABudgetThatNobodyHasSetFollowsTheDeviceDown) {
-  budget.begin(blocks(8), true);
+  budget.begin(blocks(8), blocks(1), true);
   EXPECT_FALSE(budget.follow_down()) << "with nothing there it is another process that has the memory";
   charge(5);
   EXPECT_TRUE(budget.follow_down());
@@ -140,7 +140,7 @@ TEST_F(PagerDeviceBudget, OnlyABudgetThatNobodyHasSetFollowsTheDeviceDown) {
 }
 
 TEST_F(PagerDeviceBudget, LeasesFitNowOrOnceOthersHaveEnded) {
-  budget.begin(blocks(8), true);
+  budget.begin(blocks(8), blocks(1), true);
   budget.count_leases(blocks(6), 0, true);
   EXPECT_TRUE(budget.room_for_lease(blocks(2)));
   EXPECT_FALSE(budget.room_for_lease(blocks(3)));
@@ -158,7 +158,7 @@ TEST_F(PagerDeviceBudget, LeasesFitNowOrOnceOthersHaveEnded) {
 }
 
 TEST_F(PagerDeviceBudget, ADeviceThatKeepsMemoryIsNotIdle) {
-  budget.begin(blocks(8), true);
+  budget.begin(blocks(8), blocks(1), true);
   charge(1);
   budget.credit(kBlock);
   EXPECT_TRUE(budget.idle());
@@ -169,7 +169,7 @@ TEST_F(PagerDeviceBudget, ADeviceThatKeepsMemoryIsNotIdle) {
 }
 
 TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
-  budget.begin(blocks(2), true);
+  budget.begin(blocks(2), blocks(1), true);
   charge(2);
   EXPECT_EQ(budget.check(blocks(1), 0), "used 4194304, counted 2097152; leased 0, counted 0");
   EXPECT_EQ(budget.check(blocks(2), 1), "used 4194304, counted 4194304; leased 0, counted 1");
@@ -186,7 +186,7 @@ TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
 // Blocks come, leave and turn back, and the budget is set, in any order.
 TEST_F(PagerDeviceBudget, AddsUpInALongMix) {
   std::mt19937 random(11);
-  budget.begin(blocks(32), true);
+  budget.begin(blocks(32), blocks(1), true);
   uint64_t there = 0, leaving = 0;
   for (int n = 0; n < 20000; ++n) {
     switch (random() % 6) {

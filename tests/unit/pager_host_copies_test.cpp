@@ -54,15 +54,15 @@ class PagerHostCopies : public ::testing::Test {
 
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
-    staging = std::make_unique<Staging>(budget);
+    staging = std::make_unique<Staging>(budget, vmem::core::kHugePage);
     copies = std::make_unique<HostCopies>(residents, *staging, policy, clock);
     ASSERT_TRUE(staging->reserve(kFrames, 0));
-    const size_t size = kFrames * Staging::kFrame;
+    const size_t size = kFrames * vmem::core::kHugePage;
     void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(at, MAP_FAILED);
     staging->add_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
     region.id = 7;
-    region.block_size = Staging::kFrame;
+    region.block_size = vmem::core::kHugePage;
     ASSERT_TRUE(region.table.create(16).ok());
     residents.grow();
   }
@@ -106,7 +106,7 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
   EXPECT_EQ(residents[copy].pool, kStagingPool);
   EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
   ASSERT_EQ(policy.known.count(copy), 1u);
-  EXPECT_EQ(policy.known[copy].weight, Staging::kFrame / 4096);
+  EXPECT_EQ(policy.known[copy].weight, vmem::core::kHugePage / 4096);
   EXPECT_FALSE(policy.known[copy].probes);
   EXPECT_EQ(policy.known[copy].age, (uint64_t{8} << 20) / 4096) << "since it left its device last";
   EXPECT_EQ(copies->check(), "");

@@ -18,13 +18,13 @@ using vmem::memory::Staging;
 using vmem::pager::StagingGrowth;
 
 constexpr uint64_t kMiB = 1 << 20, kNow = 1000000000;
-constexpr uint64_t kFrame = Staging::kFrame;
+constexpr uint64_t kFrame = 2 * kMiB;
 
 class PagerStagingGrowth : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
-    staging = std::make_unique<Staging>(budget);
+    staging = std::make_unique<Staging>(budget, kFrame);
     growth = std::make_unique<StagingGrowth>(*staging, budget, 50);
   }
   void TearDown() override { EXPECT_EQ(growth->check(kNow), ""); }
@@ -52,7 +52,7 @@ class PagerStagingGrowth : public ::testing::Test {
 };
 
 TEST_F(PagerStagingGrowth, TheShareOfTheBudgetIsTheMost) {
-  EXPECT_EQ(growth->take(1000), StagingGrowth::kSlab) << "so many at once";
+  EXPECT_EQ(growth->take(1000), staging->slab_frames()) << "so many at once";
   EXPECT_EQ(growth->take(3), 3u);
   add(50);
   EXPECT_EQ(growth->take(1000), 14u) << "128 MiB are 64 frames";
