@@ -133,6 +133,7 @@ class CudaDevices final : public UnitDevices {
   bool fit(const Gpu& g) const { return shared() ? g.managed : g.handles; }
   // cuda_handles.cpp
   core::Status try_handle(int device);
+  core::Status notice(Gpu& g);
   core::Status reserve_addresses(Reservation& r);
   void release_addresses(Reservation& r);
   core::Status make_window(Gpu& g);

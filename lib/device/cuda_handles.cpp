@@ -43,6 +43,13 @@ Status CudaDevices::result(Gpu& g, CUresult r, const char* what) {
   return result(g, static_cast<cudaError_t>(r), what);  // the numbers are the runtime's
 }
 
+// The calls on addresses and handles do not say that a kernel has ended the context.
+Status CudaDevices::notice(Gpu& g) {
+  Enter here(driver_, g.context);
+  const cudaError_t e = cudaStreamQuery(g.copy[0][0]);
+  return result(g, e == cudaErrorNotReady ? cudaSuccess : e, "looking after it");
+}
+
 Status CudaDevices::reserve_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
@@ -134,6 +141,7 @@ Status CudaDevices::take_piece(Gpu& g, uint32_t* out) {
 Status CudaDevices::body_back(const Span& span, int device) {
   Timeline timeline("prepare");
   Gpu& g = gpu(device);
+  if (Status s = notice(g); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
     Status s = take_piece(g, &piece);
@@ -167,6 +175,7 @@ Status CudaDevices::body_zero(const Span& span) {
 
 Status CudaDevices::body_show(const Span& span) {
   Timeline timeline("map");
+  if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
