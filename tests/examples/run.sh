@@ -31,6 +31,7 @@ expect 0 'budget 0.01 GB \(1/4' "SSD read / written . $more / $more GB" "$verifi
 expect 0 "SSD read / written . $more / $more GB" "$verified 4500000 lines" -- vmem-sort "$work/lines" --budget 8388608
 
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
+expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim-handles --make 32MiB --passes 1
 
 expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 19
 expect 0 "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 17 --degree 64 --uniform --budget 8MiB
@@ -57,6 +58,7 @@ expect 1 'no room|limit_bytes' -- vmem-cache --capacity 1KiB
 
 expect 0 'on the CPU' '38.5 MB with 9.6 MB' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device cpu --n 1792 --tile 256
 expect 0 'on simulated device' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device sim --n 1792
+expect 0 'on simulated device' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device sim-handles --n 1792
 expect 1 '^vmem-gemm: verified: 1 mismatches' -- vmem-gemm --device cpu --n 512 --spoil
 expect 0 'by a plain loop' 'verified: 0 mismatches' -- vmem-gemm --device cpu --n 512 --blas none
 expect 1 'is no BLAS' -- vmem-gemm --device cpu --n 512 --blas libm.so.6

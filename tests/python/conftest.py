@@ -67,6 +67,14 @@ def sim():
     finish()
 
 
+@pytest.fixture(params=["sim", "sim-handles"])
+def sims(request):
+    """Each of the simulated devices."""
+    start(device=request.param, host_budget=128 * MIB)
+    yield request.param
+    finish()
+
+
 @pytest.fixture(params=["host", "sim"])
 def tiers(request):
     """A location of each kind that a model can be offloaded to."""

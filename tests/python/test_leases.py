@@ -77,7 +77,7 @@ def test_an_empty_range_needs_no_lease(host):
             assert not lease.held
 
 
-def test_a_device_lease_moves_the_bytes_there_and_the_cpu_still_sees_them(sim):
+def test_a_device_lease_moves_the_bytes_there_and_the_cpu_still_sees_them(sims):
     with vmem.alloc(16 * MIB) as region:
         region.numpy()[:] = np.arange(16 * MIB, dtype="uint8")
         region.evict()
@@ -92,7 +92,7 @@ def test_a_device_lease_moves_the_bytes_there_and_the_cpu_still_sees_them(sim):
         assert (region.numpy() == np.arange(16 * MIB, dtype="uint8")).all()
 
 
-def test_a_device_lease_beyond_the_budget_is_refused_with_the_numbers(sim):
+def test_a_device_lease_beyond_the_budget_is_refused_with_the_numbers(sims):
     with vmem.alloc(64 * MIB, name="large") as region:
         with pytest.raises(vmem.Error) as e:
             region.acquire(location=0)
@@ -114,20 +114,21 @@ def test_stores_under_a_device_lease_for_writing_are_kept(sim):
             assert (region.numpy()[at * MIB : (at + 8) * MIB] == at).all()
 
 
-def test_a_region_without_device_tier_is_refused_at_a_device(sim):
+def test_a_region_without_device_tier_is_refused_at_a_device(sims):
     with vmem.alloc(MIB, host_only=True) as region:
         with pytest.raises(vmem.Error) as e:
             region.acquire(location=0)
         assert e.value.errno == errno.EINVAL and "HOST_ONLY" in e.value.strerror
 
 
-def test_hints_to_a_device_and_its_statistics(sim):
+def test_hints_to_a_device_and_its_statistics(sims):
     with vmem.alloc(8 * MIB) as region:
         region.numpy()[:] = 1
         region.prefetch(0)
         region.advise(vmem.Advice.SET_PREFERRED_LOCATION, 0)
         with region.acquire(location=0):
             stats = vmem.device_stats(0)
+            assert stats.body == (vmem.BODY_MANAGED if sims == "sim" else vmem.BODY_HANDLES)
             assert stats.budget == 32 * MIB and stats.used_bytes >= 8 * MIB and stats.in_bytes >= 8 * MIB
         with pytest.raises(vmem.Error) as e:
             vmem.device_stats(9)
