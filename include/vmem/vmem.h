@@ -416,7 +416,10 @@ struct vmem_kernel_view {
  * the device, and with VMEM_WRITE everything that comes counts as written to. To other calls the
  * blocks are leased at the device, with that access: vmem_free of the region answers -EBUSY, a
  * block that is leased elsewhere cannot be had by kernels, and one that has come cannot be had
- * elsewhere. One range may be open more than once.
+ * elsewhere. One range may be open more than once. As under any lease, an access of the CPU waits for
+ * a block that has come with VMEM_WRITE, and gets SIGBUS after fault_timeout_ms; and where the range
+ * is open for reading alone, kernels see what the CPU stores to a block only when it has left the
+ * device and come again. Close a range before the CPU works on it.
  *
  * A block that cannot be had is an error to whoever asks for it there, with its reason in the log;
  * half a second later it may be asked for again. Kernels end their waits by themselves, in the

@@ -226,6 +226,22 @@ TEST(PagingProtocol, AServerThatGetsNothingDoneIsGivenUp) {
   EXPECT_FALSE(states.in_use(0));
 }
 
+// Whatever gets on for others: a kernel has a limit of its own.
+TEST(PagingProtocol, AnAcquireEndsAfterTheLongestTimeThatItsGroupWasGiven) {
+  Words words(2, 2, 4);
+  std::atomic<bool> stop{false};
+  std::thread server([&] {
+    while (!stop) HostAtomics::add(&words.control().progress, uint64_t{1});
+  });
+  Group group(words.table(), long_enough(), 5000000);
+  EXPECT_EQ(group.acquire(1, Intent::read), Answer::timed_out);
+  const uint32_t blocks[] = {0, 1};
+  EXPECT_EQ(group.acquire_all(blocks, 2, Intent::read), Answer::timed_out);
+  stop = true;
+  server.join();
+  EXPECT_EQ(group.held(), 0u);
+}
+
 TEST(PagingProtocol, TheEndOfTheServerEndsAllWhoWait) {
   Words words(6, 4, 16);
   States states = words.states();
