@@ -28,21 +28,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
 
-bool ending_anywhere(const std::list<Ending>& endings, const Region& r) {
-  return std::any_of(endings.begin(), endings.end(), [&](const Ending& e) {
-    return std::any_of(e.spans.begin(), e.spans.end(), [&](const SpanOf& s) { return s.region == &r; });
-  });
-}
-
 Status no_memory() {
   return error(ENOMEM, "no memory for bookkeeping");
-}
-
-// Another release becomes the oldest of the lane.
-void forget_ending(std::list<Ending>& endings, std::list<Ending>::iterator e, std::list<Ending>* to) {
-  const auto next = std::find_if(std::next(e), endings.end(), [&](const Ending& x) { return x.same_lane(*e); });
-  if (next != endings.end() && e->oldest) next->oldest = true;
-  to->splice(to->end(), endings, e);
 }
 
 // The blocks of a range that are leased, in runs at one location, until each(first, last, location) returns false.
@@ -99,13 +86,11 @@ void Pager::reap(Lock& lock) {
     Status health;
   };
   std::array<Look, 16> looks;
+  std::array<const Ending*, 16> oldest;
   std::list<Ending> over;  // a ticket ends without the lock too; their regions are in flight
   for (uint64_t after = 0;;) {
-    size_t count = 0;
-    for (auto e = queues_.endings.begin(); e != queues_.endings.end() && count < looks.size(); ++e) {
-      if (e->id <= after || !e->oldest || !e->recorded) continue;
-      looks[count++] = {e->id, e->device, e->ticket, false, {}};
-    }
+    const size_t count = queues_.endings.oldest(after, oldest);
+    for (size_t i = 0; i < count; ++i) looks[i] = {oldest[i]->id, oldest[i]->device, oldest[i]->ticket, false, {}};
     if (count == 0 && over.empty()) return;
     lock.unlock();
     over.clear();
@@ -124,9 +109,8 @@ void Pager::reap(Lock& lock) {
     if (count == 0) continue;
     after = looks[count - 1].id;
     for (const Look& look : std::span(looks.data(), count)) {
-      const auto e = std::find_if(queues_.endings.begin(), queues_.endings.end(),
-                                  [&](const Ending& x) { return x.id == look.id; });
-      if (!look.over || e == queues_.endings.end()) continue;
+      const Ending* const e = queues_.endings.find(look.id);
+      if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) {
         ++s.region->in_flight;
@@ -134,7 +118,7 @@ void Pager::reap(Lock& lock) {
         count_leases(*s.region, e->device, change.leased, change.ending, false);
         charge_leases(*s.region);
       }
-      forget_ending(queues_.endings, e, &over);
+      queues_.endings.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
     for (const Ending& e : over) {
@@ -227,7 +211,7 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
   if (!r.gpu) return;
   Patience patience;
   size_t before = 0;
-  for (reap(lock); ending_anywhere(queues_.endings, r) && !r.dying; reap(lock)) {
+  for (reap(lock); queues_.endings.any(r) && !r.dying; reap(lock)) {
     if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
       patience.wait(lock, changed_);
       continue;
@@ -585,13 +569,10 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (auto e = made.begin(); e != made.end();) {
       const auto next = std::next(e);
       if (!e->spans.empty()) {
-        e->id = ++queues_.last_ending;
         e->end = end;
         e->thread = pthread_self();
-        e->oldest = std::none_of(queues_.endings.begin(), queues_.endings.end(),
-                                 [&](const Ending& x) { return x.same_lane(*e); });
         mine.push_back(&*e);
-        queues_.endings.splice(queues_.endings.end(), made, e);
+        queues_.endings.add(made, e);
       }
       e = next;
     }
@@ -613,9 +594,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     Lock lock(mutex_);
     if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {
       give_leases_back(*e);
-      const auto at =
-          std::find_if(queues_.endings.begin(), queues_.endings.end(), [&](const Ending& x) { return &x == e; });
-      forget_ending(queues_.endings, at, &made);
+      queues_.endings.end(*e, &made);
       result = recorded;
       notify();
       continue;

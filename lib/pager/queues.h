@@ -16,6 +16,7 @@
 #include "pager/queue.h"
 #include "pager/speculation.h"
 #include "pager/starved.h"
+#include "pager/stream_leases.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -32,9 +33,8 @@ struct Queues {
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
   Queue<CpuAccess> accesses;
-  Queue<Shown> shown;         // the oldest first
-  std::list<Ending> endings;  // by id
-  uint64_t last_ending = 0;
+  Queue<Shown> shown;  // the oldest first
+  StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
 };

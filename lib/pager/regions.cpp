@@ -499,7 +499,7 @@ Status Pager::destroy(void* ptr, bool force) {
     count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
     return true;
   });
-  for (Ending& e : queues_.endings) std::erase_if(e.spans, [&](const SpanOf& s) { return s.region == &r; });
+  queues_.endings.forget(r);
   core::Few<core::Extent, 256> extents;  // freeing needs no memory
   const auto release_extents = [&] {
     lock.unlock();
