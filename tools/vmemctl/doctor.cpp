@@ -230,7 +230,7 @@ void Doctor::device_tier() {
   using vmem::device::Kind;
   std::unique_ptr<vmem::device::Devices> devices;
   std::string why, taken;
-  Status s = vmem::device::make_devices(Kind::automatic, &devices, &why);
+  Status s = vmem::device::make_devices(Kind::automatic, vmem::device::kUnit, &devices, &why);
   if (s.ok() && devices != nullptr) {
     taken = devices->name();
     std::string found = taken + ": ";
@@ -244,7 +244,7 @@ void Doctor::device_tier() {
   for (const char* body : {"handles", "managed"}) {
     if (taken == body) continue;
     devices.reset();  // one at a time
-    s = vmem::device::make_devices(vmem::device::kind_of(body), &devices, &why);
+    s = vmem::device::make_devices(vmem::device::kind_of(body), vmem::device::kUnit, &devices, &why);
     if (s.ok()) {
       add(body, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");
     } else {
