@@ -20,7 +20,19 @@
 namespace vmem::trap::testing {
 namespace {
 
-class TrapRanges : public TrapContract {};
+class TrapRanges : public TrapContract {
+ protected:
+  // The block is absent: an access waits, and meets what is put in place.
+  void expect_trapped(Block& b) {
+    uint64_t value = 0;
+    std::thread waiting([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
+    next_fault(*trap_);
+    write_pattern(b.frame, b.kind.size, 6);
+    OK(b.fill());
+    waiting.join();
+    EXPECT_EQ(value, pattern(6, 1));
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Bodies, TrapRanges, ::testing::ValuesIn(bodies()),
                          [](const auto& body) { return body.param.name; });
@@ -93,12 +105,7 @@ TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
         EXPECT_EQ(load(b.words + b.count() - 1, &value), SIGBUS);
         OK(back());
       }
-      std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
-      next_fault(*trap_);
-      write_pattern(b.frame, kind.size, 6);
-      OK(b.fill());
-      again.join();
-      EXPECT_EQ(value, pattern(6, 1));
+      expect_trapped(b);
       const Range range{reinterpret_cast<uintptr_t>(b.words), kind.size};
       OK(trap_->drop({&range, 1}));
       value = 0;
@@ -136,12 +143,7 @@ TEST_P(TrapRanges, WhatCouldNeitherShowAFileNorBeTrappedAgainIsUnfailed) {
   uint64_t value = 0;
   EXPECT_EQ(load(b.words, &value), SIGBUS);
   OK(trap_->unfail(b.words, kind.size));
-  std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
-  next_fault(*trap_);
-  write_pattern(b.frame, kind.size, 6);
-  OK(b.fill());
-  again.join();
-  EXPECT_EQ(value, pattern(6, 1));
+  expect_trapped(b);
   b.release();
 }
 
@@ -163,13 +165,7 @@ TEST_P(TrapRanges, AFileThatCannotBeMappedWholeLeavesTheTrap) {
   close(file);
   if (s.code() != -EOPNOTSUPP) {
     EXPECT_EQ(s.code(), -ENOMEM);
-    uint64_t value = 0;
-    std::thread again([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
-    next_fault(*trap_);
-    write_pattern(b.frame, kind.size, 6);
-    OK(b.fill());
-    again.join();
-    EXPECT_EQ(value, pattern(6, 1));
+    expect_trapped(b);
   }
   b.release();
 }
