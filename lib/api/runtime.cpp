@@ -135,7 +135,8 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
   const size_t unit = options.number(Option::device_block_size);
   if (Status s; replace_devices(unit, out, &s)) return s;
   std::string why;
-  if (Status s = device::make_devices(device::kind_of(options.text(Option::device)), unit, out, &why); !s.ok()) return s;
+  if (Status s = device::make_devices(device::kind_of(options.text(Option::device)), unit, out, &why); !s.ok())
+    return s;
   if (*out == nullptr) {
     core::log(core::Level::info, "no device tier: %s", why.c_str());
   } else if (!why.empty()) {
