@@ -58,8 +58,7 @@ void Pager::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
   notify();
 }
 
-// Locked. The ranges are in the regions that they were in when they were asked for.
-Status Pager::check_asked(std::span<const SpanOf> spans, const Ask* ask) {
+Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
   if (ask == nullptr) return {};
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);

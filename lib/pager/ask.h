@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/status.h"
@@ -11,6 +12,7 @@
 namespace vmem::pager {
 
 struct OpenRange;  // pager/open_range.h
+struct SpanOf;
 
 // From Pager::ask() until the acquire with it returns, or Pager::withdraw(), its regions cannot be freed but by
 // shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
@@ -24,5 +26,8 @@ struct Ask {
     return core::error(ECANCELED, "the lease was cancelled before it was ready");
   }
 };
+
+// Under the pager's lock. The ranges are in the regions that they were in when they were asked for. null: nobody asked.
+core::Status check_asked(std::span<const SpanOf> spans, const Ask* ask);
 
 }  // namespace vmem::pager

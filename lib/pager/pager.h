@@ -172,7 +172,6 @@ class Pager {
   core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask);
-  static core::Status check_asked(std::span<const SpanOf> spans, const Ask* ask);
   core::OwnString lease_holders() const;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
@@ -188,7 +187,6 @@ class Pager {
   void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);
-  static uint64_t reserve_for(uint64_t largest, uint64_t budget);
   uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in

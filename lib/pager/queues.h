@@ -2,6 +2,7 @@
 // data under the pager's lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -38,6 +39,11 @@ struct Queues {
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
 };
+
+// What is kept free for faults where the largest blocks have this size: the first touch of a region is always served.
+inline uint64_t reserve_for(uint64_t largest, uint64_t budget) {
+  return std::max(largest, std::min<uint64_t>(4 * largest, budget / 8));
+}
 
 struct Sums {
   uint64_t reserve_bytes = 0;  // kept free for faults

@@ -207,11 +207,6 @@ unsigned size_class(size_t block_size) {
 
 }  // namespace
 
-// What is kept free for faults where the largest blocks have this size: the first touch of a region is always served.
-uint64_t Pager::reserve_for(uint64_t largest, uint64_t budget) {
-  return std::max(largest, std::min<uint64_t>(4 * largest, budget / 8));
-}
-
 // Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
 // what is held.
 uint64_t Pager::bounce_limit(const Region& r) const {
