@@ -147,7 +147,7 @@ class CoreDumpsOfNeighbours : public SimTest {
     void* const all = mmap(nullptr, kSpace, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(all, MAP_FAILED);
     space_ = reinterpret_cast<std::byte*>(vmem::core::round_up(reinterpret_cast<uintptr_t>(all), kBlock));
-    vmem::api::test_hooks().make_devices = [](std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [](size_t, std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.memory_bytes = 128 << 20;
       options.space = space_;
