@@ -9,7 +9,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -191,12 +193,16 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
   static void until_parked(uint32_t n) {
     while (park::stats().waiting < n) std::this_thread::yield();
   }
-  static bool anything_mapped(uintptr_t address, size_t size) {
-    for (uintptr_t p = address; p < address + size; p += core::kPage) {
-      unsigned char byte;
-      if (mincore(reinterpret_cast<void*>(p), core::kPage, &byte) == 0) return true;
+  // What of the process is mapped there, as /proc/self/maps has it; "" nothing.
+  static std::string mapped_at(uintptr_t address, size_t size) {
+    std::ifstream maps("/proc/self/maps");
+    std::string found;
+    for (std::string line; std::getline(maps, line);) {
+      char* end = nullptr;
+      const uintptr_t from = std::strtoull(line.c_str(), &end, 16), to = std::strtoull(end + 1, nullptr, 16);
+      if (from < address + size && address < to) found += line + "\n";
     }
-    return false;
+    return found;
   }
 
   std::unique_ptr<Bench> bench_;
