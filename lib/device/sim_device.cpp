@@ -90,6 +90,10 @@ SimDevices::~SimDevices() {
   close(memfd_);
 }
 
+const char* SimDevices::name() const {
+  return shared() ? "sim" : "sim-handles";
+}
+
 SimDevices* current_sim() {
   return current.load();
 }

@@ -111,7 +111,7 @@ class SimDevices final : public UnitDevices {
   explicit SimDevices(const SimOptions& options);
   core::Status start();  // once, before anything else
   ~SimDevices() override;
-  const char* name() const override { return shared() ? "sim" : "sim-handles"; }
+  const char* name() const override;
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status check_stream(void* stream, int device) override;
