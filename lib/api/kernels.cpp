@@ -169,9 +169,17 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     if (kernel->over || kernel->stopped) break;
     if (!idle) wait();
   }
-  {
+  for (bool works = true; works;) {  // what it is about is for hints: no kernel waits
+    {
+      Runtime::Use pager;
+      if (runtime.use_if_running(&pager).ok() && pager && kernel->service != nullptr) {
+        kernel->service->cancel();
+        pager->wake_asked();
+      }
+    }
     const core::MutexLock lock(mutex_);
-    while (working_.count(which) != 0) wait();
+    works = working_.count(which) != 0;
+    if (works) wait();
   }
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;

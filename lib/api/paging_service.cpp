@@ -27,6 +27,7 @@ constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the 
 constexpr uint64_t kHold = 200000000;    // ns in which a group that looks for its block has seen it
 constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
+constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
 
 Answer answer_for(const Status& why) {
   switch (-why.code()) {
@@ -60,6 +61,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   batch_.reserve(kTogether);
   ranges_.reserve(kTogether);
   over_.reserve(2 * frames_.size());
+  ask_.patience_ns = kBehind;
 }
 
 vmem_range PagingService::bytes_of(uint32_t block) const {
@@ -137,10 +139,10 @@ void PagingService::bring(pager::Pager& pager) {
   }
 }
 
-// False: it is to be tried again, since it could be had if kernels had less.
+// False: it is to be tried again, since it could be had if kernels had less, or once other leases have ended.
 bool PagingService::bring_alone(pager::Pager& pager, uint32_t block) {
   Status s = lease(pager, &block, 1);
-  while (s.code() == -ENOMEM && make_room(pager, 1) != 0) {
+  while ((s.code() == -ENOMEM || s.code() == -EAGAIN) && make_room(pager, 1) != 0) {
     end_leases(pager);
     s = lease(pager, &block, 1);
   }
@@ -149,6 +151,7 @@ bool PagingService::bring_alone(pager::Pager& pager, uint32_t block) {
     return true;
   }
   if (ask_.cancelled.load(std::memory_order_relaxed)) return false;
+  if (s.code() == -EAGAIN || s.code() == -EALREADY) return false;
   if (s.code() == -ENOMEM && free_.size() < frames_.size()) return false;
   fail(block, s);
   return true;

@@ -19,6 +19,8 @@ struct SpanOf;
 struct Ask {
   std::atomic<bool> cancelled{false};
   std::vector<uint64_t> regions;  // ids, of each range
+  // How long for releases whose streams have not got there. Then -EAGAIN: they have the room; -EALREADY: the blocks.
+  uint64_t patience_ns = UINT64_MAX;
 
   // Where an acquire waits.
   static core::Status check(const Ask* ask) {

@@ -192,16 +192,20 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
 Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
                             const Ask* ask) {
   Patience patience;
+  const uint64_t begun = now_ns();
   for (;;) {
     reap(lock);
-    bool wait = false;
+    bool wait = false, room = false;
     if (Status s = Ask::check(ask); !s.ok()) return s;
     if (Status s = check_endings(spans, location, &wait); !s.ok()) return s;
     if (Status s = check_stale(spans, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
       if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
+      room = wait;
     }
     if (!wait) return {};
+    if (ask != nullptr && now_ns() - begun > ask->patience_ns)
+      return error(room ? EAGAIN : EALREADY, "releases are in the way whose streams have not got there");
     patience.wait(lock, changed_);
   }
 }

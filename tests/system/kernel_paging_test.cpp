@@ -365,6 +365,65 @@ TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   EXPECT_EQ(vmem_release(words(r) + 16 * kWords, 14 * kBlock, stream_), 0) << vmem_last_error();
 }
 
+// They end when the kernel has: it cannot wait for their room, and gets on with what is left.
+TEST_F(KernelPaging, LeasesThatWereReleasedBehindTheKernelDoNotKeepItWaiting) {
+  if (IsSkipped()) return;
+  vmem::region r(20 * kBlock);
+  ASSERT_EQ(vmem_acquire(words(r), 14 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  Open open(words(r) + 16 * kWords, 4 * kBlock, kBoth, stream_, 4 * kBlock);
+  std::atomic<bool> go{false};
+  std::atomic<int> told[4];
+  for (auto& t : told) t = -1;
+  launch(stream_, [&](SimKernel& k) {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Group group(open.view().table, long_enough());
+    for (uint32_t b = 0; b < 4; ++b) {
+      const Answer answer = group.acquire(b, Intent::write);
+      if (answer == Answer::present) {
+        if (auto* w = word(k, open.view(), b, 0, true); w != nullptr) w->store(b + 7);
+        group.release(b);
+      }
+      told[b] = static_cast<int>(answer);
+    }
+  });
+  EXPECT_EQ(vmem_release(words(r), 14 * kBlock, stream_), 0) << vmem_last_error();
+  go = true;
+  open.end();
+  for (uint32_t b = 0; b < 4; ++b) {
+    EXPECT_EQ(told[b], kPresent) << "two frames are left, for four blocks in turn";
+    EXPECT_EQ(words(r)[(16 + b) * kWords], b + 7);
+  }
+}
+
+TEST_F(KernelPaging, TheEndDoesNotWaitForRoomThatIsThereForHintsAlone) {
+  if (IsSkipped()) return;
+  vmem::region r(20 * kBlock);
+  void* const other = stream(0);
+  ASSERT_EQ(vmem_acquire(words(r), 15 * kBlock, kBoth, 0, other), 0) << vmem_last_error();
+  Open open(words(r) + 16 * kWords, 4 * kBlock, kBoth, stream_, 4 * kBlock);
+  const View view = open.view();
+  static std::atomic<bool> ended, over;
+  ended = over = false;
+  launch(other, [](SimKernel&) {
+    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_EQ(vmem_release(words(r), 15 * kBlock, other), 0) << vmem_last_error();
+  stop_at("asking.leasing");
+  launch(stream_, [view](SimKernel&) {
+    Group group(view.table, long_enough());
+    for (uint32_t b = 0; b < 4; ++b) group.prefetch(b);
+  });
+  EXPECT_TRUE(stopped());
+  EXPECT_TRUE(sim().synchronize(stream_).ok());
+  aside([] {
+    EXPECT_TRUE(until([] { return ended.load(); })) << "another stream holds the room";
+    over = true;
+  });
+  go_on();
+  open.end();
+  ended = true;
+}
+
 TEST_F(KernelPaging, WhatIsRefused) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock), host(4 * kBlock, VMEM_HOST_ONLY);
