@@ -70,7 +70,7 @@ class CudaPagingWords final : public PagingWords {
     gpu_.paging.push_back(std::move(memory_));  // there is room: make_paging_words() saw to it
   }
 
-  // Nothing is on the streams.
+  // Waits for what the last range has put on the streams.
   Status start(uint32_t blocks, uint32_t frames) {
     auto* const control = reinterpret_cast<Control<HostAtomics>*>(memory_->words);
     auto* const state = reinterpret_cast<uint64_t*>(memory_->words + core::round_up(sizeof *control, size_t{64}));
@@ -79,7 +79,6 @@ class CudaPagingWords final : public PagingWords {
     auto* const ring = reinterpret_cast<uint64_t*>(marks_ + 1);
     use_ = reinterpret_cast<uint32_t*>(ring + kCells);
     table_ = {state, state + blocks, state + 2 * size_t{blocks}, use, control, ring, kCells, blocks, frames};
-    *marks_ = {};
     // What the device is to have, made here and copied as a whole.
     const size_t bytes = reinterpret_cast<uintptr_t>(use + blocks) - memory_->words;
     std::vector<uint64_t> image((bytes + 7) / 8 + 1);
@@ -92,10 +91,11 @@ class CudaPagingWords final : public PagingWords {
     local.use = reinterpret_cast<uint32_t*>(local.written + blocks);
     local.control = reinterpret_cast<Control<HostAtomics>*>(copy);
     paging::initialise(local);
-    memset(use_, 0, blocks * sizeof *use_);
     const Enter enter(devices_.driver_, gpu_.context);
     cudaError_t e = cudaStreamSynchronize(memory_->arrivals);
     if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
+    *marks_ = {};  // not sooner: what the last range had put on the streams was its own marks
+    memset(use_, 0, blocks * sizeof *use_);
     if (e == cudaSuccess)
       e = cudaMemcpyAsync(pointer(memory_->words), copy, bytes, cudaMemcpyHostToDevice, memory_->departures);
     if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
