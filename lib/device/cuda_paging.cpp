@@ -285,6 +285,15 @@ Status CudaDevices::make_paging_words(int device, uint32_t blocks, uint32_t fram
   }
   auto words = std::make_unique<CudaPagingWords>(*this, g, std::move(memory));
   if (Status s = words->start(blocks, frames); !s.ok()) return s;
+  // Memory that was being cleared before the device was known to have kernels that ask takes a kernel, and they could
+  // leave it no room. These streams wait for no kernel of the application's.
+  {
+    const Enter enter(driver_, g.context);
+    cudaError_t e = cudaSuccess;
+    for (cudaStream_t stream : g.copy[static_cast<size_t>(Direction::in)])
+      if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+    if (Status s = result(g, e, "waiting for memory to be cleared"); !s.ok()) return s;
+  }
   *out = std::move(words);
   return {};
 } catch (const std::bad_alloc&) {
