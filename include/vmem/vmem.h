@@ -426,8 +426,8 @@ struct vmem_kernel_view {
  * device's time, when nothing gets on (vmem/device.cuh), after a fork, and when the process exits.
  *
  * -ENODEV, -EINVAL, -EACCES as vmem_acquire; -ENOMEM: `budget` is above device_budget; -EAGAIN: no
- * thread can be made; -EOPNOTSUPP: the device tier is one of managed memory (setting device: handles
- * is another), or this device cannot do it.
+ * thread can be made; -ECANCELED: vmem_shutdown or exit() came meanwhile; -EOPNOTSUPP: the device
+ * tier is one of managed memory (setting device: handles is another), or this device cannot do it.
  */
 struct vmem_kernel;
 int vmem_kernel_begin(struct vmem_kernel **kernel, const void *ptr, size_t size, unsigned access, int device,

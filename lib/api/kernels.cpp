@@ -61,8 +61,10 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   *view = view_of(open, range);
   core::OnExit close([&] { pager->close_range(kernel->service != nullptr ? &kernel->service->range() : &open); });
   kernel->service = std::make_unique<PagingService>(std::move(open), range.access);
+  core::step("kernels.opening");
   {
     const core::MutexLock lock(mutex_);
+    if (closed_) return error(ECANCELED, "the library is being shut down");
     live_.merge(known);
     working_.merge(working);
   }
@@ -202,16 +204,25 @@ void Kernels::wait() {
   mutex_.lock();
 }
 
+// None begins from here on until over(), and after exit's none at all. Those that went with an earlier shutdown are
+// told, and their threads may be there yet.
 void Kernels::stop(pager::Pager& pager) {
-  const core::MutexLock lock(mutex_);
-  for (const auto& [at, kernel] : working_) kernel->stopped = true;
-  while (std::any_of(working_.begin(), working_.end(), [](const auto& w) { return w.second->stopped; })) {
-    for (const auto& [at, kernel] : working_) kernel->service->cancel();
-    mutex_.unlock();
-    pager.wake_asked();
-    mutex_.lock();
-    wait();
+  {
+    const core::MutexLock lock(mutex_);
+    closed_ = true;
+    for (const auto& [at, kernel] : working_)
+      if (!kernel->over) kernel->stopped = true;
+    const auto works = [](const auto& w) { return w.second->stopped && !w.second->over; };
+    while (std::any_of(working_.begin(), working_.end(), works)) {
+      for (const auto& [at, kernel] : working_)
+        if (!kernel->over) kernel->service->cancel();
+      mutex_.unlock();
+      pager.wake_asked();
+      mutex_.lock();
+      wait();
+    }
   }
+  core::step("kernels.stopped");
 }
 
 void Kernels::over() {
@@ -220,7 +231,10 @@ void Kernels::over() {
     {
       const core::MutexLock lock(mutex_);
       const auto next = std::find_if(live_.begin(), live_.end(), [](const auto& l) { return !l.second->over; });
-      if (next == live_.end()) return;
+      if (next == live_.end()) {
+        closed_ = false;
+        return;
+      }
       kernel = next->second;
       kernel->over = true;
     }

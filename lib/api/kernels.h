@@ -1,7 +1,8 @@
 // Ranges that are open to kernels, each with a thread that serves them (paging_service.h) until
 //   vmem_kernel_end: the last kernel has ended; the thread gives the leases back and ends, then the range is closed.
-//   vmem_shutdown: the thread tells the kernels, and ends. Their leases stay: regions that go under them wait for the
-//                  device first. A range that is opened meanwhile is over when nobody is inside the gate.
+//   vmem_shutdown: the thread tells the kernels, takes back what they give up, and ends. What they keep stays leased,
+//                  and the regions wait for the device before they go. No range is opened meanwhile. It is over when
+//                  nobody is inside the gate.
 //
 // A thread that lives is in working_. The service of a range is used inside the gate alone, by its thread, and before
 // and after that by who makes and who closes it; over() takes it away with nobody inside.
@@ -52,6 +53,7 @@ class Kernels {
 
   core::Mutex mutex_;
   std::condition_variable changed_;
+  bool closed_ VMEM_GUARDED_BY(mutex_) = false;  // from stop() to over() no range is opened
   std::map<struct vmem_kernel*, Handle> live_ VMEM_GUARDED_BY(mutex_);
   std::map<struct vmem_kernel*, Handle> working_ VMEM_GUARDED_BY(mutex_);
 };

@@ -336,6 +336,33 @@ TEST_F(KernelPaging, ShutdownEndsTheWaitsOfKernels) {
   EXPECT_EQ(vmem_kernel_end(kernel, stream_), -EINVAL);
 }
 
+TEST_F(KernelPaging, NoRangeIsOpenedOnceShutdownHasStoppedTheOthers) {
+  if (IsSkipped()) return;
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, 4 * kBlock, 0), 0) << vmem_last_error();
+  static std::atomic<bool> opening, stopped;
+  opening = stopped = false;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::string_view(step) == "kernels.stopped") stopped = true;
+    if (std::string_view(step) != "kernels.opening") return;
+    opening = true;
+    EXPECT_TRUE(until([] { return stopped.load(); }));
+  });
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  int began = 1;
+  std::thread begins([&] { began = vmem_kernel_begin(&kernel, at, 4 * kBlock, kBoth, 0, 0, &view); });
+  EXPECT_TRUE(until([] { return opening.load(); }));
+  vmem_shutdown();
+  begins.join();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_EQ(began, -ECANCELED);
+  EXPECT_EQ(kernel, nullptr);
+  // The next start is another one.
+  vmem::region r(4 * kBlock);
+  Open open(words(r), 4 * kBlock, kBoth, stream(0));
+}
+
 // The library's own leases give way to those of the program, as long as no kernel has the blocks.
 TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   if (IsSkipped()) return;
