@@ -360,10 +360,10 @@ void Pager::keep_frames(Region& r) {
   }
 }
 
-// Locked on entry and on return, and not meanwhile. Whatever may use leased blocks ends before they go. A device whose
-// page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the driver frees no
-// managed memory before its kernels have ended. A thread of ours waits for them: they may wait for a signal handler of
-// this one.
+// Locked on entry and on return, and not meanwhile. Whatever may use leased blocks, or asks, ends before they go. A
+// device whose page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the
+// driver frees no managed memory before its kernels have ended. A thread of ours waits for them: they may wait for a
+// signal handler of this one.
 void Pager::finish_kernels(Lock& lock, Region& r) {
   if (!r.gpu || !own_page_tables()) return;
   uint64_t used = 0;
@@ -371,6 +371,9 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
     if (leases.front().location >= 0) used |= uint64_t{1} << leases.front().location;
     return true;
   });
+  // Kernels that ask are told that nothing comes any more, and may have given up all that they had: they run yet.
+  for (size_t d = 0; r.kernels != 0 && d < gpus_.size(); ++d)
+    if (gpus_[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
   ++r.in_flight;
   lock.unlock();

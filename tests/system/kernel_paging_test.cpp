@@ -336,6 +336,33 @@ TEST_F(KernelPaging, ShutdownEndsTheWaitsOfKernels) {
   EXPECT_EQ(vmem_kernel_end(kernel, stream_), -EINVAL);
 }
 
+TEST_F(KernelPaging, ShutdownWaitsForKernelsThatHaveGivenUpWhatTheyHad) {
+  if (IsSkipped()) return;
+  void* at = nullptr;
+  ASSERT_EQ(vmem_alloc(&at, 4 * kBlock, 0), 0) << vmem_last_error();
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view opaque;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, at, 4 * kBlock, kBoth, 0, 0, &opaque), 0) << vmem_last_error();
+  View view;
+  memcpy(&view, &opaque, sizeof view);
+  static std::atomic<bool> has, ended;
+  has = ended = false;
+  launch(stream_, [view](SimKernel&) {
+    Group group(view.table, long_enough());
+    while (group.acquire(0, Intent::write) == Answer::present) {
+      has = true;
+      group.release(0);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    ended = true;
+  });
+  EXPECT_TRUE(until([] { return has.load(); }));
+  vmem_shutdown();
+  EXPECT_TRUE(ended);
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
+}
+
 TEST_F(KernelPaging, NoRangeIsOpenedOnceShutdownHasStoppedTheOthers) {
   if (IsSkipped()) return;
   void* at = nullptr;
