@@ -103,10 +103,7 @@ bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
     service.take_back(*pager.operator->());
     return false;
   }
-  if (idle) {
-    service.give_leases_back(*pager.operator->());
-    return false;
-  }
+  if (idle) return !service.give_leases_back(*pager.operator->());
   try {
     *done = service.round(*pager.operator->());
   } catch (const std::bad_alloc&) {  // of what it was doing something is left to do

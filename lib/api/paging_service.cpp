@@ -60,7 +60,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   victims_.reserve(frames_.size());
   batch_.reserve(kTogether);
   ranges_.reserve(kTogether);
-  over_.reserve(2 * frames_.size());
+  over_.reserve(3 * frames_.size());  // until a make_room(), by that, and what is there in the end
   ask_.patience_ns = kBehind;
 }
 
@@ -278,6 +278,7 @@ void PagingService::take_back(pager::Pager& pager) {
       frame.used = false;
     }
     end_leases(pager);
+    some |= !over_.empty() && !last;
     if (some) usleep(1000);
   }
 }
@@ -286,7 +287,7 @@ void PagingService::cancel() {
   ask_.cancelled.store(true, std::memory_order_relaxed);
 }
 
-void PagingService::give_leases_back(pager::Pager& pager) {
+bool PagingService::give_leases_back(pager::Pager& pager) {
   uint32_t pinned = 0;
   if (!broken_) states_.settle();
   for (Frame& frame : frames_) {
@@ -300,6 +301,7 @@ void PagingService::give_leases_back(pager::Pager& pager) {
               range_.device, pinned);
   }
   end_leases(pager);
+  return over_.empty();
 }
 
 }  // namespace vmem::api

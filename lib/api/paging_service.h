@@ -32,8 +32,9 @@ class PagingService {
   void end_asking();
   // After that, for a while: takes the blocks from kernels that still run. What a kernel has all the time stays leased.
   void take_back(pager::Pager& pager);
-  // The last kernel has ended, or will never access the range again.
-  void give_leases_back(pager::Pager& pager);
+  // The last kernel has ended, or will never access the range again. False: it is to be called again, for there was no
+  // memory to end leases with.
+  bool give_leases_back(pager::Pager& pager);
   // By any thread: a lease that is being taken is given up, once somebody wakes the pager's askers.
   void cancel();
 
