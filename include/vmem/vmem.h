@@ -410,7 +410,8 @@ struct vmem_kernel_view {
  * library pages it in meanwhile, and others out. Kernels that get *view, on any stream of the
  * device, may ask from here on. No lease is needed, and none is in the way: what kernels have
  * asked for is leased to the library itself, at most `budget` bytes of it at once (0: half of
- * device_budget). A group of threads can have no more than that at once.
+ * device_budget); what is leaving counts as leased until the device has got there. A group of threads
+ * can have no more than that at once.
  *
  * access: VMEM_READ, or VMEM_READ | VMEM_WRITE; what is written to is written back when it leaves
  * the device, and with VMEM_WRITE everything that comes counts as written to. To other calls the

@@ -4,7 +4,8 @@
 //
 //   requested ──lease──> leased, told ──begin_eviction, nobody has it──> lease ended: the pager may evict it
 //
-// No more blocks are leased than the range has frames. Whatever fails goes to the kernels that ask for the block.
+// No more blocks are leased than the range has frames; beside them, what is leaving counts until the device has got
+// there. Whatever fails goes to the kernels that ask for the block.
 // One thread calls, but for end_asking() and idle(). Locks: none of its own. What it waits for needs no kernel.
 #pragma once
 
