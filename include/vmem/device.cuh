@@ -98,7 +98,11 @@ struct WarpScope {
     return lane;
   }
   static __device__ bool leads() { return lane() == 0; }
-  static __device__ uint32_t share(uint32_t word) { return __shfl_sync(0xffffffffu, word, 0); }
+  static __device__ uint32_t share(uint32_t word) {
+    word = __shfl_sync(0xffffffffu, word, 0);
+    __syncwarp();  // a shuffle orders no memory: what the leader has acquired is there for all
+    return word;
+  }
   static __device__ void join() { __syncwarp(); }
 };
 
