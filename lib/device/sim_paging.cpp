@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "device/paging_words.h"
@@ -22,6 +24,8 @@ struct WordsOfRange {
   std::vector<uint32_t> use;
   paging::Control<paging::HostAtomics> control;
   std::atomic<uint64_t> reached{0};
+  std::shared_ptr<WordsOfRange> self;  // of those that stay for ever, in a list
+  WordsOfRange* next = nullptr;
 };
 
 constexpr uint32_t kCells = 256;
@@ -82,8 +86,12 @@ class SimPagingWords final : public PagingWords {
     return {};
   }
   void abandon() override {
-    static auto* const kept = new std::vector<std::shared_ptr<WordsOfRange>>;
-    kept->push_back(memory_);
+    static std::mutex mutex;
+    static WordsOfRange* kept = nullptr;
+    const std::lock_guard lock(mutex);
+    if (memory_->self != nullptr) return;
+    memory_->self = memory_;
+    memory_->next = std::exchange(kept, memory_.get());
   }
 
  private:
