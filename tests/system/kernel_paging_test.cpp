@@ -196,7 +196,7 @@ TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {
   launch_add(stream_, view, 1, &told);
   // It has been asked for by now, and taken notice of.
   EXPECT_TRUE(until([&] { return HostAtomics::load(&view.table.control->ring_head) >= 2; }));
-  for (int i = 0; i < 100; ++i) {
+  for (unsigned i = 0; i < 100 * vmem::test::patience(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(told, -1) << "there is one frame, and a kernel has it";
     if (told != -1) break;
@@ -224,7 +224,7 @@ TEST_F(KernelPaging, NoKernelIsToldOfABlockBeforeItsBytesAreThere) {
   std::atomic<int> told{-1};
   launch_add(stream_, open.view(), 1, &told);
   EXPECT_TRUE(until([] { return copying.load(); }));
-  for (int i = 0; i < 100; ++i) {
+  for (unsigned i = 0; i < 100 * vmem::test::patience(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_EQ(told, -1);
     if (told != -1) break;
