@@ -67,6 +67,13 @@ static inline int vmem_cuda_advice(enum cudaMemoryAdvise advice)
 	}
 }
 
+/* CUDA's calls do without a stream in C++. */
+#ifdef __cplusplus
+#define VMEM_CUDA_NO_STREAM = 0
+#else
+#define VMEM_CUDA_NO_STREAM
+#endif
+
 #if CUDART_VERSION >= 13000
 
 /* Any place in host memory is VMEM_HOST. Another kind of place: no device. */
@@ -85,7 +92,7 @@ static inline int vmem_cuda_location(struct cudaMemLocation location)
 }
 
 static inline cudaError_t vmem_cudaMemPrefetchAsync(const void *ptr, size_t size, struct cudaMemLocation location,
-						    unsigned int flags, cudaStream_t stream)
+						    unsigned int flags, cudaStream_t stream VMEM_CUDA_NO_STREAM)
 {
 	if (!vmem_cuda_is_region(ptr))
 		return cudaMemPrefetchAsync(ptr, size, location, flags, stream);
@@ -110,7 +117,8 @@ static inline int vmem_cuda_location(int device)
 	return device >= cudaCpuDeviceId ? device : VMEM_SSD - 1;
 }
 
-static inline cudaError_t vmem_cudaMemPrefetchAsync(const void *ptr, size_t size, int device, cudaStream_t stream)
+static inline cudaError_t vmem_cudaMemPrefetchAsync(const void *ptr, size_t size, int device,
+						    cudaStream_t stream VMEM_CUDA_NO_STREAM)
 {
 	if (!vmem_cuda_is_region(ptr))
 		return cudaMemPrefetchAsync(ptr, size, device, stream);

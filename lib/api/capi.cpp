@@ -427,8 +427,9 @@ VMEM_API int vmem_query(const void* ptr, size_t size, struct vmem_residency* out
     if (room < sizeof(uint64_t) * 5) {
       return error(EINVAL, "out->size is %zu; set it to sizeof(struct vmem_residency), %zu", room, sizeof filled);
     }
-    Runtime::Use pager;
-    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    Runtime::Use pager;  // whoever has no region starts nothing by asking
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
+    if (!pager) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
     return pager->query(ptr, size, &filled);
   });
   if (rc == 0) {

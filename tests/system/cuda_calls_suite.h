@@ -2,6 +2,8 @@
 // it is included CUDART_VERSION says whose signatures they are, and CUDA_CALLS_SUITE names the suite.
 #pragma once
 
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -51,6 +53,7 @@ cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise advice, cudaMemL
 const cudaMemLocation kDevice0{cudaMemLocationTypeDevice, 0}, kDevice9{cudaMemLocationTypeDevice, 9},
     kNowhere{cudaMemLocationTypeInvalid, 0}, kHost{cudaMemLocationTypeHost, 0};
 #define NO_FLAGS 0,
+#define LAST_FLAGS , 0
 #else
 constexpr int cudaCpuDeviceId = -1;
 cudaError_t cudaMemPrefetchAsync(const void*, size_t, int device, cudaStream_t) {
@@ -63,6 +66,7 @@ cudaError_t cudaMemAdvise(const void*, size_t, cudaMemoryAdvise advice, int devi
 }
 constexpr int kDevice0 = 0, kDevice9 = 9, kNowhere = -2, kHost = cudaCpuDeviceId;
 #define NO_FLAGS
+#define LAST_FLAGS
 #endif
 
 }  // namespace
@@ -90,6 +94,7 @@ TEST_F(CUDA_CALLS_SUITE, RangesOfRegionsGoToLibvmemAndAllOthersToCuda) {
   EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size(); }));
   EXPECT_EQ(cudaMemPrefetchAsync(words, kBlock, kHost, NO_FLAGS nullptr), cudaSuccess);
   EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size() - kBlock; }));
+  EXPECT_EQ(cudaMemPrefetchAsync(words, kBlock, kHost LAST_FLAGS), cudaSuccess) << "the default stream";
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
   for (int advice = cudaMemAdviseSetReadMostly; advice <= cudaMemAdviseUnsetAccessedBy; ++advice)
     EXPECT_EQ(cudaMemAdvise(words, r.size(), static_cast<cudaMemoryAdvise>(advice), kDevice0), cudaSuccess) << advice;
@@ -98,6 +103,19 @@ TEST_F(CUDA_CALLS_SUITE, RangesOfRegionsGoToLibvmemAndAllOthersToCuda) {
   EXPECT_EQ(cudaMemPrefetchAsync(other, sizeof other, kDevice0, NO_FLAGS nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(cudaMemAdvise(other, sizeof other, cudaMemAdviseSetAccessedBy, kDevice9), cudaSuccess);
   EXPECT_EQ(asked, (std::vector<std::string>{"prefetch 0", "advise 5 9"}));
+}
+
+TEST_F(CUDA_CALLS_SUITE, WhoHasNoRegionStartsNothing) {
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  int other[4] = {};
+  EXPECT_EQ(cudaMemAdvise(other, sizeof other, cudaMemAdviseSetAccessedBy, kDevice9), cudaSuccess);
+  EXPECT_EQ(asked, std::vector<std::string>{"advise 5 9"});
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    EXPECT_TRUE(name == "vmem-log" || !name.starts_with("vmem-")) << name;
+  }
 }
 
 TEST_F(CUDA_CALLS_SUITE, EachAdviceMeansWhatItMeansToCuda) {
