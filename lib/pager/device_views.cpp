@@ -120,6 +120,8 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
   if ((block.flags & core::kWanted) == 0) return;
   if (own_page_tables()) {
     queue_access(r, b, failed);
+    // A store that came while the block moved is known by no page yet: it is reported again.
+    if ((block.flags & core::kWantedWrite) != 0) trap_->wake(r.address(b), r.block_size).ignore();
     return;
   }
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
@@ -134,7 +136,8 @@ void Pager::refuse_access(Region& r, CpuAccess* a, bool stores) {
   if (resident.refused) return;
   unrefuse(r, a->block);
   a->gives_up = false;
-  if (stores && !a->stores.empty() && !a->stores.full()) {
+  // A trap that reports blocks, and not pages, refuses blocks.
+  if (stores && !trap_->caps().one_report && !a->stores.empty() && !a->stores.full()) {
     resident.apart = true;
     for (const uintptr_t page : a->stores)
       resident.apart &= trap_->fail(reinterpret_cast<void*>(page), core::kPage).ok();

@@ -613,14 +613,16 @@ void Pager::drop_cut_off(Move* m) {
 }
 
 // Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
-// that the trap does not take back stays in the queue, behind the others: they go on with the next call.
+// that the trap does not take back stays in the queue, until the next call.
 void Pager::revive_dropped() {
-  while (!queues_.dropped.empty()) {
+  for (size_t left = queues_.dropped.size(); left != 0; --left) {
     const auto [r, b] = queues_.dropped.front();
     const Block& block = r->table[b];
-    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok())
-      return queues_.dropped.move_front(queues_.dropped.end());
-    queues_.dropped.pop_front();
+    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
+      queues_.dropped.move_front(queues_.dropped.end());
+    } else {
+      queues_.dropped.pop_front();
+    }
   }
 }
 

@@ -126,9 +126,9 @@ bool Pager::table_may_grow(const Region& r, BlockIndex b) {
   if (r.table.cost(b) == 0) return true;
   queues_.refused.erase_if([&](const std::pair<Region*, BlockIndex>& e) {
     if (!table_fits(*e.first, e.second)) return false;
-    if (Status s = trap_->unfail(e.first->address(e.second), e.first->block_size); !s.ok())
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    return true;
+    const Status s = trap_->unfail(e.first->address(e.second), e.first->block_size);
+    if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return s.ok();  // else it would give SIGBUS for good: tried again
   });
   return true;
 }

@@ -330,6 +330,25 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackL
   for (size_t i = 0; i <= n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
 }
 
+TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenBack) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(16, kHugePage);
+  space->set_budget(0);
+  size_t n = 0;
+  while (n < 14 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  ASSERT_LT(n, 14u);
+  EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
+  EXPECT_TRUE(bus(r + (n + 1) * kHugePage)) << "nor for this";
+  trap->refuse_unfail(1);  // the first of them
+  pager->set_space_budget(UINT64_MAX);
+  trap->until_called("unfail refused", 1);
+  trap->until_called("unfail", 1);
+  put(r + (n + 1) * kHugePage, n + 2);
+  EXPECT_EQ(get(r + (n + 1) * kHugePage), n + 2);
+}
+
 TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst) {
   Config c = config();
   c.fault_timeout_ms = 30;
