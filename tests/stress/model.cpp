@@ -37,6 +37,12 @@ struct Settings {
   bool delays = true, failures = true;
 };
 
+// Budgets and data grow with the blocks of devices, or none would fit.
+unsigned scale = 1;
+std::string scaled(const std::string& mebibytes) {
+  return std::to_string(scale * strtoull(mebibytes.c_str(), nullptr, 10)) + "MiB";
+}
+
 // One thread's side. Its calls are remembered for the message of a difference.
 struct Worker {
   Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
@@ -123,8 +129,8 @@ void make(Region& r, Random& random) {
     r.block = block == "4KiB" ? 4096 : block == "2MiB" ? 2 << 20 : 65536;
     r.kind = static_cast<Kind>(random.below(4));
     r.gpu = devices != 0 && random.below(3) != 0;
-    if (r.gpu) r.block = 2 << 20;
-    r.size = (settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 + (random.one_in(3) ? 3 : 0);
+    if (r.gpu) r.block = size_t{settings.device_block} << 20;
+    r.size = (scale * settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 + (random.one_in(3) ? 3 : 0);
     r.offset = random.below(3) * 4096;
     void* p = nullptr;
     static const unsigned kFlags[] = {0, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_MAP_READ};
@@ -148,7 +154,7 @@ void make(Region& r, Random& random) {
   r.shadow.resize(r.words);
   for (size_t i = 0; i < r.words; ++i) r.shadow[i] = r.original(i);
   r.leases.assign((r.size + r.block - 1) / r.block, {});
-  r.cells = std::make_unique<std::mutex[]>(r.words / stress::kCellWords + 1);
+  r.cells = std::make_unique<std::mutex[]>(r.words / stress::cell_words + 1);
 }
 
 // With its life held exclusively.
@@ -431,17 +437,18 @@ void change_setting(Worker& w) {
       {"compression", "none"},    {"compression", "lz4"},        {"compression", "zstd"},
       {"staging_share", "20"},    {"staging_share", "60"},       {"device_budget", "16MiB"},
       {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"}};
-  const auto& [name, value] = w.random.of(kChoices);
+  const auto& [name, choice] = w.random.of(kChoices);
+  const std::string value = strstr(name, "_budget") != nullptr ? scaled(choice) : choice;
   std::lock_guard guard(setting);
-  w.note("set %s=%s", name, value);
-  const int rc = vmem_set(name, value);
+  w.note("set %s=%s", name, value.c_str());
+  const int rc = vmem_set(name, value.c_str());
   // Live leases may hold more than a lowered budget.
   if (!(rc == -EBUSY && strstr(name, "_budget") != nullptr)) expect(rc, 0, no_memory, "set");
   char now[64];
   expect(vmem_get(name, now, sizeof now), 0, nothing, "get");
-  const char* const unit = strstr(value, "MiB");
-  const std::string want = unit != nullptr ? std::to_string(strtoull(value, nullptr, 10) << 20) : value;
-  if (rc == 0 && now != want) differs("%s was set to %s and is %s", name, value, now);
+  const char* const unit = strstr(choice, "MiB");
+  const std::string want = unit != nullptr ? std::to_string(strtoull(value.c_str(), nullptr, 10) << 20) : value;
+  if (rc == 0 && now != want) differs("%s was set to %s and is %s", name, value.c_str(), now);
   expect(vmem_set(name, "nonsense"), -EINVAL, nothing, "set to nonsense");
   expect(vmem_set("no_such_setting", "1"), -ENOENT, nothing, "set of an unknown name");
   expect(vmem_set("io_depth", "8"), -EBUSY, nothing, "set of what cannot change now");
@@ -601,6 +608,8 @@ void still() {
 
 int run(uint64_t seed) {
   settings.seed = seed;
+  scale = std::max(1u, settings.device_block / 2);
+  stress::cell_words = scale * (size_t{2} << 20) / 8;
   stress::on_difference = describe;
   stress::catch_sigbus();
   vmem_log([](int, const char*, void*) {}, nullptr);
@@ -616,7 +625,7 @@ int run(uint64_t seed) {
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"device", settings.device},
            {"device_block_size", std::to_string(settings.device_block << 20)},
-           {"host_budget", settings.budget},
+           {"host_budget", scaled(settings.budget)},
            {"trap", settings.trap},
            {"transfer", settings.transfer},
            {"io_engine", settings.engine},
@@ -624,7 +633,7 @@ int run(uint64_t seed) {
            {"io_threads", "2"},
            {"fault_timeout_ms", "20000"}})
     stress::configure(name, value);
-  if (devices != 0) stress::configure("device_budget", "32MiB");
+  if (devices != 0) stress::configure("device_budget", scaled("32MiB"));
   stress::start();
   if (settings.delays) vmem::core::step_hook.store(stress::delay);
   Random first(seed);

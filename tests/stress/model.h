@@ -17,8 +17,8 @@
 
 namespace stress {
 
-constexpr size_t kCellWords = (2 << 20) / 8;
-constexpr int kAnywhere = -100;  // a block's lease location: no lease
+inline size_t cell_words = (2 << 20) / 8;  // of the largest block
+constexpr int kAnywhere = -100;            // a block's lease location: no lease
 
 enum class Kind { anonymous, shared, private_copy, read_only };
 inline const char* name_of(Kind k) {
@@ -74,7 +74,7 @@ struct Region {
   };
   Locked lock(Part p) const {
     Locked l;
-    for (size_t c = p.at / kCellWords; c <= (end_of(p) - 1) / kCellWords; ++c) l.cells.emplace_back(cells[c]);
+    for (size_t c = p.at / cell_words; c <= (end_of(p) - 1) / cell_words; ++c) l.cells.emplace_back(cells[c]);
     return l;
   }
 
