@@ -14,9 +14,13 @@ from .. import _status
 from .._lib import HOST, Error, parse_size
 from ._tensors import CPU
 
-DEVICE_BLOCK = 2 << 20  # bytes: the unit of a region with a device tier
 STAGING_SHARE, MODEL_SHARE = 50, 85  # percent of host_budget for the device tier: by default, and for offloaded models
 CPU_REST = 256 << 20  # bytes of host_budget that models leave
+
+
+def device_block() -> int:
+    """Bytes: the block of a region with a device tier."""
+    return parse_size(_status.get("device_block_size"))
 
 
 def tier() -> str:
@@ -61,8 +65,8 @@ class Target:
         """Bytes that a lease is rounded to."""
         size = _status.get("block_size")
         if self.location != HOST or size == "auto":
-            return DEVICE_BLOCK
-        return max(DEVICE_BLOCK, parse_size(size))
+            return device_block()
+        return max(device_block(), parse_size(size))
 
     def budget_in_force(self) -> int:
         if self.location == HOST:
@@ -113,9 +117,9 @@ def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int
     if budget is None:
         return target.budget_in_force()
     wanted = parse_size(budget)
-    wanted -= wanted % DEVICE_BLOCK
+    wanted -= wanted % device_block()
     if wanted <= 0:
-        raise Error(errno.EINVAL, f"device_budget {budget!r} is less than a block, 2 MiB")
+        raise Error(errno.EINVAL, f"device_budget {budget!r} is less than a block, {device_block() >> 20} MiB")
     if target.location != HOST:
         _asked[owner] = (target.location, wanted)
         try:
