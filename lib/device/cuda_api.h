@@ -22,6 +22,7 @@ struct Driver {
   CUresult (*ctx_id)(CUcontext, unsigned long long*);
   CUresult (*stream_ctx)(CUstream, CUcontext*);
   CUresult (*event_query)(CUevent);
+  CUresult (*stream_query)(CUstream);
   // load_handles()
   CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
   CUresult (*address_reserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);

@@ -46,8 +46,8 @@ Status CudaDevices::result(Gpu& g, CUresult r, const char* what) {
 // The calls on addresses and handles do not say that a kernel has ended the context.
 Status CudaDevices::notice(Gpu& g) {
   Enter here(driver_, g.context);
-  const cudaError_t e = cudaStreamQuery(g.copy[0][0]);
-  return result(g, e == cudaErrorNotReady ? cudaSuccess : e, "looking after it");
+  const CUresult e = driver_.stream_query(g.copy[0][0]);  // the runtime's would leave "not ready" as the last error
+  return result(g, e == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : e, "looking after it");
 }
 
 Status CudaDevices::reserve_addresses(Reservation& r) {
