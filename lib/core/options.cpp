@@ -49,7 +49,7 @@ constexpr OptionInfo kTable[] = {
      "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},
     {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", 4 * kKiB, 32 * kMiB, nullptr, true,
      "Block of regions made from now on: a power of two, or auto: blocks of 64 KiB, of which a fault reads as many "
-     "together as their use shows to be right. A region with a device tier has blocks of 2 MiB."},
+     "together as their use shows to be right. A region with a device tier has blocks of device_block_size."},
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
      "Reads and writes in flight at the store."},
     {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,

@@ -42,6 +42,12 @@ core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, size_t most = N) {
   return batch;
 }
 
+Status holds_a_block(uint64_t device_budget, uint64_t block) {
+  if (device_budget >= block) return {};
+  return error(EINVAL, "device_budget %s holds no block of %s (device_block_size)",
+               core::human_bytes(device_budget).c_str(), core::human_bytes(block).c_str());
+}
+
 }  // namespace
 
 Status Pager::start_devices() {
@@ -94,6 +100,7 @@ Status Pager::use_device(int d) {
   DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   if (budget.begun()) return {};
   const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
+  if (Status s = holds_a_block(wanted, staging_.frame()); !s.ok()) return s;
   if (wanted > memory.free) {
     return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",
                  core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
@@ -105,6 +112,7 @@ Status Pager::use_device(int d) {
 }
 
 Status Pager::set_device_budget(uint64_t bytes) {
+  if (Status s = holds_a_block(bytes, staging_.frame()); !s.ok()) return s;
   std::vector<bool> known(gpus_.size());
   {
     Lock lock(mutex_);
@@ -402,7 +410,7 @@ bool Pager::device_step(Lock& lock) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     Gpu& g = gpus_[d];
     if (!g.from_peers.empty() && !g.migrating) {
-      const auto batch = take_batch<kPeerBatch>(g.from_peers);
+      const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatch * core::kHugePage / staging_.frame());
       g.migrating = true;
       lock.unlock();
       migrate_batch(batch.all(), static_cast<int>(d));

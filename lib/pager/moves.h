@@ -32,7 +32,8 @@ void copy_protected(std::byte* to, const std::byte* from, size_t size);
 
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;      // blocks that move together, at most
-inline constexpr size_t kPeerBatch = 128;       // .. between devices: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
+inline constexpr size_t kPeerBatch =
+    128;  // .. between devices, of 2 MiB: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
 // Someone who waits for several moves; lives on the waiter's stack.
 struct Job {
   uint64_t outstanding = 0;

@@ -241,9 +241,9 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   if (budget < overhead + 4 * r.block_size) {
     return error(ENOMEM,
                  "host_budget %s holds fewer than 4 blocks of %s beside %s of tables and buffers; raise host_budget or "
-                 "lower block_size",
+                 "lower %s",
                  core::human_bytes(budget).c_str(), core::human_bytes(r.block_size).c_str(),
-                 core::human_bytes(overhead).c_str());
+                 core::human_bytes(overhead).c_str(), r.gpu ? "device_block_size" : "block_size");
   }
   if (!reserve_blocks(lock, r)) return no_memory(r.size);
   r.table_granted = std::min<size_t>(r.table.most(), budget_.wanted() / 32);
@@ -272,10 +272,10 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   if (kept <= budget_.limit()) return {};
   Status s = error(ENOMEM,
                    "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
-                   "for faults; raise host_budget, lower block_size or release leases",
+                   "for faults; raise host_budget, lower %s or release leases",
                    core::human_bytes(budget_.limit()).c_str(), core::human_bytes(r.block_size).c_str(),
                    core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.pinned()).c_str(),
-                   core::human_bytes(sums_.reserve_bytes).c_str());
+                   core::human_bytes(sums_.reserve_bytes).c_str(), r.gpu ? "device_block_size" : "block_size");
   credit_region(r);
   return s;
 }

@@ -6,6 +6,7 @@
 namespace {
 
 using systest::kBlock;
+constexpr size_t kWords = kBlock / sizeof(uint64_t);
 
 class DeviceSetting : public systest::SystemTest {
  protected:
@@ -49,6 +50,39 @@ TEST_F(DeviceSetting, SimIsLikeManagedMemoryAndSimHandlesLikePhysicalHandles) {
 }
 
 // On a machine with a GPU that has it, it is had.
+TEST_F(DeviceSetting, BlocksAreAsLargeAsItSays) {
+  const auto block_size = [](const char* size) { EXPECT_EQ(vmem_set("device_block_size", size), 0) << size; };
+  vmem_shutdown();
+  EXPECT_EQ(vmem_set("device_block_size", "3MiB"), -EINVAL);
+  EXPECT_EQ(vmem_set("device_block_size", "64MiB"), -EINVAL);
+  block_size("8MiB");
+  start("sim-handles");
+  if (IsSkipped()) return block_size("2MiB");
+  {
+    vmem::region r(5 * kBlock);  // 2 MiB each: two blocks
+    auto* const words = static_cast<volatile uint64_t*>(r.data());
+    EXPECT_EQ(vmem_set("device_block_size", "2MiB"), -EBUSY) << "there is a region";
+    for (size_t i = 0; i < 5; ++i) words[i * kWords] = i + 1;
+    void* const stream = vmem::device::current_sim()->create_stream(0);
+    ASSERT_EQ(vmem_acquire(r.data(), 1, VMEM_READ | VMEM_WRITE, 0, stream), 0) << vmem_last_error();
+    EXPECT_EQ(r.query().device_bytes, 4 * kBlock) << "a lease has whole blocks";
+    EXPECT_EQ(vmem_set("device_budget", "4MiB"), -EINVAL) << "less than a block";
+    EXPECT_NE(std::string(vmem_last_error()).find("8 MiB"), std::string::npos) << vmem_last_error();
+    EXPECT_EQ(vmem_release(r.data(), 1, stream), 0) << vmem_last_error();
+    ASSERT_TRUE(vmem::device::current_sim()->synchronize(stream).ok());
+    for (size_t i = 0; i < 5; ++i) EXPECT_EQ(words[i * kWords], i + 1);
+    vmem::device::current_sim()->destroy_stream(stream);
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.block_size = 2 << 20;
+    void* p = nullptr;
+    EXPECT_EQ(vmem_create(&p, kBlock, &attr), -EINVAL);
+    EXPECT_NE(std::string(vmem_last_error()).find("8 MiB"), std::string::npos) << vmem_last_error();
+  }
+  vmem_shutdown();
+  block_size("2MiB");
+}
+
 TEST_F(DeviceSetting, ABodyThatCannotBeHadIsAnErrorThatSaysWhatElseToSet) {
   for (const char* device : {"handles", "managed", "cuda"}) {
     SCOPED_TRACE(device);
