@@ -346,8 +346,8 @@ TEST_F(KernelPaging, ShutdownWaitsForKernelsThatHaveGivenUpWhatTheyHad) {
   ASSERT_EQ(vmem_kernel_begin(&kernel, at, 4 * kBlock, kBoth, 0, 0, &opaque), 0) << vmem_last_error();
   View view;
   memcpy(&view, &opaque, sizeof view);
-  static std::atomic<bool> has, ended;
-  has = ended = false;
+  static std::atomic<bool> has, go, ended;
+  has = go = ended = false;
   launch(stream_, [view](SimKernel&) {
     Group group(view.table, long_enough());
     while (group.acquire(0, Intent::write) == Answer::present) {
@@ -355,10 +355,20 @@ TEST_F(KernelPaging, ShutdownWaitsForKernelsThatHaveGivenUpWhatTheyHad) {
       group.release(0);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     ended = true;
   });
   EXPECT_TRUE(until([] { return has.load(); }));
+  stop_at("kernels.stopped");
+  aside([] {
+    EXPECT_TRUE(stopped());
+    struct vmem_device_stats stats = {};
+    stats.size = sizeof stats;
+    EXPECT_TRUE(until([&] { return vmem_device_stats(0, &stats) == 0 && stats.leased_bytes == 0; }));
+    go = true;
+    go_on();
+  });
   vmem_shutdown();
   EXPECT_TRUE(ended);
   EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
