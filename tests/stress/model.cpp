@@ -37,12 +37,6 @@ struct Settings {
   bool delays = true, failures = true;
 };
 
-// Budgets and data grow with the blocks of devices, or none would fit.
-unsigned scale = 1;
-std::string scaled(const std::string& mebibytes) {
-  return std::to_string(scale * strtoull(mebibytes.c_str(), nullptr, 10)) + "MiB";
-}
-
 // One thread's side. Its calls are remembered for the message of a difference.
 struct Worker {
   Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
@@ -130,7 +124,8 @@ void make(Region& r, Random& random) {
     r.kind = static_cast<Kind>(random.below(4));
     r.gpu = devices != 0 && random.below(3) != 0;
     if (r.gpu) r.block = size_t{settings.device_block} << 20;
-    r.size = (scale * settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 + (random.one_in(3) ? 3 : 0);
+    r.size = (stress::scale * settings.bytes / settings.regions + random.below(1 << 20)) / 8 * 8 +
+             (random.one_in(3) ? 3 : 0);
     r.offset = random.below(3) * 4096;
     void* p = nullptr;
     static const unsigned kFlags[] = {0, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_MAP_READ};
@@ -438,7 +433,7 @@ void change_setting(Worker& w) {
       {"staging_share", "20"},    {"staging_share", "60"},       {"device_budget", "16MiB"},
       {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"}};
   const auto& [name, choice] = w.random.of(kChoices);
-  const std::string value = strstr(name, "_budget") != nullptr ? scaled(choice) : choice;
+  const std::string value = strstr(name, "_budget") != nullptr ? stress::scaled(choice) : choice;
   std::lock_guard guard(setting);
   w.note("set %s=%s", name, value.c_str());
   const int rc = vmem_set(name, value.c_str());
@@ -608,8 +603,8 @@ void still() {
 
 int run(uint64_t seed) {
   settings.seed = seed;
-  scale = std::max(1u, settings.device_block / 2);
-  stress::cell_words = scale * (size_t{2} << 20) / 8;
+  stress::scale = std::max(1u, settings.device_block / 2);
+  stress::cell_words = stress::scale * (size_t{2} << 20) / 8;
   stress::on_difference = describe;
   stress::catch_sigbus();
   vmem_log([](int, const char*, void*) {}, nullptr);
@@ -625,7 +620,7 @@ int run(uint64_t seed) {
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"device", settings.device},
            {"device_block_size", std::to_string(settings.device_block << 20)},
-           {"host_budget", scaled(settings.budget)},
+           {"host_budget", stress::scaled(settings.budget)},
            {"trap", settings.trap},
            {"transfer", settings.transfer},
            {"io_engine", settings.engine},
@@ -633,7 +628,7 @@ int run(uint64_t seed) {
            {"io_threads", "2"},
            {"fault_timeout_ms", "20000"}})
     stress::configure(name, value);
-  if (devices != 0) stress::configure("device_budget", scaled("32MiB"));
+  if (devices != 0) stress::configure("device_budget", stress::scaled("32MiB"));
   stress::start();
   if (settings.delays) vmem::core::step_hook.store(stress::delay);
   Random first(seed);

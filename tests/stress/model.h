@@ -17,6 +17,11 @@
 
 namespace stress {
 
+// Budgets and data grow with the blocks of devices, or none would fit.
+inline unsigned scale = 1;
+inline std::string scaled(const std::string& mebibytes) {
+  return std::to_string(scale * strtoull(mebibytes.c_str(), nullptr, 10)) + "MiB";
+}
 inline size_t cell_words = (2 << 20) / 8;  // of the largest block
 constexpr int kAnywhere = -100;            // a block's lease location: no lease
 
