@@ -44,6 +44,18 @@ class PagerMarks : public PagerSteps {
     evict(r, block);
     EXPECT_EQ(get(r), 5u);
     EXPECT_EQ(get(r + block), 9u) << "its neighbour is as it was";
+  }  // A region of 16 blocks, stored to until there is no memory: *n blocks hold n + 1, the next store was refused. The
+     // trap
+  // refuses the first so many of the library's refusals.
+  std::byte* store_without_room(unsigned refused, size_t* n) {
+    Config c = config();
+    c.fault_timeout_ms = 30;
+    start(c);
+    std::byte* r = region(16, kHugePage);
+    space->set_budget(0);
+    if (refused != 0) trap->refuse_fail(refused);
+    while (*n < 16 && trap->store(r + *n * kHugePage, *n + 1)) ++*n;
+    return r;
   }
 };
 
@@ -312,13 +324,8 @@ TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
 }
 
 TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackLater) {
-  Config c = config();
-  c.fault_timeout_ms = 30;
-  start(c);
-  std::byte* r = region(16, kHugePage);
-  space->set_budget(0);
   size_t n = 0;
-  while (n < 16 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  std::byte* const r = store_without_room(0, &n);
   ASSERT_LT(n, 16u);
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   trap->refuse_unfail(1);
@@ -331,13 +338,8 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackL
 }
 
 TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenBack) {
-  Config c = config();
-  c.fault_timeout_ms = 30;
-  start(c);
-  std::byte* r = region(16, kHugePage);
-  space->set_budget(0);
   size_t n = 0;
-  while (n < 14 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  std::byte* const r = store_without_room(0, &n);
   ASSERT_LT(n, 14u);
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   EXPECT_TRUE(bus(r + (n + 1) * kHugePage)) << "nor for this";
@@ -350,14 +352,8 @@ TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenB
 }
 
 TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst) {
-  Config c = config();
-  c.fault_timeout_ms = 30;
-  start(c);
-  std::byte* r = region(16, kHugePage);
-  space->set_budget(0);
-  trap->refuse_fail(3);
   size_t n = 0;
-  while (n < 16 && trap->store(r + n * kHugePage, n + 1)) ++n;
+  std::byte* const r = store_without_room(3, &n);
   ASSERT_LT(n, 16u);
   EXPECT_EQ(trap->calls("fail refused"), 3u);
   EXPECT_EQ(pager->counters().lost_blocks, 0u);
