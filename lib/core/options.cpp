@@ -31,10 +31,11 @@ constexpr OptionInfo kTable[] = {
      "Device memory that libvmem may use on each GPU, moves in flight included."},
     {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "2 MiB", 2 * kMiB, 32 * kMiB, nullptr,
      false,
-     "Block of regions with a device tier, a power of two. What a move costs beside its bytes is the same for any "
-     "size: "
-     "with 8 MiB and more both directions come near the link's rate, and an access of one word moves more. Above 2 MiB "
-     "only on devices with page tables of their own (device=handles)."},
+     "Block of regions with a device tier, a power of two. What a move costs the driver beside its bytes is the same "
+     "for "
+     "any size, and an access of one word moves all of its block. Above 2 MiB only on devices with page tables of "
+     "their "
+     "own (device=handles)."},
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
      "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
      "memory that is taken with need and kept. The rest is for what the CPU accesses."},
