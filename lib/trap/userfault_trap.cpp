@@ -507,6 +507,7 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
     if (const int error = os::drop(at(address), size); error != 0)
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
     // Where make_anew() was refused there is no trap under the marks, but a mapping of the empty file.
+    // All of the range is marked for that: dropping one page leaves its page table, in the way of a huge page.
     const Outcome out = poison_pages(fd_, at(address), size);
     if (out.done != 0) os::drop(at(address), out.done);
     if (out.error != -ENOENT) return {};
