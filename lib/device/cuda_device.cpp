@@ -59,7 +59,7 @@ Status CudaDevices::describe(int devices) {
     Info info{d, properties.name, pci, numa_node_of(pci), properties.totalGlobalMem, {}};
     for (int other = 0; other < devices; ++other) info.links.push_back(link_between(d, other));
     infos_.push_back(std::move(info));
-    auto g = std::make_unique<Gpu>(unit_);
+    auto g = std::make_unique<Gpu>();
     g->device = d;
     g->managed = properties.concurrentManagedAccess != 0;
     int handles = 0;
@@ -142,8 +142,9 @@ CudaDevices::~CudaDevices() {
       Enter here(driver_, g->context);
       if (!here.ok()) continue;
       free_paging(*g);
-      g->pieces.trim(0, [this](const Piece& piece) { destroy_piece(piece); });
-      if (g->window != 0) driver_.address_free(g->window, g->window_size);
+      g->pieces.trim(0, [this](size_t size, const Piece& piece) { destroy_piece(size, piece); });
+      for (const CUdeviceptr window : g->windows)
+        if (window != 0) driver_.address_free(window, g->window_size);
       for (auto& direction : g->copy)
         for (cudaStream_t s : direction) cudaStreamDestroy(s);
       for (cudaStream_t s : g->idle_streams) cudaStreamDestroy(s);

@@ -31,7 +31,6 @@ inline void* pointer(uintptr_t address) {
 struct PagingMemory;  // cuda_paging.cpp
 
 struct Gpu {
-  explicit Gpu(size_t unit) : pieces(unit) {}
   int device = 0;
   bool managed = false;  // concurrent managed access
   bool handles = false;  // virtual memory management
@@ -42,10 +41,10 @@ struct Gpu {
   cudaStream_t copy[2][kCopyStreams] = {};
   std::atomic<unsigned> next[2] = {};
   std::atomic<bool> lost{false};
-  std::atomic<bool> reset{false};  // lost, and the driver unmapped its allocations: made parts, holes and traps
-  PiecePool pieces;                // handles
-  CUdeviceptr window = 0;          // .. where they are mapped; fixed once made, under open_mutex
-  size_t window_size = 0;
+  std::atomic<bool> reset{false};        // lost, and the driver unmapped its allocations: made parts, holes and traps
+  PiecePools pieces;                     // handles
+  CUdeviceptr windows[kUnitSizes] = {};  // .. where they are mapped; fixed once made, under open_mutex
+  size_t window_size = 0;                // of each
   std::mutex mutex;
   char reason[300] = "";                              // protected by mutex
   std::vector<cudaStream_t> idle_streams;             // protected by mutex; nothing is queued on them
@@ -136,16 +135,17 @@ class CudaDevices final : public UnitDevices {
   core::Status notice(Gpu& g);
   core::Status reserve_addresses(Reservation& r);
   void release_addresses(Reservation& r);
-  core::Status make_window(Gpu& g);
-  core::Status make_piece(Gpu& g, uint32_t number, Piece* out);
-  void destroy_piece(const Piece& piece);
-  core::Status take_piece(Gpu& g, uint32_t* out);
+  core::Status make_window(Gpu& g, size_t size);
+  core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
+  void destroy_piece(size_t size, const Piece& piece);
+  core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
   core::Status migrate_handle(const Span& span, int to);
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
   core::Status make_zeros(Gpu& g);
   void free_paging(Gpu& g);
-  uintptr_t window_of(uintptr_t block);
+  // Where copies reach the byte, and how many behind it lie with it.
+  uintptr_t window_of(uintptr_t block, size_t* run);
   int find_uvm_file(uintptr_t address, size_t size);
 
   cuda::Driver driver_ = {};

@@ -3,7 +3,7 @@
 // 1, access 29, unmap 20, create 11, release 12 us a handle, whatever its size; none of them waits for kernels. What
 // the process has mapped at the same addresses stays as it is.
 //
-// The cost is per handle, so a handle is a whole unit (unit(), 2 to 32 MiB).
+// The cost is per handle, so a handle is a whole unit (of its range, 2 to 32 MiB).
 #include <errno.h>
 
 #include <algorithm>
@@ -54,7 +54,8 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   CUdeviceptr at = 0;
-  if (Status s = result(g, driver_.address_reserve(&at, r.size, unit_, 0, 0), "reserving addresses"); !s.ok()) return s;
+  if (Status s = result(g, driver_.address_reserve(&at, r.size, r.unit, 0, 0), "reserving addresses"); !s.ok())
+    return s;
   // The driver's mapping over them goes, and its reservation stays.
   r.base = at;
   r.body = pointer(at);
@@ -75,30 +76,32 @@ void CudaDevices::release_addresses(Reservation& r) {
   place_hole(r.base, r.size);
 }
 
-// Once a device: addresses for as many pieces as it has memory.
-Status CudaDevices::make_window(Gpu& g) {
+// Once a device and size: addresses for as many pieces as the device has memory.
+Status CudaDevices::make_window(Gpu& g, size_t size) {
   std::lock_guard lock(g.open_mutex);
-  if (g.window != 0) return {};
-  const size_t size = core::round_up(infos_[static_cast<size_t>(g.device)].total_bytes, unit_);
+  CUdeviceptr& window = g.windows[unit_class(size)];
+  if (window != 0) return {};
+  if (g.window_size == 0)
+    g.window_size = core::round_up(infos_[static_cast<size_t>(g.device)].total_bytes, kLargestUnit);
   Enter here(driver_, g.context);
   CUdeviceptr at = 0;
-  if (Status s = result(g, driver_.address_reserve(&at, size, unit_, 0, 0), "reserving a window"); !s.ok()) return s;
-  g.window_size = size;
-  g.window = at;
+  if (Status s = result(g, driver_.address_reserve(&at, g.window_size, size, 0, 0), "reserving a window"); !s.ok())
+    return s;
+  window = at;
   return {};
 }
 
-Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
-  if ((number + 1) * uint64_t{unit_} > g.window_size)
+Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out) {
+  if ((number + 1) * uint64_t{size} > g.window_size)
     return error(ENOMEM, "device %d has no addresses for another piece", g.device);
   Enter here(driver_, g.context);
   CUmemAllocationProp what = {};
   what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   what.location = place(g.device);
   CUmemGenericAllocationHandle handle = 0;
-  if (Status s = result(g, driver_.mem_create(&handle, unit_, &what, 0), "making a handle"); !s.ok()) return s;
-  const CUdeviceptr at = g.window + number * uint64_t{unit_};
-  Status s = result(g, driver_.mem_map(at, unit_, 0, handle, 0), "mapping a handle in the window");
+  if (Status s = result(g, driver_.mem_create(&handle, size, &what, 0), "making a handle"); !s.ok()) return s;
+  const CUdeviceptr at = g.windows[unit_class(size)] + number * uint64_t{size};
+  Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a handle in the window");
   if (s.ok()) {
     // For those that may copy from it, too.
     core::Few<CUmemAccessDesc, kMaxDevices> access;
@@ -108,8 +111,8 @@ Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
       if (info.links[d] != Link::self && info.links[d] != Link::none && gpus_[d]->opened.load())
         access.push_back(access_of(static_cast<int>(d)));
     }
-    s = result(g, driver_.mem_set_access(at, unit_, &access[0], access.size()), "giving access to the window");
-    if (!s.ok()) driver_.mem_unmap(at, unit_);
+    s = result(g, driver_.mem_set_access(at, size, &access[0], access.size()), "giving access to the window");
+    if (!s.ok()) driver_.mem_unmap(at, size);
   }
   if (!s.ok()) {
     driver_.mem_release(handle);
@@ -119,8 +122,8 @@ Status CudaDevices::make_piece(Gpu& g, uint32_t number, Piece* out) {
   return {};
 }
 
-void CudaDevices::destroy_piece(const Piece& piece) {
-  driver_.mem_unmap(piece.window, unit_);
+void CudaDevices::destroy_piece(size_t size, const Piece& piece) {
+  driver_.mem_unmap(piece.window, size);
   driver_.mem_release(piece.handle);
 }
 
@@ -129,13 +132,18 @@ Status CudaDevices::trim(int device, uint64_t keep) {
   if (Status s = usable(device); !s.ok() || shared()) return s;
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
-  g.pieces.trim(keep, [this](const Piece& piece) { destroy_piece(piece); });
+  g.pieces.trim(keep, [this](size_t size, const Piece& piece) { destroy_piece(size, piece); });
   return {};
 }
 
-Status CudaDevices::take_piece(Gpu& g, uint32_t* out) {
-  if (Status s = make_window(g); !s.ok()) return s;
-  return g.pieces.take({out, 1}, [&](uint32_t number, Piece* piece) { return make_piece(g, number, piece); });
+Status CudaDevices::take_piece(Gpu& g, size_t size, uint32_t* out) {
+  if (Status s = make_window(g, size); !s.ok()) return s;
+  return g.pieces.take(
+      size, out, [&](size_t bytes, uint32_t number, Piece* piece) { return make_piece(g, bytes, number, piece); },
+      [&](size_t bytes, const Piece& piece) {
+        Enter here(driver_, g.context);
+        destroy_piece(bytes, piece);
+      });
 }
 
 Status CudaDevices::body_back(const Span& span, int device) {
@@ -144,8 +152,8 @@ Status CudaDevices::body_back(const Span& span, int device) {
   if (Status s = notice(g); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
-    Status s = take_piece(g, &piece);
-    for (size_t k = 0; !s.ok() && k < i; ++k) g.pieces.give(span.unit(k).piece.load());
+    Status s = take_piece(g, span.unit_size(), &piece);
+    for (size_t k = 0; !s.ok() && k < i; ++k) g.pieces.of(span.unit_size()).give(span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
   }
@@ -153,7 +161,8 @@ Status CudaDevices::body_back(const Span& span, int device) {
 }
 
 void CudaDevices::body_unback(const Span& span) {
-  for (size_t i = 0; i < span.count; ++i) gpu(span.unit(i).device.load()).pieces.give(span.unit(i).piece.load());
+  for (size_t i = 0; i < span.count; ++i)
+    gpu(span.unit(i).device.load()).pieces.of(span.unit_size()).give(span.unit(i).piece.load());
 }
 
 Status CudaDevices::body_zero(const Span& span) {
@@ -163,8 +172,9 @@ Status CudaDevices::body_zero(const Span& span) {
     cudaStream_t stream = nullptr;
     if (Status s = take_stream(g, &stream); !s.ok()) return s;
     cudaError_t e = cudaSuccess;
+    PiecePool& pool = g.pieces.of(span.unit_size());
     for (; i < span.count && span.unit(i).device.load() == g.device && e == cudaSuccess; ++i)
-      e = cudaMemsetAsync(pointer(g.pieces.window(span.unit(i).piece.load())), 0, unit_, stream);
+      e = cudaMemsetAsync(pointer(pool.window(span.unit(i).piece.load())), 0, pool.size(), stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     Status s = result(g, e, "clearing a block");
     if (!g.lost.load()) give_stream(g, stream);
@@ -176,19 +186,20 @@ Status CudaDevices::body_zero(const Span& span) {
 Status CudaDevices::body_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
+  const size_t size = span.unit_size();
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    const CUdeviceptr at = span.address() + i * unit_;
+    const CUdeviceptr at = span.address() + i * size;
     const CUmemAccessDesc access = access_of(g.device);
-    Status s =
-        result(g, driver_.mem_map(at, unit_, 0, g.pieces.handle(span.unit(i).piece.load()), 0), "mapping a block");
+    const uint64_t handle = g.pieces.of(size).handle(span.unit(i).piece.load());
+    Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a block");
     if (s.ok()) {
-      s = result(g, driver_.mem_set_access(at, unit_, &access, 1), "giving access to a block");
+      s = result(g, driver_.mem_set_access(at, size, &access, 1), "giving access to a block");
       if (s.ok()) continue;
-      driver_.mem_unmap(at, unit_);
+      driver_.mem_unmap(at, size);
     }
-    for (size_t k = 0; k < i; ++k) driver_.mem_unmap(span.address() + k * unit_, unit_);
+    for (size_t k = 0; k < i; ++k) driver_.mem_unmap(span.address() + k * size, size);
     return s;
   }
   return {};
@@ -199,7 +210,8 @@ Status CudaDevices::body_hide(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    Status s = result(g, driver_.mem_unmap(span.address() + i * unit_, unit_), "unmapping a block");
+    Status s =
+        result(g, driver_.mem_unmap(span.address() + i * span.unit_size(), span.unit_size()), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
     if (i != 0 && !body_show({span.reservation, span.first, i}).ok())
       core::log(core::Level::error,
@@ -214,8 +226,9 @@ Status CudaDevices::migrate_handle(const Span& span, int to) {
   Gpu& source = gpu(unit.device.load());
   Gpu& target = gpu(to);
   if (Status s = health(source.device); !s.ok()) return s;
+  const size_t size = span.unit_size();
   uint32_t piece = 0;
-  if (Status s = take_piece(target, &piece); !s.ok()) return s;
+  if (Status s = take_piece(target, size, &piece); !s.ok()) return s;
   Status status;
   {
     Enter here(driver_, target.context);
@@ -223,26 +236,28 @@ Status CudaDevices::migrate_handle(const Span& span, int to) {
     status = take_stream(target, &stream);
     if (status.ok()) {
       cudaError_t e =
-          cudaMemcpyPeerAsync(pointer(target.pieces.window(piece)), to,
-                              pointer(source.pieces.window(unit.piece.load())), source.device, unit_, stream);
+          cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), to,
+                              pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
       if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
       status = result(target, e, "moving a block to another device");
       if (!target.lost.load()) give_stream(target, stream);
     }
   }
   if (!status.ok()) {
-    target.pieces.give(piece);
+    target.pieces.of(size).give(piece);
     return status;
   }
-  source.pieces.give(unit.piece.exchange(piece));
+  source.pieces.of(size).give(unit.piece.exchange(piece));
   return {};
 }
 
-uintptr_t CudaDevices::window_of(uintptr_t block) {
-  if (shared()) return block;
+uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {
   const ReservationPtr r = find(block);
+  *run = shared() ? r->base + r->size - block : r->unit - (block - r->base) % r->unit;
+  if (shared()) return block;
   const Unit& unit = r->units[r->index(block)];
-  return gpu(unit.device.load()).pieces.window(unit.piece.load()) + (block - r->base) % unit_;
+  PiecePool& pool = gpu(unit.device.load()).pieces.of(r->unit);
+  return pool.window(unit.piece.load()) + (block - r->base) % r->unit;
 }
 
 // The whole life of one unit: what the device tier stands on.

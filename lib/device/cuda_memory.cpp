@@ -39,12 +39,12 @@ Status CudaDevices::body_reserve(Reservation& r) {
   Timeline span("reserve");
   // Managed memory of 2 MiB and more comes aligned to it; nothing documents that, so the rare other case takes a unit
   // more than it needs.
-  for (const size_t more : {size_t{0}, unit_}) {
+  for (const size_t more : {size_t{0}, r.unit}) {
     void* p = nullptr;
     if (cudaError_t e = cudaMallocManaged(&p, r.size + more, cudaMemAttachGlobal); e != cudaSuccess)
       return result(g, e, "reserving managed address space");
     const auto start = reinterpret_cast<uintptr_t>(p);
-    r.base = core::round_up(start, unit_);
+    r.base = core::round_up(start, r.unit);
     if (r.base + r.size <= start + r.size + more) {
       r.body = p;
       r.body_size = r.size + more;

@@ -61,11 +61,12 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   cudaError_t e = cudaSuccess;
   for (const Copy& copy : copies)
     for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
-      void* const block = pointer(window_of(copy.block + offset));
+      size_t run = 0;
+      void* const block = pointer(window_of(copy.block + offset, &run));
       void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
       // To clear memory takes a kernel, and those that ask may have the whole device until their block has come.
       const bool copies_zeros = frame == nullptr && g.asking.load() != 0;
-      size = std::min(copy.size - offset, unit_ - (copy.block + offset) % unit_);
+      size = std::min(copy.size - offset, run);
       if (shared() || copies_zeros) size = std::min(size, kCopyPiece);
       e = copies_zeros       ? cudaMemcpyAsync(block, g.zeros.load(), size, cudaMemcpyHostToDevice, stream)
           : frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)

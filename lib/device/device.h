@@ -8,7 +8,7 @@
 //             addresses what map() puts there. Nobody is shut out, no CPU access parks, no mapping of the process
 //             changes. The bytes of a made unit are copied through a second place, which nobody else knows.
 //
-// A range's life where the view is shared, in units of unit() bytes ("made" = device memory stands behind it):
+// A range's life where the view is shared, in its units ("made" = device memory stands behind it):
 //
 //   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
 //                ^                                                 │ hold(Access::read or none), copy_out, wait
@@ -49,6 +49,7 @@
 // ours any more, and calls that would change them answer -EIO (release(), settle(): ok, and leave them alone).
 #pragma once
 
+#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,10 @@ namespace vmem::device {
 
 inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a body, bytes
 inline constexpr size_t kLargestUnit = core::kMaxBlock;  // .. and the largest, bytes
+inline constexpr size_t kUnitSizes = std::countr_zero(kLargestUnit / kUnit) + 1;
+constexpr size_t unit_class(size_t unit) {
+  return static_cast<size_t>(std::countr_zero(unit / kUnit));
+}
 inline constexpr unsigned kMaxDevices = 64;
 inline constexpr size_t kMostRanges = 64;  // named in one call, ranges or copies; more: -EINVAL
 inline constexpr int kHost = -1;           // a location of advise()
@@ -123,9 +128,10 @@ class Devices {
   virtual ~Devices() = default;          // every range released, every ticket gone
   virtual const char* name() const = 0;  // of the body, as setting device has it
   virtual CpuView cpu_view() const { return CpuView::shared; }
-  // Ranges are multiples of it, and aligned to it; bytes, a power of two, kUnit where the view is shared. The driver's
-  // cost is per unit where it is separate, whatever the unit's size.
+  // Of a range that is reserved without a word about it; bytes, a power of two from kUnit to largest_unit(), which is
+  // kUnit where the view is shared. The driver's cost is per unit where it is separate, whatever the unit's size.
   virtual size_t unit() const { return kUnit; }
+  virtual size_t largest_unit() const { return kUnit; }
   virtual int count() const = 0;
   // Read once, valid as long as this. device < count().
   virtual const Info& info(int device) const = 0;
@@ -134,9 +140,11 @@ class Devices {
   // Ok, or -EIO with the reason. Notices a reset; a sticky error is noticed by whichever call meets it first.
   virtual core::Status health(int device) = 0;
 
-  // One range: `size` bytes of address space, aligned to unit(), all of it holes (PROT_NONE, not inherited by
-  // fork, settled), ready for trap.attach_at(). `device` is where it is born; parts may be made on any.
-  virtual core::Status reserve(size_t size, int device, void** base) = 0;
+  // One range: `size` bytes of address space in units of `unit` bytes, of which it is a multiple and to which it is
+  // aligned, all of it holes (PROT_NONE, not inherited by fork, settled), ready for trap.attach_at(). `device` is where
+  // it is born; parts may be made on any.
+  virtual core::Status reserve(size_t size, size_t unit, int device, void** base) = 0;
+  core::Status reserve(size_t size, int device, void** base) { return reserve(size, unit(), device, base); }
   // Frees it with whatever is in it: made units, holes, traps. No copy may be in flight, no trap attached. Afterwards
   // the addresses belong to nobody; parked threads get their SIGSEGV. Blocks: CUDA waits for work under way.
   virtual core::Status release(void* base) = 0;

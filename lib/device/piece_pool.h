@@ -1,9 +1,11 @@
-// Physical memory of one device in pieces of one size. A piece is mapped for life in a window, through which it is
-// copied; what block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the
-// next one, since to make one takes as long as to map it ten times. Thread-safe; `mutex_` is a leaf but for the body's
-// make and destroy, which are called under it, one at a time.
+// Physical memory of one device in pieces. A piece is mapped for life in a window, through which it is copied; what
+// block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the next one,
+// since to make one takes as long as to map it ten times; where another size needs the memory they go. Thread-safe;
+// `mutex_` is a leaf but for the body's make and destroy, which are called under it, one at a time.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -23,12 +25,14 @@ struct Piece {
   uintptr_t window = 0;  // 0: no memory
 };
 
+// Those of one size.
 class PiecePool {
  public:
   using Make = std::function<core::Status(uint32_t number, Piece* out)>;
   using Destroy = std::function<void(const Piece& piece)>;
 
   explicit PiecePool(size_t piece_size) : size_(piece_size) {}  // bytes
+  size_t size() const { return size_; }
   // All or none.
   core::Status take(std::span<uint32_t> out, const Make& make) try {
     std::lock_guard lock(mutex_);
@@ -68,16 +72,18 @@ class PiecePool {
     std::lock_guard lock(mutex_);
     return (pieces_.size() - empty_.size()) * size_;
   }
-  // Those that nobody has go, as long as there are more than `keep` bytes of pieces in all.
-  void trim(uint64_t keep, const Destroy& destroy) {
+  // As many of those that nobody has as make up `bytes`, if there are so many. How much that was.
+  uint64_t trim(uint64_t bytes, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
-    while (!idle_.empty() && (pieces_.size() - empty_.size()) * size_ > keep) {
+    uint64_t gone = 0;
+    for (; !idle_.empty() && gone < bytes; gone += size_) {
       const uint32_t number = idle_.back();
       idle_.pop_back();
       destroy(pieces_[number]);
       pieces_[number] = {};
       empty_.push_back(number);
     }
+    return gone;
   }
 
  private:
@@ -105,6 +111,52 @@ class PiecePool {
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // .. nobody has them; room for all
   std::vector<uint32_t> empty_;  // .. numbers without memory; room for all
+};
+
+// Those of every size a unit may have, numbered for each size.
+//
+//   a piece is made when no piece of its size is idle, and then idle ones of other sizes go first, as many as it is
+//   large: in all there are never more bytes than units had at some time
+class PiecePools {
+ public:
+  using Make = std::function<core::Status(size_t size, uint32_t number, Piece* out)>;
+  using Destroy = std::function<void(size_t size, const Piece& piece)>;
+
+  PiecePool& of(size_t size) { return pools_[unit_class(size)]; }
+  core::Status take(size_t size, uint32_t* out, const Make& make, const Destroy& destroy) {
+    PiecePool& own = of(size);
+    if (own.idle_bytes() == 0) shrink(size, &own, destroy);
+    return own.take({out, 1}, [&](uint32_t number, Piece* piece) { return make(size, number, piece); });
+  }
+  uint64_t idle_bytes() const {
+    uint64_t sum = 0;
+    for (const PiecePool& pool : pools_) sum += pool.idle_bytes();
+    return sum;
+  }
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const PiecePool& pool : pools_) sum += pool.bytes();
+    return sum;
+  }
+  // Those that nobody has go, as long as there are more than `keep` bytes of pieces in all.
+  void trim(uint64_t keep, const Destroy& destroy) {
+    const uint64_t all = bytes();
+    if (all > keep) shrink(all - keep, nullptr, destroy);
+  }
+
+ private:
+  void shrink(uint64_t bytes, const PiecePool* but, const Destroy& destroy) {
+    for (PiecePool& pool : pools_) {
+      if (bytes == 0) return;
+      if (&pool == but) continue;
+      const uint64_t gone = pool.trim(bytes, [&](const Piece& piece) { destroy(pool.size(), piece); });
+      bytes -= std::min(bytes, gone);
+    }
+  }
+
+  std::array<PiecePool, kUnitSizes> pools_{PiecePool(kUnit), PiecePool(2 * kUnit), PiecePool(4 * kUnit),
+                                           PiecePool(8 * kUnit), PiecePool(16 * kUnit)};
+  static_assert(kUnitSizes == 5);
 };
 
 }  // namespace vmem::device

@@ -28,15 +28,13 @@ std::atomic<SimDevices*> current{nullptr};
 constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
 }  // namespace
 
-SimDevices::Device::Device(size_t unit) : pieces(unit) {}
-
 SimDevices::SimDevices(const SimOptions& options)
     : UnitDevices(options.handles ? CpuView::separate : CpuView::shared, options.unit), options_(options) {
   for (int d = 0; d < options.devices; ++d) {
     Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
     for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
     infos_.push_back(std::move(info));
-    auto device = std::make_unique<Device>(unit_);
+    auto device = std::make_unique<Device>();
     device->default_stream = std::make_unique<Stream>(d);
     for (auto& streams : device->copy_streams)
       for (int i = 0; i < 2; ++i) streams.push_back(std::make_unique<Stream>(d));
@@ -51,7 +49,7 @@ Status SimDevices::start() {
   if (shared()) {
     s = park::install();
   } else {
-    const size_t all = infos_.size() * options_.memory_bytes;
+    const size_t all = kUnitSizes * infos_.size() * options_.memory_bytes;  // each size has its own part
     void* window = MAP_FAILED;
     if (ftruncate(memfd_, static_cast<off_t>(all)) == 0)
       window = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd_, 0);
@@ -184,7 +182,7 @@ Status SimDevices::address_space(Reservation& r) {
     r.base = reinterpret_cast<uintptr_t>(options_.space) + placed_.fetch_add(r.size);
     return {};
   }
-  const size_t span = r.size + unit_;
+  const size_t span = r.size + r.unit;
   void* space = mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (space == MAP_FAILED) return core::system_error(errno, "no address space for a range of %zu bytes", r.size);
   const uintptr_t start = reinterpret_cast<uintptr_t>(space);
@@ -289,9 +287,10 @@ std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* r
     return view(r, address);
   }
   const Unit& unit = r.units[r.index(address)];
-  const size_t inside = (address - r.base) % unit_;
-  *run = unit_ - inside;
-  return reinterpret_cast<std::byte*>(devices_[unit.device.load()]->pieces.window(unit.piece.load())) + inside;
+  const size_t inside = (address - r.base) % r.unit;
+  *run = r.unit - inside;
+  PiecePool& pool = devices_[unit.device.load()]->pieces.of(r.unit);
+  return reinterpret_cast<std::byte*>(pool.window(unit.piece.load())) + inside;
 }
 
 void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
@@ -311,7 +310,7 @@ Status SimDevices::body_before_punch(const Span& span) {
   if (Status s = run_hook(SimOp::punch, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
-      std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * unit_);
+      std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * span.unit_size());
       violation(what);
       return Status(EBUSY, what);
     }
@@ -322,20 +321,21 @@ Status SimDevices::body_migrate(const Span& span, int to) {
   if (Status s = run_hook(SimOp::migrate, to, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0)
-      violation(strprintf("unit at %#zx moved to device %d while it is being copied", span.address() + i * unit_, to));
+      violation(strprintf("unit at %#zx moved to device %d while it is being copied",
+                          span.address() + i * span.unit_size(), to));
   if (used(to) > options_.memory_bytes) violation(strprintf("device %d oversubscribed by a move", to));
   if (shared()) return health(to);
   if (Status s = health(to); !s.ok()) return s;
   // One unit, which is not mapped.
   Unit& unit = span.unit(0);
   if (Status s = health(unit.device.load()); !s.ok()) return s;
-  PiecePool& pool = devices_[static_cast<size_t>(to)]->pieces;
+  const size_t size = span.unit_size();
   uint32_t piece = 0;
-  if (Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(to, n, out); }); !s.ok())
-    return s;
+  if (Status s = take_piece(to, size, &piece); !s.ok()) return s;
   size_t run = 0;
-  std::memcpy(reinterpret_cast<void*>(pool.window(piece)), window(*span.reservation, span.address(), &run), unit_);
-  devices_[unit.device.load()]->pieces.give(unit.piece.exchange(piece));
+  std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(to)]->pieces.of(size).window(piece)),
+              window(*span.reservation, span.address(), &run), size);
+  devices_[unit.device.load()]->pieces.of(size).give(unit.piece.exchange(piece));
   return {};
 }
 

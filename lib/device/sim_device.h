@@ -33,7 +33,7 @@ struct SimOptions {
   // (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
   bool handles = false;  // CpuView::separate
-  size_t unit = kUnit;   // .. in units of so many bytes, to kLargestUnit
+  size_t unit = kUnit;   // of ranges that are reserved without a word about it; handles: to kLargestUnit
   // Ranges are taken from here on, side by side: address space that the maker has reserved, enough for all of them.
   std::byte* space = nullptr;
 };
@@ -177,13 +177,12 @@ class SimDevices final : public UnitDevices {
   struct Stream;
   struct SimEvent;
   struct Device {
-    explicit Device(size_t unit);
     bool lost = false;   // protected by mutex_
     std::string reason;  // protected by mutex_
     std::unique_ptr<Stream> default_stream;
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
     std::atomic<unsigned> next[2] = {};
-    PiecePool pieces;
+    PiecePools pieces;
     const std::shared_ptr<SimWork> work = std::make_shared<SimWork>();
   };
   Stream* stream_of(void* stream, int device_if_null);
@@ -196,7 +195,9 @@ class SimDevices final : public UnitDevices {
   std::byte* view(const Reservation& r, uintptr_t address) const;
   core::Status address_space(Reservation& r);
   core::Status reserve_pages(Reservation& r);
-  core::Status make_piece(int device, uint32_t number, Piece* out);
+  core::Status make_piece(int device, size_t size, uint32_t number, Piece* out);
+  core::Status take_piece(int device, size_t size, uint32_t* out);
+  void destroy_piece(size_t size, const Piece& piece);
   core::Status oversubscribed(int device);
   // Where copies reach the byte, and how many behind it lie with it.
   std::byte* window(const Reservation& r, uintptr_t address, size_t* run) const;

@@ -15,22 +15,34 @@ namespace vmem::device {
 using core::error;
 using core::Status;
 
-Status SimDevices::make_piece(int device, uint32_t number, Piece* out) {
-  const uint64_t at = static_cast<uint64_t>(device) * options_.memory_bytes + number * uint64_t{unit_};
-  if ((number + 1) * uint64_t{unit_} > options_.memory_bytes)
+Status SimDevices::make_piece(int device, size_t size, uint32_t number, Piece* out) {
+  const uint64_t part = unit_class(size) * devices_.size() + static_cast<uint64_t>(device);
+  const uint64_t at = part * options_.memory_bytes + number * uint64_t{size};
+  if ((number + 1) * uint64_t{size} > options_.memory_bytes)
     return error(ENOMEM, "device %d has no memory for another piece", device);
   *out = {at, reinterpret_cast<uintptr_t>(window_ + at)};
   return {};
+}
+
+Status SimDevices::take_piece(int device, size_t size, uint32_t* out) {
+  return devices_[static_cast<size_t>(device)]->pieces.take(
+      size, out, [&](size_t bytes, uint32_t n, Piece* piece) { return make_piece(device, bytes, n, piece); },
+      [&](size_t bytes, const Piece& piece) { destroy_piece(bytes, piece); });
+}
+
+void SimDevices::destroy_piece(size_t size, const Piece& piece) {
+  fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle),
+            static_cast<off_t>(size));
 }
 
 Status SimDevices::body_back(const Span& span, int device) {
   if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
   if (Status s = health(device); !s.ok()) return s;
-  PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces;
+  PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces.of(span.unit_size());
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
-    Status s = pool.take({&piece, 1}, [&](uint32_t n, Piece* out) { return make_piece(device, n, out); });
+    Status s = take_piece(device, span.unit_size(), &piece);
     for (size_t k = 0; !s.ok() && k < i; ++k) pool.give(span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
@@ -40,29 +52,31 @@ Status SimDevices::body_back(const Span& span, int device) {
 
 void SimDevices::body_unback(const Span& span) {
   run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
-  for (size_t i = 0; i < span.count; ++i) devices_[span.unit(i).device.load()]->pieces.give(span.unit(i).piece.load());
+  for (size_t i = 0; i < span.count; ++i)
+    devices_[span.unit(i).device.load()]->pieces.of(span.unit_size()).give(span.unit(i).piece.load());
 }
 
 Status SimDevices::body_zero(const Span& span) {
-  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += unit_) {
+  for (uintptr_t at = span.address(); at < span.address() + span.size(); at += span.unit_size()) {
     size_t run = 0;
     std::byte* const bytes = window(*span.reservation, at, &run);
-    memset(bytes, 0, unit_);
+    memset(bytes, 0, span.unit_size());
   }
   return {};
 }
 
 Status SimDevices::body_show(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
+  const size_t unit = span.unit_size();
   for (size_t i = 0; i < span.count; ++i) {
-    const uintptr_t at = span.address() + i * unit_;
+    const uintptr_t at = span.address() + i * unit;
     size_t run = 0;
     const auto offset = static_cast<uint64_t>(window(*span.reservation, at, &run) - window_);
-    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), unit_,
+    const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, at)), unit,
                                   PROT_READ | PROT_WRITE, MAP_SHARED, memfd_, offset);
     if (rc == 0) continue;
     for (size_t k = 0; k < i; ++k)
-      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * unit_)), unit_,
+      core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address() + k * unit)), unit,
                      PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
   }
@@ -83,9 +97,8 @@ Status SimDevices::body_hide(const Span& span) {
 Status SimDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
   if (Status s = usable(device); !s.ok() || shared()) return s;
-  devices_[static_cast<size_t>(device)]->pieces.trim(keep, [&](const Piece& piece) {
-    fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle), unit_);
-  });
+  devices_[static_cast<size_t>(device)]->pieces.trim(
+      keep, [&](size_t size, const Piece& piece) { destroy_piece(size, piece); });
   return {};
 }
 

@@ -80,30 +80,33 @@ Status UnitDevices::memory(int device, Memory* out) {
   return {};
 }
 
-Status UnitDevices::reserve(size_t size, int device, void** base) {
+Status UnitDevices::reserve(size_t size, size_t unit, int device, void** base) {
   core::must_be_outside("Devices::reserve");
-  if (size == 0 || size % unit_ != 0 || size > size_t{1} << 46)
+  if (!core::is_power_of_two(unit) || unit < kUnit || unit > largest_unit())
+    return error(EINVAL, "a managed range in units of %#zx bytes: they are a power of two from 2 to %zu MiB", unit,
+                 largest_unit() >> 20);
+  if (size == 0 || size % unit != 0 || size > size_t{1} << 46)
     return error(EINVAL, "a managed range of %#zx bytes: the size must be a multiple of %zu MiB, at most 64 TiB", size,
-                 unit_ >> 20);
+                 unit >> 20);
   if (Status s = usable(device); !s.ok()) return s;
   try {
-    return make_range(size, device, base);
+    return make_range(size, unit, device, base);
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory to know a managed range of %#zx bytes by", size);
   }
 }
 
-Status UnitDevices::make_range(size_t size, int device, void** base) {
+Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base) {
   auto r = std::make_shared<Reservation>();
   std::map<uintptr_t, ReservationPtr> alone;  // what the registry needs later is had now
   alone.emplace(0, r);
   auto node = alone.extract(alone.begin());
-  void* units = mmap(nullptr, size / unit_ * sizeof(Unit), PROT_READ | PROT_WRITE,
+  void* units = mmap(nullptr, size / unit * sizeof(Unit), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (units == MAP_FAILED) return core::system_error(errno, "no memory for the state of %zu units", size / unit_);
+  if (units == MAP_FAILED) return core::system_error(errno, "no memory for the state of %zu units", size / unit);
   r->units = static_cast<Unit*>(units);
   r->size = size;
-  r->unit = unit_;
+  r->unit = unit;
   r->device = device;
   if (Status s = body_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
@@ -139,7 +142,7 @@ Status UnitDevices::release(void* base) {
   size_t made = r->made.load();
   for (size_t i = 0; made != 0; ++i) {
     if (!is_made(r->units[i].state)) continue;
-    used_[r->units[i].device].fetch_sub(unit_, std::memory_order_relaxed);
+    used_[r->units[i].device].fetch_sub(r->unit, std::memory_order_relaxed);
     --made;
   }
   return {};
@@ -154,19 +157,19 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
   std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
   uintptr_t end = 0;
   for (const Range& range : sorted) {
-    if (range.size == 0 || range.address % unit_ != 0 || range.size % unit_ != 0)
-      return error(EINVAL, "%s of %#zx bytes at %#zx: address and size must be multiples of %zu MiB", what, range.size,
-                   range.address, unit_ >> 20);
     ReservationPtr r = find(range.address);
     if (r == nullptr || range.size > r->base + r->size - range.address)
       return error(EINVAL, "%s of %#zx bytes at %#zx: not inside one managed range of libvmem", what, range.size,
                    range.address);
+    if (range.size == 0 || range.address % r->unit != 0 || range.size % r->unit != 0)
+      return error(EINVAL, "%s of %#zx bytes at %#zx: address and size must be multiples of %zu MiB", what, range.size,
+                   range.address, r->unit >> 20);
     if (range.address < end) return error(EINVAL, "%s: %#zx is named twice in one call", what, range.address);
-    Span span{r.get(), r->index(range.address), range.size / unit_};
+    Span span{r.get(), r->index(range.address), range.size / r->unit};
     for (size_t i = 0; i < span.count; ++i) {
       const UnitState state = span.unit(i).state.load();
       if ((bit(state) & allowed_states) == 0)
-        return error(EINVAL, "%s at %#zx: the unit is %s", what, span.address() + i * unit_, unit_state_name(state));
+        return error(EINVAL, "%s at %#zx: the unit is %s", what, span.address() + i * r->unit, unit_state_name(state));
     }
     if (!out->list.empty() && out->list.back().reservation == r.get() && end == range.address)
       out->list.back().count += span.count;
@@ -225,7 +228,7 @@ void UnitDevices::unmake(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     Unit& unit = span.unit(i);
     if (!is_made(unit.state.exchange(UnitState::punched))) continue;
-    used_[unit.device.load()].fetch_sub(unit_, std::memory_order_relaxed);
+    used_[unit.device.load()].fetch_sub(span.unit_size(), std::memory_order_relaxed);
     span.reservation->made.fetch_sub(1, std::memory_order_relaxed);
   }
 }
@@ -272,7 +275,7 @@ void UnitDevices::unback(const Span& span) {
   core::step("device.punch");
   body_unback(span);
   for (size_t i = 0; i < span.count; ++i) {
-    used_[span.unit(i).device.load()].fetch_sub(unit_, std::memory_order_relaxed);
+    used_[span.unit(i).device.load()].fetch_sub(span.unit_size(), std::memory_order_relaxed);
     span.unit(i).state.store(UnitState::hole);
   }
   span.reservation->made.fetch_sub(span.count, std::memory_order_relaxed);
@@ -350,9 +353,9 @@ Status UnitDevices::check_copies(const char* what, int device, std::span<const C
     for (size_t i = r->index(copy.block); i <= r->index(copy.block + copy.size - 1); ++i) {
       const UnitState state = r->units[i].state.load();
       if ((bit(state) & allowed_states) == 0)
-        return error(EINVAL, "%s at %#zx: the unit is %s", what, r->base + i * unit_, unit_state_name(state));
+        return error(EINVAL, "%s at %#zx: the unit is %s", what, r->base + i * r->unit, unit_state_name(state));
       if (r->units[i].device.load() != device)
-        return error(EINVAL, "%s at %#zx: the unit is on device %d, not %d", what, r->base + i * unit_,
+        return error(EINVAL, "%s at %#zx: the unit is on device %d, not %d", what, r->base + i * r->unit,
                      r->units[i].device.load(), device);
     }
     const auto frame = reinterpret_cast<uintptr_t>(copy.frame);
@@ -379,8 +382,8 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
     for (const Copy& copy : copies) {
       const ReservationPtr r = find(copy.block);
       for (size_t i = r->index(copy.block); i <= r->index(copy.block + copy.size - 1); ++i) {
-        const uintptr_t at = r->base + i * unit_;
-        const bool whole = copy.block <= at && copy.block + copy.size >= at + unit_;
+        const uintptr_t at = r->base + i * r->unit;
+        const bool whole = copy.block <= at && copy.block + copy.size >= at + r->unit;
         if (Status s = visit(Span{r.get(), i, 1}, whole); !s.ok()) return s;
       }
     }
@@ -455,7 +458,7 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
       if (Status s = protect(span.address(), span.size(), loads ? PROT_READ : PROT_NONE); !s.ok()) {
         for (size_t k = 0; k < n; ++k) {
           const UnitState state = span.unit(k).state.load();
-          park::set(span.address() + k * unit_, unit_,
+          park::set(span.address() + k * span.unit_size(), span.unit_size(),
                     state == UnitState::shut   ? park::Gate::shut
                     : state == UnitState::held ? park::Gate::writers
                                                : park::Gate::open);
@@ -504,7 +507,7 @@ Status UnitDevices::migrate_piece(const Span& unit, int to) {
   const bool mapped = unit.unit(0).state.load() == UnitState::open;
   const int from = unit.unit(0).device.load();
   if (from == to) {
-    used_[to].fetch_sub(unit_, std::memory_order_relaxed);
+    used_[to].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
     return {};
   }
   if (Status s = mapped ? body_hide(unit) : Status(); !s.ok()) return s;
@@ -513,14 +516,14 @@ Status UnitDevices::migrate_piece(const Span& unit, int to) {
     unit.unit(0).device.store(static_cast<uint8_t>(to));
     if (mapped) status = body_show(unit);
     if (status.ok()) {
-      used_[from].fetch_sub(unit_, std::memory_order_relaxed);
+      used_[from].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
       return {};
     }
     if (Status s = body_migrate(unit, from); !s.ok()) {
       // Its bytes are on the other device, where no kernel finds them before the next map().
       mark(unit, UnitState::shut);
-      used_[from].fetch_sub(unit_, std::memory_order_relaxed);
-      used_[to].fetch_add(unit_, std::memory_order_relaxed);
+      used_[from].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
+      used_[to].fetch_add(unit.unit_size(), std::memory_order_relaxed);
       return status;
     }
     unit.unit(0).device.store(static_cast<uint8_t>(from));
@@ -542,7 +545,7 @@ Status UnitDevices::migrate(std::span<const Range> ranges, int to) {
       for (size_t i = 0; i < span.count; ++i) {
         Status s = migrate_piece({span.reservation, span.first + i, 1}, to);
         if (s.ok()) continue;
-        used_[to].fetch_sub((span.count - i) * unit_, std::memory_order_relaxed);
+        used_[to].fetch_sub((span.count - i) * span.unit_size(), std::memory_order_relaxed);
         return s;
       }
       continue;
@@ -552,7 +555,8 @@ Status UnitDevices::migrate(std::span<const Range> ranges, int to) {
       return s;
     }
     for (size_t i = 0; i < span.count; ++i)
-      used_[span.unit(i).device.exchange(static_cast<uint8_t>(to))].fetch_sub(unit_, std::memory_order_relaxed);
+      used_[span.unit(i).device.exchange(static_cast<uint8_t>(to))].fetch_sub(span.unit_size(),
+                                                                              std::memory_order_relaxed);
   }
   return {};
 }
@@ -587,7 +591,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
     size_t n = 0;
     while (i + n < span.count && is_made(span.unit(i + n).state.load())) ++n;
     if (n != 0) {
-      const Range made{span.address() + i * unit_, n * unit_};
+      const Range made{span.address() + i * span.unit_size(), n * span.unit_size()};
       if (Status s = body_advise(made, advice, location, set); !s.ok()) return s;
     }
     i += n + 1;
@@ -600,7 +604,7 @@ Status UnitDevices::apply_advice(const Span& span) {
     const uint8_t id = span.unit(i).advice.load();
     size_t n = 1;
     while (i + n < span.count && span.unit(i + n).advice.load() == id) ++n;
-    const Range range{span.address() + i * unit_, n * unit_};
+    const Range range{span.address() + i * span.unit_size(), n * span.unit_size()};
     i += n;
     if (id == 0) continue;
     AdviceSet set;
@@ -628,7 +632,8 @@ Status UnitDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   for (size_t i = 0; i < span.count; ++i) {
     if (!is_made(span.unit(i).state.load())) continue;
     uint64_t pages = 0;
-    if (Status s = mapped_pages(span.address() + i * unit_, unit_, false, &pages); !s.ok()) return s;
+    if (Status s = mapped_pages(span.address() + i * span.unit_size(), span.unit_size(), false, &pages); !s.ok())
+      return s;
     *bytes += pages * core::kPage;
   }
   return {};

@@ -60,10 +60,12 @@ class UnitDevices : public Devices {
  public:
   CpuView cpu_view() const final { return view_; }
   size_t unit() const final { return unit_; }
+  size_t largest_unit() const final { return shared() ? kUnit : kLargestUnit; }
   int count() const final { return static_cast<int>(infos_.size()); }
   const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
   core::Status memory(int device, Memory* out) final;
-  core::Status reserve(size_t size, int device, void** base) final;
+  using Devices::reserve;
+  core::Status reserve(size_t size, size_t unit, int device, void** base) final;
   core::Status release(void* base) final;
   core::Status prepare(std::span<const Range> ranges, int device, bool* torn) final;
   core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) final;
@@ -90,6 +92,7 @@ class UnitDevices : public Devices {
     size_t first = 0, count = 0;
     uintptr_t address() const { return reservation->base + first * reservation->unit; }
     size_t size() const { return count * reservation->unit; }
+    size_t unit_size() const { return reservation->unit; }  // bytes
     Unit& unit(size_t i) const { return reservation->units[first + i]; }
   };
   enum class Direction : uint8_t { in, out };
@@ -140,7 +143,7 @@ class UnitDevices : public Devices {
   bool shared() const { return view_ == CpuView::shared; }
 
   const CpuView view_;
-  const size_t unit_;        // bytes
+  const size_t unit_;        // bytes; of ranges that are reserved without a word about it
   std::vector<Info> infos_;  // filled by the body's constructor
 
  private:
@@ -160,7 +163,7 @@ class UnitDevices : public Devices {
   core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                             bool zeros, Spans* keep);
   core::Status present(const Spans& spans);
-  core::Status make_range(size_t size, int device, void** base);
+  core::Status make_range(size_t size, size_t unit, int device, void** base);
   core::Status make(const Span& span, int device);
   core::Status back(const Span& span, int device);
   void unback(const Span& span);

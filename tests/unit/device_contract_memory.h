@@ -356,4 +356,65 @@ TEST_P(DeviceContract, MemoryThatNoBlockHasIsFreeAndGoesBackWhenAsked) {
   EXPECT_EQ(kernel_sum(base, 16 * words_), 0u);
 }
 
+TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
+  void* p = nullptr;
+  VMEM_REFUSED(EINVAL, d_->reserve(2 * d_->largest_unit(), 2 * d_->largest_unit(), 0, &p));
+  VMEM_REFUSED(EINVAL, d_->reserve(3 * kUnit, 3 * kUnit, 0, &p));
+  if (shared()) GTEST_SKIP() << "there is one size";
+  const size_t big = 4 * unit_;
+  uint64_t* small = reserve(16);
+  VMEM_OK(d_->reserve(4 * big, big, 0, &p));
+  ranges_.push_back(p);
+  auto* base = static_cast<uint64_t*>(p);
+  EXPECT_EQ(at(base) % big, 0u);
+  VMEM_REFUSED(EINVAL, prepare({{at(base), unit_}}));
+  VMEM_REFUSED(EINVAL, prepare({{at(base) + unit_, big}}));
+  bring(small, 0, 1);
+  VMEM_OK(prepare({{at(base), big}, {at(base) + 2 * big, big}}));
+  EXPECT_EQ(used(), unit_ + 2 * big);
+  // Over a border of what would be units of the other size, and to the end of one.
+  for (size_t f = 0; f < 4; ++f) fill_frame(f, 1 + f * words_);
+  const Copy copies[] = {{at(base), frame(0), big}, {at(base) + 2 * big + unit_, frame(1), 3 * unit_}};
+  Ticket done;
+  VMEM_OK(d_->copy_in(0, copies, &done));
+  VMEM_OK(d_->wait(done));
+  VMEM_OK(d_->map(std::vector<Range>{{at(base), big}, {at(base) + 2 * big, big}}));
+  EXPECT_EQ(kernel_sum(base, 4 * words_), sum_of(1, 4 * words_));
+  EXPECT_EQ(kernel_sum(base + 8 * words_, 4 * words_), sum_of(1 + words_, 3 * words_)) << "its beginning is zeros";
+  EXPECT_EQ(kernel_sum(small, words_), sum_of(1));
+  Copy back{at(base) + 2 * big, frame(8), big};
+  VMEM_OK(d_->copy_out(0, std::span(&back, 1), &done));
+  VMEM_OK(d_->wait(done));
+  EXPECT_EQ(frame(8)[words_ - 1], 0u);
+  EXPECT_EQ(frame(9)[0], 1 + words_);
+  EXPECT_EQ(frame(11)[words_ - 1], 4 * words_);
+}
+
+TEST_P(DeviceContract, WhatIsKeptOfOneSizeGoesWhereAnotherNeedsIt) {
+  if (shared()) GTEST_SKIP() << "nothing is kept";
+  const size_t big = 4 * unit_;
+  uint64_t* small = reserve(16);
+  void* base = nullptr;
+  VMEM_OK(d_->reserve(4 * big, big, 0, &base));
+  ranges_.push_back(base);
+  make(small, 0, 16);
+  for (size_t u = 0; u < 16; ++u) drop(small, u);
+  Memory memory{};
+  VMEM_OK(d_->memory(0, &memory));
+  EXPECT_EQ(memory.kept, 16 * unit_);
+  VMEM_OK(prepare({{at(base), 3 * big}}));
+  VMEM_OK(d_->memory(0, &memory));
+  EXPECT_EQ(memory.used, 3 * big);
+  EXPECT_EQ(memory.kept, 4 * unit_) << "as much as the others needed has gone";
+  VMEM_OK(d_->punch(std::vector<Range>{{at(base), 3 * big}}));
+  make(small, 0, 8);
+  VMEM_OK(d_->memory(0, &memory));
+  EXPECT_EQ(memory.used, 8 * unit_);
+  EXPECT_LE(memory.used + memory.kept, 16 * unit_) << "there is no more of both than there was of one";
+  VMEM_OK(d_->trim(0, 10 * unit_));
+  VMEM_OK(d_->memory(0, &memory));
+  EXPECT_LE(memory.used + memory.kept, 10 * unit_);
+  EXPECT_EQ(kernel_sum(small, 8 * words_), 0u);
+}
+
 }  // namespace vmem::device::testing
