@@ -17,6 +17,7 @@
 #include "api/memory_limit.h"
 #include "api/published.h"
 #include "api/seams.h"
+#include "core/at_exit.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/thread.h"
@@ -51,7 +52,6 @@ Status shutting_down() {
 
 // Set once: the runtime outlives everything, so that threads and destructors may use regions to the end.
 std::atomic<Runtime*> made{nullptr};
-std::atomic<bool> exiting{false};
 constinit thread_local unsigned calls = 0;  // of this thread, that have not returned
 
 // On a thread that may hold locks of ours. Inside the log's sink, also on the log's own thread, none is held.
@@ -61,14 +61,8 @@ bool holds_locks() {
 
 void at_exit() {
   if (forked.load()) return;
-  exiting.store(true);
   made.load()->finish();
   core::deliver_log_at_exit(holds_locks());
-}
-
-// Once more when all static objects of the program are gone: what their destructors stored reaches shared files too.
-__attribute__((destructor(101))) void after_destructors() {
-  if (made.load() != nullptr) at_exit();
 }
 
 unsigned by_cpus() {
@@ -198,7 +192,7 @@ Runtime::Runtime() {
     publish::Publisher::after_fork_in_child();
   });
   made.store(this);
-  std::atexit(at_exit);
+  core::set_exit_work(at_exit);
 }
 
 Runtime& Runtime::get() {
@@ -257,7 +251,7 @@ Runtime::Call::~Call() {
 }
 
 bool Runtime::Call::refused() const {
-  if (!exiting.load(std::memory_order_relaxed)) return false;
+  if (!core::exiting()) return false;
   return calls > 1 || (core::on_library_thread() && !core::in_log_sink());
 }
 

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "core/at_exit.h"
 #include "core/big_lock.h"
 #include "core/log.h"
 #include "device/cuda_devices.h"
@@ -183,6 +184,7 @@ Status CudaDevices::open_gpu(Gpu& g) {
     driver_.primary_release(g.device);  // may destroy the context: this thread has left it
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
   }
+  core::do_exit_work_before_this();  // the context goes at exit, with all that only the device has
   g.opened.store(true, std::memory_order_release);
   return {};
 }
@@ -196,7 +198,9 @@ void CudaDevices::lose(Gpu& g, const char* reason) {
     snprintf(g.reason, sizeof g.reason, "%s", reason);
     g.lost.store(true);
   }
-  core::log(core::Level::error, "device %d is lost: %s", g.device, reason);
+  // At exit the driver takes contexts down, after all that has to be kept was written.
+  const bool expected = core::exiting() && g.reset.load();
+  core::log(expected ? core::Level::debug : core::Level::error, "device %d is lost: %s", g.device, reason);
 }
 
 Status CudaDevices::lost_status(Gpu& g) {

@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "core/at_exit.h"
 #include "core/big_lock.h"
 #include "core/block_table.h"
 #include "core/map_over.h"
@@ -100,6 +101,7 @@ SimDevices* current_sim() {
 
 Status SimDevices::health(int device) {
   core::must_be_outside("Devices::health");
+  if (!opened_.exchange(true)) core::do_exit_work_before_this();
   std::lock_guard lock(mutex_);
   const Device& d = *devices_[static_cast<size_t>(device)];
   if (d.lost) return error(EIO, "device %d is lost: %s", device, d.reason.c_str());

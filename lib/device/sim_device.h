@@ -225,6 +225,7 @@ class SimDevices final : public UnitDevices {
   uint64_t file_end_ = 0;                // protected by mutex_
   std::atomic<size_t> waiting_{0};
   std::atomic<bool> reset_{false};
+  std::atomic<bool> opened_{false};
   std::atomic<int> copying_{0};  // copies that may access blocks and frames now
   std::mutex hook_mutex_;
   std::shared_ptr<SimHook> hook_;  // protected by hook_mutex_

@@ -1,0 +1,38 @@
+#include "core/at_exit.h"
+
+#include <atomic>
+#include <cstdlib>
+
+namespace vmem::core {
+
+namespace {
+
+std::atomic<void (*)()> the_work{nullptr};
+std::atomic<bool> begun{false};
+
+void at_exit() {
+  begun.store(true);
+  the_work.load()();
+}
+
+}  // namespace
+
+void set_exit_work(void (*work)()) {
+  the_work.store(work);
+  std::atexit(at_exit);
+}
+
+void do_exit_work_before_this() {
+  if (the_work.load() != nullptr) std::atexit(at_exit);
+}
+
+bool exiting() {
+  return begun.load(std::memory_order_relaxed);
+}
+
+// Once more when all static objects of the program are gone: what their destructors stored is there now.
+__attribute__((destructor(101))) static void after_destructors() {
+  if (the_work.load() != nullptr) at_exit();
+}
+
+}  // namespace vmem::core
