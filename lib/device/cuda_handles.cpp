@@ -5,6 +5,7 @@
 //
 // The cost is per handle, so a handle is a whole unit (of its range, 2 to 32 MiB).
 #include <errno.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include "core/big_lock.h"
 #include "core/few.h"
 #include "core/log.h"
+#include "core/map_over.h"
 #include "device/cuda_devices.h"
 
 namespace vmem::device {
@@ -67,6 +69,9 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
 void CudaDevices::release_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   if (health(r.device).ok()) {
+    // The driver may keep the addresses, and what is mapped there, for its next reservation: nothing of ours stays, nor
+    // memory of somebody who has mapped some of it there since.
+    core::map_over(r.base, r.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Enter here(driver_, g.context);
     const Status s = result(g, driver_.address_free(r.base, r.size), "giving addresses back");
     if (s.ok()) return;

@@ -3,7 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
-#include <type_traits>
+#include <cstdio>
+#include <fstream>
 
 #include "../unit/device_contract_suite.h"
 #include "device/cuda_device.h"
@@ -62,6 +63,8 @@ class CudaBench : public Bench {
     cudaDeviceGetAttribute(&yes, cudaDevAttrPageableMemoryAccess, 0);
     return yes != 0;
   }
+  // cuMemAddressFree: AReleasedRangeLeavesWhatTheDriverLeaves.
+  bool driver_keeps_addresses() const override { return devices_->cpu_view() == CpuView::separate; }
   uint64_t free_memory_slack() const override { return uint64_t{16} << 20; }
 
  private:
@@ -191,17 +194,19 @@ TEST_P(DeviceCuda, CallsThatSucceedLeaveAnErrorOfTheApplicationWhereItIs) {
   VMEM_OK(bench_->synchronize(stream_));
 }
 
+// By the names of entry points whose signatures every driver keeps; the toolkit's own names change theirs.
+template <typename Call>
+void entry(const char* name, Call* out) {
+  static void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
+  ASSERT_NE(driver, nullptr) << dlerror();
+  void* const p = dlsym(driver, name);
+  ASSERT_NE(p, nullptr) << name;
+  *out = reinterpret_cast<Call>(p);
+}
+
 TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
-  // By the names of entry points whose signatures every driver keeps; the toolkit's own names change theirs.
   CUresult (*create)(CUcontext*, unsigned, CUdevice) = nullptr;
   CUresult (*destroy)(CUcontext) = nullptr;
-  void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
-  ASSERT_NE(driver, nullptr) << dlerror();
-  const auto entry = [&](const char* name, auto* out) {
-    void* const p = dlsym(driver, name);
-    ASSERT_NE(p, nullptr) << name;
-    *out = reinterpret_cast<std::remove_reference_t<decltype(*out)>>(p);
-  };
   entry("cuCtxCreate_v2", &create);
   entry("cuCtxDestroy_v2", &destroy);
   if (HasFatalFailure()) return;
@@ -241,6 +246,62 @@ TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {
   }
   stop = true;
   other.join();
+}
+
+class HandlesCuda : public DeviceContract {
+ protected:
+  // As /proc/self/smaps has them: the mappings of a range, and their flags.
+  static std::string mapped_with_flags(uintptr_t address, size_t size) {
+    std::ifstream smaps("/proc/self/smaps");
+    std::string found, line;
+    for (bool inside = false; std::getline(smaps, line);) {
+      char* end = nullptr;
+      const uintptr_t from = std::strtoull(line.c_str(), &end, 16);
+      if (*end == '-') {
+        inside = from < address + size && address < std::strtoull(end + 1, nullptr, 16);
+        if (inside) found += "  " + line;
+      } else if (inside && line.rfind("VmFlags:", 0) == 0) {
+        found += "  " + line + "\n";
+      }
+    }
+    return found.empty() ? "  nothing\n" : found;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cuda, HandlesCuda,
+                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         name_of);
+
+// What cuMemAddressFree leaves of addresses is the driver's business: ours may leave as much, and no more. Its words
+// are for whoever meets another driver.
+TEST_P(HandlesCuda, AReleasedRangeLeavesWhatTheDriverLeaves) {
+  CUresult (*reserve_addresses)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long) = nullptr;
+  CUresult (*free_addresses)(CUdeviceptr, size_t) = nullptr;
+  entry("cuMemAddressReserve", &reserve_addresses);
+  entry("cuMemAddressFree", &free_addresses);
+  if (HasFatalFailure()) return;
+  CUdeviceptr theirs = 0;
+  ASSERT_EQ(reserve_addresses(&theirs, unit_, unit_, 0, 0), CUDA_SUCCESS);
+  printf("the driver's range %#llx, reserved:\n%s", static_cast<unsigned long long>(theirs),
+         mapped_with_flags(theirs, unit_).c_str());
+  ASSERT_EQ(free_addresses(theirs, unit_), CUDA_SUCCESS);
+  const std::string they_leave = mapped_at(theirs, unit_);
+  printf("freed:\n%s", mapped_with_flags(theirs, unit_).c_str());
+  uint64_t* const base = reserve(1);
+  ASSERT_NE(base, nullptr);
+  printf("a range of ours %p%s, reserved:\n%s", static_cast<void*>(base), at(base) == theirs ? " (the same)" : "",
+         mapped_with_flags(at(base), unit_).c_str());
+  bring(base, 0, 1);
+  release(base);
+  printf("released:\n%s", mapped_with_flags(at(base), unit_).c_str());
+  EXPECT_EQ(left_at(at(base), unit_), "");
+  if (at(base) == theirs) {
+    EXPECT_EQ(mapped_at(at(base), unit_).empty(), they_leave.empty()) << "the driver alone: " << they_leave;
+  }
+  uint64_t* const again = reserve(1);
+  ASSERT_NE(again, nullptr);
+  printf("the next is at %p%s\n", static_cast<void*>(again), again == base ? " (the same)" : "");
+  bring(again, 0, 5);
+  EXPECT_EQ(kernel_sum(again, words_), sum_of(5));
 }
 
 class DeviceLossCuda : public DeviceContract {};

@@ -7,12 +7,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -45,6 +48,8 @@ class Bench {
   virtual void reset(int device) = 0;
   // Do kernels reach ordinary host memory (HMM)?
   virtual bool reaches_host_memory() const { return false; }
+  // What of a released range the body's driver keeps for its own later ranges: address space without access.
+  virtual bool driver_keeps_addresses() const { return false; }
   // Memory the body's application could otherwise use went up or down with ours; bytes of tolerance.
   virtual uint64_t free_memory_slack() const = 0;
 };
@@ -203,6 +208,20 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
       if (from < address + size && address < to) found += line + "\n";
     }
     return found;
+  }
+
+  // As mapped_at(), without what a driver keeps there: no access, no file, no memory.
+  std::string left_at(uintptr_t address, size_t size) const {
+    std::istringstream lines(mapped_at(address, size));
+    std::string left;
+    for (std::string line; std::getline(lines, line);)
+      if (!bench_->driver_keeps_addresses() || line.find(" ---p 00000000 00:00 0") == std::string::npos)
+        left += line + "\n";
+    return left;
+  }
+  static size_t mappings() {
+    std::ifstream maps("/proc/self/maps");
+    return static_cast<size_t>(std::count(std::istreambuf_iterator<char>(maps), {}, '\n'));
   }
 
   std::unique_ptr<Bench> bench_;

@@ -209,7 +209,7 @@ TEST_P(DeviceContract, ReleaseWorksWithHolesMadePartsAndForeignMappingsInside) {
   ASSERT_EQ(foreign, base + 2 * words_);
   base[2 * words_] = 5;
   release(base);
-  EXPECT_EQ(mapped_at(at(base), 6 * unit_), "");
+  EXPECT_EQ(left_at(at(base), 6 * unit_), "");
   EXPECT_EQ(used(), 0u);
 }
 
@@ -220,9 +220,20 @@ TEST_P(DeviceContract, ManySmallRangesComeAndGoWithoutATrace) {
     make(base, 0, 1);
     EXPECT_EQ(kernel_sum(base, words_), 0u);
     release(base);
-    EXPECT_EQ(mapped_at(at(base), unit_), "");
+    EXPECT_EQ(left_at(at(base), unit_), "");
   }
   EXPECT_EQ(used(), 0u);
+}
+
+TEST_P(DeviceContract, RangesThatComeAndGoDoNotGatherMappings) {
+  for (int i = 0; i < 20; ++i) release(reserve(1));
+  const size_t before = mappings();
+  for (int i = 0; i < 1000; ++i) {
+    uint64_t* base = reserve(1 + static_cast<size_t>(i) % 3);
+    ASSERT_NE(base, nullptr);
+    release(base);
+  }
+  EXPECT_LT(mappings(), before + 100);
 }
 
 TEST_P(DeviceContract, NoOtherMappingLandsInAHole) {
