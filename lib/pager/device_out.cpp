@@ -113,6 +113,92 @@ Status Pager::punch(std::span<const device::Range> ranges) {
   return s;
 }
 
+// Of those that do not stay, all of one device.
+core::Few<device::Range, Batch::capacity()> Pager::gone_of(const OutPart& part) {
+  core::Few<device::Range, Batch::capacity()> gone;
+  for (const Move* m : part.moves) {
+    if (m->leave != Leave::sync)
+      gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  return gone;
+}
+
+// Unlocked. Nobody stores to them or sees them there any more, and their bytes are on the way.
+void Pager::begin_out(OutPart& part) {
+  core::Few<device::Range, Batch::capacity()> all;
+  core::Few<device::Copy, Batch::capacity()> copies;
+  const auto gone = gone_of(part);
+  for (const Move* m : part.moves) {
+    const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+    all.push_back(range);
+    if (m->image != nullptr && !m->kept && m->source == nullptr)
+      copies.push_back({range.address, m->image, range.size});
+  }
+  core::step("device.leaving");
+  part.status = devices_->hold(all.all(), device::Access::read);
+  if (part.status.ok() && !gone.empty()) part.status = devices_->unmap(gone.all());
+  part.copied = part.status;
+  part.copies = copies.size();
+  if (part.status.ok() && !copies.empty()) {
+    part.copied = devices_->copy_out(part.device, copies.all(), &part.ticket);
+    core::step("device.copying_out");
+  }
+}
+
+// Unlocked. Their bytes are in host memory, and the device's memory is nobody's.
+void Pager::end_out(OutPart& part, Batch& writes, After& after) {
+  const int d = part.device;
+  const auto gone = gone_of(part);
+  Status& s = part.status;
+  Status& copied = part.copied;
+  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = devices_->wait(part.ticket);
+  part.ticket.reset();
+  if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
+  if (s.ok() && !gone.empty()) {
+    core::step("device.punching");
+    s = punch(gone.all());
+    if (s.ok()) {
+      core::step("device.punched");
+      restore_trap(gone.all());
+    }
+  }
+  core::Few<trap::Range, Batch::capacity()> dropped;
+  for (Move* m : part.moves) {
+    if (m->source != nullptr) m->status = copy_shown(m);
+    if (s.ok() && m->shown && m->leave == Leave::drop)
+      dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  if (!dropped.empty()) {
+    if (Status gone_too = trap_->drop(dropped.all()); !gone_too.ok())
+      core::fatal("memory of blocks could not be dropped: %s", gone_too.text().data());
+  }
+  const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
+  if (refused) {
+    devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
+    for (const device::Range& range : gone) devices_->map({&range, 1}).ignore();  // refused of those still mapped
+    usleep(1000);                                                                 // tried again by whoever wants room
+  }
+  core::step("device.left");
+  const Status health = copied.ok() ? Status() : devices_->health(d);
+  Lock lock(mutex_);
+  if (!copied.ok()) saw_loss(d, health);
+  if (copied.ok()) {
+    gpus_[static_cast<size_t>(d)].out_bytes += part.copies * staging_.frame();
+    core::add(counters_.device_to_host_bytes, part.copies * staging_.frame());
+  }
+  for (Move* m : part.moves) {
+    if (m->leave == Leave::sync) {
+      if (m->source == nullptr) m->status = m->kept ? s : copied;
+      writes.push_back(m);
+    } else if (refused) {
+      undo_leaving(m, s);
+    } else {
+      settle_left(m, copied, !s.ok(), after);
+    }
+  }
+  pump(after);
+}
+
 // Unlocked; every move is in state leaving, of one device each or several. No more than a Batch holds.
 void Pager::leave_batch(std::span<Move*> batch) {
   std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
@@ -125,72 +211,10 @@ void Pager::leave_batch(std::span<Move*> batch) {
   for (size_t i = 0; i < batch.size();) {
     size_t n = 1;
     while (i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
-    const std::span<Move*> part(batch.data() + i, n);
+    OutPart part{.moves = batch.subspan(i, n), .device = batch[i]->device};
     i += n;
-    const int d = part[0]->device;
-    core::Few<device::Range, Batch::capacity()> all, gone;
-    core::Few<device::Copy, Batch::capacity()> copies;
-    for (const Move* m : part) {
-      const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
-      all.push_back(range);
-      if (m->leave != Leave::sync) gone.push_back(range);
-      if (m->image != nullptr && !m->kept && m->source == nullptr)
-        copies.push_back({range.address, m->image, range.size});
-    }
-    core::step("device.leaving");
-    Status s = devices_->hold(all.all(), device::Access::read);
-    if (s.ok() && !gone.empty()) s = devices_->unmap(gone.all());
-    Status copied = s;
-    if (s.ok() && !copies.empty()) {
-      device::Ticket ticket;
-      copied = devices_->copy_out(d, copies.all(), &ticket);
-      core::step("device.copying_out");
-      if (copied.ok() && !core::broken("copy_wait")) copied = devices_->wait(ticket);
-      if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
-    }
-    if (s.ok() && !gone.empty()) {
-      core::step("device.punching");
-      s = punch(gone.all());
-      if (s.ok()) {
-        core::step("device.punched");
-        restore_trap(gone.all());
-      }
-    }
-    core::Few<trap::Range, Batch::capacity()> dropped;
-    for (Move* m : part) {
-      if (m->source != nullptr) m->status = copy_shown(m);
-      if (s.ok() && m->shown && m->leave == Leave::drop)
-        dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
-    }
-    if (!dropped.empty()) {
-      if (Status gone_too = trap_->drop(dropped.all()); !gone_too.ok())
-        core::fatal("memory of blocks could not be dropped: %s", gone_too.text().data());
-    }
-    const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
-    if (refused) {
-      devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
-      for (const device::Range& range : gone) devices_->map({&range, 1}).ignore();  // refused of those still mapped
-      usleep(1000);                                                                 // tried again by whoever wants room
-    }
-    core::step("device.left");
-    const Status health = copied.ok() ? Status() : devices_->health(d);
-    Lock lock(mutex_);
-    if (!copied.ok()) saw_loss(d, health);
-    if (copied.ok()) {
-      gpus_[static_cast<size_t>(d)].out_bytes += copies.size() * staging_.frame();
-      core::add(counters_.device_to_host_bytes, copies.size() * staging_.frame());
-    }
-    for (Move* m : part) {
-      if (m->leave == Leave::sync) {
-        if (m->source == nullptr) m->status = m->kept ? s : copied;
-        writes.push_back(m);
-      } else if (refused) {
-        undo_leaving(m, s);
-      } else {
-        settle_left(m, copied, !s.ok(), after);
-      }
-    }
-    pump(after);
+    begin_out(part);
+    end_out(part, writes, after);
   }
   // Those that stay are written while they are held.
   Batch changed;

@@ -115,7 +115,14 @@ struct Move : core::OwnNew {
   core::Status status;
 };
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
-struct MoveList {                    // first in, first out; a move is in one at most. Needs no memory
+struct OutPart {                     // of a batch: those that leave one device, each step for all of them
+  std::span<Move*> moves;
+  int device = -1;
+  device::Ticket ticket = {};  // of their copies; empty: there are none
+  size_t copies = 0;
+  core::Status status = {}, copied = {};  // of the device's part, and of the copies
+};
+struct MoveList {  // first in, first out; a move is in one at most. Needs no memory
   Move* head = nullptr;
   Move* tail = nullptr;
   bool empty() const { return head == nullptr; }
