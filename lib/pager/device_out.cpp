@@ -208,14 +208,18 @@ void Pager::leave_batch(std::span<Move*> batch) {
   });
   Batch writes;
   After after;
+  core::Few<OutPart, Batch::capacity()> parts;
   for (size_t i = 0; i < batch.size();) {
+    // With page tables of their own each block is a part: the next is unmapped while one is copied, and one is given
+    // back while the next are copied. Managed blocks go together: the driver destroys none beside a copy without a
+    // wait.
     size_t n = 1;
-    while (i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
-    OutPart part{.moves = batch.subspan(i, n), .device = batch[i]->device};
+    while (!own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
+    parts.push_back({.moves = batch.subspan(i, n), .device = batch[i]->device});
+    begin_out(parts.back());
     i += n;
-    begin_out(part);
-    end_out(part, writes, after);
   }
+  for (OutPart& part : parts) end_out(part, writes, after);
   // Those that stay are written while they are held.
   Batch changed;
   for (Move* m : writes) {

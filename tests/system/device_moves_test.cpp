@@ -1,0 +1,86 @@
+// How blocks move to and from devices with page tables of their own: what goes on beside what. On simulated devices.
+#include <algorithm>
+#include <mutex>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using vmem::core::Status;
+using vmem::device::SimOp;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kWords = kBlock / 8;
+
+class DeviceMoves : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {}, true); }
+  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  // Blocks 0 to n - 1 are on the device, with 100 + their number in them.
+  void fill(vmem::region& r, size_t n) {
+    for (size_t b = 0; b < n; ++b) store_on_device(words(r) + b * kWords, 100 + b);
+    ASSERT_EQ(r.query().device_bytes, n * kBlock);
+  }
+};
+
+TEST_F(DeviceMoves, ABlockIsUnmappedWhileTheOneBeforeItIsCopied) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  fill(r, 4);
+  std::mutex mutex;
+  std::vector<SimOp> order;
+  sim().set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::hold || op == SimOp::issue_out) {
+      std::lock_guard lock(mutex);
+      order.push_back(op);
+    }
+    return Status();
+  });
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  sim().set_hook(nullptr);
+  ASSERT_EQ(std::count(order.begin(), order.end(), SimOp::hold), 4);
+  for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % 2 == 0 ? SimOp::hold : SimOp::issue_out) << i;
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+}
+
+// The last copy ends only when the memory of the first block has been given back.
+TEST_F(DeviceMoves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  fill(r, 4);
+  const auto first = reinterpret_cast<uintptr_t>(words(r)), last = first + 3 * kBlock;
+  std::atomic<bool> back{false}, in_time{true};
+  sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+    if (op == SimOp::unmapped && at == first) back = true;
+    if (op == SimOp::copy_out && at == last) in_time = until([&] { return back.load(); });
+    return Status();
+  });
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  sim().set_hook(nullptr);
+  EXPECT_TRUE(in_time);
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+}
+
+TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
+  if (IsSkipped()) return;
+  for (const SimOp refused : {SimOp::hold, SimOp::issue_out}) {
+    vmem::region r(4 * kBlock);
+    fill(r, 4);
+    const auto third = reinterpret_cast<uintptr_t>(words(r) + 2 * kWords);
+    sim().set_hook([=](SimOp op, int, uintptr_t at, size_t) {
+      return op == refused && at == third ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+    });
+    EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), -ENOMEM);
+    EXPECT_EQ(r.query().device_bytes, kBlock);
+    sim().set_hook(nullptr);
+    store_on_device(words(r) + 2 * kWords + 1, 7);  // it is mapped there
+    EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+    for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+    EXPECT_EQ(load(words(r) + 2 * kWords + 1), 7u);
+    EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+  }
+}
+
+}  // namespace
