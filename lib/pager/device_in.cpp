@@ -304,54 +304,66 @@ void Pager::pull(Batch& batch, int d) {
   run(after);
 }
 
-// Unlocked. Makes the blocks on device d, fills them and opens them.
-void Pager::enter_batch(Batch& batch, int d) {
-  pull(batch, d);
-  if (batch.empty()) return;
+// Unlocked. Makes the blocks on their device and begins to fill them.
+void Pager::begin_in(InBatch& in) {
+  const Batch& batch = in.moves;
+  const int d = in.device;
   core::Few<device::Range, Batch::capacity()> made_of;
   core::Few<device::Copy, Batch::capacity()> frames;
-  uint64_t copied = 0;
   for (const Move* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
     made_of.push_back({at, m->region->block_size});
     // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
     if (m->image != nullptr || own_page_tables()) frames.push_back({at, m->image, m->region->block_size});
-    if (m->image != nullptr) copied += m->region->block_size;
   }
   const std::span<const device::Range> ranges = made_of.all();
   const std::span<const device::Copy> copies = frames.all();
   core::step("device.preparing");
-  bool torn = false;
-  device::Ticket ticket;
-  Status s = devices_->prepare(ranges, d, &torn);
+  Status& s = in.status;
+  s = devices_->prepare(ranges, d, &in.torn);
   if (s.code() == -device::kIntruder)
     core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
                 s.text().data());
-  const bool over_trap = !own_page_tables();
-  bool made = s.ok();
-  if (made) {
-    // Threads that met the trap before it went: their next try meets the device's door and parks there.
-    for (const device::Range& range : ranges)
-      if (over_trap) trap_->wake(reinterpret_cast<void*>(range.address), range.size).ignore();
-    core::step("device.prepared");
-    if (!copies.empty()) s = devices_->copy_in(d, copies, &ticket);
-    if (s.ok()) s = devices_->map(ranges);
+  in.made = s.ok();
+  if (!in.made) return;
+  // Threads that met the trap before it went: their next try meets the device's door and parks there.
+  for (const device::Range& range : ranges)
+    if (!own_page_tables()) trap_->wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+  core::step("device.prepared");
+  if (!copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
+  if (s.ok()) s = devices_->map(ranges);
+}
+
+// Locked. An acquire may go on: its stream waits for the copies.
+void Pager::note_issued(const InBatch& in) {
+  uint64_t copied = 0;
+  for (Move* m : in.moves) {
+    Resident& resident = residents_[m->region->table[m->block].aux];
+    resident.issued = true;
+    ++m->region->issued;
+    resident.ticket = in.ticket;
+    if (m->image != nullptr) copied += m->region->block_size;
   }
+  gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
+  core::add(counters_.host_to_device_bytes, copied);
+  notify();
+}
+
+// Unlocked. They are there, or where they were.
+void Pager::end_in(InBatch& in) {
+  Batch& batch = in.moves;
+  const int d = in.device;
+  const bool made = in.made;
+  bool& torn = in.torn;
+  Status& s = in.status;
+  core::Few<device::Range, Batch::capacity()> made_of;
+  for (const Move* m : batch)
+    made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  const std::span<const device::Range> ranges = made_of.all();
+  const bool over_trap = !own_page_tables();
   if (s.ok()) {
-    {
-      Lock lock(mutex_);
-      for (Move* m : batch) {
-        Resident& resident = residents_[m->region->table[m->block].aux];
-        resident.issued = true;
-        ++m->region->issued;
-        resident.ticket = ticket;
-      }
-      gpus_[static_cast<size_t>(d)].in_bytes += copied;
-      core::add(counters_.host_to_device_bytes, copied);
-      notify();
-    }
     core::step("device.issued");
-    if (ticket != nullptr) s = devices_->wait(ticket);
+    if (in.ticket != nullptr) s = devices_->wait(in.ticket);
   }
   if (s.ok()) {
     s = devices_->open(ranges, device::Access::read);
@@ -361,7 +373,7 @@ void Pager::enter_batch(Batch& batch, int d) {
     }
   }
   if (!s.ok() && made) {
-    if (ticket != nullptr) devices_->wait(ticket).ignore();  // its frames are to be somebody else's
+    if (in.ticket != nullptr) devices_->wait(in.ticket).ignore();  // its frames are to be somebody else's
     if (devices_->unmap(ranges).ok() && punch(ranges).ok()) torn = true;
   }
   if (torn) restore_trap(ranges);
@@ -406,6 +418,19 @@ void Pager::enter_batch(Batch& batch, int d) {
   pump(after);
   lock.unlock();
   run(after);
+}
+
+// Unlocked. Makes the blocks on device d, fills them and opens them.
+void Pager::enter_batch(Batch& batch, int d) {
+  pull(batch, d);
+  if (batch.empty()) return;
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (in.status.ok()) {
+    Lock lock(mutex_);
+    note_issued(in);
+  }
+  end_in(in);
 }
 
 // Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a

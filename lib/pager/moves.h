@@ -115,7 +115,14 @@ struct Move : core::OwnNew {
   core::Status status;
 };
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
-struct OutPart {                     // of a batch: those that leave one device, each step for all of them
+struct InBatch {                     // blocks that come to a device together
+  Batch moves;
+  int device = -1;
+  device::Ticket ticket = {};  // of their copies; empty: there are none
+  core::Status status = {};
+  bool made = false, torn = false;  // on the device; punched holes now
+};
+struct OutPart {  // of a batch: those that leave one device, each step for all of them
   std::span<Move*> moves;
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none

@@ -202,7 +202,7 @@ class Pager {
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
   void finish_device_read(Move* m, After& after);
   void pull(Batch& batch, int d);
-  void enter_batch(Batch& batch, int d);
+  void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in), end_in(InBatch&in);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
   core::Status grow_staging(Lock& lock, size_t at_most);
