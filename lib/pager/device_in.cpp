@@ -4,9 +4,10 @@
 //   held (staging frame) ─────┼─> entering: prepare, copy, open ──> on_device
 //   resident ──taking, copy───┘
 //
-// Workers run prepare, copies and waits without the lock, several blocks at a time; an acquire only leaves a wish and
-// waits until the copy of each of its blocks is issued. Nothing here runs on a fault thread or an I/O thread except the
-// end of a read, which calls no device.
+// Workers run prepare, copies and waits without the lock, several blocks at a time; an acquire leaves a wish and waits
+// until the copy of each of its blocks is issued. What is ready at once, on devices with page tables of their own, it
+// issues itself, and a worker does the rest. Nothing here runs on a fault thread or an I/O thread except the end of a
+// read, which calls no device.
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/neighbours.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -32,8 +34,8 @@ constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a
 
 }  // namespace
 
-// Starts what the wishes ask for, as far as there is room.
-void Pager::pump_devices(After& after) {
+// Starts what the wishes ask for, as far as there is room. wake: the workers, for what is ready then.
+void Pager::pump_devices(After& after, bool wake) {
   std::array<bool, device::kMaxDevices> full{};
   for (Gpu& g : gpus_) g.budget.want(0);
   for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
@@ -61,6 +63,14 @@ void Pager::pump_devices(After& after) {
       gpu_work_.notify_all();
     }
     it = it->next > it->last ? queues_.wishes.erase(it) : std::next(it);
+  }
+  if (wake) wake_for_ready();
+}
+
+void Pager::wake_for_ready() {
+  for (const Gpu& g : gpus_) {
+    if (g.ready.size() > staging_.batch()) return gpu_work_.notify_all();
+    if (!g.ready.empty()) gpu_work_.notify_one();
   }
 }
 
@@ -159,7 +169,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     }
     m->staged = true;
     g.ready.push_back(m);
-    gpu_work_.notify_one();
     return Start::done;
   }
   const uint32_t stamp = block.aux;
@@ -183,7 +192,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     block.digest = store::zero_digest(size);
     block.flags |= core::kDigest;
     g.ready.push_back(m);
-    gpu_work_.notify_one();
     return Start::done;
   }
   prepare_read(m, urgency, on_device_read);
@@ -431,6 +439,52 @@ void Pager::enter_batch(Batch& batch, int d) {
     note_issued(in);
   }
   end_in(in);
+}
+
+// Locked. Of what is ready for device d: what somebody waits for who could do it as well, without two threads that wake
+// each other. What has to be copied in host memory first the workers do, side by side.
+Batch Pager::take_ready(std::span<const SpanOf> spans, int d) {
+  Batch mine;
+  core::OwnVector<Move*>& ready = gpus_[static_cast<size_t>(d)].ready;
+  const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Move* m) {
+    const bool is_mine = m->source == nullptr && mine.size() < staging_.batch() &&
+                         std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
+                           return s.region == m->region && s.first <= m->block && m->block <= s.last;
+                         });
+    if (is_mine) mine.push_back(m);
+    return is_mine;
+  });
+  ready.erase(rest, ready.end());
+  std::sort(mine.begin(), mine.end(), lies_before);
+  return mine;
+}
+
+// Unlocked. Begins with them; a worker ends it.
+void Pager::begin_batch(const Batch& batch, int d) {
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (!in.status.ok()) return end_in(in);
+  Lock lock(mutex_);
+  note_issued(in);
+  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
+  gpu_work_.notify_one();
+}
+
+// Locked on entry and on return. Of device d the oldest that were begun together. False: there are none.
+bool Pager::end_issued(Lock& lock, int d) {
+  MoveList& issued = gpus_[static_cast<size_t>(d)].issued;
+  if (issued.empty()) return false;
+  const auto ticket_of = [&](const Move* m) -> const device::Ticket& {
+    return residents_[m->region->table[m->block].aux].ticket;
+  };
+  {
+    InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};
+    while (!issued.empty() && !in.moves.full() && ticket_of(issued.head) == in.ticket) in.moves.push_back(issued.pop());
+    lock.unlock();
+    end_in(in);
+  }
+  lock.lock();
+  return true;
 }
 
 // Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a

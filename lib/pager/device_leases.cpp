@@ -329,10 +329,14 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     missing = true;
   }
   if (missing) {
-    pump_devices(after);
+    pump_devices(after, false);
+    Batch mine;
+    if (ask == nullptr && own_page_tables()) mine = take_ready(spans, d);  // an ask may be withdrawn any time
+    wake_for_ready();
     lock.unlock();
     core::step("acquire.started");
     run(after);
+    if (!mine.empty()) begin_batch(mine, d);
     lock.lock();
   }
   // What is to be stored to counts as changed from here on and not sooner: until this returns no kernel stores, and

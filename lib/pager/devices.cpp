@@ -409,6 +409,7 @@ bool Pager::device_step(Lock& lock) {
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
     Gpu& g = gpus_[d];
+    if (end_issued(lock, static_cast<int>(d))) return true;
     if (!g.from_peers.empty() && !g.migrating) {
       const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatch * core::kHugePage / staging_.frame());
       g.migrating = true;

@@ -116,14 +116,14 @@ struct Move : core::OwnNew {
 };
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
 struct InBatch {                     // blocks that come to a device together
-  Batch moves;
+  Batch moves = {};
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none
   core::Status status = {};
   bool made = false, torn = false;  // on the device; punched holes now
 };
 struct OutPart {  // of a batch: those that leave one device, each step for all of them
-  std::span<Move*> moves;
+  std::span<Move*> moves = {};
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none
   size_t copies = 0;
@@ -174,6 +174,7 @@ struct EvictRequest {  // vmem_prefetch to the SSD, or what a scan left behind
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
   core::OwnVector<Move*> ready;       // entering: to be prepared and copied
+  MoveList issued;                    // .. begun by those who wait for them, to be ended
   core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;

@@ -83,4 +83,73 @@ TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
   }
 }
 
+// Who waits for blocks brings them: no other thread has to wake up first.
+TEST_F(DeviceMoves, AnAcquireBeginsItsCopiesItself) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  fill(r, 4);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  static std::atomic<pid_t> brought_by;
+  const auto look = [](const char* step) {
+    if (std::strcmp(step, "device.preparing") == 0) brought_by = gettid();
+  };
+  vmem::core::step_hook.store(look);
+  for (size_t b = 0; b < 4; ++b) {
+    brought_by = 0;
+    ASSERT_EQ(vmem_acquire(words(r) + b * kWords, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+    EXPECT_EQ(brought_by, gettid()) << b;
+    ASSERT_EQ(vmem_release(words(r) + b * kWords, kBlock, stream_), 0) << vmem_last_error();
+  }
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_TRUE(until([&] { return vmem_evict(r.data(), r.size(), VMEM_HOST) == 0; })) << vmem_last_error();
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+}
+
+TEST_F(DeviceMoves, WhatAnAcquireCannotBringItselfStaysWhereItIs) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
+  for (const SimOp refused : {SimOp::populate, SimOp::issue_in, SimOp::map}) {
+    vmem::region r(4 * kBlock);
+    fill(r, 4);
+    ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+    sim().set_hook([=](SimOp op, int, uintptr_t, size_t) {
+      return op == refused ? vmem::core::error(EIO, "as the test wants it") : Status();
+    });
+    EXPECT_LT(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0);
+    EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), -EINVAL) << "nothing is leased";
+    sim().set_hook(nullptr);
+    for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+    store_on_device(words(r) + 1, 7);
+    EXPECT_EQ(load(words(r) + 1), 7u);
+    EXPECT_EQ(load(words(r)), 100u);
+  }
+}
+
+// Begun by its acquire, and nobody has ended it yet.
+TEST_F(DeviceMoves, ARegionIsFreedWhileAWorkerEndsWhatAnAcquireBegan) {
+  if (IsSkipped()) return;
+  static std::atomic<bool> stands, goes_on;
+  stands = goes_on = false;
+  void* p = nullptr;
+  ASSERT_EQ(vmem_alloc(&p, 2 * kBlock, 0), 0) << vmem_last_error();
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.issued") != 0) return;
+    stands = true;
+    while (!goes_on) usleep(1000);
+  });
+  ASSERT_EQ(vmem_acquire(p, 2 * kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(p, 2 * kBlock, stream_), 0) << vmem_last_error();
+  std::atomic<bool> freed{false};
+  std::thread freeing([&] {
+    EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
+    freed = true;
+  });
+  EXPECT_TRUE(until([] { return stands.load(); }));
+  EXPECT_FALSE(freed);
+  goes_on = true;
+  freeing.join();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_EQ(vmem::stats().device_bytes, 0u);
+}
+
 }  // namespace
