@@ -24,6 +24,36 @@ class Group {
   VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience, uint64_t longest = UINT64_MAX)
       : table_(table), patience_(patience), longest_(longest) {}
 
+  // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.
+  class Watch {
+   public:
+    VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience, uint64_t longest)
+        : control_(table.control),
+          patience_(patience),
+          longest_(longest),
+          seen_(Atomics::load(&control_->progress)),
+          since_(0),
+          begun_(0) {}
+    VMEM_PAGING Answer check() {
+      const uint32_t ended = Atomics::load(&control_->ended);
+      if (ended != 0) return static_cast<Answer>(ended);
+      const uint64_t progress = Atomics::load(&control_->progress), now = Atomics::now();
+      if (begun_ == 0) begun_ = now;
+      if (since_ == 0 || progress != seen_) {
+        seen_ = progress;
+        since_ = now;
+      }
+      if (now - begun_ > longest_) return Answer::timed_out;
+      return now - since_ > patience_ ? Answer::no_progress : Answer::present;
+    }
+
+   private:
+    Control<Atomics>* control_;
+    uint64_t patience_, longest_, seen_, since_, begun_;
+  };
+
+  VMEM_PAGING Watch watch() const { return Watch(table_, patience_, longest_); }
+
   // Pins the block, or requests it and says not_yet.
   VMEM_PAGING Answer try_acquire(uint32_t block, Intent intent) {
     if (block >= table_.blocks) return Answer::out_of_range;
@@ -57,7 +87,7 @@ class Group {
     for (uint32_t i = 0; i < count; ++i) {
       if (list[i] >= table_.blocks) return Answer::out_of_range;
     }
-    Watch watch(table_, patience_, longest_);
+    Watch watch = this->watch();
     for (uint32_t round = 0;; ++round) {
       uint32_t pinned = 0;
       Answer answer = pin_some(list, count, intent, &pinned);
@@ -81,34 +111,6 @@ class Group {
   VMEM_PAGING uint32_t held() const { return held_; }
 
  private:
-  // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.
-  class Watch {
-   public:
-    VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience, uint64_t longest)
-        : control_(table.control),
-          patience_(patience),
-          longest_(longest),
-          seen_(Atomics::load(&control_->progress)),
-          since_(0),
-          begun_(0) {}
-    VMEM_PAGING Answer check() {
-      const uint32_t ended = Atomics::load(&control_->ended);
-      if (ended != 0) return static_cast<Answer>(ended);
-      const uint64_t progress = Atomics::load(&control_->progress), now = Atomics::now();
-      if (begun_ == 0) begun_ = now;
-      if (since_ == 0 || progress != seen_) {
-        seen_ = progress;
-        since_ = now;
-      }
-      if (now - begun_ > longest_) return Answer::timed_out;
-      return now - since_ > patience_ ? Answer::no_progress : Answer::present;
-    }
-
-   private:
-    Control<Atomics>* control_;
-    uint64_t patience_, longest_, seen_, since_, begun_;
-  };
-
   VMEM_PAGING Answer held(uint32_t count) {
     held_ += count;
     return Answer::present;
