@@ -1,0 +1,88 @@
+// Kernels of a simulated device that page data in by themselves: ranges that are open to them, and what they access.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "device/paging_host.h"
+#include "sim_support.h"
+#include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_view.h"
+
+namespace systest {
+
+using vmem::device::SimKernel;
+using vmem::paging::Answer;
+using vmem::paging::HostAtomics;
+using vmem::paging::Intent;
+using Group = vmem::paging::Group<HostAtomics>;
+using View = vmem::paging::View<HostAtomics>;
+
+inline constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+inline constexpr size_t kWords = kBlock / 8;
+
+inline uint64_t long_enough() {
+  return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
+}
+
+// A range that is open to kernels, for as long as it lives.
+class Open {
+ public:
+  Open(const void* at, size_t size, unsigned access, void* stream, size_t budget = 0) : stream_(stream) {
+    vmem_kernel_view view;
+    EXPECT_EQ(vmem_kernel_begin(&kernel_, at, size, access, 0, budget, &view), 0) << vmem_last_error();
+    if (kernel_ != nullptr) memcpy(&view_, &view, sizeof view_);
+  }
+  ~Open() { end(); }
+  void end() {
+    if (kernel_ == nullptr) return;
+    EXPECT_EQ(vmem_kernel_end(kernel_, stream_), 0) << vmem_last_error();
+    kernel_ = nullptr;
+  }
+  const View& view() const { return view_; }
+  struct vmem_kernel* handle() const {
+    return kernel_;
+  }
+
+ private:
+  void* stream_;
+  struct vmem_kernel* kernel_ = nullptr;
+  View view_ = {};
+};
+
+class KernelPaging : public SimTest {
+ protected:
+  void SetUp() override { start(1, {}, true); }
+  void TearDown() override {
+    SimTest::TearDown();
+    vmem::api::test_hooks().wrap_engine = nullptr;
+  }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static void launch(void* stream, std::function<void(SimKernel&)> kernel) {
+    const vmem::core::Status s = sim().launch(stream, std::move(kernel));
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  static std::atomic<uint64_t>* word(SimKernel& k, const View& view, uint32_t block, size_t at, bool store) {
+    auto* const address = reinterpret_cast<const void*>(view.first + block * kBlock + 8 * at);
+    return reinterpret_cast<std::atomic<uint64_t>*>(k.at(address, 8, store));
+  }
+  // A kernel that acquires a block, adds to its first word and gives it up; what it was told, or -1: it runs yet.
+  static void launch_add(void* stream, const View& view, uint32_t block, std::atomic<int>* told) {
+    *told = -1;
+    launch(stream, [=](SimKernel& k) {
+      Group group(view.table, long_enough());
+      const Answer answer = group.acquire(block, Intent::write);
+      if (answer == Answer::present) {
+        if (auto* w = word(k, view, block, 0, true); w != nullptr) w->fetch_add(1);
+        group.release(block);
+      }
+      *told = static_cast<int>(answer);
+    });
+  }
+};
+
+inline constexpr int kPresent = static_cast<int>(Answer::present);
+
+}  // namespace systest
