@@ -43,6 +43,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vmem/detail/gather_device.cuh"
 #include "vmem/detail/paging_device.cuh"
 #include "vmem/detail/paging_view.h"
 #include "vmem/vmem.h"
@@ -59,6 +60,8 @@ namespace vmem {
 using paging::Answer;
 /* What a pin is for. A range that is only read is cheaper to evict when it is opened with VMEM_READ. */
 using paging::Intent;
+/* What gather answers: {answer, row}, and true if all rows are copied. */
+using paging::Gathered;
 
 /*
  * A range that was opened by vmem_kernel_begin, as elements of T: made on the host of the view, and
@@ -86,12 +89,24 @@ class device_region {
 namespace paging {
 
 struct ThreadScope {
+  using Team = ThreadTeam;
+  static __device__ Team team() { return {}; }
+  static __device__ uint64_t least(uint64_t word) { return word; }
   static __device__ bool leads() { return true; }
   static __device__ uint32_t share(uint32_t word) { return word; }
   static __device__ void join() {}
 };
 
 struct WarpScope {
+  using Team = WarpTeam;
+  static __device__ Team team() { return {lane(), 32}; }
+  static __device__ uint64_t least(uint64_t word) {
+    for (int far = 16; far > 0; far /= 2) {
+      const uint64_t other = __shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(word), far);
+      word = other < word ? other : word;
+    }
+    return word;
+  }
   static __device__ uint32_t lane() {
     uint32_t lane;
     asm("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -107,6 +122,20 @@ struct WarpScope {
 };
 
 struct BlockScope {
+  using Team = WarpTeam;
+  static __device__ Team team() {
+    const uint32_t rank = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+    return {rank, blockDim.x * blockDim.y * blockDim.z};
+  }
+  static __device__ uint64_t least(uint64_t word) {
+    __shared__ unsigned long long shared;
+    __syncthreads();
+    if (leads()) shared = word;
+    __syncthreads();
+    atomicMin(&shared, static_cast<unsigned long long>(word));
+    __syncthreads();
+    return shared;
+  }
   static __device__ bool leads() { return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0; }
   static __device__ uint32_t share(uint32_t word) {
     __shared__ uint32_t shared;
@@ -191,7 +220,10 @@ class device_group {
 
   __device__ explicit device_group(const device_region<T>& region, uint64_t patience_ns = 10000000000u,
                                    uint64_t longest_ns = 60000000000u)
-      : region_(region), group_(region.view().table, patience_ns, longest_ns) {}
+      : region_(region),
+        group_(region.view().table, patience_ns, longest_ns),
+        patience_(patience_ns),
+        longest_(longest_ns) {}
   device_group(const device_group&) = delete;
   device_group& operator=(const device_group&) = delete;
 
@@ -230,6 +262,34 @@ class device_group {
     for (uint32_t i = 0; i < blocks; ++i) group_.prefetch(run[i]);
   }
 
+  /*
+   * Copies `count` rows of `row` elements each, that lie anywhere in the region, to to[0], to[row],
+   * to[2 * row] and so on; to is any memory of the device but the region's. rows[i]: the number of
+   * row i (its elements are from rows[i] * row on), of any integer type, or its address
+   * (const T*). All that is missing is asked for at first, and copied as it comes: give a group
+   * many rows, up to 64 for each of its threads. Needs no more than one block at a time for each
+   * thread, and waits with none; the group may hold no pin (would_deadlock).
+   * Rows that cannot be had keep nobody from copying the others. The answer is that of the first one
+   * (the lowest i), with its number i in `row`; rows that failed may be copied in part. As one acquire
+   * each 64 rows of a thread end with no_progress or timed_out. Of a row at 16 bytes, of a
+   * multiple of them, to a place at 16 bytes, 16 are copied at a time.
+   */
+  template <typename Index>
+  __device__ Gathered gather(const Index* rows, size_t count, size_t row, T* to) {
+    if (Scope::share(Scope::leads() ? group_.held() : 0) != 0) return {Answer::would_deadlock, 0};
+    const auto& view = region_.view();
+    const uint64_t bytes = row * sizeof(T);
+    const typename Scope::Team team = Scope::team();
+    const paging::RowList<Index> list{rows, view.begin, view.size, bytes};
+    const paging::CopyRow<typename Scope::Team> copy{reinterpret_cast<uint64_t>(to), bytes, team};
+    paging::Group<paging::DeviceAtomics> mine(view.table, patience_, longest_);
+    const Gathered got = paging::gather(view, &mine, team, list, count, bytes, copy);
+    Scope::join();  // the rows that other threads have copied are there for all
+    const uint64_t first = Scope::least(got ? paging::kNoRow : got.row << 8 | static_cast<uint64_t>(got.answer));
+    if (first == paging::kNoRow) return {};
+    return {static_cast<Answer>(first & 0xff), first >> 8};
+  }
+
  private:
   friend class device_pin<T, Scope>;
 
@@ -266,6 +326,7 @@ class device_group {
 
   const device_region<T> region_;
   paging::Group<paging::DeviceAtomics> group_;  // the leader's
+  const uint64_t patience_, longest_;
 };
 
 template <typename T>

@@ -5,8 +5,11 @@
 #include <cstdint>
 
 #ifndef __NVCC__  // clang without CUDA's headers
-__device__ void __syncwarp();
+__device__ void __syncwarp(unsigned lanes = ~0u);
 __device__ uint32_t __shfl_sync(unsigned lanes, uint32_t word, int from);
+__device__ unsigned long long __shfl_xor_sync(unsigned lanes, unsigned long long word, int far);
+__device__ unsigned __ballot_sync(unsigned lanes, int yes);
+__device__ unsigned long long atomicMin(unsigned long long* word, unsigned long long value);
 #endif
 #include "vmem/device.cuh"
 
@@ -45,8 +48,18 @@ __device__ void uses(const vmem::device_region<float>& region, size_t at) {
   if (pin.answer() == vmem::Answer::not_yet) pin = group.acquire(at);
   pin.release();
 }
-extern "C" __global__ void classes_compile(vmem::device_region<float> region, size_t at) {
+template <typename Group>
+__device__ void gathers(const vmem::device_region<float>& region, const int64_t* rows, const float* const* pointers,
+                        float* to) {
+  Group group(region);
+  if (!group.gather(rows, 100, 32, to) || group.gather(pointers, 100, 32, to).row != 0) *to = 0;
+}
+extern "C" __global__ void classes_compile(vmem::device_region<float> region, size_t at, const int64_t* rows,
+                                           const float* const* pointers, float* to) {
   uses<vmem::thread_group<float>>(region, at + threadIdx.x);
   uses<vmem::warp_group<float>>(region, at);
   uses<vmem::block_group<float>>(region, at);
+  gathers<vmem::thread_group<float>>(region, rows, pointers, to);
+  gathers<vmem::warp_group<float>>(region, rows, pointers, to);
+  gathers<vmem::block_group<float>>(region, rows, pointers, to);
 }

@@ -73,6 +73,11 @@ class Group {
     if (block < table_.blocks) ask(block, Urgency::prefetch);
   }
 
+  // For a group that looks for the block again and again from here on, as for others meanwhile.
+  VMEM_PAGING void request(uint32_t block) {
+    if (block < table_.blocks) ask(block, Urgency::wait);
+  }
+
   VMEM_PAGING Answer acquire(uint32_t block, Intent intent) { return acquire_all(&block, 1, intent); }
 
   // All of them (list[0] to list[count - 1], block numbers), or none and an error.

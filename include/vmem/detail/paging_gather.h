@@ -1,0 +1,157 @@
+// Copies rows that lie apart to one place: what a group does for gather() of <vmem/device.cuh>.
+#pragma once
+
+#include <cstdint>
+
+#include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_view.h"
+
+// A loop that is not to be unrolled: registers are what a device has few of.
+#ifdef __CUDACC__
+#define VMEM_PAGING_LOOP _Pragma("unroll 1")
+#else
+#define VMEM_PAGING_LOOP
+#endif
+
+namespace vmem::paging {
+
+// What became of a list of rows. present: all are copied. Otherwise why not, of the first row that is not.
+struct Gathered {
+  Answer answer = Answer::present;
+  uint64_t row = 0;
+
+  VMEM_PAGING explicit operator bool() const { return answer == Answer::present; }
+  VMEM_PAGING void note(uint64_t at, Answer why) {
+    if (answer == Answer::present || at < row) *this = {why, at};
+  }
+};
+
+constexpr uint64_t kNoRow = ~uint64_t{0};
+
+// What a row has in one block; a row that crosses a block's end is copied in pieces, so that it never needs two blocks.
+struct Piece {
+  uint32_t block = 0;
+  uint64_t address = 0, offset = 0, bytes = 0;  // offset: in the row
+};
+
+template <typename Atomics, typename Rows>
+class Pieces {
+ public:
+  VMEM_PAGING Pieces(const View<Atomics>& view, const Rows& rows, uint64_t row_bytes)
+      : view_(view), rows_(rows), row_bytes_(row_bytes), each_(1) {
+    const uint64_t block = uint64_t{1} << view.shift;
+    const bool whole =
+        rows.multiples_of(row_bytes) && block % row_bytes == 0 && (view.begin - view.first) % row_bytes == 0;
+    if (!whole) each_ = ((row_bytes - 1) >> view.shift) + 2;
+  }
+  VMEM_PAGING uint64_t of_a_row() const { return each_; }
+  VMEM_PAGING uint64_t row(uint64_t which) const { return each_ == 1 ? which : which / each_; }
+  // out_of_range: the row is not in the range. No bytes: the row has no such piece.
+  VMEM_PAGING Answer find(uint64_t which, Piece* piece) const {
+    const uint64_t offset = rows_.offset(row(which));
+    if (offset == kNoRow) return Answer::out_of_range;
+    const uint64_t from = view_.begin + offset, to = from + row_bytes_;
+    piece->block = view_.block(from) + static_cast<uint32_t>(which - row(which) * each_);
+    const uint64_t begin = view_.first + (uint64_t{piece->block} << view_.shift);
+    const uint64_t end = begin + (uint64_t{1} << view_.shift);
+    piece->address = from > begin ? from : begin;
+    piece->offset = piece->address - from;
+    piece->bytes = piece->address < to ? (to < end ? to : end) - piece->address : 0;
+    return Answer::present;
+  }
+
+ private:
+  const View<Atomics> view_;
+  const Rows rows_;
+  const uint64_t row_bytes_;
+  uint64_t each_;
+};
+
+// A team is the threads that copy together, one with others of its group that do the same for other rows; its threads
+// call everything together. This one is a thread alone.
+struct LoneTeam {
+  VMEM_PAGING uint32_t threads() const { return 1; }  // of the group
+  VMEM_PAGING uint32_t first() const { return 0; }    // of this team among them
+  VMEM_PAGING uint32_t lane() const { return 0; }
+  VMEM_PAGING uint32_t which(bool yes) const { return yes ? 1 : 0; }  // a bit for each lane
+  VMEM_PAGING uint64_t from(uint64_t word, uint32_t) const { return word; }
+  VMEM_PAGING void join() const {}
+};
+
+// Each thread looks for rows of its own, with a group of its own that holds nothing, up to 64 of them at a time: first
+// all that are missing are asked for, then those that are there are copied, by the whole team, in whatever order they
+// come. A pin lasts for as long as a team copies one row of each of its threads, and nothing is waited for meanwhile.
+// So each block is given up soon; and since all rows are looked for all the time, each that has come is had soon, too,
+// and no block stays for a group that looks for another one. Therefore requests are as urgent as those of who waits.
+//
+// rows: uint64_t offset(row) from the range's begin or kNoRow, bool multiples_of(bytes).
+// copy(row, piece), by all lanes. Returns what became of this thread's rows.
+template <typename Atomics, typename Team, typename Rows, typename Copy>
+VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, const Team& team, const Rows& rows,
+                            uint64_t count, uint64_t row_bytes, const Copy& copy) {
+  Gathered result;
+  if (row_bytes == 0 || count == 0) return result;
+  const Pieces<Atomics, Rows> pieces(view, rows, row_bytes);
+  const uint64_t all = count * pieces.of_a_row(), step = team.threads();
+  for (uint64_t window = 0; window < all; window += 64 * step) {
+    const uint64_t mine = window + team.first() + team.lane();
+    uint64_t left = 0;
+    VMEM_PAGING_LOOP
+    for (uint32_t k = 0; k < 64 && mine + k * step < all; ++k) {
+      Piece piece;
+      const Answer answer = pieces.find(mine + k * step, &piece);
+      if (answer != Answer::present) {
+        result.note(pieces.row(mine + k * step), answer);
+      } else if (piece.bytes != 0) {
+        left |= uint64_t{1} << k;
+        group->request(piece.block);
+      }
+    }
+    for (auto watch = group->watch(); team.which(left != 0) != 0;) {
+      bool moved = false;
+      VMEM_PAGING_LOOP
+      for (uint32_t k = 0; k < 64; ++k) {
+        const bool wanted = (left >> k & 1) != 0;
+        if (team.which(wanted) == 0) continue;
+        Piece piece;
+        Answer answer = Answer::not_yet;
+        if (wanted) {
+          pieces.find(mine + k * step, &piece);
+          answer = group->try_acquire(piece.block, Intent::read);
+        }
+        const uint32_t here = team.which(answer == Answer::present);
+        if (here != 0) {
+          team.join();  // what each has acquired is there for all
+          VMEM_PAGING_LOOP
+          for (uint32_t lane = 0; here >> lane != 0; ++lane) {
+            if ((here >> lane & 1) == 0) continue;
+            const Piece its{0, team.from(piece.address, lane), team.from(piece.offset, lane),
+                            team.from(piece.bytes, lane)};
+            copy(pieces.row(window + team.first() + lane + k * step), its);
+          }
+          team.join();
+        }
+        if (answer == Answer::present) group->release(piece.block);
+        if (answer != Answer::not_yet) {
+          left &= ~(uint64_t{1} << k);
+          moved = true;
+          if (answer != Answer::present) result.note(pieces.row(mine + k * step), answer);
+        }
+      }
+      if (team.which(moved) != 0) continue;
+      const Answer answer = static_cast<Answer>(team.from(static_cast<uint64_t>(watch.check()), 0));
+      if (answer == Answer::present) {
+        Atomics::pause();
+        continue;
+      }
+      VMEM_PAGING_LOOP
+      for (uint32_t k = 0; k < 64; ++k) {
+        if ((left >> k & 1) != 0) result.note(pieces.row(mine + k * step), answer);
+      }
+      left = 0;
+    }
+  }
+  return result;
+}
+
+}  // namespace vmem::paging
