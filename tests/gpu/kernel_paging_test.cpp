@@ -19,6 +19,7 @@
 
 #include "common/hooks.h"
 #include "device/cuda_device.h"
+#include "gather_work.h"
 #include "paging_work.h"
 #include "vmem/detail/paging_protocol.h"
 #include "vmem/vmem.h"
@@ -258,6 +259,56 @@ TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   close();
   MUST(cudaStreamSynchronize(stream));
   MUST(cudaStreamDestroy(stream));
+}
+
+// Rows of several sizes, of which some lie across the ends of blocks, four times what may be there at once.
+TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
+  start(128, 256, 1024);
+  auto* const words = static_cast<uint32_t*>(at_);
+  const size_t all = blocks_ * kPagedBlock / 4;
+  for (size_t w = 0; w < all; ++w) words[w] = vmem::gpu::row_word(w);
+  open(VMEM_READ, 64);
+  unsigned* const out = device_words(all);
+  unsigned* const list = device_words(all / 64);
+  std::mt19937_64 random(3);
+  for (const size_t row : {128, 129, 1024, 3001}) {
+    std::vector<uint64_t> ids(all / row / 4);
+    for (auto& id : ids) id = random() % (all / row);
+    const vmem::gpu::RowWork work{reinterpret_cast<uint64_t*>(list), ids.size(), row, out};
+    MUST(cudaMemcpy(list, ids.data(), 8 * ids.size(), cudaMemcpyHostToDevice));
+    for (const bool warps : {true, false}) {
+      reset();
+      MUST(cudaMemset(out, 0xff, 4 * ids.size() * row));
+      MUST(cudaDeviceSynchronize());
+      vmem::gpu::gather_asking(stream_, view_, work, warps ? 2112 : 264, warps, result_);
+      vmem::gpu::check_rows(stream_, work, result_);
+      MUST(cudaGetLastError());
+      finish("gathering", 60);
+      expect_right("gathering");
+    }
+  }
+  void* page = nullptr;
+  MUST(cudaHostAlloc(&page, 64, cudaHostAllocMapped));
+  auto* const answers = static_cast<unsigned*>(page);
+  vmem::gpu::gather_wrong(stream_, view_, all / 1024, 1024, out, answers);
+  MUST(cudaGetLastError());
+  finish("gathering what cannot be", 60);
+  EXPECT_EQ(answers[0], static_cast<unsigned>(Answer::out_of_range));
+  EXPECT_EQ(answers[1], 40u) << "the first row that is none";
+  EXPECT_EQ(answers[2], static_cast<unsigned>(Answer::present)) << "by address";
+  EXPECT_EQ(answers[3], static_cast<unsigned>(Answer::present));
+  EXPECT_EQ(answers[4], static_cast<unsigned>(Answer::would_deadlock));
+  EXPECT_EQ(answers[5], static_cast<unsigned>(Answer::present)) << "no rows at all";
+  close();
+  std::vector<uint32_t> got(128 * 1024);
+  MUST(cudaMemcpy(got.data(), out, 4 * got.size(), cudaMemcpyDeviceToHost));
+  for (size_t i = 0; i < 64; ++i) {
+    EXPECT_TRUE(i == 40 || i == 50 || got[i * 1024 + 5] == vmem::gpu::row_word(i * 1024 + 5)) << "row " << i;
+    EXPECT_EQ(got[(64 + i) * 1024 + 1023], vmem::gpu::row_word(i * 1025 + 1 + 1023)) << "by address, row " << i;
+  }
+  MUST(cudaFree(out));
+  MUST(cudaFree(list));
+  MUST(cudaFreeHost(page));
 }
 
 // Not a test of speed: the figures are printed.
