@@ -78,7 +78,7 @@ void FramePool::put(std::byte* frame, size_t size) {
 
 // What reading ahead in two regions takes. More would be missed by who frees a region to use the memory otherwise.
 uint64_t FramePool::room_to_keep() const {
-  const uint64_t most = std::min(budget_.limit() / 2, uint64_t{256} << 20);
+  const uint64_t most = std::min(room() / 2, uint64_t{256} << 20);
   return budget_.over() ? 0 : most - std::min(most, kept_);
 }
 
@@ -175,12 +175,13 @@ std::byte* FramePool::get_bounce(size_t size) {
       return nullptr;
     }
     it = c.slabs.insert(c.slabs.end(), Slab{at});
+    ++c.idle;
   }
   size_t word = 0;
   while (it->taken[word] == UINT64_MAX) ++word;
   const unsigned bit = static_cast<unsigned>(std::countr_one(it->taken[word]));
   it->taken[word] |= uint64_t{1} << bit;
-  ++it->busy;
+  if (it->busy++ == 0) --c.idle;
   return it->at + (word * 64 + bit) * size;
 }
 
@@ -191,7 +192,9 @@ void FramePool::put_bounce(std::byte* buffer, size_t size) {
                                [&](const Slab& s) { return buffer >= s.at && buffer < s.at + slab; });
   const size_t i = static_cast<size_t>(buffer - it->at) / size;
   it->taken[i / 64] &= ~(uint64_t{1} << i % 64);
-  if (--it->busy != 0 || c.slabs.size() * slab <= c.bounce_least) return;
+  if (--it->busy != 0) return;
+  ++c.idle;
+  if (c.slabs.size() * slab <= c.bounce_least) return;
   if (budget_.over() || c.slabs.size() * slab > c.bounce_limit) release_slab(size, it);
 }
 
@@ -206,7 +209,9 @@ bool FramePool::release_slab(size_t size, core::OwnVector<Slab>::iterator slab) 
     if (!release(at, bytes)) return false;
     put_slot(at, bytes);
   }
-  classes_[index(size)].slabs.erase(slab);
+  Class& c = classes_[index(size)];
+  c.slabs.erase(slab);
+  --c.idle;
   budget_.credit(bytes, Use::buffers);
   return true;
 }
@@ -269,6 +274,7 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t 
                          core::human_bytes(budget_.in_use()).c_str());
     }
     c.slabs.push_back(Slab{at});
+    ++c.idle;
   }
   c.bounce_least = std::max(c.bounce_least, least);
   ++c.bounce_users;
@@ -288,6 +294,16 @@ void FramePool::unwant_bounce(size_t size) {
 uint64_t FramePool::least_overhead() const {
   uint64_t bytes = budget_.charged(Use::tables) + budget_.charged(Use::fixed);
   for (const Class& c : classes_) bytes += c.bounce_least;
+  return bytes;
+}
+
+uint64_t FramePool::idle_buffers() const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < classes_.size(); ++i) {
+    const Class& c = classes_[i];
+    const uint64_t slab = slab_of(core::kPage << i), made = c.slabs.size() * slab;
+    bytes += std::min(c.idle * slab, made - std::min(made, c.bounce_least));
+  }
   return bytes;
 }
 
@@ -314,6 +330,9 @@ std::string FramePool::check() const {
   for (size_t i = 0; i < classes_.size(); ++i) {
     idle += classes_[i].free.size() * (core::kPage << i);
     buffers += classes_[i].slabs.size() * slab_of(core::kPage << i);
+    const auto& slabs = classes_[i].slabs;
+    const auto unused = std::count_if(slabs.begin(), slabs.end(), [](const Slab& s) { return s.busy == 0; });
+    if (static_cast<size_t>(unused) != classes_[i].idle) return "idle slabs of buffers are miscounted";
   }
   if (idle != budget_.charged(Use::idle)) return "free frames and their charge disagree";
   if (kept_ > idle) return "more frames are kept than are free";

@@ -73,6 +73,10 @@ class FramePool final : private IdleMemory {
   // What cannot be had for blocks: tables, fixed memory, and of each size's slabs the least. Idle slabs beyond that go
   // to whoever needs the room.
   uint64_t least_overhead() const;
+  // What blocks can have, and those that nobody can evict have some of it.
+  uint64_t room() const { return budget_.limit() - std::min(budget_.limit(), least_overhead()); }
+  // Of what is charged for buffers: it goes to whoever needs the room.
+  uint64_t idle_buffers() const;
 
   // Tests: what is wrong; empty: nothing.
   std::string check() const;
@@ -89,6 +93,7 @@ class FramePool final : private IdleMemory {
     core::OwnVector<std::byte*> slots;  // empty
     size_t frames = 0;                  // made so far
     core::OwnVector<Slab> slabs;        // the first are used first, so that the last become idle
+    size_t idle = 0;                    // slabs of which no buffer is in use
     uint64_t bounce_limit = 0, bounce_least = 0, bounce_users = 0;
   };
   static size_t slab_of(size_t size) { return std::max(size, core::kHugePage); }

@@ -311,9 +311,9 @@ void Pager::unrefuse(Region& r, BlockIndex b) {
 // Locked. One more block may be stale at its device. Nobody can evict it, and others move in what it leaves, with more
 // free than the evictors want: else they would take away what the CPU is shown as soon as it is.
 bool Pager::room_for_stale(const Region& r) const {
-  const uint64_t limit = budget_.limit();
-  const uint64_t free = std::max({sums_.reserve_bytes, limit / 4, limit / 100 * machine_.knobs.watermark_low});
-  return frames_.least_overhead() + free + sums_.pinned() + r.block_size <= limit;
+  const uint64_t room = frames_.room();
+  const uint64_t free = std::max({sums_.reserve_bytes, room / 4, room / 100 * machine_.knobs.watermark_low});
+  return free + sums_.pinned() + r.block_size <= room;
 }
 
 // Locked. *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep

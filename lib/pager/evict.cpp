@@ -35,15 +35,6 @@ constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kM
 
 }  // namespace
 
-// Free memory, or on its way to being free, is short of the low watermark.
-bool Pager::must_evict() const {
-  const uint64_t budget = budget_.limit();
-  const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
-  const uint64_t low =
-      std::max(std::min(budget / 4, std::max<uint64_t>(budget / 32, 4 * sums_.largest_block)), budget / 100 * percent);
-  return budget_.in_use() + std::max(low, sums_.room_wanted) > budget + write_back_.leaving();
-}
-
 void Pager::evict_loop() {
   Batch batch;
   std::array<policy::Victim, 32> victims;

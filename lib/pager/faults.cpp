@@ -21,13 +21,13 @@ using core::Urgency;
 
 namespace {
 
-constexpr uint64_t kIdleBudgets = 16;  // a stream is idle when so many times the budget was evicted since its last use
+constexpr uint64_t kIdleRooms = 16;  // a stream is idle when blocks left so many times their room since its last use
 
 constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
 // A declared scan of more than memory holds will not come back soon.
-bool scanned(const Region& r, uint64_t budget) {
-  return r.access == policy::Access::sequential && r.span >= budget / 2;
+bool scanned(const Region& r, uint64_t room) {
+  return r.access == policy::Access::sequential && r.span >= room / 2;
 }
 
 }  // namespace
@@ -333,7 +333,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
 // else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
 // that is true.
 void Pager::pass(Region& r, const policy::Run& run, bool used) {
-  const bool leave = !used || scanned(r, budget_.limit());
+  const bool leave = !used || scanned(r, frames_.room());
   queues_.speculation.forget(r, run);
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
@@ -357,12 +357,12 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
 // There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
 // make some.
 void Pager::give_up_idle(uint64_t bytes) {
-  const uint64_t budget = budget_.limit() / core::kPage;
-  if (clock_.pages() < sums_.looked_ahead + budget / 8 || clock_.pages() < kIdleBudgets * budget) return;
+  const uint64_t room = frames_.room() / core::kPage;
+  if (clock_.pages() < sums_.looked_ahead + room / 8 || clock_.pages() < kIdleRooms * room) return;
   sums_.looked_ahead = clock_.pages();
   for (auto& [base, region] : regions_) {
     for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(clock_.pages() - kIdleBudgets * budget);
+      const policy::Run run = region->readahead.give_up(clock_.pages() - kIdleRooms * room);
       if (run.count == 0) break;
       pass(*region, run, false);
       bytes -= std::min(bytes, run.count * region->block_size);
@@ -373,7 +373,7 @@ void Pager::give_up_idle(uint64_t bytes) {
 // What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
 // and write-back keeps step with the stores.
 void Pager::drop_behind(Region& r) {
-  if (!scanned(r, budget_.limit()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
+  if (!scanned(r, frames_.room()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =

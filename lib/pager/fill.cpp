@@ -61,6 +61,14 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   return true;
 }
 
+// What whoever asks for so many bytes leaves to those who are more urgent: no more than evictors keep free with them.
+uint64_t Pager::left_free(Urgency urgency, uint64_t size) const {
+  if (urgency == Urgency::fault) return 0;
+  if (urgency == Urgency::acquire) return sums_.reserve_bytes / 2;
+  const uint64_t low = low_watermark();
+  return std::min(sums_.reserve_bytes, low - std::min(low, size));
+}
+
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
@@ -70,9 +78,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t keep = table_growth(r, b) + (urgency == Urgency::fault     ? 0
-                                              : urgency == Urgency::acquire ? sums_.reserve_bytes / 2
-                                                                            : sums_.reserve_bytes);
+  const uint64_t grows = table_growth(r, b), keep = grows + left_free(urgency, size + grows);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;

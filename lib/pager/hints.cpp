@@ -108,7 +108,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
     return {};
   }
   // More than the cache holds would only chase out what was fetched first.
-  const uint64_t most = std::max<uint64_t>(1, budget_.limit() / 4 * 3 / span.region->block_size);
+  const uint64_t most = std::max<uint64_t>(1, frames_.room() / 4 * 3 / span.region->block_size);
   const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
                               UINT64_MAX};
   speculate(*span.region, window, Urgency::prefetch);

@@ -177,7 +177,7 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
 
 void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
-    const uint64_t bytes = i == kHostPool ? budget_.limit()
+    const uint64_t bytes = i == kHostPool ? frames_.room()
                            : i == kStagingPool
                                ? std::max<uint64_t>(staging_.bytes(), staging_.frame())
                                : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), staging_.frame());

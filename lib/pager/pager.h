@@ -110,6 +110,7 @@ class Pager {
   void touch_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
+  uint64_t left_free(core::Urgency urgency, uint64_t size) const;
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
   bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
@@ -140,6 +141,8 @@ class Pager {
   bool check_starved(Lock& lock, uint64_t now);
 
   // pressure.cpp
+  uint64_t low_watermark() const;
+  bool must_evict() const;
   void on_pressure(uint64_t bytes);
   void on_knobs();
   bool populate(Move* m, After& after);
@@ -149,7 +152,6 @@ class Pager {
 
   // evict.cpp
   void evict_loop(), revive_dropped();
-  bool must_evict() const;
   void evict_batch(std::span<Move*> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);

@@ -1,4 +1,4 @@
-// Frames that the machine refuses or wants back, and the knobs of its administrator.
+// How much is kept free, frames that the machine refuses or wants back, and the knobs of its administrator.
 //
 // Without the module a frame is ordinary memory and nothing here happens, except that settings come into force. With it
 // each frame is asked for, and a refusal is no failure: the pool is capped at what it has, so that the evictors make
@@ -50,6 +50,25 @@ bool Pager::populate(Move* m, After& after) {
   free_move(m);
   pump(after);
   return false;
+}
+
+// What is kept free ahead of those who need it: a part of what blocks can have that may leave, and never so much that
+// two of the largest could not stay, or each would be evicted as soon as it is in place.
+uint64_t Pager::low_watermark() const {
+  const uint64_t room = frames_.room(), mine = room - std::min(room, sums_.pinned());
+  const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
+  const uint64_t part = std::min(mine / 4, std::max<uint64_t>(mine / 32, 4 * sums_.largest_block));
+  return std::min(std::max(part, mine / 100 * percent), mine - std::min(mine, 2 * sums_.largest_block));
+}
+
+// Free memory, or on its way to being free, is short of the low watermark, or of what the first that waits needs.
+bool Pager::must_evict() const {
+  uint64_t wanted = std::max(low_watermark(), sums_.room_wanted);
+  if (!queues_.starved.empty()) {
+    const Starved& first = queues_.starved.front();
+    wanted = std::max(wanted, first.region->block_size + left_free(first.urgency, first.region->block_size));
+  }
+  return budget_.in_use() - frames_.idle_buffers() + wanted > budget_.limit() + write_back_.leaving();
 }
 
 // Locked. No more than `bytes` of frames for `ns`; what is above it leaves. A refusal takes nothing back of what

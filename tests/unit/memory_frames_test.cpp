@@ -55,6 +55,29 @@ TEST_F(MemoryFrames, AReturnedFrameStaysPaidForAndIsHandedOutAgain) {
   EXPECT_EQ(budget.charged(), 2 * kMiB);
 }
 
+TEST_F(MemoryFrames, BlocksHaveWhatTheLeastOfTheRestLeaves) {
+  EXPECT_EQ(pool.room(), 16 * kMiB);
+  ASSERT_TRUE(budget.charge(3 * kMiB, 0, vmem::memory::Use::fixed));
+  ASSERT_TRUE(pool.want_bounce(kHugePage, 6 * kMiB).ok());
+  EXPECT_EQ(pool.room(), 11 * kMiB);
+  EXPECT_EQ(pool.idle_buffers(), 0u) << "one has to be there";
+  std::byte* const buffers[] = {pool.get_bounce(kHugePage), pool.get_bounce(kHugePage), pool.get_bounce(kHugePage)};
+  EXPECT_EQ(pool.idle_buffers(), 0u) << "they are in use";
+  EXPECT_EQ(pool.room(), 11 * kMiB) << "what is beyond the least gives way";
+  for (std::byte* b : buffers) pool.put_bounce(b, kHugePage);
+  EXPECT_EQ(pool.idle_buffers(), 4 * kMiB);
+  std::byte* const frame = pool.get(8 * kMiB, kMiB);
+  ASSERT_NE(frame, nullptr);
+  EXPECT_EQ(pool.idle_buffers(), 2 * kMiB) << "one gave way";
+  EXPECT_EQ(pool.check(), "");
+  pool.put(frame, 8 * kMiB);
+  budget.set(2 * kMiB);
+  EXPECT_EQ(pool.room(), 0u);
+  budget.set(16 * kMiB);
+  pool.unwant_bounce(kHugePage);
+  EXPECT_EQ(pool.idle_buffers(), 0u);
+}
+
 TEST_F(MemoryFrames, FramesOfARegionThatGoesAreKeptWithinABound) {
   std::byte* frames[8];
   for (auto& f : frames) f = pool.get(kHugePage, 0);

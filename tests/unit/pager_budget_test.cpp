@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <string>
 
+#include "common/patience.h"
 #include "pager_steps.h"
 
 namespace {
@@ -139,6 +140,40 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
   for (size_t i = 0; i < 32; ++i) EXPECT_EQ(get(r + i * kMiB), i);
   put(small, 3);
   EXPECT_EQ(get(small), 3u);
+}
+
+// What is kept free is a part of what blocks can have, and not of a budget that is mostly something else's.
+TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
+  Config c = config(64 * kMiB);
+  c.io_buffer_bytes = 57 * kMiB;  // and 2 MiB of buffers
+  start(std::move(c));
+  std::byte* const r = region(8, kMiB);
+  put(r, 1);
+  put(r + kMiB, 2);
+  // A round of the evictor's before each of these, and one after the first.
+  for (int round = 0; round < 2; ++round) {
+    put(r + 7 * kMiB, 3);
+    ASSERT_TRUE(pager->prefetch(r + 7 * kMiB, kMiB, VMEM_SSD).ok());
+    ASSERT_TRUE(vmem::test::eventually([&] { return ssd(r + 7 * kMiB, kMiB) == kMiB; }));
+  }
+  EXPECT_EQ(ssd(r, 2 * kMiB), 0u) << "evicted as soon as they were there";
+  for (size_t i = 0; i < 64; ++i) put(r + i % 8 * kMiB, i);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kMiB), 56 + i);
+}
+
+// What a prefetch leaves to faults is no more than evictors keep free for both: else it would wait for nobody.
+TEST_F(PagerBudget, APrefetchFindsTheRoomThatEvictorsKeep) {
+  start(config(34 * kMiB));
+  std::byte* const r = region(48, kMiB);
+  std::byte* const wanted = r + 40 * kMiB;
+  put(wanted, 40);
+  evict(wanted, kMiB);
+  for (size_t i = 0; i < 28; ++i) put(r + i * kMiB, i);
+  ASSERT_EQ(pager->counters().evictions, 1u) << "as much is free as evictors want";
+  ASSERT_TRUE(pager->prefetch(wanted, kMiB, VMEM_HOST).ok());
+  EXPECT_TRUE(vmem::test::eventually([&] { return ssd(wanted, kMiB) == 0; }));
+  for (size_t i = 0; i < 28; ++i) EXPECT_EQ(get(r + i * kMiB), i);
+  EXPECT_EQ(get(wanted), 40u);
 }
 
 // One byte in each page of a table: the tables of what was stored end at the budget. The access that would need one

@@ -138,6 +138,23 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   EXPECT_EQ(loading.get(), 7u);
 }
 
+// What is free for stores to blocks that a device has leased is judged by what staging frames leave.
+TEST_F(PagerWaits, AStoreUnderAReadLeaseHasRoomBesideStagingFrames) {
+  start_with_device(300, true);
+  change_on_device(0, kOnDevice);
+  engine->hold(Io::Op::write, true);
+  auto leaving = calling([&] { return to_host(0, kOnDevice); });
+  ASSERT_TRUE(vmem::test::eventually([&] { return on_device() == kOnDevice - kStaging; })) << "32 MiB of them";
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  ASSERT_TRUE(leaving.get().ok());
+  ASSERT_TRUE(pager->set_host_budget(uint64_t{43} << 20).ok());
+  ASSERT_TRUE(acquire(0, 1, 0).ok());
+  put(r, 5);
+  release(0, 1);
+  EXPECT_EQ(get(r), 5u);
+}
+
 // Staging frames are kept: a budget that is lowered needs room for them, once, and for what the CPU accesses.
 TEST_F(PagerWaits, ALoweredBudgetCountsStagingFramesOnce) {
   constexpr uint64_t kMiB = 1 << 20;
