@@ -123,7 +123,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
         if (here != 0) {
           team.join();  // what each has acquired is there for all
           VMEM_PAGING_LOOP
-          for (uint32_t lane = 0; here >> lane != 0; ++lane) {
+          for (uint32_t lane = 0; lane < 32 && here >> lane != 0; ++lane) {
             if ((here >> lane & 1) == 0) continue;
             const Piece its{0, team.from(piece.address, lane), team.from(piece.offset, lane),
                             team.from(piece.bytes, lane)};
