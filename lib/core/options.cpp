@@ -26,9 +26,10 @@ constexpr OptionInfo kTable[] = {
     {Option::host_budget, "host_budget", OptionKind::bytes, "bytes",
      "half of the smaller of the memory-cgroup limit and what is available", 8 * kMiB, kPiB, nullptr, true,
      "Host memory that libvmem may use for blocks, I/O buffers and its own tables, moves in flight included."},
-    {Option::device_budget, "device_budget", OptionKind::bytes, "bytes",
-     "0.8 of the device memory that is free; follows it until set", 2 * kMiB, kPiB, nullptr, true,
-     "Device memory that libvmem may use on each GPU, moves in flight included."},
+    {Option::device_budget, "device_budget", OptionKind::bytes, "bytes", "0.8 of the device memory that is free",
+     2 * kMiB, kPiB, nullptr, true,
+     "Device memory that libvmem may use on each GPU, moves in flight included. While others leave less of it, blocks "
+     "make do with what there is."},
     {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "2 MiB", 2 * kMiB, 32 * kMiB, nullptr,
      false,
      "Block of regions with a device tier, a power of two. What a move costs the driver beside its bytes is the same "

@@ -160,7 +160,8 @@ Status SimDevices::run_hook(SimOp op, int device, uintptr_t address, size_t size
 
 Status SimDevices::body_memory(int device, Memory* out) {
   out->total = options_.memory_bytes;
-  out->free = options_.memory_bytes - std::min(options_.memory_bytes, used(device));
+  const uint64_t taken = used(device) + devices_[static_cast<size_t>(device)]->others.load();
+  out->free = options_.memory_bytes - std::min(options_.memory_bytes, taken);
   out->kept = devices_[static_cast<size_t>(device)]->pieces.idle_bytes();
   return {};
 }
@@ -255,7 +256,10 @@ void SimDevices::body_unmapped(const Span& span) {
 
 Status SimDevices::oversubscribed(int device) {
   const uint64_t made = used(device);
-  if (made <= options_.memory_bytes) return {};
+  if (made <= options_.memory_bytes) {
+    if (made + devices_[static_cast<size_t>(device)]->others.load() <= options_.memory_bytes) return {};
+    return error(ENOMEM, "others have the memory of device %d", device);
+  }
   // CUDA would push other blocks out to host memory, behind everybody's back.
   violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
                       static_cast<size_t>(options_.memory_bytes)));
@@ -325,9 +329,8 @@ Status SimDevices::body_migrate(const Span& span, int to) {
     if (span.unit(i).moving.load() != 0)
       violation(strprintf("unit at %#zx moved to device %d while it is being copied",
                           span.address() + i * span.unit_size(), to));
-  if (used(to) > options_.memory_bytes) violation(strprintf("device %d oversubscribed by a move", to));
-  if (shared()) return health(to);
-  if (Status s = health(to); !s.ok()) return s;
+  if (Status s = oversubscribed(to); !s.ok()) return s;
+  if (Status s = health(to); !s.ok() || shared()) return s;
   // One unit, which is not mapped.
   Unit& unit = span.unit(0);
   if (Status s = health(unit.device.load()); !s.ok()) return s;

@@ -146,6 +146,8 @@ class SimDevices final : public UnitDevices {
   // As cudaDeviceReset: every device is lost, no range has addresses of its own any more, and no copy runs.
   void reset(std::string_view reason);
   void set_hook(SimHook hook);
+  // So many bytes of its memory are somebody else's from now on: units that find no room are refused (-ENOMEM).
+  void leave_to_others(int device, uint64_t bytes) { devices_[static_cast<size_t>(device)]->others = bytes; }
   // Handles: memory that is taken, of units and kept for the next.
   uint64_t taken(int device) const { return devices_[static_cast<size_t>(device)]->pieces.bytes(); }
   std::vector<std::string> violations() const;
@@ -183,6 +185,7 @@ class SimDevices final : public UnitDevices {
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
     std::atomic<unsigned> next[2] = {};
     PiecePools pieces;
+    std::atomic<uint64_t> others{0};  // bytes
     const std::shared_ptr<SimWork> work = std::make_shared<SimWork>();
   };
   Stream* stream_of(void* stream, int device_if_null);

@@ -4,20 +4,27 @@
 
 namespace vmem::pager {
 
-void DeviceBudget::begin(uint64_t bytes, uint64_t block, bool follows_free) {
+void DeviceBudget::begin(uint64_t bytes, uint64_t block) {
   block_ = block;
-  limit_ = std::max(core::round_down(bytes, block_), block_);
-  follows_free_ = follows_free;
+  limit_ = budget_ = std::max(core::round_down(bytes, block_), block_);
 }
 
 void DeviceBudget::set(uint64_t bytes) {
-  begin(bytes, block_, false);
+  begin(bytes, block_);
   lowered_ = true;
 }
 
-bool DeviceBudget::follow_down() {
-  if (!follows_free_ || charged_ < block_ || charged_ >= limit_) return false;
-  limit_ = charged_;
+bool DeviceBudget::follow_down(uint64_t kept) {
+  const uint64_t had = charged_ + core::round_down(kept, block_);
+  if (std::max(had, block_) >= limit_) return false;
+  limit_ = std::max(had, block_);
+  return true;
+}
+
+bool DeviceBudget::follow_up(uint64_t bytes) {
+  const uint64_t has = std::min(core::round_down(bytes, block_), budget_);
+  if (has <= limit_) return false;
+  limit_ = has;
   return true;
 }
 

@@ -1,6 +1,7 @@
 // What blocks may have of one device's memory, what they have, and what is under leases there.
 //
-//   charges <= budget, always, but for a budget that was lowered since and has not been reached yet
+//   charges <= limit <= budget, always, but for a budget that was lowered since and has not been reached yet; the limit
+//   is less than the budget while the device has no memory for it: others have that
 //   what goes to other devices is among what leaves, that is among the charges; what is ending is among what is leased
 //
 // A block is charged from when it is claimed for the device until its memory there is nobody's. Of a block that goes to
@@ -18,15 +19,18 @@ namespace vmem::pager {
 class DeviceBudget {
  public:
   // The device is used from now on, by blocks of so many bytes: a budget is a multiple of them, and not less than one.
-  // follows_free: nobody has said how much it is to be, and it may become less.
-  void begin(uint64_t bytes, uint64_t block, bool follows_free);
-  bool begun() const { return limit_ != 0; }
+  void begin(uint64_t bytes, uint64_t block);
+  bool begun() const { return budget_ != 0; }
   // Somebody has said so. What is charged beyond it is to leave.
   void set(uint64_t bytes);
-  // The device has no memory but for what is charged already: no more is charged from now on. False: nothing changes;
-  // somebody has said how much it is to be, or this is no less.
-  bool follow_down();
+  // The device has no memory but for what is charged already, and so much that no block has: who wants more has to wait
+  // until something leaves. False: nothing changes.
+  bool follow_down(uint64_t kept);
+  // It has so much for blocks, those that are there included. False: nothing changes.
+  bool follow_up(uint64_t bytes);
+  uint64_t budget() const { return budget_; }
   uint64_t limit() const { return limit_; }
+  bool is_short() const { return limit_ < budget_; }
 
   bool fits(uint64_t bytes) const { return charged_ + bytes <= limit_; }
   void charge(uint64_t bytes) { charged_ += bytes; }  // after fits()
@@ -48,13 +52,14 @@ class DeviceBudget {
   void count_leases(uint64_t leased, uint64_t ending, bool more);
   uint64_t leased() const { return leased_; }
   uint64_t live() const { return leased_ - ending_; }  // without what waits for its streams alone
-  bool room_for_lease(uint64_t bytes) const { return leased_ + bytes <= limit_; }
-  bool room_once_ended(uint64_t bytes) const { return live() + bytes <= limit_; }
+  // Where the device is short of memory a lease waits for it as a block does: it may come back.
+  bool room_for_lease(uint64_t bytes) const { return leased_ + bytes <= budget_; }
+  bool room_once_ended(uint64_t bytes) const { return live() + bytes <= budget_; }
 
   // The device may keep memory that no block has.
   void set_keeps(bool keeps) { keeps_ = keeps; }
   bool keeps() const { return keeps_; }
-  bool idle() const { return charged_ == 0 && !keeps_; }
+  bool idle() const { return charged_ == 0 && !keeps_ && !is_short(); }
   // .. which is to be within a budget that was lowered: blocks are. Then it is.
   bool must_trim() const { return lowered_ && charged_ <= limit_; }
   void trimmed(uint64_t to) { lowered_ = lowered_ && (limit_ != to || charged_ > limit_); }
@@ -64,13 +69,14 @@ class DeviceBudget {
   std::string check(uint64_t in_tables, uint64_t leased) const;
 
  private:
-  uint64_t limit_ = 0;  // bytes, as all here; 0: not used yet
+  uint64_t budget_ = 0;  // bytes, as all here; 0: not used yet
+  uint64_t limit_ = 0;
   uint64_t block_ = core::kHugePage;
   uint64_t charged_ = 0;
   uint64_t leaving_ = 0, to_peers_ = 0;
   uint64_t wanted_ = 0;
   uint64_t leased_ = 0, ending_ = 0;
-  bool follows_free_ = false, lowered_ = false, keeps_ = false;
+  bool lowered_ = false, keeps_ = false;
 };
 
 }  // namespace vmem::pager

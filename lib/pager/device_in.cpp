@@ -31,6 +31,13 @@ using core::Urgency;
 namespace {
 
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
+constexpr uint64_t kSayEvery = 10'000'000'000;        // ns; that others have memory of a device
+
+// What no block has of the device's memory, and the next can have.
+uint64_t kept_on(device::Devices& devices, int d) {
+  device::Memory memory = {};
+  return devices.memory(d, &memory).ok() ? memory.kept : 0;
+}
 
 }  // namespace
 
@@ -388,6 +395,8 @@ void Pager::end_in(InBatch& in) {
   core::step("device.entered");
   After after;
   const Status health = s.ok() ? Status() : devices_->health(d);
+  const bool full = !made && s.code() == -ENOMEM;
+  const uint64_t kept = full ? kept_on(*devices_, d) : 0;
   Lock lock(mutex_);
   if (!s.ok()) saw_loss(d, health);  // the books still say how it was
   if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
@@ -414,14 +423,7 @@ void Pager::end_in(InBatch& in) {
     answer_on_device(r, m->block);
     free_move(m);
   }
-  if (!made && s.code() == -ENOMEM) {
-    DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
-    if (budget.follow_down()) {
-      core::log(core::Level::warning, "device %d has less free memory than when libvmem began: its budget is %s now", d,
-                core::human_bytes(budget.limit()).c_str());
-      resize_policies();
-    }
-  }
+  if (full) follow_down(d, kept);
   if (!queues_.departures.empty()) gpu_work_.notify_one();
   pump(after);
   lock.unlock();
@@ -487,6 +489,19 @@ bool Pager::end_issued(Lock& lock, int d) {
   return true;
 }
 
+// Locked. A block was refused memory of the device, which is not charged with it any more. What is there makes room for
+// others from now on; look_at_memory() finds out when there is more.
+void Pager::follow_down(int d, uint64_t kept) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  if (!g.budget.follow_down(kept)) return;
+  resize_policies();
+  const uint64_t now = now_ns();
+  if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
+  g.said_short_ns = now;
+  core::log(core::Level::warning, "others have memory of device %d: of its budget of %s blocks have %s for now", d,
+            core::human_bytes(g.budget.budget()).c_str(), core::human_bytes(g.budget.limit()).c_str());
+}
+
 // Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
 // kernel may have changed them since.
 void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after) {
@@ -545,6 +560,8 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
     for (size_t k = i; k < i + n; ++k) batch[k]->status = s;
   }
   After after;
+  const bool full = std::any_of(batch.begin(), batch.end(), [](const Move* m) { return m->status.code() == -ENOMEM; });
+  const uint64_t kept = full ? kept_on(*devices_, d) : 0;
   Lock lock(mutex_);
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (own_page_tables()) g.budget.set_keeps(true);
@@ -571,6 +588,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
     admit(r, m->block, stamp_now());
     free_move(m);
   }
+  if (full) follow_down(d, kept);
   pump(after);
   lock.unlock();
   run(after);

@@ -179,7 +179,7 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
   if (budget.room_for_lease(need)) return {};
   if (!budget.room_once_ended(need)) {
     return error(ENOMEM, "the lease of %s does not fit device %d: device_budget %s, %s leased already; holders: %s",
-                 core::human_bytes(need).c_str(), d, core::human_bytes(budget.limit()).c_str(),
+                 core::human_bytes(need).c_str(), d, core::human_bytes(budget.budget()).c_str(),
                  core::human_bytes(budget.live()).c_str(), lease_holders().c_str());
   }
   *wait = true;

@@ -106,7 +106,7 @@ Status Pager::use_device(int d) {
                  core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
                  core::human_bytes(memory.total).c_str());
   }
-  budget.begin(wanted, staging_.frame(), config_.device_budget == 0);
+  budget.begin(wanted, staging_.frame());
   resize_policies();
   return {};
 }
@@ -293,6 +293,9 @@ Status Pager::want_staging() {
 void Pager::device_loop() {
   unsigned pause = 200, hint_pause = 100;  // us
   Lock lock(mutex_);
+  const auto any_budget = [this](auto holds) {
+    return std::any_of(gpus_.begin(), gpus_.end(), [&](const Gpu& g) { return holds(g.budget); });
+  };
   const auto look_around = [&] {
     const uint64_t now = now_ns();
     if (now < looked_ns_ + kLookEvery) return;
@@ -302,6 +305,7 @@ void Pager::device_loop() {
   while (!threads_.stop_devices) {
     if (device_step(lock)) {
       pause = 200, hint_pause = 100;
+      if (any_budget([](const DeviceBudget& b) { return b.is_short(); })) look_around();
       continue;
     }
     if (threads_.stop_devices) break;  // said while the step had given the lock away
@@ -312,14 +316,16 @@ void Pager::device_loop() {
       look_around();
     } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
+      look_around();
     } else if (!queues_.accesses.empty()) {  // until leases end, or memory comes free
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (std::any_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.budget.over(); })) {
+    } else if (any_budget([](const DeviceBudget& b) { return b.over(); })) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
-    } else if (std::all_of(gpus_.begin(), gpus_.end(), [](const Gpu& g) { return g.budget.idle(); })) {
+      look_around();
+    } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); })) {
       gpu_work_.wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
@@ -333,7 +339,8 @@ void Pager::device_loop() {
 // driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void Pager::reclaim_host_pages(Lock& lock) {
-  if (own_page_tables()) return trim_devices(lock);  // there are none
+  look_at_memory(lock);
+  if (own_page_tables()) return;  // there are none
   core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : regions_) {
@@ -376,12 +383,14 @@ void Pager::reclaim_host_pages(Lock& lock) {
   lock.lock();
 }
 
-// Locked on entry and on return. What devices keep for blocks to come goes back to their drivers: where a budget was
-// lowered, and where the device has little for other processes, and for the program itself.
-void Pager::trim_devices(Lock& lock) {
+// Locked on entry and on return. Where others had a device's memory, blocks have again what there is now. What devices
+// keep for blocks to come goes back to their drivers: where a budget was lowered, and where the device has little for
+// other processes, and for the program itself.
+void Pager::look_at_memory(Lock& lock) {
+  bool more = false;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     DeviceBudget& budget = gpus_[d].budget;
-    if (!budget.keeps()) continue;
+    if (!budget.keeps() && !budget.is_short()) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
     lock.unlock();
@@ -391,8 +400,16 @@ void Pager::trim_devices(Lock& lock) {
     if (s.ok() && memory.kept != 0 && (lowered || little)) s = devices_->trim(static_cast<int>(d), little ? 0 : limit);
     lock.lock();
     if (s.ok() && lowered) budget.trimmed(limit);
-    budget.set_keeps(s.ok() && (memory.kept != 0 || budget.charged() != 0));
+    if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
+    budget.set_keeps(s.ok() && own_page_tables() && (memory.kept != 0 || budget.charged() != 0));
   }
+  if (!more) return;
+  resize_policies();
+  After after;
+  pump(after);
+  lock.unlock();
+  run(after);
+  lock.lock();
 }
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.

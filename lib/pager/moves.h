@@ -182,6 +182,7 @@ struct Gpu {  // one device, from its first use on
   bool rescue = false;    // .. and host memory may have copies of its blocks
   uint64_t failures = 0;  // moves in that failed; `failure` is the last
   core::Status failure;
+  uint64_t said_short_ns = 0;  // that others have its memory, when last
 };
 struct Wish {  // blocks that are to come to a device, in order
   Region* region;

@@ -199,11 +199,11 @@ class Pager {
   bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d);
   core::Status mark_stream(void* stream, int location, device::Ticket* out);
   core::Status start_hint(const SpanOf& span, int location, After& after);
-  void reclaim_host_pages(Lock&lock), trim_devices(Lock&lock);
+  void reclaim_host_pages(Lock&lock), look_at_memory(Lock&lock);
   void pump_devices(After&after, bool wake = true), wake_for_ready(), begin_batch(const Batch&batch, int d);
   Batch take_ready(std::span<const SpanOf> spans, int d);
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
-  void finish_device_read(Move*m, After&after), pull(Batch&batch, int d);
+  void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept);
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in), end_in(InBatch&in);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);

@@ -36,15 +36,15 @@ TEST_F(PagerDeviceBudget, NothingFitsBeforeTheDeviceIsUsed) {
   EXPECT_TRUE(budget.idle());
   EXPECT_EQ(budget.missing(), 0u);
   EXPECT_EQ(budget.check(0, 0), "");
-  budget.begin(blocks(3) + 17, blocks(1), true);
+  budget.begin(blocks(3) + 17, blocks(1));
   EXPECT_TRUE(budget.begun());
   EXPECT_EQ(budget.limit(), blocks(3)) << "whole pieces";
-  budget.begin(5, blocks(1), true);
+  budget.begin(5, blocks(1));
   EXPECT_EQ(budget.limit(), blocks(1)) << "one at least";
 }
 
 TEST_F(PagerDeviceBudget, ChargesStayWithinIt) {
-  budget.begin(blocks(4), blocks(1), true);
+  budget.begin(blocks(4), blocks(1));
   charge(4);
   EXPECT_FALSE(budget.fits(1));
   EXPECT_FALSE(budget.idle());
@@ -56,7 +56,7 @@ TEST_F(PagerDeviceBudget, ChargesStayWithinIt) {
 }
 
 TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
-  budget.begin(blocks(4), blocks(1), true);
+  budget.begin(blocks(4), blocks(1));
   charge(4);
   budget.leaves(kBlock);
   budget.leaves(kBlock);
@@ -69,7 +69,7 @@ TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
 }
 
 TEST_F(PagerDeviceBudget, WhoWaitsSaysHowMuchIsToLeave) {
-  budget.begin(blocks(4), blocks(1), true);
+  budget.begin(blocks(4), blocks(1));
   charge(3);
   budget.want(blocks(1));
   EXPECT_EQ(budget.missing(), 0u) << "there is room";
@@ -85,8 +85,8 @@ TEST_F(PagerDeviceBudget, WhoWaitsSaysHowMuchIsToLeave) {
 
 TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
   DeviceBudget other;
-  budget.begin(blocks(4), blocks(1), true);
-  other.begin(blocks(4), blocks(1), true);
+  budget.begin(blocks(4), blocks(1));
+  other.begin(blocks(4), blocks(1));
   charge(2);
   for (int i = 0; i < 2; ++i) {
     budget.leaves(kBlock, true);
@@ -104,7 +104,7 @@ TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
 }
 
 TEST_F(PagerDeviceBudget, WhatALoweredBudgetHasNoRoomForIsToLeave) {
-  budget.begin(blocks(8), blocks(1), true);
+  budget.begin(blocks(8), blocks(1));
   charge(6);
   budget.set(blocks(2));
   EXPECT_EQ(budget.limit(), blocks(2));
@@ -125,22 +125,54 @@ TEST_F(PagerDeviceBudget, WhatALoweredBudgetHasNoRoomForIsToLeave) {
   EXPECT_EQ(budget.check(blocks(2), 0), "");
 }
 
-TEST_F(PagerDeviceBudget, OnlyABudgetThatNobodyHasSetFollowsTheDeviceDown) {
-  budget.begin(blocks(8), blocks(1), true);
-  EXPECT_FALSE(budget.follow_down()) << "with nothing there it is another process that has the memory";
+TEST_F(PagerDeviceBudget, BlocksMakeRoomForOthersWhereTheDeviceHasNoMoreMemory) {
+  budget.begin(blocks(8), blocks(1));
   charge(5);
-  EXPECT_TRUE(budget.follow_down());
+  EXPECT_TRUE(budget.follow_down(0));
   EXPECT_EQ(budget.limit(), blocks(5));
+  EXPECT_EQ(budget.budget(), blocks(8)) << "what somebody wants it to be";
+  EXPECT_TRUE(budget.is_short());
   EXPECT_FALSE(budget.fits(kBlock));
-  EXPECT_FALSE(budget.follow_down()) << "no less than that";
+  budget.want(blocks(2));
+  EXPECT_EQ(budget.missing(), blocks(2));
+  EXPECT_FALSE(budget.over());
+  EXPECT_FALSE(budget.follow_down(0)) << "no less than that";
+  EXPECT_TRUE(budget.room_for_lease(blocks(8))) << "others may give their memory back";
   EXPECT_EQ(budget.check(blocks(5), 0), "");
+}
+
+TEST_F(PagerDeviceBudget, WhatNoBlockHasIsThereForTheNext) {
+  budget.begin(blocks(8), blocks(1));
+  charge(3);
+  EXPECT_TRUE(budget.follow_down(blocks(2) + 5));
+  EXPECT_EQ(budget.limit(), blocks(5));
+  EXPECT_FALSE(budget.follow_down(blocks(9)));
+  EXPECT_EQ(budget.limit(), blocks(5));
+}
+
+TEST_F(PagerDeviceBudget, MemoryThatComesFreeAgainIsForBlocksUpToTheBudget) {
+  budget.begin(blocks(8), blocks(1));
+  EXPECT_TRUE(budget.follow_down(0));
+  EXPECT_EQ(budget.limit(), blocks(1)) << "one at least: it is tried again";
+  EXPECT_FALSE(budget.idle()) << "somebody has to look for more";
+  EXPECT_FALSE(budget.follow_up(0));
+  EXPECT_TRUE(budget.follow_up(blocks(3) + 5));
+  EXPECT_EQ(budget.limit(), blocks(3));
+  EXPECT_FALSE(budget.follow_up(blocks(2))) << "blocks may be on their way";
+  EXPECT_TRUE(budget.follow_up(blocks(100)));
+  EXPECT_EQ(budget.limit(), blocks(8));
+  EXPECT_FALSE(budget.is_short());
+  EXPECT_TRUE(budget.idle());
+  EXPECT_FALSE(budget.follow_up(blocks(100)));
+  charge(8);
+  budget.credit(blocks(4));
+  EXPECT_TRUE(budget.follow_down(0));
   budget.set(blocks(6));
-  EXPECT_FALSE(budget.follow_down()) << "somebody wants it to be that";
-  EXPECT_EQ(budget.limit(), blocks(6));
+  EXPECT_EQ(budget.limit(), blocks(6)) << "tried again";
 }
 
 TEST_F(PagerDeviceBudget, LeasesFitNowOrOnceOthersHaveEnded) {
-  budget.begin(blocks(8), blocks(1), true);
+  budget.begin(blocks(8), blocks(1));
   budget.count_leases(blocks(6), 0, true);
   EXPECT_TRUE(budget.room_for_lease(blocks(2)));
   EXPECT_FALSE(budget.room_for_lease(blocks(3)));
@@ -158,7 +190,7 @@ TEST_F(PagerDeviceBudget, LeasesFitNowOrOnceOthersHaveEnded) {
 }
 
 TEST_F(PagerDeviceBudget, ADeviceThatKeepsMemoryIsNotIdle) {
-  budget.begin(blocks(8), blocks(1), true);
+  budget.begin(blocks(8), blocks(1));
   charge(1);
   budget.credit(kBlock);
   EXPECT_TRUE(budget.idle());
@@ -169,7 +201,7 @@ TEST_F(PagerDeviceBudget, ADeviceThatKeepsMemoryIsNotIdle) {
 }
 
 TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
-  budget.begin(blocks(2), blocks(1), true);
+  budget.begin(blocks(2), blocks(1));
   charge(2);
   EXPECT_EQ(budget.check(blocks(1), 0), "used 4194304, counted 2097152; leased 0, counted 0");
   EXPECT_EQ(budget.check(blocks(2), 1), "used 4194304, counted 4194304; leased 0, counted 1");
@@ -186,10 +218,10 @@ TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
 // Blocks come, leave and turn back, and the budget is set, in any order.
 TEST_F(PagerDeviceBudget, AddsUpInALongMix) {
   std::mt19937 random(11);
-  budget.begin(blocks(32), blocks(1), true);
+  budget.begin(blocks(32), blocks(1));
   uint64_t there = 0, leaving = 0;
   for (int n = 0; n < 20000; ++n) {
-    switch (random() % 6) {
+    switch (random() % 7) {
       case 0:
       case 1:
         if (budget.fits(kBlock)) {
@@ -214,6 +246,10 @@ TEST_F(PagerDeviceBudget, AddsUpInALongMix) {
           budget.stays(kBlock);
           --leaving;
         }
+        break;
+      case 5:
+        if (random() % 50 == 0) budget.follow_down(blocks(random() % 3));
+        if (random() % 20 == 0) budget.follow_up(blocks(random() % 40));
         break;
       default:
         if (random() % 50 == 0) budget.set(blocks(1 + random() % 40));

@@ -1,0 +1,82 @@
+// Devices whose memory others take and give back: blocks that nobody leases make room, and what comes free again is
+// used. On simulated devices.
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kWords = kBlock / 8, kMemory = 64;  // kMemory: blocks of each device
+
+// The parameter: page tables of their own.
+class DeviceShort : public systest::SimTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { start(2, {{"fault_timeout_ms", "3000"}}, GetParam()); }
+  // All of a device's memory but so many blocks is somebody else's now.
+  static void leave_room(int device, size_t blocks) { sim().leave_to_others(device, (kMemory - blocks) * kBlock); }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  // At a device; nobody leases it afterwards.
+  void visit(vmem::region& r, size_t first, size_t blocks, uint64_t value, int d, void* stream) {
+    uint64_t* const at = words(r) + first * kWords;
+    ASSERT_EQ(vmem_acquire(at, blocks * kBlock, kBoth, d, stream), 0) << vmem_last_error();
+    for (size_t b = 0; b < blocks; ++b) launch_store(stream, at + b * kWords, value + b);
+    ASSERT_EQ(vmem_release(at, blocks * kBlock, stream), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(stream).ok());
+  }
+  static void expect(vmem::region& r, size_t first, size_t blocks, uint64_t value) {
+    for (size_t b = 0; b < blocks; ++b)
+      EXPECT_EQ(*static_cast<volatile uint64_t*>(words(r) + (first + b) * kWords), value + b) << first + b;
+  }
+  static uint64_t budget(int d) {
+    struct vmem_device_stats s = {};
+    s.size = sizeof s;
+    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
+    EXPECT_LE(s.used_bytes, s.budget);
+    return s.budget;
+  }
+};
+
+TEST_P(DeviceShort, BlocksThatNobodyLeasesMakeRoomForOthers) {
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock);
+  visit(r, 0, 8, 100, 0, stream_);
+  leave_room(0, 8);
+  visit(r, 10, 1, 200, 0, stream_);
+  visit(r, 16, 8, 300, 0, stream_);
+  EXPECT_LT(budget(0), 16 * kBlock);
+  expect(r, 0, 8, 100);
+  expect(r, 10, 1, 200);
+  expect(r, 16, 8, 300);
+}
+
+TEST_P(DeviceShort, MemoryThatOthersGiveBackIsUsedAgain) {
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock);
+  visit(r, 0, 2, 100, 0, stream_);
+  leave_room(0, 2);
+  visit(r, 4, 2, 200, 0, stream_);
+  leave_room(0, kMemory);
+  visit(r, 8, 16, 300, 0, stream_);  // all of the budget at once
+  EXPECT_TRUE(until([] { return budget(0) == 16 * kBlock; }));
+  expect(r, 0, 2, 100);
+  expect(r, 4, 2, 200);
+  expect(r, 8, 16, 300);
+}
+
+TEST_P(DeviceShort, BlocksMakeRoomForThoseOfOtherDevices) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(16 * kBlock);
+  visit(r, 0, 4, 100, 1, other);
+  visit(r, 8, 2, 200, 0, stream_);
+  leave_room(1, 4);
+  visit(r, 8, 2, 300, 1, other);
+  expect(r, 0, 4, 100);
+  expect(r, 8, 2, 300);
+}
+
+INSTANTIATE_TEST_SUITE_P(, DeviceShort, ::testing::Bool(),
+                         [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
+
+}  // namespace
