@@ -233,5 +233,44 @@ class lease {
   void* stream_ = nullptr;
 };
 
+/*
+ * A range that is open to kernels which ask for what they need (vmem_kernel_begin, <vmem/device.cuh>), for the life of
+ * the object: kernels get view(). The destructor closes it, which waits for the kernels that are on its stream by then
+ * and serves them meanwhile; where that fails (a stream that is capturing a graph) it stays open until vmem_shutdown().
+ * Call end() where that matters.
+ */
+class kernel_range {
+ public:
+  kernel_range(const void* ptr, std::size_t size, unsigned access, int device, void* stream, std::size_t budget = 0)
+      : stream_(stream) {
+    check(vmem_kernel_begin(&kernel_, ptr, size, access, device, budget, &view_));
+  }
+  template <typename T>
+  kernel_range(std::span<T> range, unsigned access, int device, void* stream, std::size_t budget = 0)
+      : kernel_range(range.data(), range.size_bytes(), access, device, stream, budget) {}
+  kernel_range(kernel_range&& other) noexcept
+      : kernel_(std::exchange(other.kernel_, nullptr)), view_(other.view_), stream_(other.stream_) {}
+  kernel_range& operator=(kernel_range&&) = delete;
+  ~kernel_range() {
+    if (kernel_ != nullptr) (void)vmem_kernel_end(kernel_, stream_);
+  }
+  /* What vmem::device_region is made of. */
+  const vmem_kernel_view& view() const { return view_; }
+  struct vmem_kernel* get() const {
+    return kernel_;
+  }
+  void end() { end(stream_); }
+  /* When another stream gets here. */
+  void end(void* stream) {
+    check(vmem_kernel_end(kernel_, stream));
+    kernel_ = nullptr;
+  }
+
+ private:
+  struct vmem_kernel* kernel_ = nullptr;
+  vmem_kernel_view view_ = {};
+  void* stream_ = nullptr;
+};
+
 }  // namespace vmem
 #endif /* VMEM_VMEM_HPP */

@@ -47,6 +47,29 @@ TEST_F(KernelPaging, AKernelGetsTheBlocksThatItAsksForAndTheHostWhatItStored) {
   }
 }
 
+TEST_F(KernelPaging, ARangeObjectIsOpenForItsLife) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  EXPECT_THROW(vmem::kernel_range(r.view<uint64_t>(), VMEM_WRITE, 0, stream_), vmem::error);
+  std::atomic<int> told[2];
+  {
+    vmem::kernel_range first(r.view<uint64_t>(), kBoth, 0, stream_, 2 * kBlock);
+    vmem::kernel_range open(std::move(first));
+    EXPECT_EQ(first.get(), nullptr);
+    View view;
+    memcpy(&view, &open.view(), sizeof view);
+    EXPECT_EQ(view.table.frames, 2u);
+    for (uint32_t b = 0; b < 2; ++b) launch_add(stream_, view, b, &told[b]);
+    EXPECT_EQ(vmem_free(r.data()), -EBUSY);
+  }
+  for (const auto& t : told) EXPECT_EQ(t, kPresent) << "its end waits for the kernels";
+  vmem::kernel_range open(r.data(), kBlock, VMEM_READ, 0, stream_);
+  void* const other = stream(0);
+  open.end(other);
+  EXPECT_EQ(open.get(), nullptr);
+  r.free();
+}
+
 // Each thread stores to words of its own in every block, and finds there what it stored last, and the words that nobody
 // stores to; one block or two at a time, four times as many as may be there at once.
 TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
