@@ -62,6 +62,10 @@ using paging::Answer;
 using paging::Intent;
 /* What gather answers: {answer, row}, and true if all rows are copied. */
 using paging::Gathered;
+/* Elements [first, first + count). */
+struct elements {
+  size_t first, count;
+};
 
 /*
  * A range that was opened by vmem_kernel_begin, as elements of T: made on the host of the view, and
@@ -276,23 +280,48 @@ class device_group {
    */
   template <typename Index>
   __device__ Gathered gather(const Index* rows, size_t count, size_t row, T* to) {
-    if (Scope::share(Scope::leads() ? group_.held() : 0) != 0) return {Answer::would_deadlock, 0};
     const auto& view = region_.view();
     const uint64_t bytes = row * sizeof(T);
+    if (bytes == 0) return {};
     const typename Scope::Team team = Scope::team();
     const paging::RowList<Index> list{rows, view.begin, view.size, bytes};
     const paging::CopyRow<typename Scope::Team> copy{reinterpret_cast<uint64_t>(to), bytes, team};
-    paging::Group<paging::DeviceAtomics> mine(view.table, patience_, longest_);
-    const Gathered got = paging::gather(view, &mine, team, list, count, bytes, copy);
-    Scope::join();  // the rows that other threads have copied are there for all
-    const uint64_t first = Scope::least(got ? paging::kNoRow : got.row << 8 | static_cast<uint64_t>(got.answer));
-    if (first == paging::kNoRow) return {};
-    return {static_cast<Answer>(first & 0xff), first >> 8};
+    return gather_each(list, count, paging::pieces_of(view, bytes, list.multiples()), team, copy);
+  }
+
+  /*
+   * Calls visit for `count` ranges of elements of the region that lie anywhere, each when it is
+   * there, in whatever order they come; asks and waits as gather does, with the same answer.
+   * ranges(i), by any thread, as often as it likes: range i, as vmem::elements; none has more than
+   * `most` elements. visit(i, at, offset, n, lane, lanes), by the `lanes` threads of a warp
+   * together (by a thread_group's thread alone), `lane` being this one: at[0, n) are there, and are
+   * the elements from `offset` on of range i, to be read until it returns. A range that crosses the
+   * end of a block comes in two calls or more, not one after the other. No thread may wait for
+   * another there but for those of its call, nor acquire.
+   */
+  template <typename Ranges, typename Visit>
+  __device__ Gathered visit(const Ranges& ranges, size_t count, size_t most, const Visit& visit) {
+    if (most == 0) return {};
+    const typename Scope::Team team = Scope::team();
+    const paging::RangeList<T, Ranges> list{ranges, region_.size(), most};
+    const paging::VisitRange<T, typename Scope::Team, Visit> each{visit, team};
+    return gather_each(list, count, paging::pieces_of(region_.view(), most * sizeof(T), false), team, each);
   }
 
  private:
   friend class device_pin<T, Scope>;
 
+  template <typename List, typename Each>
+  __device__ Gathered gather_each(const List& list, size_t count, uint32_t pieces, const typename Scope::Team& team,
+                                  const Each& each) {
+    if (Scope::share(Scope::leads() ? group_.held() : 0) != 0) return {Answer::would_deadlock, 0};
+    paging::Group<paging::DeviceAtomics> mine(region_.view().table, patience_, longest_);
+    const Gathered got = paging::gather(region_.view(), &mine, team, list, count, pieces, each);
+    Scope::join();  // what other threads have done is there for all
+    const uint64_t first = Scope::least(got ? paging::kNoRow : got.row << 8 | static_cast<uint64_t>(got.answer));
+    if (first == paging::kNoRow) return {};
+    return {static_cast<Answer>(first & 0xff), first >> 8};
+  }
   __device__ Answer share(Answer answer) { return static_cast<Answer>(Scope::share(static_cast<uint32_t>(answer))); }
   __device__ Answer find(size_t first, size_t count, Intent intent, paging::Run* run, uint32_t* blocks) const {
     if (count == 0 || first >= region_.size() || count > region_.size() - first) return Answer::out_of_range;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "faulty_disk.h"
@@ -32,7 +33,7 @@ struct Rows {
   const std::vector<uint64_t>* ids;
   uint64_t row_bytes, size;
 
-  bool multiples_of(uint64_t bytes) const { return bytes == row_bytes; }
+  uint64_t bytes(uint64_t) const { return row_bytes; }
   uint64_t offset(uint64_t which) const {
     const uint64_t id = (*ids)[which];
     return id < size / row_bytes ? id * row_bytes : kNoRow;
@@ -91,6 +92,7 @@ class KernelGather : public KernelPaging {
       for (uint64_t at = lane * 8; at < piece.bytes; at += 8 * lanes) memcpy(to + at, from + at, 8);
     };
   }
+  static uint32_t pieces(const View& view, uint64_t bytes) { return vmem::paging::pieces_of(view, bytes, true); }
   // A kernel that is alone, and gathers rows of so many words.
   static void launch_gather(void* stream, const View& view, const std::vector<uint64_t>& ids, uint64_t words,
                             std::vector<uint64_t>* out, Gathered* got, uint64_t longest = UINT64_MAX) {
@@ -98,7 +100,7 @@ class KernelGather : public KernelPaging {
     launch(stream, [=, &ids](SimKernel& k) {
       Group group(view.table, long_enough(), longest);
       const Rows rows{&ids, words * 8, view.size};
-      *got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), rows, ids.size(), words * 8,
+      *got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), rows, ids.size(), pieces(view, words * 8),
                                   copies(k, out->data(), words));
     });
   }
@@ -161,7 +163,7 @@ TEST_F(KernelGather, TeamsShareTheRowsOfTheirGroup) {
       const Team team(teams[thread / kLanes].get(), kThreads, thread / kLanes * kLanes, thread % kLanes);
       Group group(view.table, long_enough());
       const Rows rows{&ids, kRow * 8, view.size};
-      const Gathered got = vmem::paging::gather(view, &group, team, rows, ids.size(), kRow * 8,
+      const Gathered got = vmem::paging::gather(view, &group, team, rows, ids.size(), pieces(view, kRow * 8),
                                                 copies(k, out.data(), kRow, team.lane(), kLanes));
       failed += got ? 0 : 1;
     });
@@ -169,6 +171,45 @@ TEST_F(KernelGather, TeamsShareTheRowsOfTheirGroup) {
   for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());
   EXPECT_EQ(failed, 0);
   EXPECT_EQ(wrong_words(ids, kRow, out), 0u);
+}
+
+// Of several lengths, none at all among them.
+TEST_F(KernelGather, RangesOfSeveralLengthsAreVisitedWhole) {
+  if (IsSkipped()) return;
+  struct Ranges {
+    const std::vector<std::pair<uint64_t, uint64_t>>* list;  // first, count
+    uint64_t offset(uint64_t which) const { return (*list)[which].first * 8; }
+    uint64_t bytes(uint64_t which) const { return (*list)[which].second * 8; }
+  };
+  constexpr uint64_t kMost = 2 * kWords + 1;
+  vmem::region r(8 * kBlock);
+  fill(words(r), 8 * kWords);
+  Open open(words(r), 8 * kBlock, VMEM_READ, stream_, 2 * kBlock);
+  const View view = open.view();
+  std::vector<std::pair<uint64_t, uint64_t>> list{{7, 0}, {kWords - 1, kMost}, {8 * kWords - 1, 1}, {8 * kWords, 0}};
+  std::minstd_rand random(11);
+  while (list.size() < 200) list.emplace_back(random() % (7 * kWords), random() % 3000);
+  std::vector<uint64_t> seen(list.size());
+  uint64_t wrong = 0;
+  Gathered got;
+  launch(stream_, [&, view](SimKernel& k) {
+    Group group(view.table, long_enough());
+    const auto visit = [&](uint64_t which, const Piece& piece) {
+      const auto* const at = k.at(reinterpret_cast<const void*>(piece.address), piece.bytes, false);
+      seen[which] += piece.bytes / 8;
+      for (uint64_t w = 0; at != nullptr && w < piece.bytes / 8; w += 17) {
+        uint64_t found;
+        memcpy(&found, at + 8 * w, 8);
+        wrong += found != word_at(list[which].first + piece.offset / 8 + w);
+      }
+    };
+    got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), Ranges{&list}, list.size(),
+                               vmem::paging::pieces_of(view, kMost * 8, false), visit);
+  });
+  open.end();
+  EXPECT_TRUE(got) << static_cast<int>(got.answer);
+  EXPECT_EQ(wrong, 0u);
+  for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(seen[i], list[i].second) << "range " << i;
 }
 
 // Who waits holds nothing: otherwise one frame would not be enough for rows that lie in several blocks.
@@ -317,7 +358,7 @@ TEST_F(KernelGather, ShutdownEndsAWaitForRows) {
   Gathered got;
   launch(stream(0), [&ids, &out, &got, view](SimKernel& k) {
     Group group(view.table, long_enough());
-    got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), Rows{&ids, 4096, view.size}, ids.size(), 4096,
+    got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), Rows{&ids, 4096, view.size}, ids.size(), 1,
                                copies(k, out.data(), 512));
     over = true;
   });

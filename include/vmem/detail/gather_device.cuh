@@ -43,7 +43,8 @@ struct RowList {
   const Index* list;
   uint64_t begin, size, row_bytes;  // of the range
 
-  __device__ bool multiples_of(uint64_t bytes) const { return bytes == row_bytes && !pointers(list); }
+  __device__ bool multiples() const { return !pointers(list); }
+  __device__ uint64_t bytes(uint64_t) const { return row_bytes; }
   __device__ uint64_t offset(uint64_t which) const { return offset_of(list[which]); }
 
  private:
@@ -65,6 +66,20 @@ struct RowList {
     const uint64_t row = static_cast<uint64_t>(number);  // a negative one is far outside
     return row < size / row_bytes ? row * row_bytes : kNoRow;
   }
+};
+
+// Ranges of elements, as a function gives them.
+template <typename T, typename Ranges>
+struct RangeList {
+  const Ranges& ranges;
+  uint64_t elements, most;  // of the region, of a range
+
+  __device__ uint64_t offset(uint64_t which) const {
+    const auto range = ranges(which);
+    const bool inside = range.count <= most && range.first <= elements && range.count <= elements - range.first;
+    return inside ? range.first * sizeof(T) : kNoRow;
+  }
+  __device__ uint64_t bytes(uint64_t which) const { return ranges(which).count * sizeof(T); }
 };
 
 struct alignas(16) Sixteen {
@@ -104,6 +119,18 @@ struct CopyRow {
     } else {
       copy_words<uint8_t>(at, piece.address, piece.bytes, team.lane(), team.lanes());
     }
+  }
+};
+
+template <typename T, typename Team, typename Visit>
+struct VisitRange {
+  const Visit& visit;
+  const Team& team;
+
+  __device__ void operator()(uint64_t range, const Piece& piece) const {
+    visit(static_cast<size_t>(range), reinterpret_cast<const T*>(piece.address),
+          static_cast<size_t>(piece.offset / sizeof(T)), static_cast<size_t>(piece.bytes / sizeof(T)), team.lane(),
+          team.lanes());
   }
 };
 

@@ -34,38 +34,28 @@ struct Piece {
   uint64_t address = 0, offset = 0, bytes = 0;  // offset: in the row
 };
 
-template <typename Atomics, typename Rows>
-class Pieces {
- public:
-  VMEM_PAGING Pieces(const View<Atomics>& view, const Rows& rows, uint64_t row_bytes)
-      : view_(view), rows_(rows), row_bytes_(row_bytes), each_(1) {
-    const uint64_t block = uint64_t{1} << view.shift;
-    const bool whole =
-        rows.multiples_of(row_bytes) && block % row_bytes == 0 && (view.begin - view.first) % row_bytes == 0;
-    if (!whole) each_ = ((row_bytes - 1) >> view.shift) + 2;
-  }
-  VMEM_PAGING uint64_t of_a_row() const { return each_; }
-  VMEM_PAGING uint64_t row(uint64_t which) const { return each_ == 1 ? which : which / each_; }
-  // out_of_range: the row is not in the range. No bytes: the row has no such piece.
-  VMEM_PAGING Answer find(uint64_t which, Piece* piece) const {
-    const uint64_t offset = rows_.offset(row(which));
-    if (offset == kNoRow) return Answer::out_of_range;
-    const uint64_t from = view_.begin + offset, to = from + row_bytes_;
-    piece->block = view_.block(from) + static_cast<uint32_t>(which - row(which) * each_);
-    const uint64_t begin = view_.first + (uint64_t{piece->block} << view_.shift);
-    const uint64_t end = begin + (uint64_t{1} << view_.shift);
-    piece->address = from > begin ? from : begin;
-    piece->offset = piece->address - from;
-    piece->bytes = piece->address < to ? (to < end ? to : end) - piece->address : 0;
-    return Answer::present;
-  }
+// How many pieces a row of at most so many bytes has. multiples: its offset is one of them.
+template <typename Atomics>
+VMEM_PAGING uint32_t pieces_of(const View<Atomics>& view, uint64_t row_bytes, bool multiples) {
+  const uint64_t block = uint64_t{1} << view.shift;
+  if (multiples && block % row_bytes == 0 && (view.begin - view.first) % row_bytes == 0) return 1;
+  return static_cast<uint32_t>((row_bytes - 1) >> view.shift) + 2;
+}
 
- private:
-  const View<Atomics> view_;
-  const Rows rows_;
-  const uint64_t row_bytes_;
-  uint64_t each_;
-};
+// out_of_range: the row is not in the range. No bytes: the row has no such piece.
+template <typename Atomics, typename Rows>
+VMEM_PAGING Answer find_piece(const View<Atomics>& view, const Rows& rows, uint64_t row, uint32_t which, Piece* piece) {
+  const uint64_t offset = rows.offset(row);
+  if (offset == kNoRow) return Answer::out_of_range;
+  const uint64_t from = view.begin + offset, to = from + rows.bytes(row);
+  piece->block = view.block(from) + which;
+  const uint64_t begin = view.first + (uint64_t{piece->block} << view.shift);
+  const uint64_t end = begin + (uint64_t{1} << view.shift);
+  piece->address = from > begin ? from : begin;
+  piece->offset = piece->address - from;
+  piece->bytes = piece->address < to ? (to < end ? to : end) - piece->address : 0;
+  return Answer::present;
+}
 
 // A team is the threads that copy together, one with others of its group that do the same for other rows; its threads
 // call everything together. This one is a thread alone.
@@ -84,24 +74,25 @@ struct LoneTeam {
 // So each block is given up soon; and since all rows are looked for all the time, each that has come is had soon, too,
 // and no block stays for a group that looks for another one. Therefore requests are as urgent as those of who waits.
 //
-// rows: uint64_t offset(row) from the range's begin or kNoRow, bool multiples_of(bytes).
+// rows: uint64_t offset(row) from the range's begin or kNoRow, uint64_t bytes(row).
 // copy(row, piece), by all lanes. Returns what became of this thread's rows.
 template <typename Atomics, typename Team, typename Rows, typename Copy>
 VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, const Team& team, const Rows& rows,
-                            uint64_t count, uint64_t row_bytes, const Copy& copy) {
+                            uint64_t count, uint32_t pieces, const Copy& copy) {
   Gathered result;
-  if (row_bytes == 0 || count == 0) return result;
-  const Pieces<Atomics, Rows> pieces(view, rows, row_bytes);
-  const uint64_t all = count * pieces.of_a_row(), step = team.threads();
-  for (uint64_t window = 0; window < all; window += 64 * step) {
-    const uint64_t mine = window + team.first() + team.lane();
+  const uint64_t step = team.threads();
+  for (uint64_t window = 0; window < pieces * count;) {
+    // The first pieces of all rows, then the second ones: most rows have one.
+    const auto which = static_cast<uint32_t>(window / count);
+    const uint64_t base = window - which * count, mine = base + team.first() + team.lane();
+    window += count - base < 64 * step ? count - base : 64 * step;
     uint64_t left = 0;
     VMEM_PAGING_LOOP
-    for (uint32_t k = 0; k < 64 && mine + k * step < all; ++k) {
+    for (uint32_t k = 0; k < 64 && mine + k * step < count; ++k) {
       Piece piece;
-      const Answer answer = pieces.find(mine + k * step, &piece);
+      const Answer answer = find_piece(view, rows, mine + k * step, which, &piece);
       if (answer != Answer::present) {
-        result.note(pieces.row(mine + k * step), answer);
+        result.note(mine + k * step, answer);
       } else if (piece.bytes != 0) {
         left |= uint64_t{1} << k;
         group->request(piece.block);
@@ -116,7 +107,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
         Piece piece;
         Answer answer = Answer::not_yet;
         if (wanted) {
-          pieces.find(mine + k * step, &piece);
+          find_piece(view, rows, mine + k * step, which, &piece);
           answer = group->try_acquire(piece.block, Intent::read);
         }
         const uint32_t here = team.which(answer == Answer::present);
@@ -127,7 +118,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
             if ((here >> lane & 1) == 0) continue;
             const Piece its{0, team.from(piece.address, lane), team.from(piece.offset, lane),
                             team.from(piece.bytes, lane)};
-            copy(pieces.row(window + team.first() + lane + k * step), its);
+            copy(base + team.first() + lane + k * step, its);
           }
           team.join();
         }
@@ -135,7 +126,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
         if (answer != Answer::not_yet) {
           left &= ~(uint64_t{1} << k);
           moved = true;
-          if (answer != Answer::present) result.note(pieces.row(mine + k * step), answer);
+          if (answer != Answer::present) result.note(mine + k * step, answer);
         }
       }
       if (team.which(moved) != 0) continue;
@@ -146,7 +137,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
       }
       VMEM_PAGING_LOOP
       for (uint32_t k = 0; k < 64; ++k) {
-        if ((left >> k & 1) != 0) result.note(pieces.row(mine + k * step), answer);
+        if ((left >> k & 1) != 0) result.note(mine + k * step, answer);
       }
       left = 0;
     }
