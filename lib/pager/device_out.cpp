@@ -472,7 +472,32 @@ Status Pager::no_staging_frame() {
 Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
   Job job;
   Batch batch;
+  // With page tables of their own, and nothing to be written, a block is on its way as soon as it is met: the next is
+  // unmapped while it is copied, and the oldest is ended when enough are under way.
+  const bool one_by_one = own_page_tables() && how != Leave::sync;
+  std::array<Move*, kDeviceBatch> moves = {};
+  std::array<OutPart, kDeviceBatch> parts;
+  size_t oldest = 0, under_way = 0;
+  const auto end_oldest = [&] {
+    Batch writes;
+    After after;
+    lock.unlock();
+    end_out(parts[oldest % parts.size()], writes, after);
+    run(after);
+    lock.lock();
+    ++oldest, --under_way;
+  };
+  const auto begin = [&](Move* m) {
+    if (under_way == std::min(staging_.batch(), parts.size())) end_oldest();
+    const size_t i = (oldest + under_way++) % parts.size();
+    moves[i] = m;
+    parts[i] = {.moves = {&moves[i], 1}, .device = m->device};
+    lock.unlock();
+    begin_out(parts[i]);
+    lock.lock();
+  };
   const auto flush = [&] {
+    while (under_way != 0) end_oldest();
     if (batch.empty()) return;
     lock.unlock();
     leave_batch(batch.all());
@@ -531,8 +556,12 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     mark = Progress::kNone;
     m->job = &job;
     ++job.outstanding;
-    batch.push_back(m);
     b = r.table.next_touched(b + 1);
+    if (one_by_one) {
+      begin(m);
+      continue;
+    }
+    batch.push_back(m);
     if (batch.size() >= staging_.batch()) flush();
   }
   flush();

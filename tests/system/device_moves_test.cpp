@@ -83,6 +83,37 @@ TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
   }
 }
 
+class LargeBlocksMove : public DeviceMoves {
+ protected:
+  void SetUp() override {
+    start(1, {{"device_block_size", "8MiB"}, {"device_budget", "64MiB"}, {"host_budget", "256MiB"}}, true);
+  }
+  void TearDown() override {
+    DeviceMoves::TearDown();
+    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
+  }
+};
+
+// Four of these move together. The copy of the fourth ends only when that of the fifth has been issued.
+TEST_F(LargeBlocksMove, WhatLeavesGoesOnWhileTheLastOfABatchIsCopied) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 6, kLarge = 4 * kBlock;
+  vmem::region r(kBlocks * kLarge);
+  for (size_t b = 0; b < kBlocks; ++b) store_on_device(words(r) + b * kLarge / 8, 100 + b);
+  ASSERT_EQ(r.query().device_bytes, r.size());
+  const auto fourth = reinterpret_cast<uintptr_t>(words(r)) + 3 * kLarge, fifth = fourth + kLarge;
+  std::atomic<bool> issued{false}, in_time{false};
+  sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+    if (op == SimOp::issue_out && at == fifth) issued = true;
+    if (op == SimOp::copy_out && at == fourth) in_time = until([&] { return issued.load(); });
+    return Status();
+  });
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  sim().set_hook(nullptr);
+  EXPECT_TRUE(in_time);
+  for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
+}
+
 // Who waits for blocks brings them: no other thread has to wake up first.
 TEST_F(DeviceMoves, AnAcquireBeginsItsCopiesItself) {
   if (IsSkipped()) return;
