@@ -23,7 +23,7 @@ using core::Urgency;
 
 namespace {
 
-constexpr unsigned kWorkers = 3;            // two that overlap on the way in, one more so that the way out never waits
+constexpr unsigned kWorkers = 4;            // two each way, which overlap
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr uint64_t kForOthers = 32;  // a part of a device's memory: with less free, nothing is kept for blocks to come
