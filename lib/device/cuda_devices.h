@@ -40,6 +40,7 @@ struct Gpu {
   unsigned long long context_id = 0;  // likewise
   cudaStream_t copy[2][kCopyStreams] = {};
   std::atomic<unsigned> next[2] = {};
+  std::atomic<bool> watched{false};  // a thread turns until a copy ends
   std::atomic<bool> lost{false};
   std::atomic<bool> reset{false};        // lost, and the driver unmapped its allocations: made parts, holes and traps
   PiecePools pieces;                     // handles
@@ -72,6 +73,7 @@ struct CudaEvent : Event {
   }
   Gpu& gpu;
   const cudaEvent_t event;
+  bool out = false;  // the end of a copy to host memory
   std::atomic<bool> reached{false};
 };
 

@@ -2,8 +2,10 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/big_lock.h"
@@ -20,6 +22,10 @@ using cuda::Timeline;
 // ends: beside copies of 32 MiB to blocks, one block took 650 us to make and 660 to destroy; beside copies of 2 MiB 41
 // and 48 (H200, driver 580). Copies in a queue lose 7 % of their rate by it.
 static constexpr size_t kCopyPiece = kUnit;
+
+// To wake up from a sleep takes 5 to 300 us, the longer it was the more, and a copy of 2 MiB takes 40: whoever waits
+// for what leaves a device looks for so long whether it has come, one thread a device at a time.
+static constexpr std::chrono::milliseconds kWatch{1};
 
 Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out) {
   cudaEvent_t event = nullptr;
@@ -80,6 +86,7 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
     if (!g.lost.load()) cudaStreamSynchronize(stream);
     return status;
   }
+  event->out = !in;
   *done = std::move(event);
   return {};
 }
@@ -188,8 +195,19 @@ Status CudaDevices::wait(const Ticket& ticket) {
   bool done = false;
   if (Status s = poll(ticket, &done); !s.ok() || done) return s;
   auto* event = static_cast<CudaEvent*>(ticket.get());
-  Enter here(driver_, event->gpu.context);
-  if (Status s = result(event->gpu, cudaEventSynchronize(event->event), "waiting for a stream"); !s.ok()) return s;
+  Gpu& g = event->gpu;
+  Enter here(driver_, g.context);
+  auto e = cudaErrorNotReady;
+  if (event->out && !g.watched.exchange(true)) {
+    const auto until = std::chrono::steady_clock::now() + kWatch;
+    do {
+      std::this_thread::yield();
+      e = static_cast<cudaError_t>(driver_.event_query(event->event));
+    } while (e == cudaErrorNotReady && std::chrono::steady_clock::now() < until);
+    g.watched.store(false);
+  }
+  if (e == cudaErrorNotReady) e = cudaEventSynchronize(event->event);
+  if (Status s = result(g, e, "waiting for a stream"); !s.ok()) return s;
   event->reached.store(true, std::memory_order_release);
   return {};
 }
