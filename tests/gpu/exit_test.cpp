@@ -31,8 +31,10 @@ int stores_and_returns(const char* path) {
 }
 
 class ExitCuda : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Bodies, ExitCuda, testing::Values("managed", "handles"),
-                         [](const auto& info) { return std::string(info.param); });
+std::string name_of(const testing::TestParamInfo<const char*>& p) {
+  return p.param;
+}
+INSTANTIATE_TEST_SUITE_P(Bodies, ExitCuda, testing::Values("managed", "handles"), name_of);
 
 TEST_P(ExitCuda, WritesWhatOnlyTheDeviceHas) {
   const char* tmp = getenv("TMPDIR");
