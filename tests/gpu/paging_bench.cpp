@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,9 +15,9 @@
 #include <new>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "client_bench.h"
 #include "common/hooks.h"
 #include "device/cuda_device.h"
 #include "gather_work.h"
@@ -32,50 +30,7 @@ using vmem::gpu::kPagedBlock;
 using vmem::gpu::PagingResult;
 using vmem::gpu::RowWork;
 
-constexpr size_t kMiB = size_t{1} << 20;
-constexpr unsigned kThreads = 16;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-[[noreturn]] void fail(const std::string& what) {
-  std::printf("FAILED: %s\n", what.c_str());
-  std::fflush(stdout);
-  _exit(1);
-}
-void must(cudaError_t e, const char* what) {
-  if (e != cudaSuccess) fail(std::string(what) + ": " + cudaGetErrorString(e));
-}
-#define MUST(call) must(call, #call)
-
-template <typename Body>
-void on_threads(size_t count, Body body) {
-  std::vector<std::thread> threads;
-  for (unsigned t = 0; t < kThreads; ++t)
-    threads.emplace_back([=] { body(count * t / kThreads, count * (t + 1) / kThreads, t); });
-  for (auto& t : threads) t.join();
-}
-
-struct DeviceFree {
-  void operator()(void* p) const { cudaFree(p); }
-};
-struct HostFree {
-  void operator()(void* p) const { cudaFreeHost(p); }
-};
-template <typename T>
-using OnDevice = std::unique_ptr<T, DeviceFree>;
-template <typename T>
-OnDevice<T> on_device(size_t count) {
-  void* p = nullptr;
-  MUST(cudaMalloc(&p, count * sizeof(T)));
-  return OnDevice<T>(static_cast<T*>(p));
-}
-template <typename T>
-std::unique_ptr<T, HostFree> pinned(size_t count) {
-  void* p = nullptr;
-  MUST(cudaHostAlloc(&p, count * sizeof(T), cudaHostAllocMapped));
-  return std::unique_ptr<T, HostFree>(static_cast<T*>(p));
-}
+using namespace gpuclients;
 
 struct Rows {
   std::string name;
@@ -121,12 +76,7 @@ class Bench {
   RowWork work(const Rows& r) const { return {ids_.get(), r.ids.size(), r.words, out_.get()}; }
 
   // ---- waiting and comparing
-  void finish(const char* what) {
-    for (const double begin = now(); cudaStreamQuery(stream_) == cudaErrorNotReady;) {
-      if (now() - begin > 40) fail(std::string(what) + " runs for 40 s");
-    }
-    MUST(cudaStreamSynchronize(stream_));
-  }
+  void finish(const char* what) { gpuclients::finish(stream_, what); }
   void verify(const Rows& r, const char* what) {
     MUST(cudaMemcpyAsync(ids_.get(), r.ids.data(), 8 * r.ids.size(), cudaMemcpyHostToDevice, stream_));
     vmem::gpu::check_rows(stream_, work(r), result_);
@@ -139,12 +89,6 @@ class Bench {
     for (unsigned a = 0; a < 16; ++a)
       if (result_->refused[a] != 0) std::printf(", %llu groups were told %u", result_->refused[a], a);
     std::printf("\n");
-  }
-  static struct vmem_device_stats stats() {
-    struct vmem_device_stats out = {};
-    out.size = sizeof out;
-    vmem::check(vmem_device_stats(0, &out));
-    return out;
   }
   // One way to get the rows, which are in out_ when it returns; a line of what it took.
   void timed(const Rows& r, const char* way, const std::function<void()>& body) {
@@ -230,9 +174,7 @@ class Bench {
     });
   }
   void start(size_t device, size_t host) {
-    vmem::set("device_budget", std::to_string(device));
-    vmem::set("host_budget", std::to_string(host));
-    vmem::set("staging_share", "90");
+    gpuclients::start(device, host);
     tier_runs_ = true;
   }
   void in_host_memory() {
