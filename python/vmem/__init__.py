@@ -18,6 +18,7 @@ them with the spawn method; a region that was mapped for reading can be pickled 
 """
 
 from ._array import Array
+from ._kernel import KernelRange, kernel
 from ._lib import BODY_HANDLES, BODY_MANAGED, HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
 from ._memory import init, library_version, shutdown
 from ._range import (
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceStats",
     "Error",
     "FormatError",
+    "KernelRange",
     "Lease",
     "PendingLease",
     "Region",
@@ -64,6 +66,7 @@ __all__ = [
     "get",
     "human_bytes",
     "init",
+    "kernel",
     "library_version",
     "map",
     "parse_size",

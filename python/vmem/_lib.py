@@ -66,6 +66,10 @@ class RegionAttrStruct(ctypes.Structure):
     ]
 
 
+class KernelViewStruct(ctypes.Structure):
+    _fields_ = [("words", ctypes.c_uint64 * 16)]
+
+
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -107,9 +111,9 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_lease_async"):
+        if hasattr(library, "vmem_kernel_begin"):
             return library
-        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_lease_async)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_kernel_begin)")
     raise ImportError(
         "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
     )
@@ -135,6 +139,10 @@ def _declare(library: ctypes.CDLL) -> None:
         "vmem_lease_end": [void, void],
         "vmem_acquire_ranges": [ranges, size, whole, void],
         "vmem_release_ranges": [ranges, size, void],
+        "vmem_kernel_begin": [
+            ctypes.POINTER(void), void, size, ctypes.c_uint, whole, size, ctypes.POINTER(KernelViewStruct)
+        ],
+        "vmem_kernel_end": [void, void],
         "vmem_evict": [void, size, whole],
         "vmem_sync": [void, size],
         "vmem_query": [void, size, ctypes.POINTER(ResidencyStruct)],

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges that are open to GPU kernels which find out while they run what they need."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from typing import Any, Union
+
+from . import _memory
+from ._lib import READ, KernelViewStruct, check, lib, parse_size, stream_handle
+from ._range import span_of
+
+_OWN = object()  # the range's own stream
+
+
+class KernelRange:
+    """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
+
+    __slots__ = ("_kernel", "_view", "_keep", "_stream", "__weakref__")
+
+    def __init__(self, what: Any, access: int, device: int, stream: Any, budget: int) -> None:
+        self._kernel = ctypes.c_void_p()
+        _memory.check_fork()
+        ptr, nbytes, access, self._keep = span_of(what, access)
+        self._stream = stream_handle(stream)
+        view = KernelViewStruct()
+        made = ctypes.byref(self._kernel)
+        check(lib.vmem_kernel_begin(made, ptr, nbytes, int(access), device, budget, ctypes.byref(view)))
+        self._view = bytes(view)
+
+    @property
+    def view(self) -> bytes:
+        """What a kernel is given, by value: the 128 bytes of a struct vmem_kernel_view, of which <vmem/device.cuh>
+        makes a vmem::device_region."""
+        return self._view
+
+    @property
+    def open(self) -> bool:
+        """False once end() was called."""
+        return bool(self._kernel)
+
+    def end(self, stream: Any = _OWN) -> None:
+        """Closes the range, when the stream gets here (its own, or another one of the device behind all kernels that
+        were given the view). Waits for them, and serves them meanwhile. Ending twice does nothing."""
+        if self._kernel:
+            check(lib.vmem_kernel_end(self._kernel, self._stream if stream is _OWN else stream_handle(stream)))
+            self._kernel = ctypes.c_void_p()
+            self._keep = None
+
+    def __enter__(self) -> "KernelRange":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
+
+    def __del__(self) -> None:
+        if getattr(self, "_kernel", None) and not _memory._forked:
+            lib.vmem_kernel_end(self._kernel, self._stream)
+            self._kernel = ctypes.c_void_p()
+            _memory.free_orphans()
+            warnings.warn("a vmem.KernelRange was dropped without end()", ResourceWarning, stacklevel=2)
+
+
+def kernel(
+    what: Any, access: int = READ, device: int = 0, stream: Any = None, budget: Union[int, str, None] = None
+) -> KernelRange:
+    """Opens a range to kernels that ask for what they need while they run (docs/kernels-that-ask.md).
+
+    with vmem.kernel(table, device=0, stream=stream, budget="1GiB") as open: launch kernels on the stream, with
+    open.view as their parameter. What they have asked for is leased to the library, at most `budget` bytes at once
+    (None: half of device_budget). Needs device=handles; the bytes are a Region, Array, NumPy array or tensor over one.
+    """
+    return KernelRange(what, access, device, stream, 0 if budget is None else parse_size(budget))

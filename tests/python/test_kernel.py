@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges that are open to kernels: what the kernels do is tested in C++ (tests/system/kernel_paging_test.cpp)."""
+
+import errno
+import struct
+
+import numpy as np
+import pytest
+
+import vmem
+from conftest import MIB, finish, start
+
+BLOCK = 2 * MIB
+
+
+@pytest.fixture
+def handles():
+    start(device="sim-handles", host_budget=128 * MIB)
+    yield
+    finish()
+
+
+def of_view(view):
+    """Blocks, frames, address, bytes, and whether it may be stored to (include/vmem/detail/paging_view.h)."""
+    words = struct.unpack("6Q4I3Q2I", view[:96])
+    return words[7], words[8], words[11], words[12], words[14]
+
+
+def test_a_range_is_open_until_its_end(handles):
+    region = vmem.alloc(8 * BLOCK)
+    with vmem.kernel(region, budget=3 * BLOCK) as opened:
+        assert opened.open and len(opened.view) == 128
+        assert of_view(opened.view) == (8, 3, region.ptr, 8 * BLOCK, 0)
+        with pytest.raises(vmem.Error) as e:
+            region.free()
+        assert e.value.errno == errno.EBUSY
+    assert not opened.open
+    opened.end()  # does nothing
+    region.free()
+
+
+def test_parts_are_opened_for_writing(handles):
+    with vmem.alloc(8 * BLOCK) as region:
+        part = region.numpy("float32")[BLOCK // 4 + 5 : BLOCK]
+        opened = vmem.kernel((part, vmem.READ | vmem.WRITE), budget="4MiB")
+        assert of_view(opened.view) == (3, 2, part.ctypes.data, part.nbytes, 1)
+        with vmem.kernel(region[:BLOCK], access=vmem.READ | vmem.WRITE) as second:
+            assert of_view(second.view)[4] == 1
+        opened.end(stream=None)
+        del part
+
+
+def test_what_cannot_be_opened_is_refused(handles):
+    with vmem.alloc(BLOCK) as region:
+        for wrong in ({"access": vmem.WRITE}, {"device": 7}, {"budget": "1GiB"}):
+            with pytest.raises(vmem.Error):
+                vmem.kernel(region, **wrong)
+        with pytest.raises(ValueError, match="not a size"):
+            vmem.kernel(region, budget="much")
+        with pytest.raises(TypeError):
+            vmem.kernel(np)
+
+
+def test_one_that_is_dropped_is_ended_and_says_so(handles):
+    with vmem.alloc(BLOCK) as region:
+        opened = vmem.kernel(region)
+        with pytest.warns(ResourceWarning, match="without end"):
+            del opened
+
+
+def test_without_handles_it_says_what_to_set(sim):
+    with vmem.alloc(BLOCK) as region, pytest.raises(vmem.Error) as e:
+        vmem.kernel(region)
+    assert e.value.errno == errno.EOPNOTSUPP and "device" in e.value.strerror
