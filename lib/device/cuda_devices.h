@@ -108,6 +108,9 @@ class CudaDevices final : public UnitDevices {
   core::Status body_advise(Range range, Advice advice, int location, bool set) override;
   core::Status body_back(const Span& span, int device) override;
   void body_unback(const Span& span) override;
+  core::Status body_take(int device, size_t size, uint32_t* piece) override;
+  core::Status body_copy_piece(const Span& span, int device, uint32_t piece) override;
+  void body_give(int device, size_t size, uint32_t piece) override;
   core::Status body_zero(const Span& span) override;
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;
@@ -141,7 +144,6 @@ class CudaDevices final : public UnitDevices {
   core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
   void destroy_piece(size_t size, const Piece& piece);
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
-  core::Status migrate_handle(const Span& span, int to);
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
   core::Status make_zeros(Gpu& g);

@@ -218,42 +218,37 @@ Status CudaDevices::body_hide(const Span& span) {
     Status s =
         result(g, driver_.mem_unmap(span.address() + i * span.unit_size(), span.unit_size()), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
-    if (i != 0 && !body_show({span.reservation, span.first, i}).ok())
-      core::log(core::Level::error,
-                "blocks of device %d are not mapped any more: a kernel that uses them meets error 700", g.device);
+    if (i != 0) show_again({span.reservation, span.first, i});
     return s;
   }
   return {};
 }
 
-Status CudaDevices::migrate_handle(const Span& span, int to) {
-  Unit& unit = span.unit(0);
+Status CudaDevices::body_take(int device, size_t size, uint32_t* piece) {
+  return take_piece(gpu(device), size, piece);
+}
+
+void CudaDevices::body_give(int device, size_t size, uint32_t piece) {
+  gpu(device).pieces.of(size).give(piece);
+}
+
+Status CudaDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {
+  Timeline timeline("migrate");
+  const Unit& unit = span.unit(0);
   Gpu& source = gpu(unit.device.load());
-  Gpu& target = gpu(to);
+  Gpu& target = gpu(device);
   if (Status s = health(source.device); !s.ok()) return s;
   const size_t size = span.unit_size();
-  uint32_t piece = 0;
-  if (Status s = take_piece(target, size, &piece); !s.ok()) return s;
-  Status status;
-  {
-    Enter here(driver_, target.context);
-    cudaStream_t stream = nullptr;
-    status = take_stream(target, &stream);
-    if (status.ok()) {
-      cudaError_t e =
-          cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), to,
-                              pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
-      if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-      status = result(target, e, "moving a block to another device");
-      if (!target.lost.load()) give_stream(target, stream);
-    }
-  }
-  if (!status.ok()) {
-    target.pieces.of(size).give(piece);
-    return status;
-  }
-  source.pieces.of(size).give(unit.piece.exchange(piece));
-  return {};
+  Enter here(driver_, target.context);
+  cudaStream_t stream = nullptr;
+  if (Status s = take_stream(target, &stream); !s.ok()) return s;
+  cudaError_t e =
+      cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), device,
+                          pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+  const Status status = result(target, e, "moving a block to another device");
+  if (!target.lost.load()) give_stream(target, stream);
+  return status;
 }
 
 uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {

@@ -174,7 +174,6 @@ Status CudaDevices::body_populate(const Span& span, int device) {
 
 Status CudaDevices::body_migrate(const Span& span, int to) {
   Timeline timeline("migrate");
-  if (!shared()) return migrate_handle(span, to);
   for (size_t i = 0; i < span.count; ++i) {
     const int from = span.unit(i).device.load();
     if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;

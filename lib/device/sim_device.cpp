@@ -330,18 +330,7 @@ Status SimDevices::body_migrate(const Span& span, int to) {
       violation(strprintf("unit at %#zx moved to device %d while it is being copied",
                           span.address() + i * span.unit_size(), to));
   if (Status s = oversubscribed(to); !s.ok()) return s;
-  if (Status s = health(to); !s.ok() || shared()) return s;
-  // One unit, which is not mapped.
-  Unit& unit = span.unit(0);
-  if (Status s = health(unit.device.load()); !s.ok()) return s;
-  const size_t size = span.unit_size();
-  uint32_t piece = 0;
-  if (Status s = take_piece(to, size, &piece); !s.ok()) return s;
-  size_t run = 0;
-  std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(to)]->pieces.of(size).window(piece)),
-              window(*span.reservation, span.address(), &run), size);
-  devices_[unit.device.load()]->pieces.of(size).give(unit.piece.exchange(piece));
-  return {};
+  return health(to);
 }
 
 Status SimDevices::body_advise(Range range, Advice, int location, bool) {

@@ -167,6 +167,9 @@ class SimDevices final : public UnitDevices {
   core::Status body_unpin(void* frames) override;
   core::Status body_back(const Span& span, int device) override;
   void body_unback(const Span& span) override;
+  core::Status body_take(int device, size_t size, uint32_t* piece) override;
+  core::Status body_copy_piece(const Span& span, int device, uint32_t piece) override;
+  void body_give(int device, size_t size, uint32_t piece) override;
   core::Status body_zero(const Span& span) override;
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;

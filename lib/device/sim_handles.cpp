@@ -56,6 +56,29 @@ void SimDevices::body_unback(const Span& span) {
     devices_[span.unit(i).device.load()]->pieces.of(span.unit_size()).give(span.unit(i).piece.load());
 }
 
+Status SimDevices::body_take(int device, size_t size, uint32_t* piece) {
+  if (Status s = oversubscribed(device); !s.ok()) return s;
+  if (Status s = health(device); !s.ok()) return s;
+  return take_piece(device, size, piece);
+}
+
+void SimDevices::body_give(int device, size_t size, uint32_t piece) {
+  devices_[static_cast<size_t>(device)]->pieces.of(size).give(piece);
+}
+
+Status SimDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {
+  if (Status s = run_hook(SimOp::migrate, device, span.address(), span.size()); !s.ok()) return s;
+  if (span.unit(0).moving.load() != 0)
+    violation(core::strprintf("unit at %#zx moved to device %d while it is being copied", span.address(), device));
+  for (const int d : {device, static_cast<int>(span.unit(0).device.load())})
+    if (Status s = health(d); !s.ok()) return s;
+  const size_t size = span.unit_size();
+  size_t run = 0;
+  std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece)),
+              window(*span.reservation, span.address(), &run), size);
+  return {};
+}
+
 Status SimDevices::body_zero(const Span& span) {
   for (uintptr_t at = span.address(); at < span.address() + span.size(); at += span.unit_size()) {
     size_t run = 0;

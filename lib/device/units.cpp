@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -29,6 +30,7 @@ constexpr unsigned kHoles = bit(UnitState::hole) | bit(UnitState::punched);
 constexpr unsigned kMade =
     bit(UnitState::fresh) | bit(UnitState::shut) | bit(UnitState::held) | bit(UnitState::read) | bit(UnitState::open);
 constexpr unsigned kAny = kHoles | kMade;
+constexpr unsigned kSayAfter = 1000;  // ms
 
 Status protect(uintptr_t address, size_t size, int protection) {
   if (mprotect(reinterpret_cast<void*>(address), size, protection) == 0) return {};
@@ -296,6 +298,20 @@ Status UnitDevices::zero_fresh(const Span& span) {
   return {};
 }
 
+bool UnitDevices::show_again(const Span& span) {
+  for (unsigned tries = 1;; ++tries) {
+    const Status s = body_show(span);
+    if (s.ok()) return true;
+    for (size_t i = 0; i < span.count; ++i)
+      if (!health(span.unit(i).device.load()).ok()) return false;
+    if (tries == kSayAfter) {
+      core::log(core::Level::error, "blocks cannot be mapped again where they stay, which is tried on: %.*s",
+                static_cast<int>(s.text().size()), s.text().data());
+    }
+    usleep(1000);
+  }
+}
+
 Status UnitDevices::map(std::span<const Range> ranges) {
   core::must_be_outside("Devices::map");
   if (shared()) return {};
@@ -510,25 +526,26 @@ Status UnitDevices::migrate_piece(const Span& unit, int to) {
     used_[to].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
     return {};
   }
-  if (Status s = mapped ? body_hide(unit) : Status(); !s.ok()) return s;
-  Status status = body_migrate(unit, to);
+  // First what is refused most often, while nothing has changed.
+  uint32_t piece = 0;
+  if (Status s = body_take(to, unit.unit_size(), &piece); !s.ok()) return s;
+  Status status = mapped ? body_hide(unit) : Status();
+  const bool hidden = mapped && status.ok();
+  if (status.ok()) status = body_copy_piece(unit, to, piece);
   if (status.ok()) {
+    const uint32_t before = unit.unit(0).piece.exchange(piece);
     unit.unit(0).device.store(static_cast<uint8_t>(to));
-    if (mapped) status = body_show(unit);
+    if (hidden) status = body_show(unit);
     if (status.ok()) {
+      body_give(from, unit.unit_size(), before);
       used_[from].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
       return {};
     }
-    if (Status s = body_migrate(unit, from); !s.ok()) {
-      // Its bytes are on the other device, where no kernel finds them before the next map().
-      mark(unit, UnitState::shut);
-      used_[from].fetch_sub(unit.unit_size(), std::memory_order_relaxed);
-      used_[to].fetch_add(unit.unit_size(), std::memory_order_relaxed);
-      return status;
-    }
+    unit.unit(0).piece.store(before);
     unit.unit(0).device.store(static_cast<uint8_t>(from));
   }
-  if (mapped && !body_show(unit).ok()) mark(unit, UnitState::shut);
+  body_give(to, unit.unit_size(), piece);
+  if (hidden && !show_again(unit)) mark(unit, UnitState::shut);
   return status;
 }
 

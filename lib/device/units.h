@@ -115,7 +115,7 @@ class UnitDevices : public Devices {
   // Gives the units memory on the device, zeroed. Blocks until it is there.
   virtual core::Status body_populate(const Span& span, int device) = 0;
   virtual core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
-  // Separate: of one unit that is not mapped, to a piece of the other device.
+  // Shared.
   virtual core::Status body_migrate(const Span& span, int to) = 0;
   virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
   // Separate only, in place of body_map, body_unmapped and body_populate. Memory on the device behind the units, whose
@@ -125,6 +125,17 @@ class UnitDevices : public Devices {
     return core::error(EOPNOTSUPP, "this body has no pieces");
   }
   virtual void body_unback(const Span&) {}
+  // A piece of the device for a unit of so many bytes; what one unit, which is not mapped, has is copied to a piece of
+  // another device; nobody has the piece any more.
+  virtual core::Status body_take(int device, size_t size, uint32_t* piece) {
+    (void)device, (void)size, (void)piece;
+    return core::error(EOPNOTSUPP, "this body has no pieces");
+  }
+  virtual core::Status body_copy_piece(const Span&, int device, uint32_t piece) {
+    (void)device, (void)piece;
+    return core::error(EOPNOTSUPP, "this body has no pieces");
+  }
+  virtual void body_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
   // Blocks until they are zeros.
   virtual core::Status body_zero(const Span&) { return {}; }
   // For their devices, at their addresses; on error none of them is there (show), all of them are (hide).
@@ -141,6 +152,8 @@ class UnitDevices : public Devices {
   ReservationPtr find(uintptr_t address) const;
 
   bool shared() const { return view_ == CpuView::shared; }
+  // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is lost.
+  bool show_again(const Span& span);
 
   const CpuView view_;
   const size_t unit_;        // bytes; of ranges that are reserved without a word about it

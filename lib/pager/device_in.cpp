@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/insist.h"
 #include "pager/neighbours.h"
 #include "pager/pager.h"
 
@@ -389,7 +390,8 @@ void Pager::end_in(InBatch& in) {
   }
   if (!s.ok() && made) {
     if (in.ticket != nullptr) devices_->wait(in.ticket).ignore();  // its frames are to be somebody else's
-    if (devices_->unmap(ranges).ok() && punch(ranges).ok()) torn = true;
+    const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
+    if (hidden.ok() && punch(ranges).ok()) torn = true;
   }
   if (torn) restore_trap(ranges);
   core::step("device.entered");

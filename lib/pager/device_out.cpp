@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/insist.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -136,7 +137,10 @@ void Pager::begin_out(OutPart& part) {
   }
   core::step("device.leaving");
   part.status = devices_->hold(all.all(), device::Access::read);
-  if (part.status.ok() && !gone.empty()) part.status = devices_->unmap(gone.all());
+  if (part.status.ok() && !gone.empty()) {
+    part.status = devices_->unmap(gone.all());
+    part.hidden = part.status.ok();
+  }
   part.copied = part.status;
   part.copies = copies.size();
   if (part.status.ok() && !copies.empty()) {
@@ -175,8 +179,10 @@ void Pager::end_out(OutPart& part, Batch& writes, After& after) {
   const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
   if (refused) {
     devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
-    for (const device::Range& range : gone) devices_->map({&range, 1}).ignore();  // refused of those still mapped
-    usleep(1000);                                                                 // tried again by whoever wants room
+    // A lease that they get, or have, is worth nothing to a kernel that does not find them.
+    if (part.hidden)
+      insist(*devices_, d, "mapping a block that stays", [&] { return devices_->map(gone.all()); }).ignore();
+    usleep(1000);  // tried again by whoever wants room
   }
   core::step("device.left");
   const Status health = copied.ok() ? Status() : devices_->health(d);

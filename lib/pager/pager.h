@@ -192,9 +192,8 @@ class Pager {
   uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), want_staging(), no_staging_frame();
+  core::Status start_devices(), want_staging(), no_staging_frame(), use_device(int d);
   void stop_devices(), device_loop();
-  core::Status use_device(int d);
   std::string check_devices();
   bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d);
   core::Status mark_stream(void* stream, int location, device::Ticket* out);
@@ -222,8 +221,7 @@ class Pager {
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
   core::Status punch(std::span<const device::Range> ranges);
   void undo_leaving(Move* m, const core::Status& why);
-  bool evict_from_device(Lock& lock, int d);
-  bool serve_departure(Lock& lock);
+  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock);
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);

@@ -134,6 +134,98 @@ TEST_F(TwoDevicesFail, ABlockThatCannotGoToAnotherDeviceStaysWhereItIs) {
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
+// Page tables of their own: what stays has to be found by those who lease it.
+class HandlesFail : public DeviceFailures {
+ protected:
+  void SetUp() override { start(2, {{"fault_timeout_ms", "300"}}, true); }
+  // One step, and the first try to undo what was done before it.
+  static void refuse_and_once(SimOp refused, SimOp once) {
+    left_ = 1;
+    sim().set_hook([=](SimOp op, int, uintptr_t, size_t) {
+      return op == refused || (op == once && left_-- > 0) ? vmem::core::error(ENOMEM, "as the test wants it")
+                                                          : Status();
+    });
+  }
+  static inline std::atomic<int> left_{0};
+};
+
+TEST_F(HandlesFail, ABlockThatIsNotCopiedOutIsMappedWhereItStays) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  store_on_device(words, 7);
+  refuse_and_once(SimOp::issue_out, SimOp::map);
+  EXPECT_EQ(vmem_evict(words, kBlock, VMEM_HOST), -ENOMEM);
+  EXPECT_LT(left_, 1) << "nothing was mapped again";
+  sim().set_hook(nullptr);
+  store_on_device(words + 1, 8);
+  ASSERT_TRUE(sim().health(0).ok()) << "a kernel under a lease has lost the device";
+  EXPECT_EQ(load(words), 7u);
+  EXPECT_EQ(load(words + 1), 8u);
+}
+
+TEST_F(HandlesFail, ABlockThatIsNotMovedToAnotherDeviceIsMappedWhereItStays) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  store_on_device(words, 7);
+  refuse_and_once(SimOp::migrate, SimOp::map);
+  EXPECT_LT(vmem_acquire(words, kBlock, kBoth, 1, stream(1)), 0);
+  EXPECT_LT(left_, 1) << "nothing was mapped again";
+  sim().set_hook(nullptr);
+  store_on_device(words + 1, 8);
+  ASSERT_TRUE(sim().health(0).ok()) << "a kernel under a lease has lost the device";
+  EXPECT_EQ(load(words), 7u);
+  EXPECT_EQ(load(words + 1), 8u);
+}
+
+// The target has no room: nothing has been unmapped yet.
+TEST_F(HandlesFail, ABlockIsMappedUntilThereIsMemoryForItElsewhere) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  store_on_device(words, 7);
+  ASSERT_EQ(vmem_acquire(words + kWords, kBlock, kBoth, 1, other), 0) << vmem_last_error();  // its budget is settled
+  ASSERT_EQ(vmem_release(words + kWords, kBlock, other), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_evict(words + kWords, kBlock, VMEM_HOST), 0) << vmem_last_error();
+  sim().leave_to_others(1, 128 << 20);
+  static std::atomic<int> hidden;
+  hidden = 0;
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    hidden += op == SimOp::hold ? 1 : 0;
+    return Status();
+  });
+  EXPECT_EQ(vmem_acquire(words, kBlock, kBoth, 1, other), -ENOMEM);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(hidden, 0);
+  sim().leave_to_others(1, 0);
+  EXPECT_EQ(load(words), 7u);
+}
+
+// Made, mapped, and then refused on the way: nobody would ever make it again.
+TEST_F(HandlesFail, ABlockThatDoesNotComeIsUnmappedAndCanComeLater) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  const auto second = reinterpret_cast<uintptr_t>(words + 2 * kWords);
+  left_ = 3;
+  // The second of two ranges is not mapped, and the first not unmapped at once.
+  sim().set_hook([=](SimOp op, int, uintptr_t at, size_t) {
+    const bool no = (op == SimOp::map && at == second) || (op == SimOp::hold && left_-- > 0);
+    return no ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+  });
+  const vmem_range ranges[] = {{words, kBlock, kBoth, 0}, {words + 2 * kWords, kBlock, kBoth, 0}};
+  EXPECT_LT(vmem_acquire_ranges(ranges, 2, 0, stream_), 0);
+  EXPECT_LT(left_, 1) << "nothing was unmapped again";
+  sim().set_hook(nullptr);
+  store_on_device(words + 1, 8);
+  store_on_device(words + 2 * kWords, 9);
+  EXPECT_EQ(load(words), 0u);
+  EXPECT_EQ(load(words + 1), 8u);
+  EXPECT_EQ(load(words + 2 * kWords), 9u);
+}
+
 // The device goes just when some block comes to a step of its way, others being on theirs: to the device, from it, to
 // another one, written while it stays. Afterwards each block is right or lost, and all calls agree which.
 class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface<const char*> {
