@@ -33,7 +33,10 @@ class DeviceBudget {
   bool is_short() const { return limit_ < budget_; }
 
   bool fits(uint64_t bytes) const { return charged_ + bytes <= limit_; }
-  void charge(uint64_t bytes) { charged_ += bytes; }  // after fits()
+  void charge(uint64_t bytes) {  // after fits()
+    charged_ += bytes;
+    quiet_ = 0;
+  }
   void credit(uint64_t bytes) { charged_ -= bytes; }
   uint64_t charged() const { return charged_; }  // blocks that come, that are there, that leave
 
@@ -60,6 +63,10 @@ class DeviceBudget {
   void set_keeps(bool keeps) { keeps_ = keeps; }
   bool keeps() const { return keeps_; }
   bool idle() const { return charged_ == 0 && !keeps_ && !is_short(); }
+  // Somebody looked, as happens five times a second. Nothing has come for a while, or for a moment and nothing is there:
+  // what no block has is not kept for the next.
+  void looked() { ++quiet_; }
+  bool rests() const { return quiet_ > (charged_ == 0 ? 1u : 5u); }
   // .. which is to be within a budget that was lowered: blocks are. Then it is.
   bool must_trim() const { return lowered_ && charged_ <= limit_; }
   void trimmed(uint64_t to) { lowered_ = lowered_ && (limit_ != to || charged_ > limit_); }
@@ -76,6 +83,7 @@ class DeviceBudget {
   uint64_t leaving_ = 0, to_peers_ = 0;
   uint64_t wanted_ = 0;
   uint64_t leased_ = 0, ending_ = 0;
+  uint64_t quiet_ = 0;  // looks since something was charged
   bool lowered_ = false, keeps_ = false;
 };
 

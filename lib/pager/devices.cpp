@@ -48,6 +48,17 @@ Status holds_a_block(uint64_t device_budget, uint64_t block) {
                core::human_bytes(device_budget).c_str(), core::human_bytes(block).c_str());
 }
 
+// What no block has goes back, above so many bytes of all. A little at a time: blocks may come meanwhile.
+Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Memory& memory) {
+  constexpr uint64_t kStep = uint64_t{64} << 20;
+  Status s;
+  for (uint64_t all = memory.used + memory.kept; s.ok() && all > keep;) {
+    all = std::max(keep, all - std::min(all, kStep));
+    s = devices.trim(d, all);
+  }
+  return s;
+}
+
 }  // namespace
 
 Status Pager::start_devices() {
@@ -384,8 +395,8 @@ void Pager::reclaim_host_pages(Lock& lock) {
 }
 
 // Locked on entry and on return. Where others had a device's memory, blocks have again what there is now. What devices
-// keep for blocks to come goes back to their drivers: where a budget was lowered, and where the device has little for
-// other processes, and for the program itself.
+// keep for blocks to come goes back to their drivers: where none have come for a while, where a budget was lowered, and
+// where the device has little for other processes, and for the program itself.
 void Pager::look_at_memory(Lock& lock) {
   bool more = false;
   for (size_t d = 0; d < gpus_.size(); ++d) {
@@ -393,11 +404,14 @@ void Pager::look_at_memory(Lock& lock) {
     if (!budget.keeps() && !budget.is_short()) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
+    budget.looked();
+    const bool rests = budget.rests();
     lock.unlock();
     device::Memory memory = {};
     Status s = devices_->memory(static_cast<int>(d), &memory);
     const bool little = memory.free < memory.kept + memory.total / kForOthers;
-    if (s.ok() && memory.kept != 0 && (lowered || little)) s = devices_->trim(static_cast<int>(d), little ? 0 : limit);
+    if (s.ok() && memory.kept != 0 && (lowered || little || rests))
+      s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
     lock.lock();
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;

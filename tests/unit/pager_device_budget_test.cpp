@@ -200,6 +200,27 @@ TEST_F(PagerDeviceBudget, ADeviceThatKeepsMemoryIsNotIdle) {
   EXPECT_TRUE(budget.idle());
 }
 
+TEST_F(PagerDeviceBudget, ADeviceRestsWhenNothingHasComeForAWhile) {
+  budget.begin(blocks(8), blocks(1));
+  charge(2);
+  for (int n = 0; n < 5; ++n) {
+    budget.looked();
+    EXPECT_FALSE(budget.rests()) << n;
+  }
+  charge(1);
+  budget.looked();
+  EXPECT_FALSE(budget.rests()) << "something came meanwhile";
+  for (int n = 0; n < 5; ++n) budget.looked();
+  EXPECT_TRUE(budget.rests());
+  budget.credit(blocks(3));
+  charge(1);
+  budget.credit(blocks(1));
+  budget.looked();
+  EXPECT_FALSE(budget.rests()) << "it went just now";
+  budget.looked();
+  EXPECT_TRUE(budget.rests()) << "nothing is there";
+}
+
 TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
   budget.begin(blocks(2), blocks(1));
   charge(2);
