@@ -137,8 +137,11 @@ Status UnitDevices::release(void* base) {
   if (shared()) park::remove(base);
   for (size_t i = 0; !shared() && r->made.load() != 0; ++i) {
     const Span unit{r.get(), i, 1};
-    if (unit.unit(0).state.load() == UnitState::open) body_hide(unit).ignore();
-    if (is_made(unit.unit(0).state.load())) unback(unit);
+    if (unit.unit(0).state.load() == UnitState::open && !hide_at_last(unit)) {
+      forget(unit);
+    } else if (is_made(unit.unit(0).state.load())) {
+      unback(unit);
+    }
   }
   body_release(*r);
   size_t made = r->made.load();
@@ -276,11 +279,30 @@ Status UnitDevices::back(const Span& span, int device) {
 void UnitDevices::unback(const Span& span) {
   core::step("device.punch");
   body_unback(span);
+  forget(span);
+}
+
+void UnitDevices::forget(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     used_[span.unit(i).device.load()].fetch_sub(span.unit_size(), std::memory_order_relaxed);
     span.unit(i).state.store(UnitState::hole);
   }
   span.reservation->made.fetch_sub(span.count, std::memory_order_relaxed);
+}
+
+// False: it is mapped still. Whoever had its piece next would share it with whoever finds it there, so nobody has it.
+bool UnitDevices::hide_at_last(const Span& unit) {
+  Status s = body_hide(unit);
+  for (int tries = 0; !s.ok() && tries < 100; ++tries) {
+    usleep(1000);
+    s = body_hide(unit);
+  }
+  if (s.ok()) return true;
+  const uint64_t all = given_up_.fetch_add(unit.unit_size(), std::memory_order_relaxed) + unit.unit_size();
+  core::log(core::Level::error, "%zu MiB of device memory are out of use, %llu in all: a range ends mapped: %.*s",
+            unit.unit_size() >> 20, static_cast<unsigned long long>(all >> 20), static_cast<int>(s.text().size()),
+            s.text().data());
+  return false;
 }
 
 // Nobody sees what was in a piece before.

@@ -152,7 +152,8 @@ class UnitDevices : public Devices {
   ReservationPtr find(uintptr_t address) const;
 
   bool shared() const { return view_ == CpuView::shared; }
-  // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is lost.
+  // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is
+  // lost.
   bool show_again(const Span& span);
 
   const CpuView view_;
@@ -180,6 +181,8 @@ class UnitDevices : public Devices {
   core::Status make(const Span& span, int device);
   core::Status back(const Span& span, int device);
   void unback(const Span& span);
+  void forget(const Span& span);  // it is made no more
+  bool hide_at_last(const Span& unit);
   core::Status zero_fresh(const Span& span);
   core::Status migrate_piece(const Span& unit, int to);
   // Turns the span into punched holes; made units leave the books.
@@ -194,6 +197,7 @@ class UnitDevices : public Devices {
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units
+  std::atomic<uint64_t> given_up_{0};             // bytes of pieces that nobody can have any more
 };
 
 // Address space without access over whatever is there, in one step; not inherited by fork, not dumped. Ends the

@@ -1,0 +1,66 @@
+// Simulated devices with page tables of their own, asked directly: what is refused half way.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "device/sim_device.h"
+
+namespace {
+
+using vmem::core::Status;
+using vmem::device::kUnit;
+using vmem::device::Memory;
+using vmem::device::Range;
+using vmem::device::SimDevices;
+using vmem::device::SimOp;
+
+class SimHandles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    vmem::device::SimOptions options;
+    options.handles = true;
+    options.memory_bytes = 16 * kUnit;
+    const Status s = vmem::device::make_sim_devices(options, &sim);
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  void refuse(SimOp refused) {
+    sim->set_hook([=](SimOp op, int, uintptr_t, size_t) {
+      return op == refused ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+    });
+  }
+  Range reserve() {
+    void* base = nullptr;
+    const Status s = sim->reserve(kUnit, 0, &base);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return {reinterpret_cast<uintptr_t>(base), kUnit};
+  }
+  void make(const Range& range) {
+    bool torn = false;
+    const Status s = sim->prepare({&range, 1}, 0, &torn);
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  Status release(const Range& range) { return sim->release(reinterpret_cast<void*>(range.address)); }
+  std::unique_ptr<SimDevices> sim;
+};
+
+TEST_F(SimHandles, APieceThatStaysMappedIsNobodysAgain) {
+  const Range first = reserve();
+  make(first);
+  ASSERT_TRUE(sim->map({&first, 1}).ok());
+  refuse(SimOp::hold);
+  EXPECT_TRUE(release(first).ok());
+  sim->set_hook(nullptr);
+  Memory memory = {};
+  ASSERT_TRUE(sim->memory(0, &memory).ok());
+  EXPECT_EQ(memory.used, 0u);
+  EXPECT_EQ(memory.kept, 0u) << "the next unit would have it at two addresses";
+  const Range second = reserve();
+  make(second);
+  EXPECT_EQ(sim->taken(0), 2 * kUnit);
+  ASSERT_TRUE(release(second).ok());
+  EXPECT_TRUE(sim->trim(0, 0).ok());
+  EXPECT_EQ(sim->taken(0), kUnit) << "nor does it go back";
+}
+
+}  // namespace
