@@ -113,10 +113,14 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
     access.push_back(access_of(g.device));
     const Info& info = infos_[static_cast<size_t>(g.device)];
     for (size_t d = 0; d < info.links.size(); ++d) {
-      if (info.links[d] != Link::self && info.links[d] != Link::none && gpus_[d]->opened.load())
+      if (info.links[d] != Link::self && info.links[d] != Link::none && gpus_[d]->opened.load() &&
+          !gpus_[d]->lost.load())
         access.push_back(access_of(static_cast<int>(d)));
     }
-    s = result(g, driver_.mem_set_access(at, size, &access[0], access.size()), "giving access to the window");
+    // One that does not get it, or has been lost since, copies through host memory, if at all.
+    CUresult given = driver_.mem_set_access(at, size, &access[0], access.size());
+    if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, size, &access[0], 1);
+    s = result(g, given, "giving access to the window");
     if (!s.ok()) driver_.mem_unmap(at, size);
   }
   if (!s.ok()) {
