@@ -132,7 +132,10 @@ Status Pager::set_device_budget(uint64_t bytes) {
   for (size_t d = 0; d < known.size(); ++d) {
     if (!known[d]) continue;
     device::Memory memory;
-    if (Status s = devices_->memory(static_cast<int>(d), &memory); !s.ok()) return s;
+    if (Status s = devices_->memory(static_cast<int>(d), &memory); !s.ok()) {
+      if (!devices_->health(static_cast<int>(d)).ok()) continue;  // lost: the others go on
+      return s;
+    }
     if (bytes > memory.free + memory.used) {
       return error(ENOMEM, "device_budget %s is above what device %zu has free, %s", core::human_bytes(bytes).c_str(),
                    d, core::human_bytes(memory.free + memory.used).c_str());

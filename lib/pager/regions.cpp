@@ -165,7 +165,9 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   void* base = nullptr;
   if (gpu) {
     if (Status s = want_staging(); !s.ok()) return s;
-    if (Status s = devices_->reserve(r.span, 0, &base); !s.ok()) return s;
+    int born = 0;  // on any that is well
+    while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
+    if (Status s = devices_->reserve(r.span, born, &base); !s.ok()) return s;
     if (Status s = trap_->attach_at(base, r.span, r.transfer); !s.ok()) {
       devices_->release(base).ignore();
       return s;

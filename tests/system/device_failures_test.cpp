@@ -226,6 +226,38 @@ TEST_F(HandlesFail, ABlockThatDoesNotComeIsUnmappedAndCanComeLater) {
   EXPECT_EQ(load(words + 2 * kWords), 9u);
 }
 
+// The parameter: page tables of their own.
+class FirstDeviceIsLost : public DeviceFailures, public ::testing::WithParamInterface<bool> {
+ protected:
+  void SetUp() override { start(2, {}, GetParam()); }
+};
+
+TEST_P(FirstDeviceIsLost, RegionsAndBudgetsAreForTheOther) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region before(2 * kBlock);
+  store_on_device(static_cast<uint64_t*>(before.data()), 7);
+  ASSERT_EQ(vmem_evict(before.data(), before.size(), VMEM_HOST), 0) << vmem_last_error();
+  sim().lose(0, "the test took it away");
+  void* p = nullptr;
+  ASSERT_EQ(vmem_alloc(&p, 4 * kBlock, 0), 0) << vmem_last_error();
+  auto* words = static_cast<uint64_t*>(p);
+  EXPECT_EQ(vmem_set("device_budget", "16MiB"), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_acquire(words, 4 * kBlock, kBoth, 1, other), 0) << vmem_last_error();
+  launch_store(other, words, 9);
+  ASSERT_EQ(vmem_release(words, 4 * kBlock, other), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  EXPECT_EQ(load(words), 9u);
+  EXPECT_EQ(load(static_cast<uint64_t*>(before.data())), 7u);
+  struct vmem_device_stats s = {};
+  s.size = sizeof s;
+  EXPECT_EQ(vmem_device_stats(1, &s), 0) << vmem_last_error();
+  EXPECT_EQ(s.budget, 8 * kBlock);
+  EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
+}
+INSTANTIATE_TEST_SUITE_P(, FirstDeviceIsLost, ::testing::Bool(),
+                         [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
+
 // The device goes just when some block comes to a step of its way, others being on theirs: to the device, from it, to
 // another one, written while it stays. Afterwards each block is right or lost, and all calls agree which.
 class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface<const char*> {
