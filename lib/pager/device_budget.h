@@ -63,8 +63,8 @@ class DeviceBudget {
   void set_keeps(bool keeps) { keeps_ = keeps; }
   bool keeps() const { return keeps_; }
   bool idle() const { return charged_ == 0 && !keeps_ && !is_short(); }
-  // Somebody looked, as happens five times a second. Nothing has come for a while, or for a moment and nothing is there:
-  // what no block has is not kept for the next.
+  // Somebody looked, as happens five times a second. Nothing has come for a while, or for a moment and nothing is
+  // there: what no block has is not kept for the next.
   void looked() { ++quiet_; }
   bool rests() const { return quiet_ > (charged_ == 0 ? 1u : 5u); }
   // .. which is to be within a budget that was lowered: blocks are. Then it is.

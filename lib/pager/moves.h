@@ -127,7 +127,7 @@ struct OutPart {  // of a batch: those that leave one device, each step for all 
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none
   size_t copies = 0;
-  bool hidden = false;  // not mapped any more, where that is the device's own business
+  bool hidden = false;                    // not mapped any more, where that is the device's own business
   core::Status status = {}, copied = {};  // of the device's part, and of the copies
 };
 struct MoveList {  // first in, first out; a move is in one at most. Needs no memory
