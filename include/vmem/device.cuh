@@ -2,8 +2,9 @@
 /*
  * Kernels that page data in by themselves: a warp or a thread block names the elements that it is
  * about to access, waits until they are on the device, and gives them up. CUDA C++17, header only;
- * nothing is linked to a kernel. The host's part is vmem_kernel_begin and vmem_kernel_end. No GPU
- * has run it yet: docs/kernels-that-ask.md says what has been.
+ * nothing is linked to a kernel. NVRTC compiles it, too: a kernel's vmem::device_region parameter
+ * then gets the first bytes of the vmem_kernel_view. The host's part is vmem_kernel_begin and
+ * vmem_kernel_end. docs/kernels-that-ask.md says what has run, and where.
  *
  *     __global__ void kernel(vmem::device_region<float> table, ..) {
  *       vmem::warp_group<float> group(table);           // one for each warp, for its whole life
@@ -39,14 +40,18 @@
 #ifndef VMEM_DEVICE_CUH
 #define VMEM_DEVICE_CUH
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
 #include "vmem/detail/gather_device.cuh"
 #include "vmem/detail/paging_device.cuh"
+#include "vmem/detail/paging_types.h"
 #include "vmem/detail/paging_view.h"
+
+#ifdef __CUDACC_RTC__
+struct vmem_kernel_view;
+#else
+#include <cstring>
+
 #include "vmem/vmem.h"
+#endif
 
 namespace vmem {
 
@@ -77,7 +82,7 @@ class device_region {
   using View = paging::View<paging::DeviceAtomics>;
 
   device_region() = default;
-  explicit device_region(const vmem_kernel_view& view) { memcpy(&view_, &view, sizeof view_); }
+  VMEM_PAGING explicit device_region(const vmem_kernel_view& view) { memcpy(&view_, &view, sizeof view_); }
 
   /* Elements that are in it whole. */
   VMEM_PAGING size_t size() const { return view_.size / sizeof(T); }

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges that are open to kernels: what the kernels do is tested in C++ (tests/system/kernel_paging_test.cpp)."""
 
+import ctypes
 import errno
+import glob
+import os
 import struct
 
 import numpy as np
@@ -72,3 +75,38 @@ def test_without_handles_it_says_what_to_set(sim):
     with vmem.alloc(BLOCK) as region, pytest.raises(vmem.Error) as e:
         vmem.kernel(region)
     assert e.value.errno == errno.EOPNOTSUPP and "device" in e.value.strerror
+
+
+KERNEL = b"""
+#include "vmem/device.cuh"
+extern "C" __global__ void gather(vmem::device_region<float> table, const long long* ids, size_t count, float* out) {
+  vmem::block_group<float> group(table);
+  if (!group.gather(ids, count, 64, out)) *out = 0;
+}
+"""
+
+
+def nvrtc():
+    """NVIDIA's compiler at run time, if this machine has it."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    for path in ["libnvrtc.so", *sorted(glob.glob(os.path.join(home, "lib*", "libnvrtc.so*")))]:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            pass
+    pytest.skip("libnvrtc is not installed")
+
+
+def test_kernels_that_ask_are_compiled_at_run_time():
+    compiler = nvrtc()
+    headers = os.path.join(os.path.dirname(__file__), "..", "..", "include")
+    options = [b"-arch=compute_80", b"-std=c++17", b"-I" + os.fsencode(os.path.abspath(headers))]
+    program = ctypes.c_void_p()
+    assert compiler.nvrtcCreateProgram(ctypes.byref(program), KERNEL, b"gather.cu", 0, None, None) == 0
+    failed = compiler.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    compiler.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    words = ctypes.create_string_buffer(size.value)
+    compiler.nvrtcGetProgramLog(program, words)
+    assert not failed, words.value.decode()
+    compiler.nvrtcDestroyProgram(ctypes.byref(program))

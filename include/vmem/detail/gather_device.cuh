@@ -1,11 +1,9 @@
 // How device code gathers rows (paging_gather.h): the teams of a group, which rows are meant, and copying.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "vmem/detail/paging_device.cuh"
 #include "vmem/detail/paging_gather.h"
+#include "vmem/detail/paging_types.h"
 
 namespace vmem::paging {
 

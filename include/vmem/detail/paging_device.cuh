@@ -2,9 +2,8 @@
 // has for it. System scope: the other side is the host, and its copy engines.
 #pragma once
 
-#include <cstdint>
-
 #include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_types.h"
 
 namespace vmem::paging {
 

@@ -1,9 +1,8 @@
 // Copies rows that lie apart to one place: what a group does for gather() of <vmem/device.cuh>.
 #pragma once
 
-#include <cstdint>
-
 #include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_types.h"
 #include "vmem/detail/paging_view.h"
 
 // A loop that is not to be unrolled: registers are what a device has few of.

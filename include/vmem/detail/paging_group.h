@@ -2,9 +2,8 @@
 // carries the rest: one behind an acquire, before the group's accesses, and one behind these, before the release.
 #pragma once
 
-#include <cstdint>
-
 #include "vmem/detail/paging_protocol.h"
+#include "vmem/detail/paging_types.h"
 
 namespace vmem::paging {
 
@@ -21,7 +20,7 @@ class Group {
  public:
   // patience: for how long, in Atomics::now()'s units, an acquire waits while the server gets nothing done for anybody.
   // longest: .. and for how long in all.
-  VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience, uint64_t longest = UINT64_MAX)
+  VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience, uint64_t longest = ~uint64_t{0})
       : table_(table), patience_(patience), longest_(longest) {}
 
   // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.

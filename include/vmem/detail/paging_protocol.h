@@ -29,7 +29,7 @@
 //             As [pin]: the group wakes it, or it finds the request.
 #pragma once
 
-#include <cstdint>
+#include "vmem/detail/paging_types.h"
 
 #if defined(__CUDACC__) || defined(__CUDA__)
 #define VMEM_PAGING __host__ __device__
@@ -165,7 +165,7 @@ struct Table {
 
 // Before anybody else sees the table.
 template <typename Atomics>
-void initialise(const Table<Atomics>& table) {
+VMEM_PAGING void initialise(const Table<Atomics>& table) {
   for (uint32_t i = 0; i < table.blocks; ++i) {
     Atomics::store(&table.state[i], state_word(Kind::not_present, kFirstGeneration));
     Atomics::store(&table.asked[i], uint64_t{0});

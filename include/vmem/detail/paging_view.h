@@ -1,9 +1,8 @@
 // What a kernel is given of a range that is open to it: struct vmem_kernel_view of vmem.h, from the inside.
 #pragma once
 
-#include <cstdint>
-
 #include "vmem/detail/paging_protocol.h"
+#include "vmem/detail/paging_types.h"
 
 namespace vmem::paging {
 
