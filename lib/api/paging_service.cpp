@@ -22,9 +22,10 @@ using paging::Urgency;
 namespace {
 
 constexpr size_t kTogether = 32;         // blocks of one lease
+constexpr size_t kFirstTogether = 16;    // .. of groups with the token, beside as many and more of others
 constexpr size_t kHintsTogether = 8;     // .. of hints, which nobody waits for
 constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the same for one
-constexpr uint64_t kHold = 200000000;    // ns in which a group that looks for its block has seen it
+constexpr uint64_t kHold = 20000000;     // ns in which a group that looks for its block has seen it
 constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
 constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
@@ -50,6 +51,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
       known_(range_.blocks),
       states_(&port_, known_.data()),
       requests_(range_.words->table()),
+      first_(range_.blocks),
       needed_(range_.blocks),
       hints_(range_.blocks),
       failed_(range_.blocks),
@@ -82,6 +84,7 @@ bool PagingService::round(pager::Pager& pager) {
   if (broken_) return false;
   retry_failed(pager::now_ns());
   bool done = take_requests();
+  serve(pager, first_, kFirstTogether);
   serve(pager, needed_, kTogether);
   if (needed_.empty()) serve(pager, hints_, kHintsTogether);
   end_leases(pager);
@@ -89,6 +92,17 @@ bool PagingService::round(pager::Pager& pager) {
   tell();
   broken();
   return done;
+}
+
+PagingService::BlockQueue& PagingService::queue_of(uint32_t block) {
+  switch (urgency_[block]) {
+    case Urgency::prefetch:
+      return hints_;
+    case Urgency::first:
+      return first_;
+    default:
+      return needed_;
+  }
 }
 
 // What is there already was requested before it came, and is dropped: whoever still wants it asks again.
@@ -99,7 +113,7 @@ bool PagingService::take_requests() {
     const uint32_t b = request.block;
     if (b >= range_.blocks || states_.kind(b) != Kind::not_present) continue;
     urgency_[b] = std::max(urgency_[b], request.urgency);
-    (request.urgency == Urgency::prefetch ? hints_ : needed_).push(b);
+    queue_of(b).push(b);
   }
   return any;
 }
@@ -135,7 +149,7 @@ void PagingService::bring(pager::Pager& pager) {
   }
   // One of them cannot be had, or not all at once.
   for (const uint32_t b : batch_) {
-    if (!bring_alone(pager, b)) (urgency_[b] == Urgency::prefetch ? hints_ : needed_).push(b);
+    if (!bring_alone(pager, b)) queue_of(b).push(b);
   }
 }
 
@@ -165,7 +179,8 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = frames_[free_.back()];
     free_.pop_back();
-    frame = {blocks[i], true, marks_, now, paging::takes_of(range_.words->use(blocks[i]))};
+    // One less: as if somebody had had it, so that the clock passes over it once.
+    frame = {blocks[i], true, marks_, now, paging::takes_of(range_.words->use(blocks[i])) - 1};
     states_.publish(blocks[i], std::exchange(urgency_[blocks[i]], Urgency{}));
   }
   port_.arrives = false;

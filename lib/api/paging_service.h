@@ -90,6 +90,7 @@ class PagingService {
   };
 
   bool take_requests();
+  BlockQueue& queue_of(uint32_t block);
   void serve(pager::Pager& pager, BlockQueue& queue, size_t most);
   void bring(pager::Pager& pager);
   bool bring_alone(pager::Pager& pager, uint32_t block);
@@ -110,7 +111,7 @@ class PagingService {
   std::vector<States::Known> known_;
   States states_;
   paging::RequestQueue<paging::HostAtomics> requests_;
-  BlockQueue needed_, hints_, failed_;
+  BlockQueue first_, needed_, hints_, failed_;
   std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
   std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
   std::vector<Frame> frames_;

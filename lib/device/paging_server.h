@@ -60,8 +60,9 @@ class RequestQueue {
 //   void progress(); void end(Answer)
 //
 // What the caller owes the groups, or they may wait for ever:
-// - Requests but prefetches are served in the order of their arrival, all in the end, and each that cannot be ends in
-//   fail(). Nothing that the service needs waits for a group: no lock, no stream, no kernel.
+// - Requests but prefetches are served in the order of their arrival, those of the group with the token first; all in
+//   the end, and each that cannot be ends in fail(). Nothing that the service needs waits for a group: no lock, no
+//   stream, no kernel.
 // - Who needs a frame tries one victim after the other. It may wait for a block's pins only while it would take any
 //   other that loses its own: one group may wait with pins, and they could be those.
 // - A block that a group waits for is no victim while untaken() says so, but for a time only: the group may have given
@@ -82,7 +83,7 @@ class BlockStates {
 
   // not present -> present. Its bytes are in place, and where groups access it: [bytes].
   void publish(uint32_t block, Urgency urgency) {
-    known_[block].held = urgency == Urgency::wait;
+    known_[block].held = urgency >= Urgency::wait;
     set(block, Kind::present, 0);
     port_->progress();
   }

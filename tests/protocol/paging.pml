@@ -32,8 +32,11 @@
 #define EVICTING 2
 #define FAILED 3
 
-#define NEEDED 2
-#define WAIT 3
+#define NEEDED 1
+#define WAIT 2
+#define FIRST 3
+/* As token_allows(): many at a time, if there is a frame for each of their blocks, or one. */
+#define ALLOWED(n) (token == 0 || token + n <= FRAMES / 2)
 #define ASKED(g, u) ((g) * 4 + (u))
 
 /* The words. state is kind and gen, read and written in one step. */
@@ -44,7 +47,8 @@ byte pins[BLOCKS];
 bit takes[BLOCKS];  /* whether somebody has had it since the server last looked */
 byte written[BLOCKS];
 chan ring = [CELLS] of { byte, byte };
-bit asleep, ended, token;
+bit asleep, ended;
+byte token, tickets, turn;  /* how many blocks; how many were drawn; the oldest that waits */
 
 /* The server's own. */
 bit held[BLOCKS], need, used[FRAMES];
@@ -171,9 +175,10 @@ inline release(b) {
 }
 
 proctype group(byte first; byte second; byte count; bit writes; byte times) {
-  byte list[2], i, j, b, k, g, k2, g2, was, round;
+  byte list[2], i, j, b, k, g, k2, g2, u, was, round;
   byte at = NONE;
   byte ok;
+  byte ticket;
   bit saw, mine;
   list[0] = first;
   list[1] = second;
@@ -201,14 +206,30 @@ attempt:
   if :: ok == 2 -> goto refused :: else fi;
   if
 #if !defined(NO_TOKEN) && !defined(NO_ALL_OR_NOTHING)
-  :: count > 1 && round == ROUNDS && !mine ->
-     if
-     :: atomic { token == 0 -> token = 1 }
-        mine = 1
-     :: ENDED -> goto refused
+  :: round == ROUNDS && !mine ->
+     atomic { tickets++; ticket = tickets }
+     do
+     :: atomic { turn == 0 || turn > ticket -> turn = ticket }
+     :: turn == ticket ->
+        if
+        :: atomic { ALLOWED(count) -> token = token + count; mine = 1 }
+           break
+        :: turn != ticket
+        :: ENDED -> break
+        :: atomic { give_ups > 0 -> give_ups-- }
+           break
+        fi
+     :: ENDED -> break
      :: atomic { give_ups > 0 -> give_ups-- }
-        goto refused
-     fi;
+        break
+     od;
+#ifdef NO_TURN_BACK
+     if :: mine -> atomic { if :: turn == ticket -> turn = 0 :: else fi } :: else fi;
+#else
+     atomic { if :: turn == ticket -> turn = 0 :: else fi }
+#endif
+     ticket = 0;
+     if :: !mine -> goto refused :: else fi;
      goto attempt
 #endif
   :: else -> if :: round < ROUNDS -> round++ :: else fi
@@ -217,22 +238,23 @@ attempt:
   at = list[i];
   looking[at]++;
   b = at;
-  ask(b, WAIT);
+  if :: mine -> u = FIRST :: else -> u = WAIT fi;
+  ask(b, u);
   j = i + 1;
   do
-  :: j < count -> b = list[j]; ask(b, NEEDED); j++
+  :: j < count -> b = list[j]; if :: mine -> ask(b, FIRST) :: else -> ask(b, NEEDED) fi; j++
   :: else -> break
   od;
   atomic { j = 0; b = 0 };
   do
   :: kind[at] == PRESENT || kind[at] == FAILED -> goto attempt
-  :: kind[at] == NOT_PRESENT && asked[at] < ASKED(gen[at], WAIT) && nfull(ring) -> b = at; ask(b, WAIT)
+  :: kind[at] == NOT_PRESENT && asked[at] < ASKED(gen[at], u) && nfull(ring) -> b = at; ask(b, u)
   :: ENDED -> goto refused
   :: atomic { give_ups > 0 -> give_ups-- }
      goto refused
   od;
 have:
-  if :: mine -> mine = 0; token = 0 :: else fi;
+  if :: mine -> mine = 0; token = token - count :: else fi;
   j = 0;
   do
   :: j < count -> b = list[j]; access(b); j++
@@ -243,7 +265,7 @@ have:
   goto next;
 refused:
   if :: at != NONE -> looking[at]--; at = NONE :: else fi;
-  if :: mine -> mine = 0; token = 0 :: else fi;
+  if :: mine -> mine = 0; token = token - count :: else fi;
   do :: i > 0 -> i--; unpin(list[i]) :: else -> break od;
   goto next;
 out:
@@ -273,12 +295,12 @@ serve:
      }
 #ifdef NO_PUBLISH_RELEASE
      where[b] = f;
-     atomic { kind[b] = PRESENT; held[b] = (u == WAIT) }
+     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT) }
      frame[f] = store[b];
 #else
      frame[f] = store[b];
      where[b] = f;
-     atomic { kind[b] = PRESENT; held[b] = (u == WAIT) }
+     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT) }
 #endif
      atomic { b = 0; u = 0; f = 0 };
      goto serve

@@ -133,8 +133,9 @@ struct Evictions : rl::test_suite<Evictions<kGroups, kIntent>, kGroups + 1> {
 };
 
 // Groups wait for blocks, and wake a server that sleeps: each is served, and sees the bytes.
-template <unsigned kGroups>
-struct Requests : rl::test_suite<Requests<kGroups>, kGroups + 1> {
+// kRounds 0: at once with the token.
+template <unsigned kGroups, uint32_t kRounds = 4>
+struct Requests : rl::test_suite<Requests<kGroups, kRounds>, kGroups + 1> {
   Words<kGroups> words;
   rl::var<uint32_t> frame[kGroups];
 
@@ -163,7 +164,7 @@ struct Requests : rl::test_suite<Requests<kGroups>, kGroups + 1> {
     }
   }
   void ask(uint32_t block) {
-    Group<Checked> group(words.table(), ~uint64_t{0});
+    Group<Checked, kRounds> group(words.table(), ~uint64_t{0});
     RL_ASSERT(group.acquire(block, Intent::read) == Answer::present);
     RL_ASSERT(frame[block]($) == block + 1);
     group.release(block);
@@ -197,6 +198,7 @@ int main(int argc, char** argv) {
   const unsigned more = getenv("VMEM_LONG") != nullptr ? 1 : 0;
   bool good = run<Requests<1>>("a request", 3 + more);
   good = good && run<Requests<2>>("two requests", 1 + more);
+  good = good && run<Requests<2, 0>>("two with the token", 1 + more);
   good = good && run<Evictions<1, Intent::write>>("a writer", 3 + more);
   good = good && run<Evictions<2, Intent::read>>("two readers", 2 + more);
   return good ? 0 : 1;

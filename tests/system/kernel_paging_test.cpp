@@ -7,8 +7,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <random>
+#include <semaphore>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "faulty_disk.h"
@@ -131,6 +135,85 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
     for (const size_t at : kAt) EXPECT_EQ(words(r)[b * kWords + at], b * kWords + at);
     for (uint32_t warp = 0; warp < kWarps; ++warp) EXPECT_EQ(words(r)[b * kWords + 16 + warp], stored[warp][b]);
   }
+}
+
+// Groups that run one after the other, each until it waits: none is overtaken because its thread gets no time.
+struct InTurn : HostAtomics {
+  static constexpr uint32_t kGroups = 48;
+  static inline std::vector<std::unique_ptr<std::binary_semaphore>> may_run;
+  static inline bool over[kGroups];
+  static inline thread_local uint32_t me;
+  static inline thread_local uint64_t pauses;
+
+  static void next() {
+    for (uint32_t i = 1; i <= kGroups; ++i) {
+      const uint32_t other = (me + i) % kGroups;
+      if (over[other]) continue;
+      may_run[other]->release();
+      return;
+    }
+  }
+  static void pause() {
+    ++pauses;
+    next();
+    may_run[me]->acquire();
+  }
+  static void run(const std::function<void(uint32_t)>& group) {
+    may_run.clear();
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < kGroups; ++i) {
+      may_run.push_back(std::make_unique<std::binary_semaphore>(i == 0 ? 1 : 0));
+      over[i] = false;
+    }
+    for (uint32_t i = 0; i < kGroups; ++i) {
+      threads.emplace_back([i, &group] {
+        me = i;
+        may_run[me]->acquire();
+        group(me);
+        over[me] = true;
+        next();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Many groups, some of which want two neighbours at once, and few frames: while one waits, others that waited are
+// served, but not without end. It counts them, and no time.
+TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
+  if (IsSkipped()) return;
+  constexpr uint32_t kBlocks = 32, kFrames = 8;
+  constexpr uint64_t kTurns = systest::kSanitized ? 3000 : 6000;
+  vmem::region r(kBlocks * kBlock);
+  Open open(words(r), kBlocks * kBlock, VMEM_READ, stream_, kFrames * kBlock);
+  ASSERT_EQ(open.view().table.frames, kFrames);
+  vmem::paging::Table<InTurn> table;
+  static_assert(sizeof table == sizeof open.view().table);
+  memcpy(&table, &open.view().table, sizeof table);
+  uint64_t waited = 0, most[2] = {}, refused = 0;
+  InTurn::run([&](uint32_t me) {
+    std::minstd_rand random(me + 1);
+    vmem::paging::Group<InTurn> group(table, long_enough());
+    while (waited < kTurns && refused == 0) {
+      const auto first = static_cast<uint32_t>((random() >> 8) % (kBlocks - 1));
+      const uint32_t list[] = {first, first + 1};
+      const uint32_t count = random() % 8 == 0 ? 2 : 1;
+      const uint64_t before = waited;
+      InTurn::pauses = 0;
+      if (group.acquire_all(list, count, Intent::read) != Answer::present) {
+        ++refused;
+        return;
+      }
+      most[count - 1] = std::max(most[count - 1], waited - before);
+      waited += InTurn::pauses != 0 ? 1 : 0;
+      InTurn::pause();  // others run while it has them
+      group.release_all(list, count);
+    }
+  });
+  EXPECT_EQ(refused, 0u);
+  RecordProperty("most", std::to_string(std::max(most[0], most[1])));
+  EXPECT_LT(most[0], 10 * InTurn::kGroups) << "beside one that wants one block";
+  EXPECT_LT(most[1], 10 * InTurn::kGroups) << "beside one that wants two";
 }
 
 TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {

@@ -74,6 +74,28 @@ std::vector<std::pair<uint32_t, Urgency>> taken(Queue& queue) {
 }
 using Requests = std::vector<std::pair<uint32_t, Urgency>>;
 
+// Something happens once, just before a group's next addition, fence or pause.
+struct Stepped : HostAtomics {
+  static inline std::function<void()> before_add, before_fence, before_pause;
+  static void once(std::function<void()>& what) {
+    const std::function<void()> now = std::exchange(what, nullptr);
+    if (now) now();
+  }
+  static uint32_t add(uint32_t* word, uint32_t value) {
+    once(before_add);
+    return HostAtomics::add(word, value);
+  }
+  static uint64_t add(uint64_t* word, uint64_t value) { return HostAtomics::add(word, value); }
+  static void fence() {
+    once(before_fence);
+    HostAtomics::fence();
+  }
+  static void pause() {
+    once(before_pause);
+    HostAtomics::pause();
+  }
+};
+
 TEST(PagingProtocol, ABlockIsRequestedOnceAGenerationAndUrgency) {
   Words words(4, 4, 8);
   States states = words.states();
@@ -226,6 +248,59 @@ TEST(PagingProtocol, AServerThatGetsNothingDoneIsGivenUp) {
   EXPECT_FALSE(states.in_use(0));
 }
 
+TEST(PagingProtocol, TheOldestOfThoseThatWaitForTheTokenHasTheNextTurn) {
+  Words words(2, 2, 8);
+  States states = words.states();
+  states.publish(0, Urgency::prefetch);
+  vmem::paging::Control<HostAtomics>& control = words.control();
+  vmem::paging::Group<HostAtomics, 0> group(words.table(), 1000000);
+  const uint32_t both[] = {0, 1};
+  control.tickets = 7;
+  control.turn = 3;
+  EXPECT_EQ(group.acquire_all(both, 2, Intent::read), Answer::no_progress) << "the token is free, and not for it";
+  EXPECT_EQ(control.token, 0u);
+  EXPECT_EQ(control.turn, 3u) << "of who gives up nothing is left";
+  Queue queue(words.table());
+  EXPECT_EQ(taken(queue), Requests{}) << "nor does it ask before it has the token";
+  control.turn = 100;
+  EXPECT_EQ(group.acquire_all(both, 2, Intent::read), Answer::no_progress) << "nobody pages in";
+  EXPECT_EQ(control.turn, 0u) << "it was older, had its turn, and took its ticket back";
+  EXPECT_EQ(control.token, 0u);
+  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::first}}));
+}
+
+// All that wait with pins want no more blocks together than there are frames for.
+TEST(PagingProtocol, TheTokenIsForHalfOfTheFramesOrForOneGroup) {
+  Words words(16, 8, 8), few(16, 3, 8);
+  using vmem::paging::token_allows;
+  EXPECT_TRUE(token_allows(words.table(), 0, 8));
+  EXPECT_TRUE(token_allows(words.table(), 2, 2));
+  EXPECT_FALSE(token_allows(words.table(), 3, 2));
+  EXPECT_FALSE(token_allows(words.table(), 1, 8));
+  EXPECT_FALSE(token_allows(words.table(), 8, 1));
+  EXPECT_TRUE(token_allows(few.table(), 0, 3));
+  EXPECT_FALSE(token_allows(few.table(), 1, 1));
+}
+
+// It looks for another now, and the frames must not fill with such blocks.
+TEST(PagingProtocol, WhatAGroupDoesNotLookForAnyMoreNeedNotStay) {
+  WordsOf<Stepped> words(2, 2, 8);
+  WordsOf<Stepped>::States states = words.states();
+  states.publish(0, Urgency::prefetch);
+  vmem::paging::Group<Stepped> group(words.table(), 1000000);
+  Stepped::before_pause = [&] {  // it waits for 1, and 0 leaves before that comes
+    states.begin_eviction(0);
+    states.settle();
+    ASSERT_FALSE(states.in_use(0));
+    states.finish(0);
+    states.publish(1, Urgency::wait);
+    EXPECT_TRUE(states.untaken(1));
+  };
+  const uint32_t both[] = {0, 1};
+  EXPECT_EQ(group.acquire_all(both, 2, Intent::read), Answer::no_progress);
+  EXPECT_FALSE(states.untaken(1));
+}
+
 // Whatever gets on for others: a kernel has a limit of its own.
 TEST(PagingProtocol, AnAcquireEndsAfterTheLongestTimeThatItsGroupWasGiven) {
   Words words(2, 2, 4);
@@ -265,24 +340,6 @@ TEST(PagingProtocol, TheEndOfTheServerEndsAllWhoWait) {
 
 // ---- what comes between two steps of a pin
 // ---------------------------------------------------------------------------
-
-// Something happens once, just before a group's next addition or fence.
-struct Stepped : HostAtomics {
-  static inline std::function<void()> before_add, before_fence;
-  static void once(std::function<void()>& what) {
-    const std::function<void()> now = std::exchange(what, nullptr);
-    if (now) now();
-  }
-  static uint32_t add(uint32_t* word, uint32_t value) {
-    once(before_add);
-    return HostAtomics::add(word, value);
-  }
-  static uint64_t add(uint64_t* word, uint64_t value) { return HostAtomics::add(word, value); }
-  static void fence() {
-    once(before_fence);
-    HostAtomics::fence();
-  }
-};
 
 class PagingSteps : public ::testing::Test {
  protected:

@@ -52,6 +52,7 @@ if command -v spin >/dev/null; then
   done
   for name in NO_WAKE_FENCE NO_SLEEP_LOOK NO_HOLD; do wrong "${name#NO_}" "${other[@]}" $name; done
   for name in NO_TOKEN NO_ALL_OR_NOTHING NO_OTHER_VICTIM NO_UNASK; do wrong "${name#NO_}" "${several[@]}" $name; done
+  wrong TURN_BACK "${several[@]}" GIVE_UPS=1 NO_TURN_BACK
   wrong END_LOOK "${other[@]}" END NO_END_LOOK
 else
   skip "spin is not installed (scripts/setup.sh model): the model was not checked"

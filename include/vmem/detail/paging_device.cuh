@@ -38,6 +38,11 @@ struct DeviceAtomics {
     asm volatile("atom.relaxed.sys.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
     return before;
   }
+  static __device__ uint64_t add(uint64_t* word, uint64_t value) {
+    uint64_t before;
+    asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(value) : "memory");
+    return before;
+  }
   static __device__ uint32_t add_release(uint32_t* word, uint32_t value) {
     uint32_t before;
     asm volatile("atom.release.sys.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");

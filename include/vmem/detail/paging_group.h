@@ -14,7 +14,7 @@ namespace vmem::paging {
 //   protocol cannot see that; acquires end with no_progress then.
 // - What is pinned is released soon: a block leaves only when no group has it.
 // One object a group; nothing in it is shared. A block may be in a list more than once.
-// kRounds: how often it tries without the token; with it, groups come one after the other.
+// kRounds: how often it tries without the token; with it, the oldest comes first.
 template <typename Atomics, uint32_t kRounds = 4>
 class Group {
  public:
@@ -83,7 +83,9 @@ class Group {
   //
   // A group that lacks one gives up those that it has before it waits, so that nobody waits for memory that is held by
   // somebody who waits. That alone could go on for ever, each evicting what another has just been given; so after some
-  // rounds a group waits for the token. Who has it keeps what it gets: one such group cannot close a circle.
+  // rounds a group waits for the token. Who has it keeps what it gets: only so many blocks can be had in this way that
+  // there are frames for all of them. A group that wants one block needs it, too, where others have taken the block
+  // from it each time.
   template <typename List>
   VMEM_PAGING Answer acquire_all(const List& list, uint32_t count, Intent intent) {
     if (held_ != 0) return Answer::would_deadlock;
@@ -92,15 +94,18 @@ class Group {
       if (list[i] >= table_.blocks) return Answer::out_of_range;
     }
     Watch watch = this->watch();
+    uint32_t waited = 0;
     for (uint32_t round = 0;; ++round) {
       uint32_t pinned = 0;
       Answer answer = pin_some(list, count, intent, &pinned);
       if (answer == Answer::present) return held(count);
+      if (waited > pinned) let_go(list[waited]);
       unpin(list, pinned);
       if (answer != Answer::not_yet) return answer;
-      if (count > 1 && round == kRounds) return acquire_with_token(list, count, intent, &watch);
-      answer = wait_for(list, pinned, count, &watch);
+      if (round == kRounds) return acquire_with_token(list, count, intent, &watch);
+      answer = wait_for(list, pinned, count, Urgency::wait, &watch);
       if (answer != Answer::present) return answer;
+      waited = pinned;
     }
   }
 
@@ -157,6 +162,11 @@ class Group {
     return Answer::present;
   }
 
+  // A block that came since this group waited for it, which waits for another now: it need not stay until it is had.
+  VMEM_PAGING void let_go(uint32_t block) {
+    if (pin(block, Intent::read) == Answer::present) unpin(&block, 1);
+  }
+
   // Generations never come round, so larger is later; who finds a later one leaves it.
   VMEM_PAGING static void raise(typename Atomics::template Word<uint64_t>* word, uint64_t least) {
     uint64_t found = Atomics::load(word);
@@ -203,38 +213,59 @@ class Group {
 
   // For list[which], until a pin may succeed or bring an error, which is `present`; or it is to wait no longer. It asks
   // again each time: the block may have come and gone, or the ring have been full. Those after it are requested too,
-  // but none of them is held for a group that is not looking for it.
+  // but none of them is held for a group that is not looking for it, unless it is the one with the token.
   template <typename List>
-  VMEM_PAGING Answer wait_for(const List& list, uint32_t which, uint32_t count, Watch* watch) {
-    for (uint32_t i = which; i < count; ++i) ask(list[i], i == which ? Urgency::wait : Urgency::needed);
+  VMEM_PAGING Answer wait_for(const List& list, uint32_t which, uint32_t count, Urgency urgency, Watch* watch) {
+    const Urgency others = urgency == Urgency::first ? Urgency::first : Urgency::needed;
+    for (uint32_t i = which; i < count; ++i) ask(list[i], i == which ? urgency : others);
     for (;;) {
       const Kind kind = kind_of(Atomics::load(&table_.state[list[which]]));
       if (kind == Kind::present || kind == Kind::failed) return Answer::present;
-      ask(list[which], Urgency::wait);
+      ask(list[which], urgency);
       const Answer answer = watch->check();
       if (answer != Answer::present) return answer;
       Atomics::pause();
     }
   }
 
-  // The token passes no data, only leave to wait: relaxed.
-  template <typename List>
-  VMEM_PAGING Answer acquire_with_token(const List& list, uint32_t count, Intent intent, Watch* watch) {
-    uint32_t free = 0;
-    while (!Atomics::swap_if(&table_.control->token, &free, uint32_t{1})) {
-      free = 0;
-      const Answer answer = watch->check();
-      if (answer != Answer::present) return answer;
+  // The oldest of those that wait has the next turn: each says what its ticket is where it finds a younger one, or
+  // none, and takes the token where it finds its own. Who has it, or gives up, takes its ticket back, and the others
+  // say theirs again. So nothing is left of a group that has given up, and an older one is passed over only while it
+  // does not look. The token passes no data, only leave to wait: every order is relaxed.
+  VMEM_PAGING Answer wait_for_token(uint32_t count, Watch* watch) {
+    auto* const control = table_.control;
+    const uint64_t ticket = Atomics::add(&control->tickets, uint64_t{1}) + 1;
+    Answer answer = Answer::present;
+    while (answer == Answer::present) {
+      uint64_t turn = Atomics::load(&control->turn);
+      if (turn == 0 || turn > ticket) {
+        Atomics::swap_if(&control->turn, &turn, ticket);
+        continue;
+      }
+      uint32_t taken = Atomics::load(&control->token);
+      if (turn == ticket && token_allows(table_, taken, count)) {
+        if (Atomics::swap_if(&control->token, &taken, taken + count)) break;
+        continue;
+      }
+      answer = watch->check();
       Atomics::pause();
     }
+    uint64_t mine = ticket;
+    Atomics::swap_if(&control->turn, &mine, uint64_t{0});
+    return answer;
+  }
+
+  template <typename List>
+  VMEM_PAGING Answer acquire_with_token(const List& list, uint32_t count, Intent intent, Watch* watch) {
+    if (const Answer answer = wait_for_token(count, watch); answer != Answer::present) return answer;
     uint32_t pinned = 0;
     Answer answer = Answer::present;
     while (answer == Answer::present && pinned < count) {
       answer = pin_some(list, count, intent, &pinned);
       if (answer != Answer::not_yet) continue;
-      answer = wait_for(list, pinned, count, watch);
+      answer = wait_for(list, pinned, count, Urgency::first, watch);
     }
-    Atomics::store(&table_.control->token, uint32_t{0});
+    Atomics::add(&table_.control->token, uint32_t{0} - count);
     if (answer == Answer::present) return held(count);
     unpin(list, pinned);
     return answer;

@@ -6,7 +6,7 @@
 //
 // Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can
 // serve a device whose groups alone have atomic operations there:
-//   state    the server alone        asked, use, written, token, ring_head   the groups alone
+//   state    the server alone        asked, use, written, token, turn, tickets, ring_head   the groups alone
 //   progress, ended, asleep          the server (who wakes it clears asleep)
 //   a cell of the ring               the group that has claimed it, then the server, in turn
 //
@@ -95,11 +95,12 @@ VMEM_PAGING constexpr uint32_t takes_of(uint32_t use) {
 
 // ---- asked: for which generation, and how urgently -----------------------------------------------------------------
 // Requested is no state of the server's: a block is that when it is not present and `asked` names its generation. So
-// nobody has to clear it, and a generation has three requests at most.
+// nobody has to clear it, and a generation has four requests at most.
 enum class Urgency : uint8_t {
-  prefetch = 1,
-  needed = 2,  // by a group that waits for another block first, and wants both
-  wait = 3,    // by a group that is about to look for it again: it stays until somebody has had it
+  prefetch,
+  needed,  // by a group that waits for another block first, and wants both
+  wait,    // by a group that is about to look for it again: it stays until somebody has had it
+  first,   // by a group that has the token: as `wait`, and it is not behind the others
 };
 
 VMEM_PAGING constexpr uint64_t asked_word(uint64_t generation, Urgency urgency) {
@@ -141,8 +142,10 @@ struct Control {
 
   Word<uint64_t> ring_head;  // how many cells were ever claimed
   Word<uint64_t> progress;   // changes whenever the server got anything done
+  Word<uint64_t> tickets;    // how many were ever drawn for the token
+  Word<uint64_t> turn;       // the oldest of those that wait for it, as far as they have said; 0: none has
   Word<uint32_t> ended;      // an Answer; 0: the server runs
-  Word<uint32_t> token;      // 1: some group may wait while it holds pins
+  Word<uint32_t> token;      // how many blocks those groups want that may wait while they hold pins
   Word<uint32_t> asleep;     // 1: the server wants to be woken
 };
 
@@ -163,6 +166,13 @@ struct Table {
   uint32_t frames;       // what one group may hold at once: the server never has fewer in all
 };
 
+// Whether a group may take the token for so many blocks, beside those that have it. All that wait with pins have no
+// more than half of the frames together, or one group is alone with it: there is a frame for one of them each time.
+template <typename Atomics>
+VMEM_PAGING bool token_allows(const Table<Atomics>& table, uint32_t taken, uint32_t count) {
+  return taken == 0 || (count <= table.frames / 2 && taken <= table.frames / 2 - count);
+}
+
 // Before anybody else sees the table.
 template <typename Atomics>
 VMEM_PAGING void initialise(const Table<Atomics>& table) {
@@ -175,6 +185,8 @@ VMEM_PAGING void initialise(const Table<Atomics>& table) {
   for (uint32_t i = 0; i < table.cells; ++i) Atomics::store(&table.ring[i], cell_word(i));
   Atomics::store(&table.control->ring_head, uint64_t{0});
   Atomics::store(&table.control->progress, uint64_t{0});
+  Atomics::store(&table.control->tickets, uint64_t{0});
+  Atomics::store(&table.control->turn, uint64_t{0});
   Atomics::store(&table.control->ended, uint32_t{0});
   Atomics::store(&table.control->token, uint32_t{0});
   Atomics::store(&table.control->asleep, uint32_t{0});
