@@ -30,9 +30,9 @@ using core::Status;
 using core::Urgency;
 
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
-// no staging frame for its bytes.
+// no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
-  if (!reserve_move()) return nullptr;
+  if (!reserve_move() || !unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const bool shown = residents_[block.aux].shown && how != Leave::sync;
@@ -47,7 +47,6 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
     frame = staging_frame(0);
     if (frame == nullptr) return nullptr;
   }
-  unrefuse(r, b);
   Move* m = new_move(r, b);
   m->image = frame;
   m->shown = shown;
@@ -465,7 +464,11 @@ bool Pager::serve_departure(Lock& lock) {
 }
 
 // Locked. Why a block cannot leave its device: nothing went on for the whole time-out.
-Status Pager::no_staging_frame() {
+Status Pager::cannot_leave(const Region& r, BlockIndex b) {
+  if (const Resident& resident = residents_[r.table[b].aux]; resident.refused || resident.apart) {
+    return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
+                 config_.fault_timeout_ms, where(r, b).c_str());
+  }
   Status why = write_back_.take_error();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
@@ -553,7 +556,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
       flush();
       if (mark == Progress::kNone) mark = look(now_ns());
       if (hopeless(mark)) {
-        starved = no_staging_frame();
+        starved = cannot_leave(r, b);
         break;
       }
       lock.sleep_for(changed_, std::chrono::milliseconds(20));

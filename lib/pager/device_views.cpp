@@ -133,8 +133,7 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
 void Pager::refuse_access(Region& r, CpuAccess* a, bool stores) {
   Block& block = r.table[a->block];
   Resident& resident = residents_[block.aux];
-  if (resident.refused) return;
-  unrefuse(r, a->block);
+  if (resident.refused || !unrefuse(r, a->block)) return;
   a->gives_up = false;
   // A trap that reports blocks, and not pages, refuses blocks.
   if (stores && !trap_->caps().one_report && !a->stores.empty() && !a->stores.full()) {
@@ -147,7 +146,7 @@ void Pager::refuse_access(Region& r, CpuAccess* a, bool stores) {
       return;
     }
     resident.apart = true;
-    unrefuse(r, a->block);
+    if (!unrefuse(r, a->block)) return;
   }
   resident.refused = trap_->fail(r.address(a->block), r.block_size).ok();
   if (resident.refused) block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
@@ -155,6 +154,7 @@ void Pager::refuse_access(Region& r, CpuAccess* a, bool stores) {
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
 Move* Pager::begin_show(Region& r, BlockIndex b) {
+  if (!unrefuse(r, b)) return nullptr;
   if (!queues_.shown.reserve(queues_.shown.size() + 1) || !reserve_move()) return nullptr;
   if (!budget_.charge(r.block_size, 0)) {
     need_evict_.notify_all();
@@ -167,7 +167,6 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
     budget_.credit(r.block_size);
     return nullptr;
   }
-  unrefuse(r, b);
   Move* m = new_move(r, b);
   m->image = frame;
   m->kept = kept;
@@ -293,19 +292,22 @@ void Pager::forget_shown(Region& r, BlockIndex b) {
   queues_.shown.erase_if([&](const Shown& s) { return s.region == &r && s.block == b; });
 }
 
-// Locked. Accesses of it are answered again.
-void Pager::unrefuse(Region& r, BlockIndex b) {
+// Locked. Accesses of it are answered again. False: the trap does not take back what gives SIGBUS, the block has to
+// stay where it is, and this is to be called again.
+bool Pager::unrefuse(Region& r, BlockIndex b) {
   const auto unfail = [this](void* at, size_t size) {
-    if (Status s = trap_->unfail(at, size); !s.ok())
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    const Status s = trap_->unfail(at, size);
+    if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return s.ok();
   };
   Resident& resident = residents_[r.table[b].aux];
-  if (std::exchange(resident.refused, false)) unfail(r.address(b), r.block_size);
-  if (!std::exchange(resident.apart, false)) return;
+  if (resident.refused && unfail(r.address(b), r.block_size)) resident.refused = false;
+  if (resident.refused || !resident.apart) return !resident.refused;
   CpuAccess* const access = access_of(queues_.accesses, r, b);
-  if (access == nullptr) return;  // never: it stays until this was called
-  for (const uintptr_t page : access->stores) unfail(reinterpret_cast<void*>(page), core::kPage);
-  access->stores.clear();
+  if (access != nullptr)  // it stays until this has been done
+    access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
+  resident.apart = access != nullptr && !access->stores.empty();
+  return !resident.apart;
 }
 
 // Locked. One more block may be stale at its device. Nobody can evict it, and others move in what it leaves, with more
@@ -372,7 +374,11 @@ bool Pager::serve_accesses(Lock& lock) {
         ++it;
         continue;
       }
-      unrefuse(r, b);
+      if (!unrefuse(r, b)) {
+        it->not_before = now + kTryAgain;
+        ++it;
+        continue;
+      }
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       trap_->wake(r.address(b), r.block_size).ignore();  // who came meanwhile begins to wait
     }
@@ -390,7 +396,11 @@ bool Pager::serve_accesses(Lock& lock) {
       continue;
     }
     if (it->starved && !resident.refused) it->starved = false;  // a move took that back, and the wait goes on
-    if (!it->starved) unrefuse(r, b);
+    if (!it->starved && (resident.refused || resident.apart) && (now < it->not_before || !unrefuse(r, b))) {
+      if (now >= it->not_before) it->not_before = now + kTryAgain;
+      ++it;
+      continue;
+    }
     const bool leased_here = leased(r, b) && !lost;
     if (resident.shown && !resident.stale && !lost && resident.missed == kReportedLate &&
         (block.flags & core::kWanted) != 0) {  // pages of it are gone

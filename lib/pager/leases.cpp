@@ -283,7 +283,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         Move* m = begin_leave(r, b, Leave::host);
         if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
           if (starving == Progress::kNone) starving = look(now_ns());
-          if (hopeless(starving)) return no_staging_frame();
+          if (hopeless(starving)) return cannot_leave(r, b);
           lock.sleep_for(changed_, std::chrono::milliseconds(20));
           continue;
         }

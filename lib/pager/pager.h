@@ -192,7 +192,7 @@ class Pager {
   uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), want_staging(), no_staging_frame(), use_device(int d);
+  core::Status start_devices(), want_staging(), use_device(int d);
   void stop_devices(), device_loop();
   std::string check_devices();
   bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d);
@@ -219,14 +219,14 @@ class Pager {
   static core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
-  core::Status punch(std::span<const device::Range> ranges);
+  core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b);
   void undo_leaving(Move* m, const core::Status& why);
   bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock);
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
   // device_views.cpp
-  bool room_for_stale(const Region& r) const;
+  bool room_for_stale(const Region&r) const, unrefuse(Region&r, core::BlockIndex b);
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr),
@@ -234,7 +234,7 @@ class Pager {
       answer_on_device(Region&r, core::BlockIndex b, const Move*failed = nullptr);
   Move* begin_show(Region& r, core::BlockIndex b);
   core::Status copy_shown(Move* m);
-  void show(Move*m), forget_shown(Region&r, core::BlockIndex b), unrefuse(Region&r, core::BlockIndex b);
+  void show(Move*m), forget_shown(Region&r, core::BlockIndex b);
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait);
   bool hide(Lock&lock, Region&r, core::BlockIndex b), serve_accesses(Lock&lock);
   // device_leases.cpp
@@ -259,8 +259,7 @@ class Pager {
   void fail_touches(Region& r, core::BlockIndex b);
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
   bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock);
-  void lose_filled(Move* m, const core::Status& why);
-  void settle_torn_take(Move*m), lose_taken(Move*m);
+  void settle_torn_take(Move*m), lose_taken(Move*m), lose_filled(Move*m, const core::Status&why);
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;

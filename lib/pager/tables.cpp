@@ -23,6 +23,7 @@ namespace {
 
 constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
 constexpr size_t kMostRefused = 256;
+constexpr size_t kTries = 8;  // of those that are to ask again, at a time
 
 }  // namespace
 
@@ -152,12 +153,17 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
 void Pager::refuse_touch(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
-  if (queues_.refused.size() >= kMostRefused) {  // the oldest may ask again
+  // The oldest may ask again, or the next that the trap takes back; where it takes none, one more is known.
+  bool full = queues_.refused.size() >= kMostRefused;
+  for (size_t tries = kTries; full && tries != 0; --tries) {
     const auto [region, block] = queues_.refused.front();
-    queues_.refused.pop_front();
-    trap_->unfail(region->address(block), region->block_size).ignore();
+    full = !trap_->unfail(region->address(block), region->block_size).ok();
+    full ? queues_.refused.move_front(queues_.refused.end()) : queues_.refused.pop_front();
   }
-  if (!queues_.refused.push_back({&r, b})) return;  // never: there is room for all
+  if (!queues_.refused.push_back({&r, b})) {  // no memory to know it by
+    trap_->wake(r.address(b), r.block_size).ignore();
+    return;
+  }
   if (trap_->fail(r.address(b), r.block_size).ok()) return;
   queues_.refused.erase(std::prev(queues_.refused.end()));
   trap_->wake(r.address(b), r.block_size).ignore();  // asked again

@@ -223,4 +223,21 @@ TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
   for (size_t i = n; i < n + 600; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
 }
 
+// .. also where the trap does not take one back that made way for another.
+TEST_F(PagerBudget, ARefusedAccessThatTheTrapDoesNotTakeBackIsNotForgotten) {
+  constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
+  start(config(8 * kMiB));
+  std::byte* const sparse = region(kPages * 128, kBlock);
+  size_t n = 0;
+  while (n < kPages && trap->store(sparse + n * kStride, n + 1)) ++n;
+  ASSERT_LT(n + 300, kPages);
+  for (size_t i = n; i < n + 300; ++i) {
+    if (i == n + 256) trap->refuse_unfail(20);  // more than are tried at once
+    ASSERT_TRUE(bus(sparse + i * kStride)) << i;
+  }
+  ASSERT_EQ(trap->calls("unfail refused"), 20u);
+  EXPECT_TRUE(pager->set_host_budget(16 * kMiB).ok());
+  for (size_t i = n; i < n + 300; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
+}
+
 }  // namespace

@@ -138,6 +138,36 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   EXPECT_EQ(loading.get(), 7u);
 }
 
+// Where the trap does not take its SIGBUS back at once, it is asked again: the block stays on its device meanwhile.
+TEST_F(PagerWaits, WhatGaveSigbusForALeaseIsAnsweredThoughTheTrapRefusedToTakeItBack) {
+  start_with_device(50, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0, VMEM_READ | VMEM_WRITE).ok());
+  EXPECT_TRUE(bus(r)) << "for as long as it is leased";
+  trap->refuse_unfail(3);
+  release(0, 1);
+  trap->until_called("unfail refused", 3);
+  EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));
+  EXPECT_EQ(get(r), 7u);
+}
+
+// A call that needs the block elsewhere says why it is not there.
+TEST_F(PagerWaits, ABlockWhoseSigbusIsNeverTakenBackStaysOnItsDeviceAndCallsSaySo) {
+  start_with_device(50, true);
+  put(r, 7);
+  ASSERT_TRUE(acquire(0, 1, 0, VMEM_READ | VMEM_WRITE).ok());
+  EXPECT_TRUE(bus(r));
+  trap->refuse_unfail(SIZE_MAX);
+  release(0, 1);
+  const Status s = to_host(0, 1);
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(s.text().find("the trap has not taken that back"), std::string_view::npos) << s.text();
+  EXPECT_EQ(on_device(), 1u);
+  trap->refuse_unfail(0);
+  EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));
+  EXPECT_EQ(get(r), 7u);
+}
+
 // What is free for stores to blocks that a device has leased is judged by what staging frames leave.
 TEST_F(PagerWaits, AStoreUnderAReadLeaseHasRoomBesideStagingFrames) {
   start_with_device(300, true);
