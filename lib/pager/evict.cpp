@@ -50,6 +50,7 @@ void Pager::evict_loop() {
       lock.lock();
       continue;
     }
+    if (ask_again(lock, now)) continue;
     if (!queues_.evict_requests.empty()) {
       serve_evict_request(lock);
       continue;
@@ -68,7 +69,8 @@ void Pager::evict_loop() {
       continue;
     }
     if (const uint64_t pause = write_back_.pause(now); pause != 0) {
-      const uint64_t most = queues_.starved.empty() ? UINT64_MAX : Progress::kSlice / 2;
+      uint64_t most = queues_.starved.empty() ? UINT64_MAX : Progress::kSlice / 2;
+      if (!queues_.retries.empty()) most = std::min(most, queues_.retries.kShortest);
       need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
       continue;
     }

@@ -150,6 +150,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return touch_of_dying(*r, b, fault);
   Block& block = r->table[b];
+  if (!core::in_transition(block.state) && block.state != State::resident && queues_.retries.asleep(*r, b)) return;
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
@@ -226,8 +227,9 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::failed:
       if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
       // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
-      if ((block.flags & core::kUnanswered) != 0)
-        trap_->fail(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+      if ((block.flags & core::kUnanswered) != 0 &&
+          !trap_->fail(reinterpret_cast<void*>(fault.address), core::kPage).ok() && queues_.retries.asleep(*r, b))
+        break;
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::leaving:

@@ -322,6 +322,9 @@ void Pager::finish_read(Move* m, After& after) {
 void Pager::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
+  if (Retry* const retry = queues_.retries.empty() ? nullptr : queues_.retries.find(r, m->block);
+      retry != nullptr && retry->bus)
+    retry->bus = !trap_->unfail(r.address(m->block), r.block_size).ok();
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = residents_[id].admitted;
   if (m->pinned_in_policy) policy(id).hold(id);
@@ -414,14 +417,12 @@ void Pager::installed(Move* m, const Status& s, After& after) {
   }
   if (!s.ok()) {
     // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
-    core::log(core::Level::error, "a block could not be put in place, it stays held: %.*s, %s",
-              static_cast<int>(s.text().size()), s.text().data(), where(r, m->block).c_str());
     r.table.change(m->block, State::installing, State::held);
     if (m->staged) budget_.credit(r.block_size);
     admit(r, m->block, 0);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     m->status = s;
-    trap_->wake(at, r.block_size).ignore();  // a thread that touches again is reported again
+    answer_later(r, m->block, s);
     free_move(m);
     return;
   }

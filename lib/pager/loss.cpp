@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
 #include "pager/pager.h"
 #include "store/digest.h"
 
@@ -123,12 +125,76 @@ void Pager::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
 void Pager::fail_touches(Region& r, BlockIndex b) {
   if (r.lost) return;
   core::Block& block = r.table[b];
-  if (trap_->fail(r.address(b), r.block_size).ok()) {
+  const Status s = trap_->fail(r.address(b), r.block_size);
+  if (s.ok()) {
     block.flags &= static_cast<uint16_t>(~core::kUnanswered);
     return;
   }
   block.flags |= core::kUnanswered;
+  answer_later(r, b, s);
+}
+
+// Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
+// while.
+void Pager::answer_later(Region& r, BlockIndex b, const Status& why) {
+  const bool known = queues_.retries.find(r, b) != nullptr;
+  if (!known) {
+    core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+              static_cast<int>(why.text().size()), why.text().data(), where(r, b).c_str());
+  }
+  if (queues_.retries.add(r, b, now_ns()) == nullptr) trap_->wake(r.address(b), r.block_size).ignore();
+  need_evict_.notify_one();
+}
+
+// Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
+// time-out get SIGBUS, and the next ones begin anew. False: there is none.
+bool Pager::ask_again(Lock& lock, uint64_t now) {
+  Retry* retry = queues_.retries.due(now);
+  if (retry == nullptr) return false;
+  Region& r = *retry->region;
+  const BlockIndex b = retry->block;
+  const auto absent = [&] {
+    const State state = r.table[b].state;
+    return !r.dying && (state == State::untouched || state == State::stored || state == State::held);
+  };
+  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  if (retry->bus &&
+      (core::in_transition(r.table[b].state) || (absent() && !trap_->unfail(r.address(b), r.block_size).ok()))) {
+    retry->due_ns = now + Retries::kSlice;
+    return true;
+  }
+  if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
+    if (retry->asleep) trap_->wake(r.address(b), r.block_size).ignore();
+    queues_.retries.erase(r, b);
+    return true;
+  }
+  const bool over = Retries::over(*retry, limit);
+  retry->asleep = false;
+  retry->due_ns = now + 2 * Retries::kLongest;
+  if (over) {
+    core::log(Level::error,
+              "a block could not be put in place, %u times in %u ms: an access gets SIGBUS; the contents "
+              "are intact, %s",
+              retry->times, config_.fault_timeout_ms, where(r, b).c_str());
+    retry->times = 0;
+    retry->lived_ns = 0;
+    ++r.in_flight;
+    lock.unlock();
+    core::settle_log();  // said before the signal
+    core::step("retry.said");
+    lock.lock();
+    --r.in_flight;
+    notify();
+    if (r.dying) return true;
+    retry = queues_.retries.find(r, b);
+    if (retry != nullptr && absent() && trap_->fail(r.address(b), r.block_size).ok()) {
+      retry->bus = true;
+      retry->due_ns = now_ns() + Retries::kSlice;
+      return true;
+    }
+  }
   trap_->wake(r.address(b), r.block_size).ignore();
+  return true;
 }
 
 // Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has

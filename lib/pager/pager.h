@@ -256,9 +256,9 @@ class Pager {
   void saw_loss(int d, const core::Status& health);
   void mark_unknown(Region&r, core::BlockIndex b), clear_unknown(core::Block&block);
   void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
-  void fail_touches(Region& r, core::BlockIndex b);
+  void fail_touches(Region&r, core::BlockIndex b), answer_later(Region&r, core::BlockIndex b, const core::Status&why);
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
-  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock);
+  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock), ask_again(Lock&lock, uint64_t now);
   void settle_torn_take(Move*m), lose_taken(Move*m), lose_filled(Move*m, const core::Status&why);
 
   std::unique_ptr<trap::Trap> trap_;

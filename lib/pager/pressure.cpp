@@ -101,11 +101,12 @@ void Pager::lift_cap(uint64_t now) {
 // go back to the system, a few at a time.
 void Pager::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
-  if (frames_.kept() == 0) {
+  const uint64_t next = std::min(queues_.retries.next_ns(), frames_.kept() == 0 ? UINT64_MAX : machine_.keep_until_ns);
+  if (next == UINT64_MAX) {
     need_evict_.wait(lock);
-  } else if (now < machine_.keep_until_ns) {
-    need_evict_.wait_for(lock, std::chrono::nanoseconds(machine_.keep_until_ns - now));
-  } else {
+  } else if (now < next) {
+    need_evict_.wait_for(lock, std::chrono::nanoseconds(next - now));
+  } else if (frames_.kept() != 0 && now >= machine_.keep_until_ns) {
     frames_.release_kept(kReleasedAtOnce);
     lock.give_way();
   }

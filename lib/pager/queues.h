@@ -15,6 +15,7 @@
 #include "core/types.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
+#include "pager/retries.h"
 #include "pager/speculation.h"
 #include "pager/starved.h"
 #include "pager/stream_leases.h"
@@ -35,6 +36,7 @@ struct Queues {
   Queue<Departure> departures;
   Queue<CpuAccess> accesses;
   Queue<Shown> shown;  // the oldest first
+  Retries retries;     // blocks whose accesses the trap refused to have answered
   StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;

@@ -295,6 +295,7 @@ void Pager::credit_region(Region& r) {
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
   queues_.starved.forget(r);
+  queues_.retries.forget(r);
   queues_.speculation.forget(r);
   queues_.evict_requests.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
   queues_.refused.erase_if([&](const auto& d) { return d.first == &r; });

@@ -75,7 +75,7 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
   }
   if (!frames_.want_slots(r.block_size) || !reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
       !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) ||
-      !queues_.refused.reserve(kMostRefused))
+      !queues_.refused.reserve(kMostRefused) || !queues_.retries.reserve(kWaiting))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;
@@ -164,9 +164,10 @@ void Pager::refuse_touch(Region& r, BlockIndex b) {
     trap_->wake(r.address(b), r.block_size).ignore();
     return;
   }
-  if (trap_->fail(r.address(b), r.block_size).ok()) return;
+  const Status failed = trap_->fail(r.address(b), r.block_size);
+  if (failed.ok()) return;
   queues_.refused.erase(std::prev(queues_.refused.end()));
-  trap_->wake(r.address(b), r.block_size).ignore();  // asked again
+  answer_later(r, b, failed);
 }
 
 }  // namespace vmem::pager

@@ -7,6 +7,7 @@
 #include <future>
 #include <thread>
 
+#include "common/patience.h"
 #include "pager_steps.h"
 
 namespace {
@@ -321,6 +322,60 @@ TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
   EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
   EXPECT_EQ(get(r), 7u);
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+// Its threads make the access again after pauses that grow, and get SIGBUS in the end. The bytes stay.
+TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheTime) {
+  Config c = config();
+  c.fault_timeout_ms = 30;
+  start(c);
+  std::byte* r = region(2);
+  put(r, 7);
+  put(r + kSmall, 8);
+  evict(r, kSmall);
+  trap->fail_fill(ENOENT, SIZE_MAX);
+  EXPECT_TRUE(bus(r));
+  EXPECT_EQ(trap->calls("fill refused"), vmem::pager::Retries::kTimes + 1);
+  trap->fail_fill(0, 0);
+  EXPECT_EQ(get(r + kSmall), 8u);
+  EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));
+  EXPECT_EQ(get(r), 7u);
+  EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());
+}
+
+// .. and a trap that takes it later finds them waiting, whoever asks meanwhile.
+TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapTakesLaterIsAnswered) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  trap->fail_fill(ENOENT, 5);
+  auto first = getting(r);
+  trap->until_called("fill refused", 1);
+  auto second = getting(r + kPage);
+  EXPECT_EQ(first.get(), 7u);
+  EXPECT_EQ(second.get(), 0u);
+  trap->fail_fill(ENOENT, 2);
+  evict(r, kSmall);
+  const vmem_range all = range(r, kSmall);
+  auto third = getting(r);
+  EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+  EXPECT_EQ(third.get(), 7u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
+// The signal cannot be had either: the threads wait, and the next try is a pause away.
+TEST_F(PagerMarks, AnAccessThatTheTrapDoesNotFailWaitsWithPauses) {
+  start(config());
+  std::byte* r = region(2);
+  put(r, 7);
+  evict(r, kSmall);
+  engine->fail(Io::Op::read, EIO);
+  trap->refuse_fail(9);  // of the block once, and then of the block and of the page
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_TRUE(bus(r));
+  EXPECT_EQ(trap->calls("fail refused"), 9u);
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, std::chrono::milliseconds(1 + 2 + 4 + 8 + 16));
 }
 
 TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackLater) {
