@@ -181,6 +181,11 @@ TEST(TrapTransfer, HugeFramesStayWholeWhateverLayWhereTheyGo) {
   EXPECT_TRUE(trap->fail(region, kSize).ok());
   EXPECT_TRUE(trap->unfail(region, kSize).ok());
   EXPECT_TRUE(there_and_back(huge)) << "after a failed block";
+  for (const size_t page : {size_t{0}, kSize / 2, kSize - core::kPage}) {
+    EXPECT_TRUE(trap->fail(static_cast<std::byte*>(region) + page, core::kPage).ok());
+    EXPECT_TRUE(trap->unfail(static_cast<std::byte*>(region) + page, core::kPage).ok());
+    EXPECT_TRUE(there_and_back(huge)) << "after a page that gave SIGBUS, " << page;
+  }
   for (const bool store : {false, true}) {
     std::thread toucher([&] {
       if (store) {
