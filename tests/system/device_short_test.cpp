@@ -1,13 +1,19 @@
 // Devices whose memory others take and give back: blocks that nobody leases make room, and what comes free again is
 // used. On simulated devices.
+#include <atomic>
+
+#include "kernel_fixture.h"
 #include "sim_support.h"
 
 namespace {
 
 using systest::kBlock;
+using systest::kBoth;
+using systest::KernelPaging;
+using systest::kWords;
+using systest::Open;
 
-constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
-constexpr size_t kWords = kBlock / 8, kMemory = 64;  // kMemory: blocks of each device
+constexpr size_t kMemory = 64;  // blocks of each device
 
 // The parameter: page tables of their own.
 class DeviceShort : public systest::SimTest, public ::testing::WithParamInterface<bool> {
@@ -78,5 +84,22 @@ TEST_P(DeviceShort, BlocksMakeRoomForThoseOfOtherDevices) {
 
 INSTANTIATE_TEST_SUITE_P(, DeviceShort, ::testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
+
+TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
+  if (IsSkipped()) return;
+  vmem::region r(16 * kBlock);
+  ASSERT_EQ(vmem_acquire(words(r) + 8 * kWords, 8 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(words(r) + 8 * kWords, 8 * kBlock, stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  sim().leave_to_others(0, (kMemory - 8) * kBlock);
+  Open open(words(r), 8 * kBlock, kBoth, stream_);
+  std::atomic<int> told[4];
+  for (uint32_t b = 0; b < 4; ++b) launch_add(stream_, open.view(), b, &told[b]);
+  open.end();
+  for (uint32_t b = 0; b < 4; ++b) {
+    EXPECT_EQ(told[b], systest::kPresent) << b;
+    EXPECT_EQ(words(r)[b * kWords], 1u) << b;
+  }
+}
 
 }  // namespace
