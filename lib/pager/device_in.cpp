@@ -496,6 +496,7 @@ bool Pager::end_issued(Lock& lock, int d) {
 void Pager::follow_down(int d, uint64_t kept) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (!g.budget.follow_down(kept)) return;
+  gpu_work_.notify_one();  // somebody has to look
   resize_policies();
   const uint64_t now = now_ns();
   if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
