@@ -426,6 +426,11 @@ struct vmem_kernel_view {
  * half a second later it may be asked for again. Kernels end their waits by themselves, in the
  * device's time, when nothing gets on (vmem/device.cuh), after a fork, and when the process exits.
  *
+ * Load what will run before: CUDA loads a kernel at its first launch, may wait for those that run,
+ * and stops every other CUDA call of the process meanwhile, the library's among them. A first launch
+ * beside kernels that wait for blocks lasts until these give up. Either CUDA_MODULE_LOADING=EAGER is
+ * in the environment, or each kernel was launched once, or asked for by cudaFuncGetAttributes.
+ *
  * -ENODEV, -EINVAL, -EACCES as vmem_acquire; -ENOMEM: `budget` is above device_budget; -EAGAIN: no
  * thread can be made; -ECANCELED: vmem_shutdown or exit() came meanwhile; -EOPNOTSUPP: the device
  * tier is one of managed memory (setting device: handles is another), or this device cannot do it.

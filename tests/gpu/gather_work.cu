@@ -84,6 +84,15 @@ cudaStream_t of(void* stream) {
 
 }  // namespace
 
+void load_gathering() {
+  cudaFuncAttributes ignored;
+  cudaFuncGetAttributes(&ignored, asking_warps);
+  cudaFuncGetAttributes(&ignored, asking_blocks);
+  cudaFuncGetAttributes(&ignored, plain_kernel);
+  cudaFuncGetAttributes(&ignored, check_kernel);
+  cudaFuncGetAttributes(&ignored, wrong_kernel);
+}
+
 void gather_asking(void* stream, const vmem_kernel_view& view, const RowWork& work, unsigned groups, bool warps,
                    PagingResult* result) {
   const device_region<uint32_t> region(view);

@@ -28,6 +28,9 @@ struct RowWork {
   uint32_t* out;
 };
 
+// Loads all of them: a first launch beside a kernel that waits for a block may wait for that kernel, and stop all calls
+// of CUDA meanwhile.
+void load_gathering();
 // The kernel pages in what it needs: `groups` warps, or thread blocks of 256, share the rows.
 void gather_asking(void* stream, const vmem_kernel_view& view, const RowWork& work, unsigned groups, bool warps,
                    PagingResult* result);

@@ -226,6 +226,31 @@ TEST_F(KernelPagingCuda, KernelsThatFillTheDeviceGetTheirBlocks) {
   close();
 }
 
+// What frameworks do at any time. A cudaFree may wait for kernels; it must not keep them from what they wait for.
+TEST_F(KernelPagingCuda, MallocAndFreeBesideThem) {
+  start(256, 512, 2048);
+  open(kBoth, 64);
+  vmem::gpu::soak(stream_, view_, state_, 132, uint64_t{seconds} * 300000000, ~0u, 5, true, result_);
+  MUST(cudaGetLastError());
+  uint64_t pairs = 0;
+  double slowest = 0;
+  while (cudaStreamQuery(stream_) == cudaErrorNotReady) {
+    const double begin = now();
+    void* p = nullptr;
+    MUST(cudaMalloc(&p, 3 * kMiB << pairs % 5));
+    MUST(cudaFree(p));
+    slowest = std::max(slowest, now() - begin);
+    ++pairs;
+  }
+  finish("the soak beside cudaMalloc and cudaFree", 60);
+  std::printf("beside %llu pairs of cudaMalloc and cudaFree (slowest %.0f ms): %llu turns, slowest acquire %.2f ms\n",
+              static_cast<unsigned long long>(pairs), slowest * 1e3, result_->turns,
+              static_cast<double>(result_->slowest_ns) / 1e6);
+  expect_right("the soak beside cudaMalloc and cudaFree");
+  EXPECT_GT(pairs, 0u);
+  close();
+}
+
 // With the CPU's own loads and stores of the range's other half, and leases there, meanwhile.
 TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   start(512, 1024, 4096);
@@ -263,6 +288,7 @@ TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
 
 // Rows of several sizes, of which some lie across the ends of blocks, four times what may be there at once.
 TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
+  vmem::gpu::load_gathering();
   start(128, 256, 1024);
   auto* const words = static_cast<uint32_t*>(at_);
   const size_t all = blocks_ * kPagedBlock / 4;
