@@ -143,6 +143,7 @@ CudaDevices::~CudaDevices() {
       Enter here(driver_, g->context);
       if (!here.ok()) continue;
       free_paging(*g);
+      free_zeros(*g);
       g->pieces.trim(0, [this](size_t size, const Piece& piece) { destroy_piece(size, piece); });
       for (const CUdeviceptr window : g->windows)
         if (window != 0) driver_.address_free(window, g->window_size);
@@ -169,19 +170,22 @@ Status CudaDevices::open_gpu(Gpu& g) {
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
   cudaError_t e = cudaErrorDeviceUninitialized;
+  Status zeros;
   {
     Enter here(driver_, g.context);
     if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = cudaSuccess;
     for (auto& direction : g.copy)
       for (cudaStream_t& s : direction)
         if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-    if (e != cudaSuccess)
+    if (e == cudaSuccess && !shared()) zeros = make_zeros(g);
+    if (e != cudaSuccess || !zeros.ok())
       for (auto& direction : g.copy)
         for (cudaStream_t& s : direction)
           if (s != nullptr) cudaStreamDestroy(std::exchange(s, nullptr));
   }
-  if (e != cudaSuccess) {
+  if (e != cudaSuccess || !zeros.ok()) {
     driver_.primary_release(g.device);  // may destroy the context: this thread has left it
+    if (!zeros.ok()) return zeros;
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
   }
   core::do_exit_work_before_this();  // the context goes at exit, with all that only the device has

@@ -52,8 +52,7 @@ struct Gpu {
   std::vector<cudaEvent_t> idle_events;               // protected by mutex
   std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
   size_t paging_made = 0;                             // protected by mutex
-  std::atomic<unsigned> asking{0};                    // ranges that are open to kernels
-  std::atomic<const std::byte*> zeros{nullptr};       // kUnit of them, pinned, once a range was open
+  std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
   size_t streams = 0, events = 0;  // made; there is room for all when they are idle. Protected by mutex
 };
 
@@ -144,9 +143,13 @@ class CudaDevices final : public UnitDevices {
   core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
   void destroy_piece(size_t size, const Piece& piece);
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
+  core::Status make_zeros(Gpu& g);
+  void free_zeros(Gpu& g);
+  // Zeros come over the link: to set memory on the device takes a kernel, for which there may be no multiprocessor free
+  // as long as the application's run.
+  static cudaError_t clear(const Gpu& g, void* at, size_t size, cudaStream_t stream);
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
-  core::Status make_zeros(Gpu& g);
   void free_paging(Gpu& g);
   // Where copies reach the byte, and how many behind it lie with it.
   uintptr_t window_of(uintptr_t block, size_t* run);

@@ -174,6 +174,34 @@ void CudaDevices::body_unback(const Span& span) {
     gpu(span.unit(i).device.load()).pieces.of(span.unit_size()).give(span.unit(i).piece.load());
 }
 
+Status CudaDevices::make_zeros(Gpu& g) {
+  void* const zeros = mmap(nullptr, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  if (zeros == MAP_FAILED) return core::system_error(errno, "no memory for a block of zeros");
+  madvise(zeros, kUnit, MADV_DONTFORK);
+  Status s = result(g, cudaHostRegister(zeros, kUnit, cudaHostRegisterDefault), "pinning a block of zeros");
+  if (s.ok()) {
+    g.zeros = static_cast<std::byte*>(zeros);
+  } else {
+    munmap(zeros, kUnit);
+  }
+  return s;
+}
+
+void CudaDevices::free_zeros(Gpu& g) {
+  if (g.zeros == nullptr) return;
+  cudaHostUnregister(g.zeros);
+  munmap(g.zeros, kUnit);
+}
+
+cudaError_t CudaDevices::clear(const Gpu& g, void* at, size_t size, cudaStream_t stream) {
+  cudaError_t e = cudaSuccess;
+  for (size_t offset = 0, part = 0; offset < size && e == cudaSuccess; offset += part) {
+    part = std::min(size - offset, kUnit);
+    e = cudaMemcpyAsync(static_cast<std::byte*>(at) + offset, g.zeros, part, cudaMemcpyHostToDevice, stream);
+  }
+  return e;
+}
+
 Status CudaDevices::body_zero(const Span& span) {
   for (size_t i = 0; i < span.count;) {
     Gpu& g = gpu(span.unit(i).device.load());
@@ -183,7 +211,7 @@ Status CudaDevices::body_zero(const Span& span) {
     cudaError_t e = cudaSuccess;
     PiecePool& pool = g.pieces.of(span.unit_size());
     for (; i < span.count && span.unit(i).device.load() == g.device && e == cudaSuccess; ++i)
-      e = cudaMemsetAsync(pointer(pool.window(span.unit(i).piece.load())), 0, pool.size(), stream);
+      e = clear(g, pointer(pool.window(span.unit(i).piece.load())), pool.size(), stream);
     if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
     Status s = result(g, e, "clearing a block");
     if (!g.lost.load()) give_stream(g, stream);

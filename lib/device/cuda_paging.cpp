@@ -60,11 +60,8 @@ struct PagingMemory {
 class CudaPagingWords final : public PagingWords {
  public:
   CudaPagingWords(CudaDevices& devices, Gpu& gpu, std::shared_ptr<PagingMemory> memory)
-      : PagingWords(devices, gpu.device), devices_(devices), gpu_(gpu), memory_(std::move(memory)) {
-    ++gpu_.asking;
-  }
+      : PagingWords(devices, gpu.device), devices_(devices), gpu_(gpu), memory_(std::move(memory)) {}
   ~CudaPagingWords() override {
-    if (!abandoned_) --gpu_.asking;
     if (abandoned_ || gpu_.lost.load()) return;
     const std::lock_guard lock(gpu_.mutex);
     gpu_.paging.push_back(std::move(memory_));  // there is room: make_paging_words() saw to it
@@ -193,27 +190,7 @@ void free_memory(const cuda::Driver& driver, const PagingMemory& memory) {
 
 }  // namespace
 
-Status CudaDevices::make_zeros(Gpu& g) {
-  const std::lock_guard lock(g.open_mutex);
-  if (g.zeros.load() != nullptr) return {};
-  void* const zeros = mmap(nullptr, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-  if (zeros == MAP_FAILED) return core::system_error(errno, "no memory for a block of zeros");
-  madvise(zeros, kUnit, MADV_DONTFORK);
-  const Enter enter(driver_, g.context);
-  Status s = result(g, cudaHostRegister(zeros, kUnit, cudaHostRegisterPortable), "pinning a block of zeros");
-  if (s.ok()) {
-    g.zeros.store(static_cast<const std::byte*>(zeros));
-  } else {
-    munmap(zeros, kUnit);
-  }
-  return s;
-}
-
 void CudaDevices::free_paging(Gpu& g) {
-  if (auto* const zeros = const_cast<std::byte*>(g.zeros.exchange(nullptr)); zeros != nullptr) {
-    cudaHostUnregister(zeros);
-    munmap(zeros, kUnit);
-  }
   for (const auto& memory : g.paging) free_memory(driver_, *memory);
   g.paging.clear();
 }
@@ -262,7 +239,6 @@ Status CudaDevices::make_paging_words(int device, uint32_t blocks, uint32_t fram
   if (driver_.device_attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != CUDA_SUCCESS ||
       can == 0)
     return error(EOPNOTSUPP, "streams of device %d cannot store words of 64 bits", device);
-  if (Status s = make_zeros(g); !s.ok()) return s;
   std::shared_ptr<PagingMemory> memory;
   {
     const std::lock_guard lock(g.mutex);
@@ -285,15 +261,6 @@ Status CudaDevices::make_paging_words(int device, uint32_t blocks, uint32_t fram
   }
   auto words = std::make_unique<CudaPagingWords>(*this, g, std::move(memory));
   if (Status s = words->start(blocks, frames); !s.ok()) return s;
-  // Memory that was being cleared before the device was known to have kernels that ask takes a kernel, and they could
-  // leave it no room. These streams wait for no kernel of the application's.
-  {
-    const Enter enter(driver_, g.context);
-    cudaError_t e = cudaSuccess;
-    for (cudaStream_t stream : g.copy[static_cast<size_t>(Direction::in)])
-      if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    if (Status s = result(g, e, "waiting for memory to be cleared"); !s.ok()) return s;
-  }
   *out = std::move(words);
   return {};
 } catch (const std::bad_alloc&) {

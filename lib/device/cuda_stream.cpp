@@ -70,14 +70,11 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
       size_t run = 0;
       void* const block = pointer(window_of(copy.block + offset, &run));
       void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
-      // To clear memory takes a kernel, and those that ask may have the whole device until their block has come.
-      const bool copies_zeros = frame == nullptr && g.asking.load() != 0;
       size = std::min(copy.size - offset, run);
-      if (shared() || copies_zeros) size = std::min(size, kCopyPiece);
-      e = copies_zeros       ? cudaMemcpyAsync(block, g.zeros.load(), size, cudaMemcpyHostToDevice, stream)
-          : frame == nullptr ? cudaMemsetAsync(block, 0, size, stream)
-          : in               ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
-                             : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
+      if (shared()) size = std::min(size, kCopyPiece);
+      e = frame == nullptr ? clear(g, block, size, stream)
+          : in             ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
+                           : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
   if (e != cudaSuccess) {
