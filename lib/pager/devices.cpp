@@ -441,23 +441,32 @@ bool Pager::device_step(Lock& lock) {
     lock.lock();
     return true;
   }
-  for (size_t d = 0; d < gpus_.size(); ++d) {
+  // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait
+  // for what leaves.
+  for (size_t d = 0; d < gpus_.size() && threads_.arriving + 1 < kWorkers; ++d) {
     Gpu& g = gpus_[d];
-    if (end_issued(lock, static_cast<int>(d))) return true;
+    ++threads_.arriving;
+    const bool ended = end_issued(lock, static_cast<int>(d));
+    --threads_.arriving;
+    if (ended) return true;
     if (!g.from_peers.empty() && !g.migrating) {
       const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatch * core::kHugePage / staging_.frame());
       g.migrating = true;
+      ++threads_.arriving;
       lock.unlock();
       migrate_batch(batch.all(), static_cast<int>(d));
       lock.lock();
+      --threads_.arriving;
       g.migrating = false;
       return true;
     }
     if (g.ready.empty()) continue;
     Batch batch = take_batch<Batch::capacity()>(g.ready, staging_.batch());
+    ++threads_.arriving;
     lock.unlock();
     enter_batch(batch, static_cast<int>(d));
     lock.lock();
+    --threads_.arriving;
     return true;
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {

@@ -69,6 +69,7 @@ struct Threads {
   std::thread faults, renew;
   std::vector<std::thread> evictors, devices;
   bool stop = false, stop_devices = false;
+  unsigned arriving = 0;  // devices' workers at what arrives. Under its lock
   std::atomic<bool> stop_faults{false};
   bool watching = false;  // the engine's serve faults, and there is no thread for them
 };

@@ -43,8 +43,7 @@ class SimTest : public SystemTest {
   }
   void TearDown() override {
     go_on();
-    for (std::thread& t : threads_) t.join();
-    threads_.clear();
+    join();
     if (vmem::device::current_sim() != nullptr) {
       sim().set_hook(nullptr);
       for (void* s : streams_) sim().destroy_stream(s);
@@ -90,6 +89,10 @@ class SimTest : public SystemTest {
   static std::string said() { return vmem_last_error(); }
   // On a thread of its own, which has ended when the test has.
   void aside(std::function<void()> what) { threads_.emplace_back(std::move(what)); }
+  void join() {
+    for (std::thread& t : threads_) t.join();
+    threads_.clear();
+  }
 
   // The first thread that comes to the step stays there until go_on().
   static void stop_at(const char* step) {

@@ -1,0 +1,87 @@
+// Devices that are busy, that do not answer, or whose error nobody has asked for yet; and streams that capture a graph,
+// which keeps some questions from being asked. On simulated devices with page tables of their own.
+#include <cstring>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::kBlock;
+using vmem::core::Status;
+using vmem::device::SimKernel;
+using vmem::device::SimOp;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kWords = kBlock / 8;
+
+class DeviceAnswers : public systest::SimTest {
+ protected:
+  void SetUp() override { start(2, {}, true); }
+  void TearDown() override {
+    open_ = true;  // whatever failed, nothing stands still
+    SimTest::TearDown();
+  }
+  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
+  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static uint64_t leased_bytes() {
+    struct vmem_device_stats s = {};
+    s.size = sizeof s;
+    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
+    return s.leased_bytes;
+  }
+  // A kernel that stands still until open_, and then loads a word; returns when it runs.
+  static void launch_held(void* stream, const uint64_t* at) {
+    open_ = runs_ = ended_ = reached_ = false;
+    const Status s = sim().launch(stream, [at](SimKernel& k) {
+      runs_ = true;
+      while (!open_) usleep(1000);
+      reached_ = k.at(at, 8, false) != nullptr;
+      ended_ = true;
+    });
+    ASSERT_TRUE(s.ok()) << s.text();
+    ASSERT_TRUE(until([] { return runs_.load(); }));
+  }
+  // Nobody waits for it if its block goes while it stands still.
+  static void open_at_punch(const char* step) {
+    if (std::strcmp(step, "device.punch") == 0) open_ = true;
+  }
+  static inline std::atomic<bool> open_{false}, runs_{false}, ended_{false}, reached_{false};
+};
+
+TEST_F(DeviceAnswers, TheCpuIsServedWhileAllThatComesToABusyDeviceWaits) {
+  if (IsSkipped()) return;
+  static std::atomic<int> waiting;
+  waiting = 0;
+  open_ = false;
+  vmem::region r(8 * kBlock);
+  store_on_device(words(r), 7);
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    while (op == SimOp::copy_in && !open_) usleep(1000);
+    return Status();
+  });
+  vmem::core::step_hook.store([](const char* step) { waiting += std::strcmp(step, "device.issued") == 0; });
+  // Whoever waits for one waits yet when the next comes, until nobody is left who may.
+  int begun = 0;
+  for (bool one_more = true; one_more && begun < 7;) {
+    const int b = ++begun;
+    aside([&, b] {
+      EXPECT_EQ(vmem_acquire(words(r) + b * kWords, kBlock, VMEM_WRITE, 0, stream_), 0) << vmem_last_error();
+    });
+    one_more = vmem::test::eventually([&] { return waiting == b; }, std::chrono::milliseconds(b < 3 ? 30000 : 300));
+  }
+  EXPECT_GE(waiting, 2);
+  std::atomic<bool> seen{false};
+  aside([&] {
+    EXPECT_EQ(load(words(r)), 7u);
+    seen = true;
+  });
+  EXPECT_TRUE(until([&] { return seen.load(); })) << "nobody is left to copy a block out";
+  open_ = true;
+  join();
+  EXPECT_TRUE(until([&] { return waiting == begun; }));
+  vmem::core::step_hook.store(nullptr);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(vmem_release(words(r) + kWords, begun * kBlock, stream_), 0) << vmem_last_error();
+}
+
+}  // namespace
