@@ -84,6 +84,7 @@ class CudaDevices final : public UnitDevices {
   const char* name() const override { return shared() ? "managed" : "handles"; }
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
+  core::Status probe(int device) override;
   core::Status check_stream(void* stream, int device) override;
   bool of_thread(void* stream) const override { return static_cast<cudaStream_t>(stream) == cudaStreamPerThread; }
   core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;

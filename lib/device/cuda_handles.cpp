@@ -52,6 +52,12 @@ Status CudaDevices::notice(Gpu& g) {
   return result(g, e == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : e, "looking after it");
 }
 
+Status CudaDevices::probe(int device) {
+  core::must_be_outside("Devices::probe");
+  if (Status s = usable(device); !s.ok()) return s;
+  return notice(gpu(device));
+}
+
 Status CudaDevices::reserve_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);

@@ -139,6 +139,9 @@ class Devices {
   virtual core::Status memory(int device, Memory* out) = 0;
   // Ok, or -EIO with the reason. Notices a reset; a sticky error is noticed by whichever call meets it first.
   virtual core::Status health(int device) = 0;
+  // .. and asks the device itself, on a stream that is not the application's: what a kernel has met is noticed. Waits
+  // for nothing. An error while health() is ok: nobody knows.
+  virtual core::Status probe(int device) { return health(device); }
 
   // One range: `size` bytes of address space in units of `unit` bytes, of which it is a multiple and to which it is
   // aligned, all of it holes (PROT_NONE, not inherited by fork, settled), ready for trap.attach_at(). `device` is where
@@ -223,7 +226,8 @@ class Devices {
   virtual core::Status wait(const Ticket& ticket) = 0;
 
   // Returns when all work that was put on any stream of the device before has ended, of streams that are no more too.
-  // Blocks, for as long as a kernel runs. -EIO: the device is lost, and nothing runs there.
+  // Blocks, for as long as a kernel runs. -EIO: the device is lost, and nothing runs there. -EBUSY: some stream
+  // captures a graph, and the capture has failed by this; work may still run.
   virtual core::Status drain(int device) = 0;
 
   // Separate: what kernels of the device and a server need to agree on `blocks` blocks (paging_words.h), of which a

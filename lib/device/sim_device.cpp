@@ -122,6 +122,26 @@ void SimDevices::lose(int device, std::string_view reason) {
   changed_.notify_all();
 }
 
+void SimDevices::fail(int device, std::string_view reason) {
+  std::lock_guard lock(mutex_);
+  Device& d = *devices_[static_cast<size_t>(device)];
+  if (d.lost) return;
+  d.fails = true;
+  d.reason = reason;
+}
+
+Status SimDevices::probe(int device) {
+  core::must_be_outside("Devices::probe");
+  bool lost = false;
+  {
+    std::lock_guard lock(mutex_);
+    Device& d = *devices_[static_cast<size_t>(device)];
+    lost = std::exchange(d.fails, false) && !std::exchange(d.lost, true);
+  }
+  if (lost) changed_.notify_all();
+  return health(device);
+}
+
 void SimDevices::reset(std::string_view reason) {
   reset_ = true;
   for (int d = 0; d < count(); ++d) lose(d, reason);
@@ -330,7 +350,7 @@ Status SimDevices::body_migrate(const Span& span, int to) {
       violation(strprintf("unit at %#zx moved to device %d while it is being copied",
                           span.address() + i * span.unit_size(), to));
   if (Status s = oversubscribed(to); !s.ok()) return s;
-  return health(to);
+  return probe(to);
 }
 
 Status SimDevices::body_advise(Range range, Advice, int location, bool) {
@@ -349,6 +369,7 @@ Status SimDevices::body_unpin(void*) {
 
 Status SimDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
   const bool in = direction == Direction::in;
+  if (Status s = probe(device); !s.ok()) return s;
   if (Status s = run_hook(in ? SimOp::issue_in : SimOp::issue_out, device, copies.front().block, copies.front().size);
       !s.ok())
     return s;

@@ -51,7 +51,10 @@ enum class SimOp : uint8_t {
   unmapped,
   migrate,
   advise,
-  pin
+  pin,
+  record,  // an error of these three loses nothing
+  poll,
+  drain
 };
 
 // Runs before each operation, copies on their stream's thread: sleep for a slow device, return an error for one that
@@ -114,6 +117,7 @@ class SimDevices final : public UnitDevices {
   const char* name() const override;
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
+  core::Status probe(int device) override;
   core::Status check_stream(void* stream, int device) override;
   core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
   core::Status record(void* stream, int device, Ticket* out) override;
@@ -121,11 +125,7 @@ class SimDevices final : public UnitDevices {
   core::Status wait(const Ticket& ticket) override;
   core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                  std::unique_ptr<PagingWords>* out) override;
-  core::Status drain(int device) override {
-    core::Status s = usable(device);
-    if (s.ok()) devices_[static_cast<size_t>(device)]->work->drain([&] { return !(s = health(device)).ok(); });
-    return s;
-  }
+  core::Status drain(int device) override;
 
   // --- the application's side, and the test's ---
   // A cudaStream_t. nullptr is the default stream of the calling thread's current device.
@@ -139,10 +139,14 @@ class SimDevices final : public UnitDevices {
   static void set_current_device(int device);  // of this thread; 0 at first
   core::Status launch(void* stream, SimFunction kernel);
   core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
-  void capture(void* stream, bool on);     // as if a graph were being captured
-  size_t waiting();                        // threads that wait because a queue is full
+  // As if a graph were being captured: until it ends the default stream of the device takes no mark, and no device is
+  // waited for.
+  void capture(void* stream, bool on);
+  size_t waiting();  // threads that wait because a queue is full
   // A fault nobody saw coming.
   void lose(int device, std::string_view reason);
+  // .. which nobody is told of before something is asked of the device.
+  void fail(int device, std::string_view reason);
   // As cudaDeviceReset: every device is lost, no range has addresses of its own any more, and no copy runs.
   void reset(std::string_view reason);
   void set_hook(SimHook hook);
@@ -183,6 +187,7 @@ class SimDevices final : public UnitDevices {
   struct SimEvent;
   struct Device {
     bool lost = false;   // protected by mutex_
+    bool fails = false;  // .. once it is asked. Protected by mutex_
     std::string reason;  // protected by mutex_
     std::unique_ptr<Stream> default_stream;
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
@@ -192,6 +197,7 @@ class SimDevices final : public UnitDevices {
     const std::shared_ptr<SimWork> work = std::make_shared<SimWork>();
   };
   Stream* stream_of(void* stream, int device_if_null);
+  bool captures(int device) const;  // -1: any
   core::Status checked_stream(void* stream, int device, Stream** out);
   template <typename Work>
   core::Status enqueue(Stream* stream, Work work);  // waits while its queue is full

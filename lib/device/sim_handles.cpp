@@ -38,7 +38,7 @@ void SimDevices::destroy_piece(size_t size, const Piece& piece) {
 Status SimDevices::body_back(const Span& span, int device) {
   if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
-  if (Status s = health(device); !s.ok()) return s;
+  if (Status s = probe(device); !s.ok()) return s;
   PiecePool& pool = devices_[static_cast<size_t>(device)]->pieces.of(span.unit_size());
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
@@ -71,7 +71,7 @@ Status SimDevices::body_copy_piece(const Span& span, int device, uint32_t piece)
   if (span.unit(0).moving.load() != 0)
     violation(core::strprintf("unit at %#zx moved to device %d while it is being copied", span.address(), device));
   for (const int d : {device, static_cast<int>(span.unit(0).device.load())})
-    if (Status s = health(d); !s.ok()) return s;
+    if (Status s = probe(d); !s.ok()) return s;
   const size_t size = span.unit_size();
   size_t run = 0;
   std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece)),
@@ -90,6 +90,7 @@ Status SimDevices::body_zero(const Span& span) {
 
 Status SimDevices::body_show(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
+  if (Status s = probe(span.unit(0).device.load()); !s.ok()) return s;
   const size_t unit = span.unit_size();
   for (size_t i = 0; i < span.count; ++i) {
     const uintptr_t at = span.address() + i * unit;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace vmem::device {
@@ -40,6 +41,14 @@ size_t SimDevices::waiting() {
   return waiting_.load();
 }
 
+bool SimDevices::captures(int device) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(live_streams_.begin(), live_streams_.end(), [&](void* s) {
+    const auto* stream = static_cast<const Stream*>(s);
+    return stream->capturing.load() && (device < 0 || stream->device == device);
+  });
+}
+
 void SimDevices::capture(void* stream, bool on) {
   if (Stream* s = stream_of(stream, current_device); s != nullptr) s->capturing.store(on);
 }
@@ -50,10 +59,10 @@ Status SimDevices::checked_stream(void* stream, int device, Stream** out) {
   if (s == nullptr) return error(EINVAL, "%p is not a stream", stream);
   if (s->device != device)
     return error(EINVAL, "the stream %p is device %d's, not device %d's", stream, s->device, device);
-  if (s->capturing.load())
+  if (s->capturing.load() || (stream == nullptr && captures(device)))
     return error(EBUSY, "the stream %p captures a graph: acquire, launch the graph, release", stream);
   *out = s;
-  return {};
+  return probe(device);
 }
 
 Status SimDevices::check_stream(void* stream, int device) {
@@ -83,6 +92,7 @@ Status SimDevices::record(void* stream, int device, Ticket* out) {
   core::must_be_outside("Devices::record");
   Stream* s = nullptr;
   if (Status c = checked_stream(stream, device, &s); !c.ok()) return c;
+  if (Status c = run_hook(SimOp::record, device, 0, 0); !c.ok()) return c;
   std::shared_ptr<SimEvent> event;
   try {
     event = std::make_shared<SimEvent>(device);
@@ -107,7 +117,8 @@ Status SimDevices::poll(const Ticket& ticket, bool* done) {
   *done = true;
   if (ticket == nullptr) return {};
   const auto* event = static_cast<const SimEvent*>(ticket.get());
-  if (Status s = health(event->device); !s.ok()) return s;
+  if (Status s = probe(event->device); !s.ok()) return s;
+  if (Status s = run_hook(SimOp::poll, event->device, 0, 0); !s.ok()) return s;
   std::lock_guard lock(mutex_);
   *done = event->reached;
   return {};
@@ -122,6 +133,16 @@ Status SimDevices::wait(const Ticket& ticket) {
     changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
   }
   return health(event->device);
+}
+
+Status SimDevices::drain(int device) {
+  core::must_be_outside("Devices::drain");
+  if (Status s = usable(device); !s.ok()) return s;
+  if (Status s = run_hook(SimOp::drain, device, 0, 0); !s.ok()) return s;
+  if (captures(-1)) return error(EBUSY, "waiting for device %d: a stream captures a graph", device);
+  Status s;
+  devices_[static_cast<size_t>(device)]->work->drain([&] { return !(s = health(device)).ok(); });
+  return s;
 }
 
 Status SimDevices::launch(void* stream, SimFunction kernel) {
