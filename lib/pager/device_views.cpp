@@ -15,6 +15,8 @@
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
 // that is lost: it is the block then.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -245,7 +247,7 @@ Status Pager::copy_shown(Move* m) {
 }
 
 // Locked on entry and on return, and not meanwhile; on a device, shown and not stale. False: the device is lost, what
-// is shown may be the last copy and stays, and a worker is about to make it the block.
+// is shown may be the last copy and stays, and a worker is about to make it the block; or nobody knows, and it stays.
 bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const int d = block.device;
@@ -254,17 +256,15 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
-  {
-    device::Ticket probe;  // a driver tells of an illegal address when something is asked of it
-    devices_->record(nullptr, d, &probe).ignore();
-  }
-  const Status health = devices_->health(d);
+  const Status probed = devices_->probe(d);  // a driver tells of an illegal address when something is asked of it
+  const Status health = probed.ok() ? Status() : devices_->health(d);
+  if (!probed.ok() && health.ok()) usleep(1000);  // tried again
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (Status s = health.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
+  if (Status s = probed.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
   lock.lock();
   saw_loss(d, health);
-  if (health.ok()) {
+  if (probed.ok()) {
     forget_shown(r, b);
     budget_.credit(r.block_size);
   }
@@ -277,7 +277,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   lock.unlock();
   run(after);
   lock.lock();
-  return health.ok();
+  return probed.ok();
 }
 
 // Locked. What is in place there belongs to somebody else now, or to nobody.

@@ -371,9 +371,7 @@ void Pager::look_for_loss() {
       Lock lock(mutex_);
       if (!gpus_[d].budget.begun() || gpus_[d].lost) continue;
     }
-    device::Ticket ticket;
-    const Status s = devices_->record(nullptr, static_cast<int>(d), &ticket);
-    if (s.ok()) continue;
+    if (devices_->probe(static_cast<int>(d)).ok()) continue;
     const Status health = devices_->health(static_cast<int>(d));
     Lock lock(mutex_);
     saw_loss(static_cast<int>(d), health);

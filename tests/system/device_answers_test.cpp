@@ -84,4 +84,26 @@ TEST_F(DeviceAnswers, TheCpuIsServedWhileAllThatComesToABusyDeviceWaits) {
   EXPECT_EQ(vmem_release(words(r) + kWords, begun * kBlock, stream_), 0) << vmem_last_error();
 }
 
+TEST_F(DeviceAnswers, WhatTheCpuIsShownOfADeadDeviceStaysAlsoWhileAGraphIsCaptured) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  store_on_device(words(r), 51);
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(load(words(r)), 51u);
+  ASSERT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(leased_bytes(), 0u);
+  sim().capture(stream_, true);
+  sim().fail(0, "a kernel has met error 700");  // and nobody has asked
+  void* const other = stream(1);
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, kBoth, 1, other), 0) << vmem_last_error();  // what is shown goes first
+  launch_store(other, words(r) + 1, 52);
+  EXPECT_EQ(vmem_release(words(r), kBlock, other), 0) << vmem_last_error();
+  sim().capture(stream_, false);
+  ASSERT_FALSE(bus(words(r))) << "the last copy was dropped";
+  EXPECT_EQ(load(words(r)), 51u);
+  EXPECT_EQ(load(words(r) + 1), 52u);
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
 }  // namespace
