@@ -214,12 +214,20 @@ Status CudaDevices::lost_status(Gpu& g) {
 
 Status CudaDevices::result(Gpu& g, cudaError_t e, const char* what) {
   if (e == cudaSuccess) return {};
-  if (cuda::is_sticky(e)) {
-    char reason[sizeof g.reason];
-    snprintf(reason, sizeof reason, "%s (seen while %s); the CUDA context can only be left by ending the process",
-             cuda::error_words(e).c_str(), what);
-    lose(g, reason);
-    return lost_status(g);
+  // What was called may have named streams or memory of other contexts, and answers with their errors too: whether it
+  // is this one's, a stream of our own in it tells.
+  if (cuda::is_sticky(e) && g.opened.load(std::memory_order_acquire)) {
+    cuda::error_words(e);  // no longer this thread's last error
+    if (Status s = health(g.device); !s.ok()) return s;
+    Enter here(driver_, g.context);
+    const auto own = static_cast<cudaError_t>(driver_.stream_query(g.copy[0][0]));
+    if (cuda::is_sticky(own)) {
+      char reason[sizeof g.reason];
+      snprintf(reason, sizeof reason, "%s (seen while %s); the CUDA context can only be left by ending the process",
+               cuda::error_words(own).c_str(), what);
+      lose(g, reason);
+      return lost_status(g);
+    }
   }
   return error(cuda::errno_of(e), "device %d, %s: %s", g.device, what, cuda::error_words(e).c_str());
 }

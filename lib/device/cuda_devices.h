@@ -123,7 +123,7 @@ class CudaDevices final : public UnitDevices {
   core::Status open_gpu(Gpu& g);
   core::Status any_gpu(Gpu** out);
   void lose(Gpu& g, const char* reason);
-  // What a CUDA call answered, as a status; a sticky error loses the device.
+  // What a CUDA call answered, as a status; a sticky error that is this device's own loses it.
   core::Status result(Gpu& g, cudaError_t e, const char* what);
   core::Status result(Gpu& g, CUresult r, const char* what);
   core::Status lost_status(Gpu& g);

@@ -107,10 +107,10 @@ Status CudaDevices::check_stream(void* stream, int device) {
   if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
     driver_.ctx_current(&context);  // none yet: the runtime's default, device 0
   } else if (const CUresult e = driver_.stream_ctx(handle, &context); e != CUDA_SUCCESS) {
-    // The driver answers this call too with the error that ended the context; its numbers are the runtime's.
-    if (const auto same = static_cast<cudaError_t>(e); cuda::is_sticky(same))
-      return result(g, same, "looking at a stream");
-    return error(EINVAL, "%p is not a CUDA stream of this process", stream);
+    // The driver answers this call too with the error that ended the context, which need not be the device's.
+    if (Status s = notice(g); !s.ok()) return s;
+    return error(EINVAL, "%p is not a CUDA stream of this process, or its context has ended (CUDA error %d)", stream,
+                 static_cast<int>(e));
   }
   if (context != g.context) {
     CUdevice owner = 0;
@@ -144,9 +144,11 @@ Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_o
   }
   bool done = false;
   if (Status s = poll(ticket, &done); !s.ok() || done) return s;
+  auto* const event = static_cast<CudaEvent*>(ticket.get());
   Enter here(driver_, g.context);
-  return result(g, cudaStreamWaitEvent(handle, static_cast<CudaEvent*>(ticket.get())->event, 0),
-                "ordering a stream after a copy");
+  Status s = result(g, cudaStreamWaitEvent(handle, event->event, 0), "ordering a stream after a copy");
+  if (!s.ok()) notice(event->gpu).ignore();
+  return s;
 }
 
 Status CudaDevices::record(void* stream, int device, Ticket* out) {

@@ -106,4 +106,23 @@ TEST_F(DeviceAnswers, WhatTheCpuIsShownOfADeadDeviceStaysAlsoWhileAGraphIsCaptur
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
+// The stream answers with the error of its own device, and the hint names another.
+TEST_F(DeviceAnswers, AStreamOfALostDeviceLosesNoOther) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  store_on_device(words(r), 7);
+  void* const other = stream(1);
+  ASSERT_EQ(vmem_acquire(words(r) + kWords, kBlock, VMEM_READ, 1, other), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  ASSERT_EQ(vmem_advise(words(r), r.size(), VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();  // at rest
+  sim().fail(1, "a kernel has met error 700");
+  EXPECT_EQ(vmem_prefetch(words(r), kBlock, 0, other), -EIO);
+  EXPECT_FALSE(sim().health(1).ok());
+  EXPECT_TRUE(sim().health(0).ok());
+  vmem_release(words(r) + kWords, kBlock, other);
+  store_on_device(words(r) + 1, 8);
+  EXPECT_EQ(load(words(r)), 7u);
+  EXPECT_EQ(load(words(r) + 1), 8u);
+}
+
 }  // namespace

@@ -180,4 +180,22 @@ TEST_P(DeviceContract, AStreamOfAnotherDeviceIsRefused) {
   bench_->destroy(other);
 }
 
+TEST_P(DeviceLoss, AStreamOfALostDeviceLosesNoOther) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  uint64_t* base = reserve(2);
+  bring(base, 0, 1, 1);
+  void* other = bench_->stream(1);
+  bench_->sum(other, base + words_, words_, sum_cell());  // a hole
+  EXPECT_FALSE(bench_->synchronize(other).ok());
+  Ticket t;
+  VMEM_REFUSED(EINVAL, d_->check_stream(other, 0));
+  EXPECT_FALSE(d_->record(other, 0, &t).ok());
+  EXPECT_FALSE(d_->order_after(Ticket(), other, 0).ok());
+  VMEM_OK(d_->probe(0));
+  VMEM_OK(d_->check_stream(stream_, 0));
+  VMEM_REFUSED(EIO, d_->probe(1));
+  VMEM_REFUSED(EIO, d_->check_stream(other, 1));
+  bench_->destroy(other);
+}
+
 }  // namespace vmem::device::testing

@@ -77,7 +77,9 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract,
                                            Body{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss, ::testing::Values(Body{"one", one}, Body{"handles", one_on_handles}),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss,
+                         ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
+                                           Body{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 // --- only here ------------------------------------------------------------------------------------------------------
