@@ -332,7 +332,8 @@ int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, vo
  * Ends a lease when the stream gets here. -EINVAL: the range holds a block that this stream has not
  * leased; nothing is released then. -EBUSY: the stream is capturing a graph; the lease stays.
  * Waits, as a launch does, while the stream's launch queue is full; no other thread waits with it.
- * On a stream that was destroyed it waits until the device has done all the work it has. A lease at
+ * On a stream that was destroyed it waits until the device has done all the work it has; while any
+ * stream captures a graph it cannot (that capture fails): -EBUSY, the lease stays. A lease at
  * VMEM_HOST is of no stream: any `stream` releases it.
  */
 int vmem_release(const void *ptr, size_t size, void *stream);

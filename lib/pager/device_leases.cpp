@@ -598,20 +598,24 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
   for (Ending* e : mine) {
     device::Ticket ticket;
     Status recorded = devices_->record(end, e->device, &ticket);
-    const Status health = recorded.ok() ? Status() : devices_->health(e->device);
+    Status health = recorded.ok() ? Status() : devices_->health(e->device);
+    if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
+      // Of a stream that is no more nobody can ask for a point.
+      core::step("release.draining");
+      recorded = devices_->drain(e->device);
+      if (!recorded.ok()) health = devices_->health(e->device);
+      if (!recorded.ok() && health.ok()) {
+        recorded = error(EBUSY, "the stream %p takes no mark, and device %d cannot be waited for instead: %.*s", end,
+                         e->device, static_cast<int>(recorded.text().size()), recorded.text().data());
+      }
+    }
     Lock lock(mutex_);
-    if (!recorded.ok() && health.ok() && (recorded.code() == -EBUSY || recorded.code() == -ENOMEM)) {
+    if (!recorded.ok() && health.ok()) {
       give_leases_back(*e);
       queues_.endings.end(*e, &made);
-      result = recorded;
+      result = std::move(recorded);
       notify();
       continue;
-    }
-    if (!recorded.ok() && health.ok()) {  // of a stream that is no more nobody can ask for a point
-      lock.unlock();
-      core::step("release.draining");
-      devices_->drain(e->device).ignore();
-      lock.lock();
     }
     // A device that is lost ends everything at once, and so does a stream that is no more.
     if (!health.ok()) saw_loss(e->device, health);

@@ -1,4 +1,6 @@
 // Making and freeing regions.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -379,11 +381,18 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
     if (gpus_[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
   ++r.in_flight;
+  const uint64_t until = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
   lock.unlock();
   core::step("free.draining");
-  const auto drain = [this, used] {
+  const auto drain = [this, used, until] {
     for (int d = 0; d < devices_->count(); ++d) {
-      if ((used >> d & 1) != 0) devices_->drain(d).ignore();  // lost: nothing runs there
+      if ((used >> d & 1) == 0) continue;
+      // Lost: nothing runs there. It is refused while anybody captures a graph.
+      Status s = devices_->drain(d);
+      for (; !s.ok() && devices_->health(d).ok() && now_ns() < until; s = devices_->drain(d)) usleep(1000);
+      if (!s.ok() && devices_->health(d).ok())
+        core::log(core::Level::warning, "kernels may still use what is freed now: %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
     }
   };
   bool drained = false;

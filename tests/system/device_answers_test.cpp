@@ -106,6 +106,49 @@ TEST_F(DeviceAnswers, WhatTheCpuIsShownOfADeadDeviceStaysAlsoWhileAGraphIsCaptur
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
+TEST_F(DeviceAnswers, AReleaseOnAStreamThatIsNoMoreIsRefusedWhileAGraphIsCaptured) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  void* const gone = stream(0);
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, gone), 0) << vmem_last_error();
+  launch_held(gone, words(r));
+  sim().forget_stream(gone);
+  sim().capture(stream_, true);
+  vmem::core::step_hook.store(&open_at_punch);
+  EXPECT_EQ(vmem_release(words(r), kBlock, gone), -EBUSY);
+  EXPECT_NE(said().find("cannot be waited for"), std::string::npos) << said();
+  EXPECT_EQ(leased_bytes(), kBlock);
+  EXPECT_EQ(vmem_evict(words(r), kBlock, VMEM_HOST), 0) << vmem_last_error();  // passes by what is leased
+  EXPECT_FALSE(ended_);
+  sim().capture(stream_, false);
+  open_ = true;
+  EXPECT_EQ(vmem_release(words(r), kBlock, gone), 0) << vmem_last_error();
+  EXPECT_EQ(leased_bytes(), 0u);
+  EXPECT_TRUE(reached_) << "its block was unmapped under it";
+}
+
+TEST_F(DeviceAnswers, ShutdownAsksAgainWhetherKernelsHaveEnded) {
+  if (IsSkipped()) return;
+  static std::atomic<int> asked;
+  asked = 0;
+  void* r = nullptr;
+  ASSERT_EQ(vmem_alloc(&r, 2 * kBlock, 0), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_acquire(r, 2 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_held(stream_, static_cast<uint64_t*>(r));
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    if (op != SimOp::drain) return Status();
+    if (++asked < 3) return vmem::core::error(EBUSY, "a stream captures a graph");
+    open_ = true;
+    return Status();
+  });
+  vmem::core::step_hook.store(&open_at_punch);
+  vmem_shutdown();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_TRUE(until([] { return ended_.load(); }));
+  EXPECT_TRUE(reached_) << "its block was unmapped under it";
+  EXPECT_GE(asked, 3);
+}
+
 // The stream answers with the error of its own device, and the hint names another.
 TEST_F(DeviceAnswers, AStreamOfALostDeviceLosesNoOther) {
   if (IsSkipped()) return;
