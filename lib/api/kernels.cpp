@@ -151,7 +151,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     if (kernel->service != nullptr) {
       // A device that is lost runs nothing any more.
       Status s = kernel->service->range().words->last_kernel(stream);
-      if (!s.ok() && s.code() != -EIO) return s;
+      if (!s.ok() && !kernel->service->range().words->lost()) return s;
     }
     stays.dismiss();
   }

@@ -115,6 +115,11 @@ bool is_sticky(cudaError_t e) {
     case 718:  // invalid program counter
     case 719:  // launch failure
     case 721:  // tensor memory leak
+    case 805:  // no connection to the MPS server
+    case 806:  // .. which answers nothing
+    case 807:  // .. or is not ready
+    case 810:  // .. or has ended this client
+    case 999:  // unknown
       return true;
     default:
       return false;

@@ -50,7 +50,7 @@ struct Words {
 // Also forgets it as this thread's last error.
 Words error_words(cudaError_t error);
 int errno_of(cudaError_t error);
-// Every later call in this context fails the same way.
+// May mean that every later call in the context fails the same way: it does if a second call says so.
 bool is_sticky(cudaError_t error);
 
 // location: a device or kHost.

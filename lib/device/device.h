@@ -219,7 +219,8 @@ class Devices {
   virtual core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) = 0;
   // *out is reached when all work now on the stream is done.
   virtual core::Status record(void* stream, int device, Ticket* out) = 0;
-  // -EIO: the device is lost and the ticket will never tell; what it stood for must be taken as not done.
+  // An error: the ticket did not tell. What it stands for may be under way still, and it tells later; it never will,
+  // and nothing runs there, once health() says that the device is lost.
   virtual core::Status poll(const Ticket& ticket, bool* done) = 0;
   // Sleeps until it is reached; to wake up takes 5 to 300 us more than polling, the longer the sleep the more. Only for
   // copies: a user's stream may take for ever.

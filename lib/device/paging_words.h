@@ -50,8 +50,9 @@ class PagingWords {
   // .. and whether it has ended; a device that is lost runs nothing.
   bool idle() const {
     bool done = false;
-    return !devices_.poll(last_, &done).ok() || done;
+    return devices_.poll(last_, &done).ok() ? done : lost();
   }
+  bool lost() const { return !devices_.health(device_).ok(); }
 
  protected:
   Table table_ = {};

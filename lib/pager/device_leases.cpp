@@ -97,10 +97,11 @@ void Pager::reap(Lock& lock) {
     core::step("reap.looking");
     for (size_t i = 0; i < count; ++i) {
       Look& look = looks[i];
-      // A lost device never tells; what its kernels did is lost with it, and the lease too.
+      // A lost device never tells; what its kernels did is lost with it, and the lease too. What one that is well does
+      // not tell now it tells later.
       if (!devices_->poll(look.ticket, &look.over).ok()) {
-        look.over = true;
         look.health = devices_->health(look.device);
+        look.over = !look.health.ok();
       }
       if (core::broken("release_event")) look.over = true;
       look.ticket.reset();

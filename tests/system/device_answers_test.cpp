@@ -149,6 +149,42 @@ TEST_F(DeviceAnswers, ShutdownAsksAgainWhetherKernelsHaveEnded) {
   EXPECT_GE(asked, 3);
 }
 
+TEST_F(DeviceAnswers, ALeaseLastsWhileItsDeviceIsWellAndDoesNotTell) {
+  if (IsSkipped()) return;
+  static std::atomic<int> asked;
+  asked = 0;
+  vmem::region r(2 * kBlock);
+  ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  launch_held(stream_, words(r));
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    if (op != SimOp::poll) return Status();
+    ++asked;
+    return vmem::core::error(EIO, "as the test wants it");
+  });
+  EXPECT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(leased_bytes(), kBlock) << "its kernel runs yet";
+  EXPECT_GT(asked, 0);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(leased_bytes(), kBlock);
+  open_ = true;
+  EXPECT_TRUE(until([] { return leased_bytes() == 0; }));
+  EXPECT_TRUE(reached_);
+}
+
+TEST_F(DeviceAnswers, ARangeStaysOpenToKernelsWhereItsLastOneCannotBeMarked) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, words(r), kBlock, kBoth, 0, 0, &view), 0) << vmem_last_error();
+  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+    return op == SimOp::record ? vmem::core::error(EIO, "as the test wants it") : Status();
+  });
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), -EIO);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
+}
+
 // The stream answers with the error of its own device, and the hint names another.
 TEST_F(DeviceAnswers, AStreamOfALostDeviceLosesNoOther) {
   if (IsSkipped()) return;
