@@ -3,10 +3,14 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <thread>
+#include <type_traits>
 
 #include "../unit/device_contract_suite.h"
+#include "common/patience.h"
 #include "device/cuda_device.h"
 #include "kernels.h"
 
@@ -222,6 +226,40 @@ TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
   EXPECT_EQ(standard.code(), -EINVAL) << standard.text();
   cudaSetDevice(0);
   VMEM_OK(d_->check_stream(stream_, 0));
+}
+
+class ZerosCuda : public DeviceContract {};
+INSTANTIATE_TEST_SUITE_P(Cuda, ZerosCuda,
+                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         name_of);
+
+TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
+  uint64_t* base = reserve(4);
+  for (size_t u = 0; u < 4; ++u) {  // their memory has been somebody's
+    bring(base, u, 7);
+    VMEM_OK(d_->unmap(range(base, u, 1)));
+    VMEM_OK(d_->punch(range(base, u, 1)));
+  }
+  *gate() = 0;
+  gpu::stand_everywhere(stream_, reinterpret_cast<const uint32_t*>(gate()));
+  VMEM_OK(prepare(range(base, 0, 4)));
+  const Copy zeros{at(base), nullptr, 2 * unit_};
+  Ticket done;
+  VMEM_OK(d_->copy_in(0, std::span(&zeros, 1), &done));
+  EXPECT_TRUE(vmem::test::eventually([&] {
+    bool there = false;
+    return d_->poll(done, &there).ok() && there;
+  }));
+  std::atomic<bool> mapped{false};  // two of them were never filled
+  std::thread mapping([&] {
+    VMEM_OK(d_->map(range(base, 0, 4)));
+    mapped = true;
+  });
+  EXPECT_TRUE(vmem::test::eventually([&] { return mapped.load(); }));
+  *gate() = 1;
+  mapping.join();
+  VMEM_OK(bench_->synchronize(stream_));
+  EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
 }
 
 TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {

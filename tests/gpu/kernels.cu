@@ -86,6 +86,15 @@ void stand_still(void* stream, const uint32_t* gate) {
   stand_still_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(gate);
 }
 
+void stand_everywhere(void* stream, const uint32_t* gate) {
+  int device = 0, processors = 0, most = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device);
+  const unsigned groups = 2 * static_cast<unsigned>(processors * most / 512);  // more than fit at once
+  stand_still_kernel<<<groups, 512, 0, static_cast<cudaStream_t>(stream)>>>(gate);
+}
+
 void set_stamps(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round, size_t stride) {
   set_stamps_kernel<<<blocks_for(count), 256, 0, static_cast<cudaStream_t>(stream)>>>(words, count, first, round,
                                                                                       stride);

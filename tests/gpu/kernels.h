@@ -21,6 +21,8 @@ void check_stamps(void* stream, const uint64_t* words, size_t count, uint64_t fi
 void check_zero(void* stream, const uint64_t* words, size_t count, unsigned long long* wrong);
 // Runs until *gate (pinned host memory) is not 0.
 void stand_still(void* stream, const uint32_t* gate);
+// .. on every multiprocessor of the current device, with as many threads as there is room for.
+void stand_everywhere(void* stream, const uint32_t* gate);
 // Loads all of them, so that no later first launch waits for another stream (lazy loading). Synchronises.
 void load_all();
 
