@@ -30,6 +30,19 @@ constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what 
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
 constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
 
+// Adds the time of its life.
+class Timed {
+ public:
+  explicit Timed(uint64_t* sum) : sum_(sum), begun_(pager::now_ns()) {}
+  ~Timed() { *sum_ += pager::now_ns() - begun_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  uint64_t* const sum_;
+  const uint64_t begun_;
+};
+
 Answer answer_for(const Status& why) {
   switch (-why.code()) {
     case ENOMEM:
@@ -84,12 +97,14 @@ bool PagingService::round(pager::Pager& pager) {
   if (broken_) return false;
   retry_failed(pager::now_ns());
   bool done = take_requests();
+  const uint64_t begun = pager::now_ns();
   serve(pager, first_, kFirstTogether);
   serve(pager, needed_, kTogether);
   if (needed_.empty()) serve(pager, hints_, kHintsTogether);
   end_leases(pager);
   done |= port_.progressed;
   tell();
+  if (done) spent_.serving_ns += pager::now_ns() - begun;
   broken();
   return done;
 }
@@ -133,6 +148,7 @@ void PagingService::serve(pager::Pager& pager, BlockQueue& queue, size_t most) {
 }
 
 Status PagingService::lease(pager::Pager& pager, const uint32_t* blocks, size_t count) try {
+  const Timed timed(&spent_.leasing_ns);
   core::step("asking.leasing");
   ranges_.clear();
   for (size_t i = 0; i < count; ++i) ranges_.push_back(bytes_of(blocks[i]));
@@ -175,6 +191,8 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   core::step("asking.publishing");
   const uint64_t now = pager::now_ns();
   ++marks_;
+  ++spent_.leases;
+  spent_.blocks += count;
   port_.arrives = !core::broken("kernel_arrival");
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = frames_[free_.back()];
@@ -222,23 +240,30 @@ size_t PagingService::choose_victims(size_t most, uint64_t now) {
   return victims_.size();
 }
 
+void PagingService::settle() {
+  const Timed timed(&spent_.looking_ns);
+  ++spent_.looks;
+  states_.settle();
+}
+
 // So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
 size_t PagingService::make_room(pager::Pager& pager, size_t frames) {
   if (broken_ || free_.size() == frames_.size() || over_.size() > frames_.size()) return 0;
   const size_t most = std::max(frames, std::min(kVictimsTogether, frames_.size() / 4));
   if (choose_victims(most, pager::now_ns()) == 0) {
-    states_.settle();
+    settle();
     if (broken() || choose_victims(most, pager::now_ns()) == 0) return 0;
   }
   for (const uint32_t f : victims_) states_.begin_eviction(frames_[f].block);
   core::step("asking.evicting");
-  states_.settle();
+  settle();
   if (broken()) return 0;
   size_t got = 0;
   for (const uint32_t f : victims_) {
     const uint32_t b = frames_[f].block;
     if (states_.in_use(b) && !core::broken("kernel_pins")) {
       states_.cancel(b);
+      ++spent_.passed;
       continue;
     }
     states_.finish(b);
@@ -254,6 +279,7 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames) {
 // Of blocks that no kernel has any more. What could not be ended for want of memory is tried again.
 void PagingService::end_leases(pager::Pager& pager) try {
   if (over_.empty()) return;
+  const Timed timed(&spent_.ending_ns);
   core::step("asking.releasing");
   const Status s = pager.release(over_, range_.words->arrivals(), range_.words->departures(), true);
   if (s.ok() || s.code() == -EINVAL) over_.clear();
@@ -316,7 +342,19 @@ bool PagingService::give_leases_back(pager::Pager& pager) {
               range_.device, pinned);
   }
   end_leases(pager);
+  if (over_.empty()) say_what_it_took();
   return over_.empty();
+}
+
+void PagingService::say_what_it_took() {
+  const auto ms = [](uint64_t ns) { return static_cast<double>(ns) / 1e6; };
+  core::log(core::Level::info,
+            "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
+            "(%llu times, %llu blocks in use), %.1f to end leases",
+            range_.device, static_cast<unsigned long long>(spent_.blocks),
+            static_cast<unsigned long long>(spent_.leases), ms(spent_.serving_ns), ms(spent_.leasing_ns),
+            ms(spent_.looking_ns), static_cast<unsigned long long>(spent_.looks),
+            static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns));
 }
 
 }  // namespace vmem::api

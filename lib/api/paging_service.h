@@ -89,6 +89,12 @@ class PagingService {
     uint32_t takes = 0;     // when the clock came by last
   };
 
+  // Where the thread's time went, for the log.
+  struct Spent {
+    uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
+    uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0;
+  };
+
   bool take_requests();
   BlockQueue& queue_of(uint32_t block);
   void serve(pager::Pager& pager, BlockQueue& queue, size_t most);
@@ -100,8 +106,10 @@ class PagingService {
   void retry_failed(uint64_t now);
   size_t choose_victims(size_t most, uint64_t now);
   size_t make_room(pager::Pager& pager, size_t frames);
+  void settle();
   void end_leases(pager::Pager& pager);
   void tell();
+  void say_what_it_took();
   bool broken();
   vmem_range bytes_of(uint32_t block) const;
 
@@ -120,6 +128,7 @@ class PagingService {
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
   pager::Ask ask_;
+  Spent spent_;
   bool broken_ = false;
 };
 

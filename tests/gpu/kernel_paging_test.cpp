@@ -58,6 +58,8 @@ class KernelPagingCuda : public ::testing::Test {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
     vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
+    // At the end of each range: where the serving thread's time went.
+    vmem_set("log", "info");
     MUST(cudaSetDevice(0));
     MUST(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     void* page = nullptr;

@@ -216,6 +216,19 @@ TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
   EXPECT_LT(most[1], 10 * InTurn::kGroups) << "beside one that wants two";
 }
 
+TEST_F(KernelPaging, TheLogSaysWhatItTookToServeARange) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock);
+  ASSERT_EQ(vmem_set("log", "info"), 0) << vmem_last_error();
+  systest::LogLines log;
+  Open open(words(r), 8 * kBlock, kBoth, stream_, 4 * kBlock);
+  std::atomic<int> told[5];
+  for (uint32_t b = 0; b < 5; ++b) launch_add(stream_, open.view(), b, &told[b]);
+  open.end();
+  EXPECT_TRUE(log.contains("device 0 had 5 blocks by 5 leases in "));
+  EXPECT_EQ(vmem_set("log", "warning"), 0) << vmem_last_error();
+}
+
 TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
