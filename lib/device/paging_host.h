@@ -54,6 +54,8 @@ struct HostAtomics {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
   }
+  // A CPU has nothing to do for it.
+  static void fence_aliases() {}
   static uint64_t now() {  // nanoseconds
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }

@@ -71,6 +71,7 @@ struct Checked {
     if (weak == (sleeping ? server ? sleep_fence : wake_fence : server ? settle_fence : pin_fence)) return;
     rl::atomic_thread_fence(rl::mo_seq_cst, $);
   }
+  static void fence_aliases() {}  // each word has one address here
   static uint64_t now() { return 1; }
   static void pause() { rl::yield(1, $); }
   static void wake(rl::atomic<uint32_t>* asleep) { store(asleep, uint32_t{0}); }

@@ -65,6 +65,7 @@ struct DeviceAtomics {
     return *found == expected;
   }
   static __device__ void fence() { asm volatile("fence.sc.sys;" : : : "memory"); }
+  static __device__ void fence_aliases() { asm volatile("fence.proxy.alias;" : : : "memory"); }
   static __device__ uint64_t now() {
     uint64_t nanoseconds;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));

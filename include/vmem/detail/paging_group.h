@@ -138,7 +138,10 @@ class Group {
     Atomics::fence();                                                                  // [pin], [bytes]
     const uint64_t again = Atomics::load_acquire(&table_.state[block]);                // [pin]
     // The same word: the block was there all the time, and what was marked is what is pinned.
-    if (again == state) return Answer::present;
+    if (again == state) {
+      Atomics::fence_aliases();  // [bytes]: they were copied to another address than the group's
+      return Answer::present;
+    }
     Atomics::add(&table_.use[block], kRefused);
     return refusal(again);
   }
@@ -150,6 +153,7 @@ class Group {
   // [unpin]
   template <typename List>
   VMEM_PAGING void unpin(const List& list, uint32_t count) {
+    Atomics::fence_aliases();  // the next copy reads at another address than the group's
     for (uint32_t i = count; i-- > 0;) Atomics::add_release(&table_.use[list[i]], kReleased);
   }
 

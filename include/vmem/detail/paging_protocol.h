@@ -132,6 +132,7 @@ VMEM_PAGING constexpr Urgency urgency_of(uint64_t cell) {
 //   T add(Word<T>*, T), add_release(Word<T>*, T)
 //   bool swap_if(Word<T>*, T* found, T wanted)     strong; what is there is in *found when it was not that
 //   void fence()                                   sequentially consistent, for all who access the words
+//   void fence_aliases()                           between accesses of the same bytes at two addresses
 //   uint64_t now(); void pause(); void wake(Word<uint32_t>* asleep)
 // all of them static.
 
