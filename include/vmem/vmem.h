@@ -430,7 +430,8 @@ struct vmem_kernel_view {
  * Load what will run before: CUDA loads a kernel at its first launch, may wait for those that run,
  * and stops every other CUDA call of the process meanwhile, the library's among them. A first launch
  * beside kernels that wait for blocks lasts until these give up. Either CUDA_MODULE_LOADING=EAGER is
- * in the environment, or each kernel was launched once, or asked for by cudaFuncGetAttributes.
+ * in the environment, or each kernel was launched once, or asked for by cudaFuncGetAttributes. The
+ * same goes for cudaFree, which waits for every kernel of the device: cudaFreeAsync does not.
  *
  * -ENODEV, -EINVAL, -EACCES as vmem_acquire; -ENOMEM: `budget` is above device_budget; -EAGAIN: no
  * thread can be made; -ECANCELED: vmem_shutdown or exit() came meanwhile; -EOPNOTSUPP: the device
