@@ -52,8 +52,9 @@ enum class SimOp : uint8_t {
   migrate,
   advise,
   pin,
-  record,  // an error of these three loses nothing
+  record,  // an error of these four loses nothing
   poll,
+  wait,
   drain
 };
 

@@ -128,6 +128,7 @@ Status SimDevices::wait(const Ticket& ticket) {
   core::must_be_outside("Devices::wait");
   if (ticket == nullptr) return {};
   const auto* event = static_cast<const SimEvent*>(ticket.get());
+  if (Status s = run_hook(SimOp::wait, event->device, 0, 0); !s.ok()) return s;
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return event->reached || devices_[static_cast<size_t>(event->device)]->lost; });
