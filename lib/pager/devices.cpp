@@ -445,10 +445,6 @@ bool Pager::device_step(Lock& lock) {
   // for what leaves.
   for (size_t d = 0; d < gpus_.size() && threads_.arriving + 1 < kWorkers; ++d) {
     Gpu& g = gpus_[d];
-    ++threads_.arriving;
-    const bool ended = end_issued(lock, static_cast<int>(d));
-    --threads_.arriving;
-    if (ended) return true;
     if (!g.from_peers.empty() && !g.migrating) {
       const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatch * core::kHugePage / staging_.frame());
       g.migrating = true;
@@ -468,6 +464,14 @@ bool Pager::device_step(Lock& lock) {
     lock.lock();
     --threads_.arriving;
     return true;
+  }
+  // Acquires may begin copies faster than a device ends them, for as long as they run. What is yet to begin, on this
+  // device or another, comes first, and a worker is left for it.
+  for (size_t d = 0; d < gpus_.size() && threads_.arriving + 2 < kWorkers; ++d) {
+    ++threads_.arriving;
+    const bool ended = end_issued(lock, static_cast<int>(d));
+    --threads_.arriving;
+    if (ended) return true;
   }
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (evict_from_device(lock, static_cast<int>(d))) return true;

@@ -114,6 +114,42 @@ TEST_F(LargeBlocksMove, WhatLeavesGoesOnWhileTheLastOfABatchIsCopied) {
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
 }
 
+class TwoDevicesMove : public DeviceMoves {
+ protected:
+  void SetUp() override { start(2, {}, true); }
+};
+
+// More has been begun on device 0 than there are workers, and none of it ends.
+TEST_F(TwoDevicesMove, WhatComesToOneDeviceGoesOnWhileTheOtherIsBusy) {
+  if (IsSkipped()) return;
+  constexpr size_t kBegun = 6;
+  vmem::region busy(kBegun * kBlock), r(kBlock);
+  fill(busy, kBegun);
+  ASSERT_EQ(vmem_evict(busy.data(), busy.size(), VMEM_HOST), 0) << vmem_last_error();
+  *words(r) = 7;
+  void* const other = stream(1);
+  std::atomic<bool> opened{false};
+  sim().set_hook([&](SimOp op, int device, uintptr_t, size_t) {
+    while (op == SimOp::copy_in && device == 0 && !opened) usleep(1000);
+    return Status();
+  });
+  for (size_t b = 0; b < kBegun; ++b)
+    ASSERT_EQ(vmem_acquire(words(busy) + b * kWords, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  std::atomic<bool> there{false};
+  aside([&] {
+    EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 1, other), 0) << vmem_last_error();
+    there = true;
+  });
+  EXPECT_TRUE(until([&] { return there.load(); }));
+  opened = true;
+  join();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), other), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(busy.data(), busy.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  sim().set_hook(nullptr);
+}
+
 // Who waits for blocks brings them: no other thread has to wake up first.
 TEST_F(DeviceMoves, AnAcquireBeginsItsCopiesItself) {
   if (IsSkipped()) return;
