@@ -25,40 +25,64 @@ class DeviceMoves : public systest::SimTest {
   }
 };
 
-TEST_F(DeviceMoves, ABlockIsUnmappedWhileTheOneBeforeItIsCopied) {
+// What leaves because a call waits for it, and what workers bring away.
+enum class By : uint8_t { evict, prefetch };
+
+class DeviceLeaves : public DeviceMoves, public testing::WithParamInterface<By> {
+ protected:
+  int leave(vmem::region& r) {
+    return GetParam() == By::evict ? vmem_evict(r.data(), r.size(), VMEM_HOST)
+                                   : vmem_prefetch(r.data(), r.size(), VMEM_HOST, nullptr);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(By, DeviceLeaves, testing::Values(By::evict, By::prefetch),
+                         [](const auto& p) { return p.param == By::evict ? "evict" : "prefetch"; });
+
+// The first copy ends only when the second block has been unmapped.
+TEST_P(DeviceLeaves, ABlockIsUnmappedWhileTheOneBeforeItIsCopied) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
   fill(r, 4);
+  const auto first = reinterpret_cast<uintptr_t>(words(r)), second = first + kBlock;
   std::mutex mutex;
   std::vector<SimOp> order;
-  sim().set_hook([&](SimOp op, int, uintptr_t, size_t) {
+  std::atomic<bool> unmapped{false}, in_time{false};
+  sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
     if (op == SimOp::hold || op == SimOp::issue_out) {
       std::lock_guard lock(mutex);
       order.push_back(op);
     }
+    if (op == SimOp::hold && at == second) unmapped = true;
+    if (op == SimOp::copy_out && at == first) in_time = until([&] { return unmapped.load(); });
     return Status();
   });
-  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  EXPECT_EQ(leave(r), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == 0; }));
   sim().set_hook(nullptr);
+  EXPECT_TRUE(in_time);
   ASSERT_EQ(std::count(order.begin(), order.end(), SimOp::hold), 4);
   for (size_t i = 0; i < order.size(); ++i) EXPECT_EQ(order[i], i % 2 == 0 ? SimOp::hold : SimOp::issue_out) << i;
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
 
-// The last copy ends only when the memory of the first block has been given back.
-TEST_F(DeviceMoves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
+// The first copy ends only when the last has been issued, which ends only when the first block's memory is back.
+TEST_P(DeviceLeaves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
   fill(r, 4);
   const auto first = reinterpret_cast<uintptr_t>(words(r)), last = first + 3 * kBlock;
-  std::atomic<bool> back{false}, in_time{true};
+  std::atomic<bool> issued{false}, back{false}, beside{false}, in_time{false};
   sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+    if (op == SimOp::issue_out && at == last) issued = true;
+    if (op == SimOp::copy_out && at == first) beside = until([&] { return issued.load(); });
     if (op == SimOp::unmapped && at == first) back = true;
     if (op == SimOp::copy_out && at == last) in_time = until([&] { return back.load(); });
     return Status();
   });
-  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  EXPECT_EQ(leave(r), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == 0; }));
   sim().set_hook(nullptr);
+  EXPECT_TRUE(beside);
   EXPECT_TRUE(in_time);
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
