@@ -377,9 +377,11 @@ void Pager::end_in(InBatch& in) {
     made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   const std::span<const device::Range> ranges = made_of.all();
   const bool over_trap = !own_page_tables();
-  if (s.ok()) {
-    core::step("device.issued");
-    if (in.ticket != nullptr) s = devices_->wait(in.ticket);
+  if (s.ok()) core::step("device.issued");
+  if (in.ticket != nullptr) {
+    // Whatever else went wrong: a kernel may have the blocks, and their frames are to be somebody else's.
+    const Status copied = insist(*devices_, d, "waiting for a copy", [&] { return devices_->wait(in.ticket); });
+    if (s.ok()) s = copied;
   }
   if (s.ok()) {
     s = devices_->open(ranges, device::Access::read);
@@ -389,7 +391,6 @@ void Pager::end_in(InBatch& in) {
     }
   }
   if (!s.ok() && made) {
-    if (in.ticket != nullptr) devices_->wait(in.ticket).ignore();  // its frames are to be somebody else's
     const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
     if (hidden.ok() && punch(ranges).ok()) torn = true;
   }

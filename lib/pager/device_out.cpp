@@ -154,7 +154,9 @@ void Pager::end_out(OutPart& part, Batch& writes, After& after) {
   const auto gone = gone_of(part);
   Status& s = part.status;
   Status& copied = part.copied;
-  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = devices_->wait(part.ticket);
+  // The copy goes on whatever a wait says, and its frame is to be somebody else's.
+  if (part.ticket != nullptr && !core::broken("copy_wait"))
+    copied = insist(*devices_, d, "waiting for a copy", [&] { return devices_->wait(part.ticket); });
   part.ticket.reset();
   if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
   if (s.ok() && !gone.empty()) {

@@ -24,6 +24,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/insist.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -189,7 +190,8 @@ void Pager::show(Move* m) {
     device::Ticket ticket;
     const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(b)), m->image, r.block_size};
     m->status = devices_->copy_out(m->device, {&copy, 1}, &ticket);
-    if (m->status.ok()) m->status = devices_->wait(ticket);
+    if (m->status.ok())  // the frame is to be somebody else's
+      m->status = insist(*devices_, m->device, "waiting for a copy", [&] { return devices_->wait(ticket); });
   }
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
   if (m->status.ok())

@@ -87,6 +87,69 @@ TEST_P(DeviceLeaves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
 
+// A wait that is refused says nothing about the copy, which goes on: it ends only when the wait has been tried again,
+// or when something is done about its block.
+class RefusedWaits : public DeviceMoves {
+ protected:
+  static constexpr unsigned kRefused = 3;
+  // `copy`: what is waited for. `hasty`: what is not to be done meanwhile.
+  void refuse_waits(SimOp copy, std::initializer_list<SimOp> hasty) {
+    sim().set_hook([this, copy, hasty = std::vector<SimOp>(hasty)](SimOp op, int, uintptr_t, size_t) {
+      if (op == copy) until([&] { return waits_ >= kRefused || early_ != 0; });
+      if (waits_ != 0 && waits_ < kRefused && std::count(hasty.begin(), hasty.end(), op) != 0) ++early_;
+      if (op == SimOp::wait && waits_ < kRefused) {
+        ++waits_;
+        return vmem::core::error(EIO, "as the test wants it");
+      }
+      return Status();
+    });
+  }
+  std::atomic<unsigned> waits_{0}, early_{0};
+};
+
+TEST_F(RefusedWaits, WhatComesStaysWhileAKernelHasIt) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  fill(r, 1);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  refuse_waits(SimOp::copy_in, {SimOp::hold, SimOp::unmapped});
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
+  launch_store(stream_, words(r) + 1, 7);
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return waits_ >= kRefused || early_ != 0; }));
+  EXPECT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(early_, 0u);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(load(words(r)), 100u);
+  EXPECT_EQ(load(words(r) + 1), 7u);
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
+TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  fill(r, 1);
+  refuse_waits(SimOp::copy_out, {SimOp::map});
+  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  EXPECT_EQ(waits_, kRefused);
+  EXPECT_EQ(early_, 0u);
+  sim().set_hook(nullptr);
+  EXPECT_EQ(load(words(r)), 100u);
+}
+
+// .. and so does what is copied for the CPU to look at.
+TEST_F(RefusedWaits, WhatIsShownToTheCpuIsWhatWasCopied) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  fill(r, 1);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  refuse_waits(SimOp::copy_out, {});
+  EXPECT_EQ(load(words(r)), 100u);
+  EXPECT_EQ(waits_, kRefused);
+  sim().set_hook(nullptr);
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+}
+
 TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
   if (IsSkipped()) return;
   for (const SimOp refused : {SimOp::hold, SimOp::issue_out}) {
