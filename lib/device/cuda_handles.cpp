@@ -6,6 +6,7 @@
 // The cost is per handle, so a handle is a whole unit (of its range, 2 to 32 MiB).
 #include <errno.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,6 +25,8 @@ using cuda::Enter;
 using cuda::Timeline;
 
 namespace {
+
+constexpr unsigned kSayAfter = 1000;  // ms of refusals
 
 CUmemLocation place(int device) {
   CUmemLocation location = {};
@@ -230,6 +233,21 @@ Status CudaDevices::body_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
   const size_t size = span.unit_size();
+  // Whoever is told that a unit is not mapped gives its piece to the next.
+  const auto take_back = [&](size_t i) {
+    Gpu& g = gpu(span.unit(i).device.load());
+    Enter here(driver_, g.context);
+    for (unsigned tries = 1; !g.lost.load(); ++tries) {
+      const Status s = result(g, driver_.mem_unmap(span.address() + i * size, size), "unmapping a block");
+      if (s.ok()) return;
+      if (tries == kSayAfter) {
+        core::log(core::Level::error,
+                  "a part of a block that cannot be mapped is mapped still, and unmapping is tried on: %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
+      }
+      usleep(1000);
+    }
+  };
   for (size_t i = 0; i < span.count; ++i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
@@ -240,9 +258,9 @@ Status CudaDevices::body_show(const Span& span) {
     if (s.ok()) {
       s = result(g, driver_.mem_set_access(at, size, &access, 1), "giving access to a block");
       if (s.ok()) continue;
-      driver_.mem_unmap(at, size);
+      take_back(i);
     }
-    for (size_t k = 0; k < i; ++k) driver_.mem_unmap(span.address() + k * size, size);
+    for (size_t k = 0; k < i; ++k) take_back(k);
     return s;
   }
   return {};
