@@ -352,16 +352,24 @@ TEST_F(KernelGather, ShutdownEndsAWaitForRows) {
     group.release(3);
   });
   EXPECT_TRUE(until([] { return has.load(); }));
-  // It has the one frame: a row of it can be had, and no other.
+  // It has the one frame: its rows can be had, though not while somebody tries to take it back, and no other.
   const std::vector<uint64_t> ids{3 * kWords / 512, 3 * kWords / 512 + 9, 0};
   std::vector<uint64_t> out(ids.size() * 512);
   Gathered got;
+  static std::atomic<int> copied;
+  copied = 0;
   launch(stream(0), [&ids, &out, &got, view](SimKernel& k) {
     Group group(view.table, long_enough());
-    got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), Rows{&ids, 4096, view.size}, ids.size(), 1,
-                               copies(k, out.data(), 512));
+    const auto copy = copies(k, out.data(), 512);
+    const auto count = [&copy](uint64_t row, const Piece& piece) {
+      copy(row, piece);
+      ++copied;
+    };
+    got =
+        vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), Rows{&ids, 4096, view.size}, ids.size(), 1, count);
     over = true;
   });
+  EXPECT_TRUE(until([] { return copied == 2; })) << "it waits for the last row alone";
   vmem_shutdown();
   EXPECT_EQ(got.answer, Answer::ended);
   EXPECT_EQ(got.row, 2u);
