@@ -28,12 +28,14 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     if (r.backing == Backing::file_read && (range.access & VMEM_WRITE) != 0) {
       return error(EACCES, "the range is in a region mapped with VMEM_MAP_READ; open it with VMEM_READ");
     }
-    const uint64_t blocks = span.last - span.first + 1, all = gpus_[static_cast<size_t>(d)].budget.limit();
+    const DeviceBudget& device_budget = gpus_[static_cast<size_t>(d)].budget;
+    const uint64_t blocks = span.last - span.first + 1;
     if (blocks > paging::kMaxBlocks) {
       return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
                    paging::kMaxBlocks);
     }
-    if (budget > all) {
+    // Where others have some of it at the moment, leases wait for that as everybody's do.
+    if (const uint64_t all = device_budget.budget(); budget > all) {
       return error(ENOMEM, "a budget of %s for kernels does not fit device %d: device_budget %s",
                    core::human_bytes(budget).c_str(), d, core::human_bytes(all).c_str());
     }
@@ -41,7 +43,8 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
       return error(EINVAL, "a budget of %llu bytes does not hold a block of %s",
                    static_cast<unsigned long long>(budget), core::human_bytes(r.block_size).c_str());
     }
-    const uint64_t frames = std::clamp<uint64_t>((budget != 0 ? budget : all / 2) / r.block_size, 1, blocks);
+    const uint64_t most = budget != 0 ? budget : device_budget.limit() / 2;
+    const uint64_t frames = std::clamp<uint64_t>(most / r.block_size, 1, blocks);
     out->first = reinterpret_cast<uintptr_t>(r.address(span.first));
     out->block_size = r.block_size;
     out->blocks = static_cast<uint32_t>(blocks);

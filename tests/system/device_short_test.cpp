@@ -85,6 +85,29 @@ TEST_P(DeviceShort, BlocksMakeRoomForThoseOfOtherDevices) {
 INSTANTIATE_TEST_SUITE_P(, DeviceShort, ::testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
 
+TEST_F(KernelPaging, ARangeIsOpenedWithinTheBudgetHoweverShortTheDeviceIs) {
+  if (IsSkipped()) return;
+  vmem::region r(32 * kBlock);
+  const auto visit = [&](size_t first) {
+    ASSERT_EQ(vmem_acquire(words(r) + first * kWords, 4 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+    ASSERT_EQ(vmem_release(words(r) + first * kWords, 4 * kBlock, stream_), 0) << vmem_last_error();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+  };
+  visit(0);
+  sim().leave_to_others(0, (kMemory - 4) * kBlock);
+  visit(16);
+  struct vmem_device_stats stats = {};
+  stats.size = sizeof stats;
+  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
+  ASSERT_LT(stats.budget, 16 * kBlock) << "others have some of it";
+  Open open(words(r), 16 * kBlock, kBoth, stream_, 16 * kBlock);
+  ASSERT_NE(open.handle(), nullptr);
+  std::atomic<int> told[2];
+  for (uint32_t b = 0; b < 2; ++b) launch_add(stream_, open.view(), b, &told[b]);
+  open.end();
+  for (uint32_t b = 0; b < 2; ++b) EXPECT_EQ(told[b], systest::kPresent) << b;
+}
+
 TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
   if (IsSkipped()) return;
   vmem::region r(16 * kBlock);
