@@ -43,6 +43,16 @@ void DeviceBudget::left(uint64_t bytes, bool to_peer) {
   credit(bytes);
 }
 
+void DeviceBudget::frees(uint64_t bytes) {
+  freed_ += bytes;
+  leaves(bytes);
+}
+
+void DeviceBudget::freed(uint64_t bytes) {
+  freed_ -= bytes;
+  left(bytes);
+}
+
 uint64_t DeviceBudget::missing() const {
   const uint64_t needed = charged_ - leaving_ + wanted_;
   return needed - std::min(needed, limit_);
@@ -55,13 +65,13 @@ void DeviceBudget::count_leases(uint64_t leased, uint64_t ending, bool more) {
 
 std::string DeviceBudget::check(uint64_t in_tables, uint64_t leased) const {
   const auto number = [](uint64_t n) { return static_cast<unsigned long long>(n); };
-  if (in_tables + to_peers_ != charged_ || leased != leased_) {
+  if (in_tables + to_peers_ + freed_ != charged_ || leased != leased_) {
     return core::strprintf("used %llu, counted %llu; leased %llu, counted %llu", number(charged_),
-                           number(in_tables + to_peers_), number(leased_), number(leased));
+                           number(in_tables + to_peers_ + freed_), number(leased_), number(leased));
   }
-  if (to_peers_ > leaving_ || leaving_ > charged_) {
-    return core::strprintf("%llu bytes go to other devices, %llu leave, %llu are used", number(to_peers_),
-                           number(leaving_), number(charged_));
+  if (to_peers_ + freed_ > leaving_ || leaving_ > charged_) {
+    return core::strprintf("%llu bytes go to other devices, %llu are freed, %llu leave, %llu are used",
+                           number(to_peers_), number(freed_), number(leaving_), number(charged_));
   }
   if (ending_ > leased_) return core::strprintf("%llu leased, %llu ending", number(leased_), number(ending_));
   if (charged_ > limit_ && !lowered_)

@@ -2,7 +2,8 @@
 //
 //   charges <= limit <= budget, always, but for a budget that was lowered since and has not been reached yet; the limit
 //   is less than the budget while the device has no memory for it: others have that
-//   what goes to other devices is among what leaves, that is among the charges; what is ending is among what is leased
+//   what goes to other devices, or is freed, is among what leaves, that is among the charges; what is ending is among
+//   what is leased
 //
 // A block is charged from when it is claimed for the device until its memory there is nobody's. Of a block that goes to
 // another device both have it. Not thread-safe: the pager's lock protects it. Needs no memory.
@@ -46,6 +47,10 @@ class DeviceBudget {
   void stays(uint64_t bytes, bool to_peer = false);
   bool over() const { return charged_ - leaving_ > limit_; }  // with all of them gone
 
+  // Their region is freed, and no table has them any more; then their memory is nobody's.
+  void frees(uint64_t bytes);
+  void freed(uint64_t bytes);
+
   // Somebody waits for so much room; of one who says nothing it is forgotten.
   void want(uint64_t bytes) { wanted_ = bytes; }
   // How much is to leave for that, and for a budget that was lowered, beyond what does already.
@@ -66,6 +71,7 @@ class DeviceBudget {
   // Somebody looked, as happens five times a second. Nothing has come for a while, or for a moment and nothing is
   // there: what no block has is not kept for the next.
   void looked() { ++quiet_; }
+  bool came() const { return quiet_ == 0; }  // something has, since somebody looked
   bool rests() const { return quiet_ > (charged_ == 0 ? 1u : 5u); }
   // .. which is to be within a budget that was lowered: blocks are. Then it is.
   bool must_trim() const { return lowered_ && charged_ <= limit_; }
@@ -80,7 +86,7 @@ class DeviceBudget {
   uint64_t limit_ = 0;
   uint64_t block_ = core::kHugePage;
   uint64_t charged_ = 0;
-  uint64_t leaving_ = 0, to_peers_ = 0;
+  uint64_t leaving_ = 0, to_peers_ = 0, freed_ = 0;
   uint64_t wanted_ = 0;
   uint64_t leased_ = 0, ending_ = 0;
   uint64_t quiet_ = 0;  // looks since something was charged

@@ -409,16 +409,21 @@ void Pager::look_at_memory(Lock& lock) {
     const bool lowered = budget.must_trim();
     budget.looked();
     const bool rests = budget.rests();
+    const bool had_blocks = budget.charged() != 0;
     lock.unlock();
+    core::step("device.memory");
     device::Memory memory = {};
     Status s = devices_->memory(static_cast<int>(d), &memory);
     const bool little = memory.free < memory.kept + memory.total / kForOthers;
     if (s.ok() && memory.kept != 0 && (lowered || little || rests))
       s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
+    const bool lost = !s.ok() && !devices_->health(static_cast<int>(d)).ok();
     lock.lock();
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
-    budget.set_keeps(s.ok() && own_page_tables() && (memory.kept != 0 || budget.charged() != 0));
+    // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
+    const bool may_keep = memory.kept != 0 || had_blocks || budget.charged() != 0 || budget.came();
+    if (s.ok() || lost) budget.set_keeps(s.ok() && own_page_tables() && may_keep);
   }
   if (!more) return;
   resize_policies();

@@ -518,6 +518,7 @@ Status Pager::destroy(void* ptr, bool force) {
     lock.lock();
   };
   bool kept = false;
+  std::array<uint64_t, device::kMaxDevices> on_devices = {};  // bytes
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (extents.full()) release_extents();
@@ -525,7 +526,8 @@ Status Pager::destroy(void* ptr, bool force) {
     if (block.extent) extents.push_back(block.extent);
     clear_unknown(block);
     if (core::on_a_device(block.state)) {
-      gpus_[block.device].budget.credit(r.block_size);
+      gpus_[block.device].budget.frees(r.block_size);
+      on_devices[block.device] += r.block_size;
       if (residents_[block.aux].shown) budget_.credit(r.block_size);
       forget_shown(r, b);
       free_resident(b, r);
@@ -558,8 +560,22 @@ Status Pager::destroy(void* ptr, bool force) {
   if (gone->stored_span != 0) store_has_room();
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
-  if (gone->gpu) return devices_->release(gone->base);
-  return trap_->unmap(gone->base, gone->span);
+  if (!gone->gpu) return trap_->unmap(gone->base, gone->span);
+  Status released = devices_->release(gone->base);
+  lock.lock();
+  // Only now is the memory that it had on devices nobody's; with page tables of its own a device keeps it.
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (on_devices[d] == 0) continue;
+    gpus_[d].budget.freed(on_devices[d]);
+    if (own_page_tables()) gpus_[d].budget.set_keeps(true);
+    gpu_work_.notify_all();
+  }
+  progress_.made();
+  After room;
+  pump_devices(room);
+  lock.unlock();
+  run(room);
+  return released;
 }
 
 void Pager::shutdown() {

@@ -55,6 +55,20 @@ TEST_F(PagerDeviceBudget, ChargesStayWithinIt) {
   EXPECT_EQ(budget.check(blocks(3), 0), "");
 }
 
+TEST_F(PagerDeviceBudget, WhatIsFreedIsChargedUntilItIsNobodys) {
+  budget.begin(blocks(4), blocks(1));
+  charge(4);
+  budget.frees(blocks(3));
+  EXPECT_FALSE(budget.fits(1));
+  EXPECT_EQ(budget.check(blocks(1), 0), "") << "no table has them";
+  EXPECT_NE(budget.check(blocks(4), 0), "");
+  budget.want(blocks(3));
+  EXPECT_EQ(budget.missing(), 0u) << "they make that room";
+  budget.freed(blocks(3));
+  EXPECT_TRUE(budget.fits(blocks(3)));
+  EXPECT_EQ(budget.check(blocks(1), 0), "");
+}
+
 TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
   budget.begin(blocks(4), blocks(1));
   charge(4);
@@ -230,7 +244,7 @@ TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
   EXPECT_EQ(budget.check(blocks(3), 0), "used 6291456 of a budget of 4194304");
   budget.credit(kBlock);
   budget.leaves(blocks(3));
-  EXPECT_EQ(budget.check(blocks(2), 0), "0 bytes go to other devices, 6291456 leave, 4194304 are used");
+  EXPECT_EQ(budget.check(blocks(2), 0), "0 bytes go to other devices, 0 are freed, 6291456 leave, 4194304 are used");
   budget.stays(blocks(3));
   budget.count_leases(0, 1, true);
   EXPECT_EQ(budget.check(blocks(2), 0), "0 leased, 1 ending");
