@@ -148,8 +148,9 @@ void Pager::begin_out(OutPart& part) {
   }
 }
 
-// Unlocked. Their bytes are in host memory, and the device's memory is nobody's.
-void Pager::end_out(OutPart& part, Batch& writes, After& after) {
+// Unlocked. Their bytes are in host memory, and the device's memory is nobody's. `unmapped`: those that stay, which the
+// device has not mapped again, for keep_mapped(): others are not to wait for them.
+void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after) {
   const int d = part.device;
   const auto gone = gone_of(part);
   Status& s = part.status;
@@ -180,9 +181,7 @@ void Pager::end_out(OutPart& part, Batch& writes, After& after) {
   const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
   if (refused) {
     devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
-    // A lease that they get, or have, is worth nothing to a kernel that does not find them.
-    if (part.hidden)
-      insist(*devices_, d, "mapping a block that stays", [&] { return devices_->map(gone.all()); }).ignore();
+    part.hidden = part.hidden && !devices_->map(gone.all()).ok();
     usleep(1000);  // tried again by whoever wants room
   }
   core::step("device.left");
@@ -197,6 +196,9 @@ void Pager::end_out(OutPart& part, Batch& writes, After& after) {
     if (m->leave == Leave::sync) {
       if (m->source == nullptr) m->status = m->kept ? s : copied;
       writes.push_back(m);
+    } else if (refused && part.hidden) {
+      m->status = s;
+      unmapped.push_back(m);
     } else if (refused) {
       undo_leaving(m, s);
     } else {
@@ -206,6 +208,19 @@ void Pager::end_out(OutPart& part, Batch& writes, After& after) {
   pump(after);
 }
 
+// Unlocked; state leaving, their status says why they stay. A lease that they get, or have, is worth nothing to a
+// kernel that does not find them.
+void Pager::keep_mapped(Batch& unmapped, After& after) {
+  for (Move* m : unmapped) {
+    const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+    insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
+    Lock lock(mutex_);
+    undo_leaving(m, Status(m->status));
+    pump(after);
+  }
+  unmapped.clear();
+}
+
 // Unlocked; every move is in state leaving, of one device each or several. No more than a Batch holds.
 void Pager::leave_batch(std::span<Move*> batch) {
   std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
@@ -213,7 +228,7 @@ void Pager::leave_batch(std::span<Move*> batch) {
            : a->region != b->region ? a->region->id < b->region->id
                                     : a->block < b->block;
   });
-  Batch writes;
+  Batch writes, unmapped;
   After after;
   core::Few<OutPart, Batch::capacity()> parts;
   for (size_t i = 0; i < batch.size();) {
@@ -226,7 +241,8 @@ void Pager::leave_batch(std::span<Move*> batch) {
     begin_out(parts.back());
     i += n;
   }
-  for (OutPart& part : parts) end_out(part, writes, after);
+  for (OutPart& part : parts) end_out(part, writes, unmapped, after);
+  keep_mapped(unmapped, after);
   // Those that stay are written while they are held.
   Batch changed;
   for (Move* m : writes) {
@@ -489,11 +505,20 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   std::array<Move*, kDeviceBatch> moves = {};
   std::array<OutPart, kDeviceBatch> parts;
   size_t oldest = 0, under_way = 0;
+  Batch unmapped;
+  const auto keep = [&] {
+    After after;
+    lock.unlock();
+    keep_mapped(unmapped, after);
+    run(after);
+    lock.lock();
+  };
   const auto end_oldest = [&] {
+    if (unmapped.full()) keep();
     Batch writes;
     After after;
     lock.unlock();
-    end_out(parts[oldest % parts.size()], writes, after);
+    end_out(parts[oldest % parts.size()], writes, unmapped, after);
     run(after);
     lock.lock();
     ++oldest, --under_way;
@@ -509,6 +534,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   };
   const auto flush = [&] {
     while (under_way != 0) end_oldest();
+    if (!unmapped.empty()) keep();
     if (batch.empty()) return;
     lock.unlock();
     leave_batch(batch.all());

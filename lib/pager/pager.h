@@ -215,7 +215,7 @@ class Pager {
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::span<Move*> batch), begin_out(OutPart&part);
-  void end_out(OutPart& part, Batch& writes, After& after);
+  void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
   static core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);

@@ -87,6 +87,30 @@ TEST_P(DeviceLeaves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
 
+// The first block is refused, and mapped again only when the memory of the others is back.
+TEST_P(DeviceLeaves, ABlockThatCannotBeMappedAgainDoesNotHoldTheOthers) {
+  if (IsSkipped()) return;
+  vmem::region r(4 * kBlock);
+  fill(r, 4);
+  const auto first = reinterpret_cast<uintptr_t>(words(r));
+  std::atomic<unsigned> back{0};
+  std::atomic<bool> may_be_mapped{false};
+  sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+    if (op == SimOp::unmapped && at != first) ++back;
+    const bool refused = at == first && (op == SimOp::issue_out || (op == SimOp::map && !may_be_mapped));
+    return refused ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+  });
+  aside([&] { EXPECT_EQ(leave(r), GetParam() == By::evict ? -ENOMEM : 0); });
+  EXPECT_TRUE(until([&] { return back == 3; }));
+  may_be_mapped = true;
+  join();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == kBlock; }));
+  sim().set_hook(nullptr);
+  store_on_device(words(r) + 1, 7);  // it is mapped there
+  for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
+  EXPECT_EQ(load(words(r) + 1), 7u);
+}
+
 // A wait that is refused says nothing about the copy, which goes on: it ends only when the wait has been tried again,
 // or when something is done about its block.
 class RefusedWaits : public DeviceMoves {
