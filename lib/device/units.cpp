@@ -135,13 +135,20 @@ Status UnitDevices::release(void* base) {
   }
   core::step("device.release");
   if (shared()) park::remove(base);
+  Patience patience;
   for (size_t i = 0; !shared() && r->made.load() != 0; ++i) {
     const Span unit{r.get(), i, 1};
-    if (unit.unit(0).state.load() == UnitState::open && !hide_at_last(unit)) {
+    if (unit.unit(0).state.load() == UnitState::open && !hide_at_last(unit, &patience)) {
       forget(unit);
     } else if (is_made(unit.unit(0).state.load())) {
       unback(unit);
     }
+  }
+  if (patience.given_up != 0) {
+    const uint64_t all = given_up_.fetch_add(patience.given_up, std::memory_order_relaxed) + patience.given_up;
+    core::log(core::Level::error, "%llu MiB of device memory are out of use, %llu in all: a range ends mapped: %.*s",
+              static_cast<unsigned long long>(patience.given_up >> 20), static_cast<unsigned long long>(all >> 20),
+              static_cast<int>(patience.why.text().size()), patience.why.text().data());
   }
   body_release(*r);
   size_t made = r->made.load();
@@ -291,17 +298,16 @@ void UnitDevices::forget(const Span& span) {
 }
 
 // False: it is mapped still. Whoever had its piece next would share it with whoever finds it there, so nobody has it.
-bool UnitDevices::hide_at_last(const Span& unit) {
+// Tried again as long as the whole range has patience, which is short: who frees it waits.
+bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
   Status s = body_hide(unit);
-  for (int tries = 0; !s.ok() && tries < 100; ++tries) {
+  for (; !s.ok() && patience->tries != 0; --patience->tries) {
     usleep(1000);
     s = body_hide(unit);
   }
   if (s.ok()) return true;
-  const uint64_t all = given_up_.fetch_add(unit.unit_size(), std::memory_order_relaxed) + unit.unit_size();
-  core::log(core::Level::error, "%zu MiB of device memory are out of use, %llu in all: a range ends mapped: %.*s",
-            unit.unit_size() >> 20, static_cast<unsigned long long>(all >> 20), static_cast<int>(s.text().size()),
-            s.text().data());
+  patience->given_up += unit.unit_size();
+  patience->why = s;
   return false;
 }
 

@@ -182,7 +182,12 @@ class UnitDevices : public Devices {
   core::Status back(const Span& span, int device);
   void unback(const Span& span);
   void forget(const Span& span);  // it is made no more
-  bool hide_at_last(const Span& unit);
+  struct Patience {
+    unsigned tries = 100;   // of a millisecond each
+    uint64_t given_up = 0;  // bytes
+    core::Status why;
+  };
+  bool hide_at_last(const Span& unit, Patience* patience);
   core::Status zero_fresh(const Span& span);
   core::Status migrate_piece(const Span& unit, int to);
   // Turns the span into punched holes; made units leave the books.

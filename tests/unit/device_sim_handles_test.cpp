@@ -1,6 +1,7 @@
 // Simulated devices with page tables of their own, asked directly: what is refused half way.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
 #include <memory>
 
@@ -29,11 +30,11 @@ class SimHandles : public ::testing::Test {
       return op == refused ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
     });
   }
-  Range reserve() {
+  Range reserve(size_t units = 1) {
     void* base = nullptr;
-    const Status s = sim->reserve(kUnit, 0, &base);
+    const Status s = sim->reserve(units * kUnit, 0, &base);
     EXPECT_TRUE(s.ok()) << s.text();
-    return {reinterpret_cast<uintptr_t>(base), kUnit};
+    return {reinterpret_cast<uintptr_t>(base), units * kUnit};
   }
   void make(const Range& range) {
     bool torn = false;
@@ -61,6 +62,26 @@ TEST_F(SimHandles, APieceThatStaysMappedIsNobodysAgain) {
   ASSERT_TRUE(release(second).ok());
   EXPECT_TRUE(sim->trim(0, 0).ok());
   EXPECT_EQ(sim->taken(0), kUnit) << "nor does it go back";
+}
+
+TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
+  std::atomic<int> tried = 0;
+  for (const size_t units : {size_t{1}, size_t{8}}) {
+    const Range range = reserve(units);
+    make(range);
+    ASSERT_TRUE(sim->map({&range, 1}).ok());
+    sim->set_hook([&tried](SimOp op, int, uintptr_t, size_t) {
+      if (op != SimOp::hold) return Status();
+      ++tried;
+      return vmem::core::error(ENOMEM, "as the test wants it");
+    });
+    tried = 0;
+    EXPECT_TRUE(release(range).ok());
+    sim->set_hook(nullptr);
+    EXPECT_LE(tried, 100 + static_cast<int>(units)) << units;
+    EXPECT_GE(tried, 100) << "it may be refused for a moment only";
+  }
+  EXPECT_EQ(sim->taken(0), 9 * kUnit);
 }
 
 }  // namespace
