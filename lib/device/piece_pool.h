@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/step.h"
 #include "device/device.h"
 
 namespace vmem::device {
@@ -49,6 +50,14 @@ class PiecePool {
     return {};
   } catch (const std::bad_alloc&) {
     return core::error(ENOMEM, "no memory to know a piece of device memory by");
+  }
+  // One that is idle, if there is one.
+  bool take_idle(uint32_t* out) {
+    std::lock_guard lock(mutex_);
+    if (idle_.empty()) return false;
+    *out = idle_.back();
+    idle_.pop_back();
+    return true;
   }
   // Needs no memory.
   void give(uint32_t number) {
@@ -125,7 +134,11 @@ class PiecePools {
   PiecePool& of(size_t size) { return pools_[unit_class(size)]; }
   core::Status take(size_t size, uint32_t* out, const Make& make, const Destroy& destroy) {
     PiecePool& own = of(size);
-    if (own.idle_bytes() == 0) shrink(size, &own, destroy);
+    if (own.take_idle(out)) return {};
+    core::step("piece.none");
+    std::lock_guard one_at_a_time(making_);
+    if (own.take_idle(out)) return {};
+    shrink(size, &own, destroy);
     return own.take({out, 1}, [&](uint32_t number, Piece* piece) { return make(size, number, piece); });
   }
   uint64_t idle_bytes() const {
@@ -154,6 +167,7 @@ class PiecePools {
     }
   }
 
+  std::mutex making_;  // held while the pools' are taken
   std::array<PiecePool, kUnitSizes> pools_{PiecePool(kUnit), PiecePool(2 * kUnit), PiecePool(4 * kUnit),
                                            PiecePool(8 * kUnit), PiecePool(16 * kUnit)};
   static_assert(kUnitSizes == 5);

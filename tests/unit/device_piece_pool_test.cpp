@@ -1,0 +1,68 @@
+// Pieces of a device's memory: what is kept for the next unit, and what goes first.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "core/step.h"
+#include "device/piece_pool.h"
+
+namespace {
+
+using vmem::core::Status;
+using vmem::device::kUnit;
+using vmem::device::Piece;
+using vmem::device::PiecePools;
+
+std::function<void()> at_step;
+
+class PiecePool : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    vmem::core::step_hook.store(nullptr);
+    at_step = nullptr;
+  }
+  uint32_t take(size_t size) {
+    uint32_t piece = 0;
+    const Status s = pools.take(
+        size, &piece,
+        [this](size_t, uint32_t number, Piece* out) {
+          made.push_back(number);
+          *out = {number + 1, (number + 1) * uint64_t{4096}};
+          return Status();
+        },
+        destroy);
+    EXPECT_TRUE(s.ok()) << s.text();
+    return piece;
+  }
+  void give(size_t size, uint32_t piece) { pools.of(size).give(piece); }
+  PiecePools pools;
+  std::vector<uint32_t> made;
+  size_t destroyed = 0;
+  PiecePools::Destroy destroy = [this](size_t, const Piece&) { ++destroyed; };
+};
+
+TEST_F(PiecePool, IdlePiecesOfOtherSizesGoFirst) {
+  give(2 * kUnit, take(2 * kUnit));
+  const uint32_t small = take(kUnit);
+  EXPECT_EQ(destroyed, 1u);
+  EXPECT_EQ(pools.bytes(), kUnit);
+  give(kUnit, small);
+  EXPECT_EQ(take(kUnit), small) << "it was idle";
+  EXPECT_EQ(made.size(), 2u);
+}
+
+TEST_F(PiecePool, NoneGoesForAPieceThatIsNotMade) {
+  const uint32_t small = take(kUnit);
+  give(2 * kUnit, take(2 * kUnit));
+  at_step = [&] { give(kUnit, small); };
+  vmem::core::step_hook.store([](const char*) {
+    if (at_step) std::exchange(at_step, nullptr)();
+  });
+  EXPECT_EQ(take(kUnit), small) << "somebody has just given it back";
+  EXPECT_EQ(destroyed, 0u);
+  EXPECT_EQ(pools.bytes(), 3 * kUnit);
+}
+
+}  // namespace
