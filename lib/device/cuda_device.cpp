@@ -144,7 +144,7 @@ CudaDevices::~CudaDevices() {
       if (!here.ok()) continue;
       free_paging(*g);
       free_zeros(*g);
-      g->pieces.trim(0, [this](size_t size, const Piece& piece) { destroy_piece(size, piece); });
+      g->pieces.trim(0, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
       for (const CUdeviceptr window : g->windows)
         if (window != 0) driver_.address_free(window, g->window_size);
       for (auto& direction : g->copy)

@@ -142,7 +142,7 @@ class CudaDevices final : public UnitDevices {
   void release_addresses(Reservation& r);
   core::Status make_window(Gpu& g, size_t size);
   core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
-  void destroy_piece(size_t size, const Piece& piece);
+  bool destroy_piece(size_t size, const Piece& piece);
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
   core::Status make_zeros(Gpu& g);
   void free_zeros(Gpu& g);

@@ -140,9 +140,10 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
   return {};
 }
 
-void CudaDevices::destroy_piece(size_t size, const Piece& piece) {
-  driver_.mem_unmap(piece.window, size);
+bool CudaDevices::destroy_piece(size_t size, const Piece& piece) {
+  const CUresult unmapped = driver_.mem_unmap(piece.window, size);
   driver_.mem_release(piece.handle);
+  return unmapped == CUDA_SUCCESS;
 }
 
 Status CudaDevices::trim(int device, uint64_t keep) {
@@ -150,7 +151,7 @@ Status CudaDevices::trim(int device, uint64_t keep) {
   if (Status s = usable(device); !s.ok() || shared()) return s;
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
-  g.pieces.trim(keep, [this](size_t size, const Piece& piece) { destroy_piece(size, piece); });
+  g.pieces.trim(keep, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
   return {};
 }
 
@@ -160,7 +161,7 @@ Status CudaDevices::take_piece(Gpu& g, size_t size, uint32_t* out) {
       size, out, [&](size_t bytes, uint32_t number, Piece* piece) { return make_piece(g, bytes, number, piece); },
       [&](size_t bytes, const Piece& piece) {
         Enter here(driver_, g.context);
-        destroy_piece(bytes, piece);
+        return destroy_piece(bytes, piece);
       });
 }
 

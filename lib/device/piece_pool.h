@@ -30,7 +30,7 @@ struct Piece {
 class PiecePool {
  public:
   using Make = std::function<core::Status(uint32_t number, Piece* out)>;
-  using Destroy = std::function<void(const Piece& piece)>;
+  using Destroy = std::function<bool(const Piece& piece)>;  // false: it is in its window still
 
   explicit PiecePool(size_t piece_size) : size_(piece_size) {}  // bytes
   size_t size() const { return size_; }
@@ -79,18 +79,24 @@ class PiecePool {
   // Of all that have memory.
   uint64_t bytes() const {
     std::lock_guard lock(mutex_);
-    return (pieces_.size() - empty_.size()) * size_;
+    return (pieces_.size() - empty_.size() - spoilt_) * size_;
   }
-  // As many of those that nobody has as make up `bytes`, if there are so many. How much that was.
+  // As many of those that nobody has as make up `bytes`, if there are so many. How much that was. The number of one
+  // that stays in its window names no other: there is no room for it there.
   uint64_t trim(uint64_t bytes, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
     uint64_t gone = 0;
-    for (; !idle_.empty() && gone < bytes; gone += size_) {
+    while (!idle_.empty() && gone < bytes) {
       const uint32_t number = idle_.back();
       idle_.pop_back();
-      destroy(pieces_[number]);
+      const bool destroyed = destroy(pieces_[number]);
       pieces_[number] = {};
-      empty_.push_back(number);
+      if (destroyed) {
+        empty_.push_back(number);
+        gone += size_;
+      } else {
+        ++spoilt_;
+      }
     }
     return gone;
   }
@@ -120,6 +126,7 @@ class PiecePool {
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // .. nobody has them; room for all
   std::vector<uint32_t> empty_;  // .. numbers without memory; room for all
+  size_t spoilt_ = 0;            // .. numbers whose place in the window is taken for good
 };
 
 // Those of every size a unit may have, numbered for each size.
@@ -129,7 +136,7 @@ class PiecePool {
 class PiecePools {
  public:
   using Make = std::function<core::Status(size_t size, uint32_t number, Piece* out)>;
-  using Destroy = std::function<void(size_t size, const Piece& piece)>;
+  using Destroy = std::function<bool(size_t size, const Piece& piece)>;
 
   PiecePool& of(size_t size) { return pools_[unit_class(size)]; }
   core::Status take(size_t size, uint32_t* out, const Make& make, const Destroy& destroy) {
@@ -162,7 +169,7 @@ class PiecePools {
     for (PiecePool& pool : pools_) {
       if (bytes == 0) return;
       if (&pool == but) continue;
-      const uint64_t gone = pool.trim(bytes, [&](const Piece& piece) { destroy(pool.size(), piece); });
+      const uint64_t gone = pool.trim(bytes, [&](const Piece& piece) { return destroy(pool.size(), piece); });
       bytes -= std::min(bytes, gone);
     }
   }

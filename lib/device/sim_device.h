@@ -210,7 +210,7 @@ class SimDevices final : public UnitDevices {
   core::Status reserve_pages(Reservation& r);
   core::Status make_piece(int device, size_t size, uint32_t number, Piece* out);
   core::Status take_piece(int device, size_t size, uint32_t* out);
-  void destroy_piece(size_t size, const Piece& piece);
+  bool destroy_piece(size_t size, const Piece& piece);
   core::Status oversubscribed(int device);
   // Where copies reach the byte, and how many behind it lie with it.
   std::byte* window(const Reservation& r, uintptr_t address, size_t* run) const;

@@ -27,12 +27,13 @@ Status SimDevices::make_piece(int device, size_t size, uint32_t number, Piece* o
 Status SimDevices::take_piece(int device, size_t size, uint32_t* out) {
   return devices_[static_cast<size_t>(device)]->pieces.take(
       size, out, [&](size_t bytes, uint32_t n, Piece* piece) { return make_piece(device, bytes, n, piece); },
-      [&](size_t bytes, const Piece& piece) { destroy_piece(bytes, piece); });
+      [&](size_t bytes, const Piece& piece) { return destroy_piece(bytes, piece); });
 }
 
-void SimDevices::destroy_piece(size_t size, const Piece& piece) {
+bool SimDevices::destroy_piece(size_t size, const Piece& piece) {
   fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle),
             static_cast<off_t>(size));
+  return true;
 }
 
 Status SimDevices::body_back(const Span& span, int device) {
@@ -122,7 +123,7 @@ Status SimDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
   if (Status s = usable(device); !s.ok() || shared()) return s;
   devices_[static_cast<size_t>(device)]->pieces.trim(
-      keep, [&](size_t size, const Piece& piece) { destroy_piece(size, piece); });
+      keep, [&](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
   return {};
 }
 

@@ -40,7 +40,11 @@ class PiecePool : public ::testing::Test {
   PiecePools pools;
   std::vector<uint32_t> made;
   size_t destroyed = 0;
-  PiecePools::Destroy destroy = [this](size_t, const Piece&) { ++destroyed; };
+  bool refused = false;  // to unmap one
+  PiecePools::Destroy destroy = [this](size_t, const Piece&) {
+    destroyed += refused ? 0 : 1;
+    return !refused;
+  };
 };
 
 TEST_F(PiecePool, IdlePiecesOfOtherSizesGoFirst) {
@@ -63,6 +67,24 @@ TEST_F(PiecePool, NoneGoesForAPieceThatIsNotMade) {
   EXPECT_EQ(take(kUnit), small) << "somebody has just given it back";
   EXPECT_EQ(destroyed, 0u);
   EXPECT_EQ(pools.bytes(), 3 * kUnit);
+}
+
+TEST_F(PiecePool, NoPieceIsMadeWhereOneIsMappedStill) {
+  const uint32_t first = take(kUnit), second = take(kUnit);
+  give(kUnit, first);
+  refused = true;
+  pools.trim(0, destroy);
+  refused = false;
+  EXPECT_EQ(pools.bytes(), kUnit) << "nobody can have it";
+  EXPECT_EQ(pools.idle_bytes(), 0u);
+  const uint32_t third = take(kUnit);
+  EXPECT_NE(third, first);
+  EXPECT_NE(third, second);
+  give(kUnit, third);
+  pools.trim(0, destroy);
+  EXPECT_EQ(destroyed, 1u);
+  EXPECT_EQ(take(kUnit), third) << "there is room there";
+  EXPECT_EQ(pools.bytes(), 2 * kUnit);
 }
 
 }  // namespace
