@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 
+#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
@@ -388,6 +389,7 @@ void Pager::finish_device_write(Move* m, After& after) {
       if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
       clear_unknown(block);
     }
+    if (!cut && core::exiting()) residents_[block.aux].saved = r.granted;
     // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
     if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
       block.flags &= static_cast<uint16_t>(~core::kDirty);
@@ -494,6 +496,14 @@ Status Pager::cannot_leave(const Region& r, BlockIndex b) {
                core::human_bytes(staging_.bytes()).c_str());
 }
 
+// Locked; on a device. At exit: its file got it under the leases that it has, and then its context went, which ended
+// what they were for.
+bool Pager::went_with_its_context(const Region& r, BlockIndex b) const {
+  const Resident& resident = residents_[r.table[b].aux];
+  return core::exiting() && gpus_[r.table[b].device].lost && lent_for_writing(r, b) && !resident.shown &&
+         resident.saved != 0 && resident.saved == r.granted;
+}
+
 // Brings the blocks of a range away from their devices (host, evict), or writes what is dirty there (sync). Returns
 // when it is done. Leased blocks (sync: those under WRITE) are skipped, unless `all`.
 Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
@@ -561,6 +571,10 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     }
     core::add(counters_.swept_blocks);
     const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
+    if (how == Leave::sync && state == State::on_device && went_with_its_context(r, b)) {
+      b = r.table.next_touched(b + 1);
+      continue;
+    }
     if (state != State::on_device || (busy && !sweep->all) ||
         (how == Leave::sync && (proven_clean(r.table[b]) || !r.writable()))) {
       if (state == State::on_device && busy && !sweep->all) sweep->skipped = true;

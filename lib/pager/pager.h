@@ -220,6 +220,7 @@ class Pager {
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
   core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b);
+  bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why);
   bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock);
   void finish_device_write(Move* m, After& after);
