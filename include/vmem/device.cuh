@@ -14,7 +14,7 @@
  *     }
  *
  * Units: indexes and counts are elements of T, times nanoseconds of the device. What comes and goes
- * are blocks (device_block_size): an acquire has the blocks that hold its elements. One that is there costs an
+ * are the region's blocks: an acquire has the blocks that hold its elements. One that is there costs an
  * atomic operation and a fence in the device's memory, once an acquire and not once an access:
  * acquire much at a time, and hold it for as long as it is used.
  *

@@ -57,8 +57,8 @@ extern "C" {
 
 /*
  * As block_size, where nobody knows how a region will be used: blocks of 64 KiB, of which a fault
- * reads as many together as those in memory beside it speak for, up to 1 MiB. With a device tier
- * the setting device_block_size.
+ * reads as many together as those in memory beside it speak for, up to 1 MiB. With a device tier as
+ * the setting device_block_size says.
  */
 #define VMEM_BLOCK_AUTO 1
 
@@ -106,6 +106,7 @@ struct vmem_range {
 struct vmem_residency {
 	uint64_t size; /* (in) sizeof(struct vmem_residency) */
 	uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes; /* (out) bytes of the range in each tier */
+	uint64_t block_size; /* (out) of its region: what moves as one, and what a lease is rounded to */
 };
 
 struct vmem_stats {
@@ -245,8 +246,8 @@ struct vmem_region_attr {
  * nothing that `attr` gives depends on settings, which other parts of the program may change. attr
  * NULL: vmem_alloc(ptr, size, 0).
  * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset
- * without a flag VMEM_MAP_..; a block_size other than the setting device_block_size and
- * VMEM_BLOCK_AUTO where the region gets a device tier;
+ * without a flag VMEM_MAP_..; a block_size below 2 MiB where the region gets a device tier, or above
+ * it where that is on managed memory;
  * -E2BIG a larger struct than this library knows, with something in the rest.
  */
 int vmem_create(void **ptr, size_t size, const struct vmem_region_attr *attr);

@@ -126,7 +126,8 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
 }
 
 Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* out) {
-  const size_t unit = options.number(Option::device_block_size);
+  const size_t wanted = options.number(Option::device_block_size);
+  const size_t unit = wanted != core::kAuto ? wanted : device::kUnit;  // auto: the pager says so for each region
   if (Status s; replace_devices(unit, out, &s)) return s;
   std::string why;
   if (Status s = device::make_devices(device::kind_of(options.text(Option::device)), unit, out, &why); !s.ok())
@@ -179,6 +180,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = store::make_space(space, *parts.engine, &parts.space); !s.ok()) return s;
   if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
   config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
+  config.auto_device_blocks = options.number(Option::device_block_size) == core::kAuto;
   auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
   if (Status s = pager->start(); !s.ok()) return s;
   *out = std::move(pager);

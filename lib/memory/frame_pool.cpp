@@ -292,7 +292,7 @@ void FramePool::unwant_bounce(size_t size) {
 }
 
 uint64_t FramePool::least_overhead() const {
-  uint64_t bytes = budget_.charged(Use::tables) + budget_.charged(Use::fixed);
+  uint64_t bytes = budget_.charged(Use::tables) + budget_.fixed();
   for (const Class& c : classes_) bytes += c.bounce_least;
   return bytes;
 }

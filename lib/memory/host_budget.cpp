@@ -61,8 +61,8 @@ void HostBudget::trim() {
 }
 
 std::string HostBudget::check() const {
-  static constexpr std::array<const char*, static_cast<size_t>(Use::count_)> kNames{"blocks", "free frames", "buffers",
-                                                                                    "tables", "fixed memory"};
+  static constexpr std::array<const char*, static_cast<size_t>(Use::count_)> kNames{
+      "blocks", "free frames", "buffers", "tables", "fixed memory", "staging frames"};
   for (size_t i = 0; i < by_use_.size(); ++i) {
     if (static_cast<int64_t>(by_use_[i]) < 0)
       return core::strprintf("budget: %s are credited with %lld more than was charged", kNames[i],

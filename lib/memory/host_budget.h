@@ -24,7 +24,8 @@ enum class Use : uint8_t {
   idle,     // free frames that keep their memory
   buffers,  // slabs of buffers for I/O, in use or not
   tables,   // what is known of regions and blocks
-  fixed,    // buffers of encrypted I/O, staging frames
+  fixed,    // buffers of encrypted I/O
+  staging,  // staging frames
   count_
 };
 
@@ -65,7 +66,9 @@ class HostBudget {
   // Bytes that could be charged for blocks now.
   uint64_t available() const { return limit() - std::min(limit(), in_use()); }
   // Part of charged() that is not blocks.
-  uint64_t overhead() const { return charged(Use::tables) + charged(Use::fixed) + charged(Use::buffers); }
+  uint64_t overhead() const { return charged(Use::tables) + fixed() + charged(Use::buffers); }
+  // .. and stays.
+  uint64_t fixed() const { return charged(Use::fixed) + charged(Use::staging); }
   // What may hold blocks that were read ahead and not used yet: the rest is for what readers are at, and for what they
   // have passed, which leaves first.
   uint64_t ahead_limit() const { return (limit() - std::min(limit(), overhead())) / 2; }

@@ -15,14 +15,25 @@ namespace vmem::memory {
 using core::Status;
 
 Staging::~Staging() {
-  for (const Slab& slab : slabs_) {
-    devices_->unpin(slab.at).ignore();  // a lost device has let go of it already
-    if (slab.owner == nullptr) {
-      munmap(slab.at, slab.size);
-    } else {
-      slab.owner->release_arena(slab.at, slab.size).ignore();  // frames that are pinned still go with the process
-    }
+  for (const Slab& slab : slabs_) end_slab(*devices_, slab);
+}
+
+void Staging::end_slab(device::Devices& devices, const Slab& slab) {
+  devices.unpin(slab.at).ignore();  // a lost device has let go of it already
+  if (slab.owner == nullptr) {
+    munmap(slab.at, slab.size);
+  } else {
+    slab.owner->release_arena(slab.at, slab.size).ignore();  // frames that are pinned still go with the process
   }
+}
+
+Staging::Slab Staging::take_slab() {
+  if (slabs_.empty()) return {};
+  const Slab slab = slabs_.back();
+  slabs_.pop_back();
+  std::erase_if(free_, [&](const std::byte* at) { return at >= slab.at && at < slab.at + slab.size; });
+  total_ -= slab.size / frame_;
+  return slab;
 }
 
 namespace {
@@ -100,7 +111,7 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
 bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
   slabs_.reserve(slabs_.size() + 1);
   free_.reserve(total_ + frames);  // giving one back needs no memory
-  return budget_.charge(frames * frame_, keep, Use::fixed);
+  return budget_.charge(frames * frame_, keep, Use::staging);
 } catch (const std::bad_alloc&) {
   return false;
 }

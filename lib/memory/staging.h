@@ -1,8 +1,9 @@
 // Host memory that devices copy from and to at full speed: frames of one size, pinned for every device, in slabs that
-// stay. Where the module is the trap they are its frames: contiguous, charged to the machine's limits, given back by
-// the kernel when the process ends. Not thread-safe: the pager's lock protects it, except make_slab().
+// stay while a region needs them. Where the module is the trap they are its frames: contiguous, charged to the
+// machine's limits, given back by the kernel when the process ends. Not thread-safe: the pager's lock protects it,
+// except make_slab() and end_slab().
 //
-//   charged from reserve() on, for good: the fixed memory of the host budget has every slab in it
+//   charged from reserve() on, until all of it goes: the host budget's charge for staging has every slab in it
 //
 // Faults never wait for a staging frame: they have frames of their own (frame_pool.h).
 #pragma once
@@ -43,9 +44,14 @@ class Staging {
   // Charges so many frames more, and makes room to know them by. False: the budget has no room beside `keep` bytes, or
   // there is no memory. unreserve(): they could not be made.
   bool reserve(size_t frames, uint64_t keep) noexcept;
-  void unreserve(size_t frames) { budget_.credit(frames * frame_, Use::fixed); }
+  void unreserve(size_t frames) { budget_.credit(frames * frame_, Use::staging); }
   // From now on its frames are handed out. After reserve().
   void add_slab(device::Devices& devices, const Slab& slab);
+  // Nobody has any of the frames: a slab of them, which is no more from now on, for end_slab() and then unreserve().
+  // Null `at`: there is none.
+  Slab take_slab();
+  // Any thread, no lock; no device may be copying.
+  static void end_slab(device::Devices& devices, const Slab& slab);
 
   // nullptr when no more than `keep` frames are free.
   std::byte* get(size_t keep);

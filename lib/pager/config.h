@@ -35,6 +35,7 @@ struct Config {
   bool direct_io = true;
   std::vector<int> numa_nodes;
   policy::EvictorKind evictor = policy::EvictorKind::adaptive;
+  bool auto_device_blocks = false;  // as setting device_block_size has them; else as large as the devices' unit
   uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
 };
 

@@ -38,34 +38,37 @@ bool Pager::evict_copy(ResidentId id) {
 
 // Locked. A staging frame while more than `keep` are free; else one of a block that the SSD or a device has too, which
 // takes no I/O and nobody has to be waited for. nullptr: the pool grows, or its blocks have to be written first.
-std::byte* Pager::staging_frame(size_t keep) {
-  if (std::byte* frame = staging_.get(keep)) return frame;
-  const bool grows = growth_.grows();
-  if (growth_.may_try_again(now_ns())) {
-    growth_.want();
+std::byte* Pager::staging_frame(const Region& r, size_t keep) {
+  Staging& frames = staging_.of(r).frames;
+  StagingGrowth& growth = staging_.of(r).growth;
+  if (std::byte* frame = frames.get(keep)) return frame;
+  const bool grows = growth.grows();
+  if (growth.may_try_again(now_ns())) {
+    growth.want();
     gpu_work_.notify_one();
   }
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
-    if (policies_[kStagingPool]->victims(1, {&victim, 1}) == 0) break;
+    if (policies_[staging_pool(r)]->victims(1, {&victim, 1}) == 0) break;
     Resident& resident = residents_[victim.id];
     if (resident.is_copy) {
       if (!evict_copy(victim.id)) break;
     } else {
-      Region& r = *resident.region;
+      Region& other = *resident.region;
       const BlockIndex b = resident.block;
       resident.admitted = false;
-      if (r.dying) continue;
-      if (r.table[b].state != State::held || !proven_clean(r.table[b]) || (r.table[b].flags & core::kWanted) != 0) {
-        admit(r, b, stamp_now());
+      if (other.dying) continue;
+      const Block& block = other.table[b];
+      if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
+        admit(other, b, stamp_now());
         break;
       }
       if (!reserve_move()) {
-        admit(r, b, stamp_now());
+        admit(other, b, stamp_now());
         break;
       }
-      r.table.change(b, State::held, State::taking);
-      Move* m = new_move(r, b);
+      other.table.change(b, State::held, State::taking);
+      Move* m = new_move(other, b);
       m->image = resident.frame;
       m->from_held = m->staged = true;
       leaves(m);
@@ -73,9 +76,9 @@ std::byte* Pager::staging_frame(size_t keep) {
       After nothing;  // nobody wants it
       let_go(m, State::taking, nothing);
     }
-    if (std::byte* frame = staging_.get(keep)) return frame;
+    if (std::byte* frame = frames.get(keep)) return frame;
   }
-  growth_.want();
+  growth.want();
   gpu_work_.notify_one();
   need_evict_.notify_all();
   return nullptr;

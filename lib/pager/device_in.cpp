@@ -77,8 +77,9 @@ void Pager::pump_devices(After& after, bool wake) {
 
 void Pager::wake_for_ready() {
   for (const Gpu& g : gpus_) {
-    if (g.ready.size() > staging_.batch()) return gpu_work_.notify_all();
-    if (!g.ready.empty()) gpu_work_.notify_one();
+    if (g.ready.empty()) continue;
+    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return gpu_work_.notify_all();
+    gpu_work_.notify_one();
   }
 }
 
@@ -109,6 +110,8 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       return Start::wait;
   }
   if (block.state == State::untouched && !table_may_grow(r, b)) return Start::no_room;
+  // Of a budget that has become too small for it no room comes, however long a hint would wait.
+  if (size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
   if (!g.budget.fits(size) || !reserve_block()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
@@ -133,7 +136,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     return Start::done;
   }
   const bool zero = from == State::untouched && !r.from_file();
-  const bool staged = from == State::held && residents_[block.aux].pool == kStagingPool;
+  const bool staged = from == State::held && in_staging(residents_[block.aux].pool);
   std::byte* frame = nullptr;
   std::byte* scratch = nullptr;
   if (!zero && !staged) {
@@ -141,7 +144,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_room;
     }
-    frame = staging_frame(growth_.reserve());
+    frame = staging_frame(r, staging_.of(r).growth.reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
       return Start::no_room;
@@ -237,7 +240,7 @@ void Pager::finish_device_read(Move* m, After& after) {
   core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
             static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
   r.keep_reason(m->block, m->status);
-  staging_.put(m->image);
+  staging_.of(r).frames.put(m->image);
   gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   free_resident(m->block, r);
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
@@ -289,7 +292,7 @@ void Pager::pull(Batch& batch, int d) {
         gpus_[static_cast<size_t>(d)].budget.credit(r.block_size);
         gpus_[static_cast<size_t>(d)].failure = m->status;
         ++gpus_[static_cast<size_t>(d)].failures;
-        staging_.put(m->image);
+        staging_.of(r).frames.put(m->image);
         block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
         resident.promoted = false;
         r.table.change(m->block, State::taking, State::resident);
@@ -421,7 +424,7 @@ void Pager::end_in(InBatch& in) {
     if (over_trap)
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
-    if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.put(m->image);
+    if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
     admit(r, m->block, stamp);
     answer_on_device(r, m->block);
     free_move(m);
@@ -450,13 +453,16 @@ void Pager::enter_batch(Batch& batch, int d) {
 // each other. What has to be copied in host memory first the workers do, side by side.
 Batch Pager::take_ready(std::span<const SpanOf> spans, int d) {
   Batch mine;
+  uint64_t bytes = 0;
   core::OwnVector<Move*>& ready = gpus_[static_cast<size_t>(d)].ready;
   const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Move* m) {
-    const bool is_mine = m->source == nullptr && mine.size() < staging_.batch() &&
+    const size_t size = m->region->block_size;
+    const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
                          std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
                            return s.region == m->region && s.first <= m->block && m->block <= s.last;
                          });
     if (is_mine) mine.push_back(m);
+    bytes += is_mine ? size : 0;
     return is_mine;
   });
   ready.erase(rest, ready.end());
@@ -524,7 +530,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   resident.ticket.reset();
   if (!trapped) r.lost = true;
   if (lent) {
-    if (m->image != nullptr) staging_.put(m->image);
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     free_resident(b, r);
     mark_lost(r, b, State::entering, why);
     free_move(m);
@@ -535,7 +541,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
     r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
   } else {
     resident.frame = m->image;
-    resident.pool = kStagingPool;
+    resident.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
     admit(r, b, stamp_now());
   }

@@ -174,14 +174,19 @@ Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* w
 Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   uint64_t need = 0;
+  size_t largest = 0;
   for (const SpanOf& s : spans) {
+    largest = std::max(largest, s.region->block_size);
     need += (s.last - s.first + 1 - s.region->leases.leased(s.first, s.last)) * s.region->block_size;
   }
   if (budget.room_for_lease(need)) return {};
   if (!budget.room_once_ended(need)) {
-    return error(ENOMEM, "the lease of %s does not fit device %d: device_budget %s, %s leased already; holders: %s",
-                 core::human_bytes(need).c_str(), d, core::human_bytes(budget.budget()).c_str(),
-                 core::human_bytes(budget.live()).c_str(), lease_holders().c_str());
+    return error(
+        ENOMEM,
+        "the lease of %s, in whole blocks of %s%s, does not fit device %d: device_budget %s, %s leased already; "
+        "holders: %s",
+        core::human_bytes(need).c_str(), spans.size() == 1 ? "" : "up to ", core::human_bytes(largest).c_str(), d,
+        core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(), lease_holders().c_str());
   }
   *wait = true;
   return {};
@@ -236,7 +241,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   std::vector<SpanOf> spans(ranges.size()), apart;
   std::vector<device::Ticket> tickets;
   size_t most = ranges.size();
-  for (const vmem_range& range : ranges) most += std::min(range.size / staging_.frame(), size_t{1} << 20) + 1;
+  for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
   apart.reserve(ranges.size());
   tickets.reserve(std::min(most, size_t{1} << 20));
   Lock lock(mutex_);
@@ -439,7 +444,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       return error(ENOMEM,
                    "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms",
                    d, core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
-                   staging_.free(), staging_.total(), config_.fault_timeout_ms);
+                   staging_.of(r).frames.free(), staging_.of(r).frames.total(), config_.fault_timeout_ms);
     }
     const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
@@ -590,9 +595,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
     // Evictors that lack nothing sleep, and a release gives them nothing to do.
-    if (must_evict() || !queues_.starved.empty() ||
-        (!gpus_.empty() && growth_.blocks_must_leave(write_back_.staging_leaving())))
-      need_evict_.notify_all();
+    if (must_evict() || !queues_.starved.empty() || short_of_staging()) need_evict_.notify_all();
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");

@@ -45,7 +45,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   std::byte* frame = nullptr;
   if (kept) frame = copies_.hold(block.aux);
   if (copy) {
-    frame = staging_frame(0);
+    frame = staging_frame(r, 0);
     if (frame == nullptr) return nullptr;
   }
   Move* m = new_move(r, b);
@@ -135,6 +135,7 @@ void Pager::begin_out(OutPart& part) {
     if (m->image != nullptr && !m->kept && m->source == nullptr)
       copies.push_back({range.address, m->image, range.size});
   }
+  for (const device::Copy& copy : copies) part.bytes += copy.size;
   core::step("device.leaving");
   part.status = devices_->hold(all.all(), device::Access::read);
   if (part.status.ok() && !gone.empty()) {
@@ -142,7 +143,6 @@ void Pager::begin_out(OutPart& part) {
     part.hidden = part.status.ok();
   }
   part.copied = part.status;
-  part.copies = copies.size();
   if (part.status.ok() && !copies.empty()) {
     part.copied = devices_->copy_out(part.device, copies.all(), &part.ticket);
     core::step("device.copying_out");
@@ -190,8 +190,8 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
   Lock lock(mutex_);
   if (!copied.ok()) saw_loss(d, health);
   if (copied.ok()) {
-    gpus_[static_cast<size_t>(d)].out_bytes += part.copies * staging_.frame();
-    core::add(counters_.device_to_host_bytes, part.copies * staging_.frame());
+    gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
+    core::add(counters_.device_to_host_bytes, part.bytes);
   }
   for (Move* m : part.moves) {
     if (m->leave == Leave::sync) {
@@ -285,7 +285,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
     free_resident(b, r);
-    if (m->image != nullptr) staging_.put(m->image);
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
               copied.text().data(), where(r, b).c_str());
     mark_lost(r, b, State::leaving, copied);
@@ -317,13 +317,13 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   } else if (m->image != nullptr && copied.ok()) {
     free_resident(b, r);
     ++g.evictions;
-    const core::ResidentId id = new_resident(r, b, m->image, kStagingPool);
+    const core::ResidentId id = new_resident(r, b, m->image, staging_pool(r));
     residents_[id].stamp = stamp_now();
     r.table.change(b, State::leaving, State::held);
     admit(r, b, stamp_now());
   } else {
     free_resident(b, r);
-    if (m->image != nullptr) staging_.put(m->image);
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
@@ -346,7 +346,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   if (m->kept) {
     copies_.unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
-    staging_.put(m->image);
+    staging_.of(r).frames.put(m->image);
   }
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), where(r, m->block).c_str());
@@ -400,7 +400,7 @@ void Pager::finish_device_write(Move* m, After& after) {
   if (m->kept) {
     copies_.unhold(block.aux);
   } else if (m->image != nullptr) {
-    staging_.put(m->image);
+    staging_.of(r).frames.put(m->image);
   }
   if (!opened.ok() && m->status.ok()) m->status = opened;
   stays(r, m->block);
@@ -420,7 +420,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   reap(lock);
   if (budget.missing() == 0) return false;
   std::array<policy::Victim, kDeviceBatch> victims;
-  const uint64_t bytes = std::min<uint64_t>(budget.missing(), staging_.batch() * staging_.frame());
+  const uint64_t bytes = std::min<uint64_t>(budget.missing(), kBatchBytes);
   policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   Batch batch;
@@ -454,7 +454,8 @@ bool Pager::serve_departure(Lock& lock) {
     Batch batch;
     std::optional<SpanOf> on;
     BlockIndex b = r.table.next_touched(it.next);
-    for (; b <= it.last && b < r.blocks && batch.size() < staging_.batch(); b = r.table.next_touched(b + 1)) {
+    for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
+         b = r.table.next_touched(b + 1)) {
       if (comes_to_device(residents_, r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
@@ -493,7 +494,7 @@ Status Pager::cannot_leave(const Region& r, BlockIndex b) {
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
                config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),
-               core::human_bytes(staging_.bytes()).c_str());
+               core::human_bytes(budget_.charged(Use::staging)).c_str());
 }
 
 // Locked; on a device. At exit: its file got it under the leases that it has, and then its context went, which ended
@@ -534,7 +535,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     ++oldest, --under_way;
   };
   const auto begin = [&](Move* m) {
-    if (under_way == std::min(staging_.batch(), parts.size())) end_oldest();
+    if (under_way == std::min(staging_.of(r).frames.batch(), parts.size())) end_oldest();
     const size_t i = (oldest + under_way++) % parts.size();
     moves[i] = m;
     parts[i] = {.moves = {&moves[i], 1}, .device = m->device};
@@ -613,7 +614,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
       continue;
     }
     batch.push_back(m);
-    if (batch.size() >= staging_.batch()) flush();
+    if (batch.size() >= staging_.of(r).frames.batch()) flush();
   }
   flush();
   while (job.outstanding != 0) lock.sleep(changed_);

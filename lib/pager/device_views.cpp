@@ -165,7 +165,7 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
   }
   Block& block = r.table[b];
   const bool kept = copies_.has(block.aux);
-  std::byte* const frame = kept ? copies_.hold(block.aux) : staging_frame(0);
+  std::byte* const frame = kept ? copies_.hold(block.aux) : staging_frame(r, 0);
   if (frame == nullptr) {
     budget_.credit(r.block_size);
     return nullptr;
@@ -205,7 +205,7 @@ void Pager::show(Move* m) {
   if (m->kept) {
     copies_.unhold(block.aux);
   } else {
-    staging_.put(m->image);
+    staging_.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok() && queues_.shown.push_back({&r, b, now_ns()});  // there is room
   if (shown) {
@@ -357,7 +357,7 @@ bool Pager::serve_accesses(Lock& lock) {
   Batch batch;
   Move* to_show = nullptr;
   auto it = queues_.accesses.begin();
-  while (it != queues_.accesses.end() && batch.size() < staging_.batch() && to_show == nullptr) {
+  while (it != queues_.accesses.end() && batch.size() < kDeviceBatch && to_show == nullptr) {
     Region& r = *it->region;
     const BlockIndex b = it->block;
     Block& block = r.table[b];

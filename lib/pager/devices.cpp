@@ -29,23 +29,28 @@ constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr uint64_t kForOthers = 32;  // a part of a device's memory: with less free, nothing is kept for blocks to come
 constexpr size_t kPass = 8192;       // .. and passed over under the lock, most of them elsewhere
 
-// Neighbours together: they are made, or moved, as one range.
+// Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
 template <size_t N>
-core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, size_t most = N) {
+core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
   std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
     return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
   });
-  const auto end = from.begin() + static_cast<std::ptrdiff_t>(std::min(most, from.size()));
   core::Few<Move*, N> batch;
-  for (auto i = from.begin(); i != end; ++i) batch.push_back(*i);
-  from.erase(from.begin(), end);
+  auto i = from.begin();
+  for (; i != from.end() && batch.size() < N; ++i) {
+    const size_t size = (*i)->region->block_size;
+    if (batch.size() >= 2 && size > bytes) break;
+    bytes -= std::min<uint64_t>(bytes, size);
+    batch.push_back(*i);
+  }
+  from.erase(from.begin(), i);
   return batch;
 }
 
 Status holds_a_block(uint64_t device_budget, uint64_t block) {
   if (device_budget >= block) return {};
-  return error(EINVAL, "device_budget %s holds no block of %s (device_block_size)",
-               core::human_bytes(device_budget).c_str(), core::human_bytes(block).c_str());
+  return error(EINVAL, "device_budget %s holds no block of %s", core::human_bytes(device_budget).c_str(),
+               core::human_bytes(block).c_str());
 }
 
 // What no block has goes back, above so many bytes of all. A little at a time: blocks may come meanwhile.
@@ -111,22 +116,22 @@ Status Pager::use_device(int d) {
   DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   if (budget.begun()) return {};
   const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
-  if (Status s = holds_a_block(wanted, staging_.frame()); !s.ok()) return s;
+  if (Status s = holds_a_block(wanted, devices_->unit()); !s.ok()) return s;
   if (wanted > memory.free) {
     return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",
                  core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
                  core::human_bytes(memory.total).c_str());
   }
-  budget.begin(wanted, staging_.frame());
+  budget.begin(wanted, devices_->unit());
   resize_policies();
   return {};
 }
 
 Status Pager::set_device_budget(uint64_t bytes) {
-  if (Status s = holds_a_block(bytes, staging_.frame()); !s.ok()) return s;
   std::vector<bool> known(gpus_.size());
   {
     Lock lock(mutex_);
+    if (Status s = holds_a_block(bytes, std::max(staging_.largest_block(), devices_->unit())); !s.ok()) return s;
     for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget.begun();
   }
   for (size_t d = 0; d < known.size(); ++d) {
@@ -237,61 +242,92 @@ std::string Pager::check_devices() {
 
 void Pager::set_staging_share(unsigned percent) {
   Lock lock(mutex_);
-  growth_.set_share(percent);
+  for (StagingPool& p : staging_) p.growth.set_share(percent);
   gpu_work_.notify_all();
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
-Status Pager::grow_staging(Lock& lock, size_t at_most) {
-  const size_t frames = growth_.take(at_most);
+Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
+  const size_t frames = pool.growth.take(at_most);
   if (frames == 0) return {};
-  if (!staging_.reserve(frames, sums_.reserve_bytes)) {
-    growth_.no_room(now_ns());
+  if (!pool.frames.reserve(frames, sums_.reserve_bytes)) {
+    pool.growth.no_room(now_ns());
     need_evict_.notify_all();
     return Status(EAGAIN, "");
   }
-  growth_.begin();
+  pool.growth.begin();
   lock.unlock();
   Staging::Slab slab;
-  Status s = Staging::make_slab(*devices_, *trap_, frames, staging_.frame(), config_.numa_nodes, &slab);
+  Status s = Staging::make_slab(*devices_, *trap_, frames, pool.frames.frame(), config_.numa_nodes, &slab);
   lock.lock();
-  growth_.end(s.ok(), now_ns());
+  pool.growth.end(s.ok(), now_ns());
   if (s.ok()) {
-    staging_.add_slab(*devices_, slab);
+    pool.frames.add_slab(*devices_, slab);
     resize_policies();
   } else {
-    staging_.unreserve(frames);
-    core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", staging_.total(),
+    pool.frames.unreserve(frames);
+    core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
               static_cast<int>(s.text().size()), s.text().data());
   }
   notify();
   return s;
 }
 
+// Frames of a size that no region has any more, given back for those of another; without the lock meanwhile. False:
+// there are none.
+bool Pager::end_unused_staging(Lock& lock) {
+  StagingPool* const pool = staging_.unused();
+  if (pool == nullptr) return false;
+  const Staging::Slab slab = pool->frames.take_slab();
+  pool->growth.begin();  // nobody makes any meanwhile
+  lock.unlock();
+  Staging::end_slab(*devices_, slab);
+  lock.lock();
+  pool->growth.end(true, now_ns());
+  pool->frames.unreserve(slab.size / pool->frames.frame());
+  resize_policies();
+  notify();
+  return true;
+}
+
+// The pool of a size whose frames are short, so that blocks have to leave them; looked for from `first` on.
+std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
+  for (uint8_t i = 0; i < device::kUnitSizes && !gpus_.empty(); ++i) {
+    const auto pool = static_cast<uint8_t>(kStagingPools + (first - kStagingPools + i) % device::kUnitSizes);
+    const StagingGrowth& growth = staging_.of(core::kHugePage << (pool - kStagingPools)).growth;
+    if (growth.blocks_must_leave(write_back_.leaving(pool))) return pool;
+  }
+  return std::nullopt;
+}
+
 // Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
-Status Pager::want_staging() {
+Status Pager::want_staging(const Region& r) {
   constexpr size_t kLeast = Staging::kLeast;
+  StagingPool& pool = staging_.of(r);
   Lock lock(mutex_);
   const uint64_t mark = look(now_ns());
   for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
-    while (growth_.growing()) lock.sleep(changed_);
-    if (staging_.total() != 0) break;
-    bool never = !growth_.has_room();
+    while (pool.growth.growing()) lock.sleep(changed_);
+    if (pool.frames.total() != 0) break;
+    bool never = !pool.growth.has_room();
     Status s;
-    if (!never) s = grow_staging(lock, staging_.slab_frames());
-    if (s.code() == -EAGAIN) s = grow_staging(lock, kLeast);
-    if (staging_.total() != 0) break;
-    const uint64_t room = kLeast * staging_.frame() + sums_.reserve_bytes;
+    if (!never) s = grow_staging(lock, pool, pool.frames.slab_frames());
+    if (s.code() == -EAGAIN) s = grow_staging(lock, pool, kLeast);
+    if (pool.frames.total() != 0) break;
+    if (end_unused_staging(lock)) continue;
+    const uint64_t room = kLeast * pool.frames.frame() + sums_.reserve_bytes;
     never =
         never || (!s.ok() && s.code() != -EAGAIN) || frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
     if (never || hopeless(mark)) {
       sums_.room_wanted = 0;
       return error(ENOMEM,
-                   "host_budget %s has no room for the staging frames of the device tier (at least %s; at most %u "
-                   "%% of the budget, setting staging_share) beside %s leased and %s for faults, tables and buffers; "
-                   "raise host_budget, or make the region with VMEM_HOST_ONLY%s%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kLeast * staging_.frame()).c_str(),
-                   growth_.share(), core::human_bytes(sums_.pinned()).c_str(),
+                   "host_budget %s has no room for the staging frames of the device tier (at least %s for blocks of "
+                   "%s; at most %u %% of the budget, setting staging_share, of which %s are taken) beside %s leased "
+                   "and %s for faults, tables and buffers; raise host_budget, or make the region with VMEM_HOST_ONLY%s"
+                   "%.*s",
+                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kLeast * pool.frames.frame()).c_str(),
+                   core::human_bytes(pool.frames.frame()).c_str(), pool.growth.share(),
+                   core::human_bytes(budget_.charged(Use::staging)).c_str(), core::human_bytes(sums_.pinned()).c_str(),
                    core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
                    s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
     }
@@ -384,8 +420,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   reap(lock);
   Batch batch;
   for (const auto& [r, b] : with) {
-    if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) ||
-        batch.size() == staging_.batch())
+    if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)
       continue;
     if (Move* m = begin_leave(*r, b, Leave::host)) batch.push_back(m);
   }
@@ -437,8 +472,10 @@ void Pager::look_at_memory(Lock& lock) {
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
-  if (growth_.due(now_ns())) {
-    grow_staging(lock, staging_.slab_frames()).ignore();  // tried again when somebody wants a frame
+  for (StagingPool& pool : staging_) {
+    if (!pool.growth.due(now_ns())) continue;
+    // Tried again when somebody wants a frame.
+    if (grow_staging(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN) end_unused_staging(lock);
     After after;
     pump(after);
     lock.unlock();
@@ -451,7 +488,7 @@ bool Pager::device_step(Lock& lock) {
   for (size_t d = 0; d < gpus_.size() && threads_.arriving + 1 < kWorkers; ++d) {
     Gpu& g = gpus_[d];
     if (!g.from_peers.empty() && !g.migrating) {
-      const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatch * core::kHugePage / staging_.frame());
+      const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatchBytes);
       g.migrating = true;
       ++threads_.arriving;
       lock.unlock();
@@ -462,7 +499,7 @@ bool Pager::device_step(Lock& lock) {
       return true;
     }
     if (g.ready.empty()) continue;
-    Batch batch = take_batch<Batch::capacity()>(g.ready, staging_.batch());
+    Batch batch = take_batch<Batch::capacity()>(g.ready, kBatchBytes);
     ++threads_.arriving;
     lock.unlock();
     enter_batch(batch, static_cast<int>(d));

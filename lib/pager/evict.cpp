@@ -38,6 +38,7 @@ constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kM
 void Pager::evict_loop() {
   Batch batch;
   std::array<policy::Victim, 32> victims;
+  uint8_t next_short = kStagingPools;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
   Lock lock(mutex_);
   while (!threads_.stop) {
@@ -63,7 +64,7 @@ void Pager::evict_loop() {
     const bool host_short = must_evict() || stuck || too_many;
     if (host_short && !queues_.shown.empty()) gpu_work_.notify_one();
     machine_.refilling = host_short && !stuck;
-    const bool staging_short = !gpus_.empty() && growth_.blocks_must_leave(write_back_.staging_leaving());
+    const std::optional<uint8_t> staging_short = short_of_staging(next_short);
     if (!host_short && !staging_short && queues_.starved.empty()) {
       wait_for_work(lock);
       continue;
@@ -85,8 +86,12 @@ void Pager::evict_loop() {
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
     const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * sums_.largest_block) / core::kPage);
-    size_t count = policies_[host_short ? kHostPool : kStagingPool]->victims(pages, victims);
-    if (count == 0 && host_short && staging_short) count = policies_[kStagingPool]->victims(pages, victims);
+    size_t count = host_short ? policies_[kHostPool]->victims(pages, victims) : 0;
+    if (count == 0 && staging_short) {
+      count = policies_[*staging_short]->victims(pages, victims);
+      next_short =
+          static_cast<uint8_t>(*staging_short + 1);  // frames of another size may be short as well, and have their turn
+    }
     batch.clear();
     bool copies = false;
     for (size_t i = 0; i < count; ++i) {
@@ -189,7 +194,7 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->probe = probe;
   m->from_held = held;
   m->in_place = in_place;
-  m->staged = resident.pool == kStagingPool;
+  m->staged = in_staging(resident.pool);
   m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;

@@ -39,14 +39,14 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const frame = staging_frame(growth_.reserve());
+  std::byte* const frame = staging_frame(r, staging_.of(r).growth.reserve());
   if (frame == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;
   }
   const uint32_t stamp = block.aux;
   const State from = block.state;
-  const ResidentId id = new_resident(r, b, frame, kStagingPool);
+  const ResidentId id = new_resident(r, b, frame, staging_pool(r));
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   charge_table(r);
@@ -344,7 +344,7 @@ bool Pager::begin_install(Region& r, BlockIndex b, After& after) {
 bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* waited) {
   if (!reserve_move()) return false;
   Block& block = r.table[b];
-  const bool staged = residents_[block.aux].pool == kStagingPool;
+  const bool staged = in_staging(residents_[block.aux].pool);
   // The bytes will be in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
   Move* m = new_move(r, b);
@@ -360,8 +360,8 @@ bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* 
 }
 
 void Pager::give_frame(Region& r, std::byte* image) {
-  if (r.gpu && staging_.owns(image)) {
-    staging_.put(image);
+  if (r.gpu && staging_.of(r).frames.owns(image)) {
+    staging_.of(r).frames.put(image);
   } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(image, r.block_size);
     budget_.credit(r.block_size);
@@ -431,7 +431,7 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     frames_.put_slot(m->image, r.block_size);
     resident.frame = nullptr;
   } else if (m->staged) {  // from now on it is a block like any other in host memory
-    staging_.put(m->image);
+    staging_.of(r).frames.put(m->image);
     resident.frame = nullptr;
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;

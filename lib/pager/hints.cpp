@@ -84,9 +84,14 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
 Status Pager::start_hint(const SpanOf& span, int location, After& after) {
   if (location >= 0) {
     if (queues_.wishes.size() >= Queues::kMaxSpeculative) return {};
+    const DeviceBudget& budget = gpus_[static_cast<size_t>(location)].budget;
+    if (budget.budget() < span.region->block_size) {
+      return error(ENOMEM, "device_budget %s of device %d holds no block of %s",
+                   core::human_bytes(budget.budget()).c_str(), location,
+                   core::human_bytes(span.region->block_size).c_str());
+    }
     // More than the budget holds would only chase out what came first.
-    const uint64_t most =
-        std::max<uint64_t>(1, gpus_[static_cast<size_t>(location)].budget.limit() / span.region->block_size);
+    const uint64_t most = std::max<uint64_t>(1, budget.limit() / span.region->block_size);
     if (!queues_.wishes.push_back({span.region, span.first, std::min(span.last, span.first + most - 1), location,
                                    Urgency::prefetch, nullptr})) {
       return no_memory();
@@ -389,7 +394,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       Move* m = new_move(r, b);
       m->image = residents_[block.aux].frame;
       m->from_held = true;
-      m->staged = residents_[block.aux].pool == kStagingPool;
+      m->staged = in_staging(residents_[block.aux].pool);
       leaves(m);
       forget_store_copy(r, b);
       let_go(m, State::taking, after);

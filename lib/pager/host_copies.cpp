@@ -9,7 +9,7 @@ using core::kNoResident;
 using core::ResidentId;
 
 void HostCopies::keep(Region& r, BlockIndex b, std::byte* frame) {
-  const ResidentId on_device = r.table[b].aux, id = residents_.take(r, b, frame, kStagingPool);
+  const ResidentId on_device = r.table[b].aux, id = residents_.take(r, b, frame, staging_pool(r));
   Resident& copy = residents_[id];
   copy.is_copy = true;
   copy.stamp = residents_[on_device].stamp;
@@ -26,13 +26,13 @@ void HostCopies::admit(ResidentId id) {
   a.priority = copy.region->priority;
   a.probes = false;
   if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
-  policy_.admit(a);
+  policy(id).admit(a);
   copy.admitted = true;
 }
 
 void HostCopies::give(ResidentId id) {
-  if (residents_[id].admitted) policy_.remove(id);
-  staging_.put(residents_[id].frame);
+  if (residents_[id].admitted) policy(id).remove(id);
+  staging_.of(*residents_[id].region).frames.put(residents_[id].frame);
   residents_.give(id);
   --count_;
 }
@@ -44,14 +44,14 @@ void HostCopies::drop(ResidentId on_device) {
 
 std::byte* HostCopies::hold(ResidentId on_device) {
   const ResidentId id = residents_[on_device].copy;
-  policy_.hold(id);
+  policy(id).hold(id);
   return residents_[id].frame;
 }
 
 ResidentId HostCopies::become(ResidentId on_device) {
   const ResidentId id = std::exchange(residents_[on_device].copy, kNoResident);
   residents_[id].is_copy = false;
-  policy_.unhold(id);
+  policy(id).unhold(id);
   --count_;
   return id;
 }
@@ -63,6 +63,15 @@ void HostCopies::evict(ResidentId id) {
   give(id);
 }
 
+size_t HostCopies::count(const memory::Staging& in) const {
+  size_t count = 0;
+  for (ResidentId id = 0; id < residents_.size(); ++id) {
+    const Resident& resident = residents_[id];
+    count += resident.region != nullptr && resident.is_copy && resident.region->block_size == in.frame() ? 1 : 0;
+  }
+  return count;
+}
+
 std::string HostCopies::check() const {
   size_t copies = 0, named = 0;
   for (ResidentId id = 0; id < residents_.size(); ++id) {
@@ -72,8 +81,9 @@ std::string HostCopies::check() const {
     if (resident.copy == kNoResident) continue;
     ++named;
     const Resident& copy = residents_[resident.copy];
-    if (!copy.is_copy || copy.region != resident.region || copy.block != resident.block || copy.pool != kStagingPool ||
-        !copy.admitted || resident.changed || !staging_.owns(copy.frame) ||
+    if (!copy.is_copy || copy.region != resident.region || copy.block != resident.block ||
+        copy.pool != staging_pool(*copy.region) || !copy.admitted || resident.changed ||
+        !staging_.of(*copy.region).frames.owns(copy.frame) ||
         !core::on_a_device(resident.region->table[resident.block].state)) {
       return core::strprintf("a host copy is not the block's: region %llu, block %llu",
                              static_cast<unsigned long long>(resident.region->id),

@@ -6,36 +6,43 @@
 //   Resident::copy of a block on a device names a resident of the staging pool with the same bytes (is_copy), which is
 //   nobody else's; it goes when the block may change there: a WRITE lease, a store of the CPU
 //
-// Copies compete with blocks that are only in staging frames, under one policy: how long ago a block left its device
-// last is its age. Not thread-safe: the pager's lock protects it. Needs no memory.
+// Copies compete with blocks that are only in staging frames, those of one size under one policy: how long ago a block
+// left its device last is its age. Not thread-safe: the pager's lock protects it. Needs no memory.
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <span>
 #include <string>
 
-#include "memory/staging.h"
 #include "pager/eviction_clock.h"
 #include "pager/residents.h"
+#include "pager/staging_pools.h"
 #include "policy/evictor.h"
 
 namespace vmem::pager {
 
 class HostCopies {
  public:
-  // policy: of the staging pool.
-  HostCopies(Residents& residents, memory::Staging& staging, policy::Evictor& policy, const EvictionClock& clock)
-      : residents_(residents), staging_(staging), policy_(policy), clock_(clock) {}
+  // policies: by Resident::pool.
+  HostCopies(Residents& residents, StagingPools& staging, std::span<const std::unique_ptr<policy::Evictor>> policies,
+             const EvictionClock& clock)
+      : residents_(residents), staging_(staging), policies_(policies), clock_(clock) {}
 
   // The block, which has come to its device from `frame`, keeps it. A resident must be free.
   void keep(Region& r, core::BlockIndex b, std::byte* frame);
   bool has(core::ResidentId on_device) const { return residents_[on_device].copy != core::kNoResident; }
   size_t count() const { return count_; }
+  size_t count(const memory::Staging& in) const;  // counted; tests
   // The block has changed, or may, or is gone. Nothing where it has no copy.
   void drop(core::ResidentId on_device);
 
   // Its frame, for a move that reads it: nobody evicts it until unhold().
   std::byte* hold(core::ResidentId on_device);
-  void unhold(core::ResidentId on_device) { policy_.unhold(residents_[on_device].copy); }
+  void unhold(core::ResidentId on_device) {
+    const core::ResidentId id = residents_[on_device].copy;
+    policy(id).unhold(id);
+  }
   // A copy that is held is the block from now on, and of the block on the device nothing is left to be known.
   core::ResidentId become(core::ResidentId on_device);
 
@@ -49,10 +56,11 @@ class HostCopies {
  private:
   void admit(core::ResidentId copy);
   void give(core::ResidentId copy);
+  policy::Evictor& policy(core::ResidentId copy) { return *policies_[residents_[copy].pool]; }
 
   Residents& residents_;
-  memory::Staging& staging_;
-  policy::Evictor& policy_;
+  StagingPools& staging_;
+  const std::span<const std::unique_ptr<policy::Evictor>> policies_;
   const EvictionClock& clock_;
   size_t count_ = 0;
 };

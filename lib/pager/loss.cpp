@@ -257,7 +257,7 @@ void Pager::lose_filled(Move* m, const Status& why) {
   Region& r = *m->region;
   free_resident(m->block, r);
   if (m->staged) {
-    staging_.put(m->image);
+    staging_.of(r).frames.put(m->image);
     budget_.credit(r.block_size);
   } else {
     give_frame(r, m->image);

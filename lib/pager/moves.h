@@ -32,8 +32,10 @@ void copy_protected(std::byte* to, const std::byte* from, size_t size);
 
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;      // blocks that move together, at most
-inline constexpr size_t kPeerBatch =
-    128;  // .. between devices, of 2 MiB: 113 GB/s by 32 MiB, 176 by 256 (two H200, NVLink)
+inline constexpr size_t kPeerBatch = 128;       // .. between devices
+// .. in bytes: where the driver's cost is spread thin, so long as those are several blocks. Between devices 113 GB/s by
+// 32 MiB, 176 by 256 (two H200, NVLink).
+inline constexpr uint64_t kBatchBytes = uint64_t{32} << 20, kPeerBatchBytes = uint64_t{256} << 20;
 // Someone who waits for several moves; lives on the waiter's stack.
 struct Job {
   uint64_t outstanding = 0;
@@ -114,6 +116,10 @@ struct Move : core::OwnNew {
   Together* together = nullptr;  // fill: with whom it is put in place
   core::Status status;
 };
+// Whose memory comes free when it has left, as Resident::pool has it.
+inline uint8_t leaves_pool(const Move& m) {
+  return m.staged ? staging_pool(*m.region) : kHostPool;
+}
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
 struct InBatch {                     // blocks that come to a device together
   Batch moves = {};
@@ -125,8 +131,8 @@ struct InBatch {                     // blocks that come to a device together
 struct OutPart {  // of a batch: those that leave one device, each step for all of them
   std::span<Move*> moves = {};
   int device = -1;
-  device::Ticket ticket = {};  // of their copies; empty: there are none
-  size_t copies = 0;
+  device::Ticket ticket = {};             // of their copies; empty: there are none
+  uint64_t bytes = 0;                     // .. that they copy
   bool hidden = false;                    // not mapped any more, where that is the device's own business
   core::Status status = {}, copied = {};  // of the device's part, and of the copies
 };

@@ -41,8 +41,8 @@ Pager::Pager(Parts parts, Config config)
       budget_(config_.host_budget),
       frames_(*trap_, budget_, config_.numa_nodes),
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
-      growth_(staging_, budget_, config_.staging_share),
-      copies_(residents_, staging_, *policies_[kStagingPool], clock_) {
+      staging_(budget_, config_.staging_share),
+      copies_(residents_, staging_, policies_, clock_) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -177,10 +177,12 @@ ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_
 
 void Pager::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i) {
+    const Staging* const frames =
+        i >= kStagingPools && i < kDevicePools ? &staging_.of(core::kHugePage << (i - kStagingPools)).frames : nullptr;
     const uint64_t bytes = i == kHostPool ? frames_.room()
-                           : i == kStagingPool
-                               ? std::max<uint64_t>(staging_.bytes(), staging_.frame())
-                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), staging_.frame());
+                           : frames != nullptr
+                               ? std::max<uint64_t>(frames->bytes(), frames->frame())
+                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), core::kHugePage);
     policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
   }
 }
@@ -271,6 +273,7 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
   const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
   ++r.in_flight;
   out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
+  out->block_size = r.block_size;
   uint64_t counted = 0;
   for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
@@ -388,9 +391,9 @@ bool Pager::has_regions() {
 
 std::string Pager::check() {
   Lock lock(mutex_);
-  while (growth_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
+  while (staging_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
   uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
-  size_t staged = 0;
+  std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
@@ -401,7 +404,7 @@ std::string Pager::check() {
         const Resident& resident = residents_[r->table[b].aux];
         if (resident.region != r.get() || resident.block != b)
           return "a resident points elsewhere: " + std::string(where(*r, b));
-        if (resident.pool == kStagingPool && resident.frame != nullptr) ++staged;
+        if (in_staging(resident.pool) && resident.frame != nullptr) ++staged[resident.pool - kStagingPools];
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
         if (resident.stale) stale += r->block_size;
       }
@@ -424,7 +427,6 @@ std::string Pager::check() {
   if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = growth_.check(now_ns()); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
@@ -436,13 +438,20 @@ std::string Pager::check() {
                            static_cast<unsigned long long>(budget_.charged(Use::blocks)),
                            static_cast<unsigned long long>(charged));
   }
-  if (staging_.bytes() + config_.io_buffer_bytes != budget_.charged(Use::fixed))
-    return "staging frames and their charge disagree";
-  // Nothing is in flight: every staging frame is free, a block's, or a copy's.
-  if (staged + copies + staging_.free() != staging_.total()) {
-    return core::strprintf("staging frames: %zu of blocks, %zu of copies, %zu free, but %zu in all", staged, copies,
-                           staging_.free(), staging_.total());
+  uint64_t staging_bytes = 0;
+  for (const StagingPool& p : staging_) {
+    if (std::string s = p.growth.check(now_ns()); !s.empty()) return s;
+    staging_bytes += p.frames.bytes();
+    // Nothing is in flight: every staging frame is free, a block's, or a copy's.
+    const size_t blocks = staged[device::unit_class(p.frames.frame())];
+    const size_t copied = copies_.count(p.frames);
+    if (blocks + copied + p.frames.free() != p.frames.total()) {
+      return core::strprintf("staging frames of %s: %zu of blocks, %zu of copies, %zu free, but %zu in all",
+                             core::human_bytes(p.frames.frame()).c_str(), blocks, copied, p.frames.free(),
+                             p.frames.total());
+    }
   }
+  if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
   if (leased != sums_.leased_bytes || stale != sums_.stale_bytes) {
     return core::strprintf("leased_bytes %llu, counted %llu; stale_bytes %llu, counted %llu",
                            static_cast<unsigned long long>(sums_.leased_bytes), static_cast<unsigned long long>(leased),

@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "core/big_lock.h"
 #include "core/counters.h"
@@ -23,7 +24,7 @@
 #include "pager/queues.h"
 #include "pager/region.h"
 #include "pager/residents.h"
-#include "pager/staging_growth.h"
+#include "pager/staging_pools.h"
 #include "pager/waiters.h"
 #include "vmem/vmem.h"
 
@@ -82,7 +83,7 @@ class Pager {
   void give_resident(core::ResidentId id);
   void resize_policies(size_t residents = 0);  // 0: as many as there are
   policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
-  void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, m->staged); }
+  void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
   void free_resident(core::BlockIndex b, Region&r), admit(Region&r, core::BlockIndex b, uint32_t stamp);
   Move* new_move(Region& r, core::BlockIndex b);
   void free_move(Move* m);
@@ -185,14 +186,15 @@ class Pager {
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
   core::Status flush_file(Lock& lock, Region& r);
-  core::Status make(const NewRegion& what, void** ptr);
+  core::Status make(const NewRegion&what, void**ptr), device_block(const NewRegion&what, size_t*out);
   void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
   core::Status charge_region(Lock& lock, Region& r);
   void credit_region(Region& r);
   uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), want_staging(), use_device(int d);
+  core::Status start_devices(), want_staging(const Region&r), use_device(int d),
+      grow_staging(Lock&lock, StagingPool&pool, size_t at_most);
   void stop_devices(), device_loop();
   std::string check_devices();
   bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d);
@@ -206,12 +208,12 @@ class Pager {
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in), end_in(InBatch&in);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  core::Status grow_staging(Lock& lock, size_t at_most);
+  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools);
   // copies.cpp
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
   void will_change(Region& r, core::BlockIndex b);
   bool evict_copy(core::ResidentId id);
-  std::byte* staging_frame(size_t keep);
+  std::byte* staging_frame(const Region& r, size_t keep);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::span<Move*> batch), begin_out(OutPart&part);
@@ -222,7 +224,7 @@ class Pager {
   core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why);
-  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock);
+  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock), end_unused_staging(Lock&lock);
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
@@ -290,8 +292,7 @@ class Pager {
   Machine machine_;
   Threads threads_;
   std::vector<Gpu> gpus_;
-  Staging staging_{budget_, devices_ == nullptr ? core::kHugePage : devices_->unit()};
-  StagingGrowth growth_;
+  StagingPools staging_;
   HostCopies copies_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };

@@ -45,6 +45,7 @@ struct NewRegion {
   uint64_t offset = 0;
   bool host_only = false;         // no device tier, also where there is one
   bool fixed_block_size = false;  // block_size was asked for, for this region
+  size_t device_block = 0;        // .. of its device tier, as Pager::device_block() has it; 0: none
   bool adapts = false;            // .. or the blocks are to be small and read together where that is how they are used
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
   int core_dump = 0;      // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
@@ -68,7 +69,7 @@ struct Region {
   int checksum = 0;  // as NewRegion has it
   bool probes = false;
   bool bounces = false;  // its blocks need bounce buffers
-  bool gpu = false;      // has a device tier: one managed range, blocks of the devices' unit
+  bool gpu = false;      // has a device tier: one managed range, whose units are its blocks
   store::MappedFile file;
   store::FileId file_id = 0;
   bool has_file = false;

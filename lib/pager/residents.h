@@ -17,7 +17,16 @@
 
 namespace vmem::pager {
 
-inline constexpr uint8_t kHostPool = 0, kStagingPool = 1, kDevicePools = 2;  // Resident::pool; device d: 2 + d
+// Resident::pool: one of staging frames for each size of blocks, one for each device.
+inline constexpr uint8_t kHostPool = 0, kStagingPools = 1, kDevicePools = kStagingPools + device::kUnitSizes;
+constexpr bool in_staging(uint8_t pool) {
+  return pool >= kStagingPools && pool < kDevicePools;
+}
+
+// Resident::pool of a block that is in a staging frame.
+inline uint8_t staging_pool(const Region& r) {
+  return static_cast<uint8_t>(kStagingPools + device::unit_class(r.block_size));
+}
 
 struct Resident {
   Region* region = nullptr;  // null: the number is free

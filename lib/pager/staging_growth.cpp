@@ -21,12 +21,17 @@ uint64_t StagingGrowth::most() const {
   return budget - std::max(budget / 100 * (100 - share_), std::min(budget / 2, kLeastForTheCpu));
 }
 
+// By frames of all sizes.
+uint64_t StagingGrowth::held() const {
+  return budget_.charged(memory::Use::staging);
+}
+
 size_t StagingGrowth::reserve() const {
   return std::max<size_t>(2, std::min<size_t>(staging_.batch(), staging_.total() / 4));
 }
 
-bool StagingGrowth::has_room() const {
-  return staging_.bytes() + Staging::kLeast * staging_.frame() <= most();
+bool StagingGrowth::has_room(uint64_t less) const {
+  return held() - less + Staging::kLeast * staging_.frame() <= most();
 }
 
 bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
@@ -38,7 +43,7 @@ bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
 size_t StagingGrowth::take(size_t at_most) {
   wanted_ = false;
   if (growing_) return 0;
-  const uint64_t room = most() - std::min(most(), staging_.bytes());
+  const uint64_t room = most() - std::min(most(), held());
   return std::min<size_t>({at_most, staging_.slab_frames(), room / staging_.frame()});
 }
 

@@ -1,5 +1,5 @@
-// When more staging frames are made: how much of the host budget they may have, who has found none, and when that is
-// tried again. Making them takes long, and is done without the pager's lock.
+// When more staging frames of one size are made: how much of the host budget those of all sizes may have, who has found
+// none, and when that is tried again. Making them takes long, and is done without the pager's lock.
 //
 //   one thread at a time makes frames, no more than the share of the budget has room for; what was refused is refused
 //   until frames have been made, and is due again kAgain later, kLater where there was no memory for them
@@ -28,8 +28,10 @@ class StagingGrowth {
   // Frames that are kept for the way out: otherwise blocks on their way in could wait for room that only the way out
   // can make.
   size_t reserve() const;
+  uint64_t most() const;  // bytes, of frames of all sizes
   // The share has room for a few more. grows(): and nobody was refused them.
-  bool has_room() const;
+  // .. if so many bytes of others go.
+  bool has_room(uint64_t less = 0) const;
   bool grows() const { return has_room() && !refused_; }
   // Too few are free, counting `leaving` bytes that will be, and no more are made soon.
   bool blocks_must_leave(uint64_t leaving) const;
@@ -54,7 +56,7 @@ class StagingGrowth {
   std::string check(uint64_t now_ns) const;
 
  private:
-  uint64_t most() const;  // bytes
+  uint64_t held() const;
 
   const memory::Staging& staging_;
   const memory::HostBudget& budget_;

@@ -9,15 +9,15 @@ namespace vmem::pager {
 
 using core::Status;
 
-void WriteBack::leaves(Leaving& move, uint64_t bytes, bool staging) {
+void WriteBack::leaves(Leaving& move, uint64_t bytes, uint8_t pool) {
   settled(move);
   move.bytes_ = bytes;
-  move.staging_ = staging;
-  leaving_[staging ? 1 : 0] += bytes;
+  move.pool_ = pool;
+  leaving_[pool] += bytes;
 }
 
 void WriteBack::settled(Leaving& move) {
-  leaving_[move.staging_ ? 1 : 0] -= std::exchange(move.bytes_, 0);
+  leaving_[move.pool_] -= std::exchange(move.bytes_, 0);
 }
 
 bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
@@ -45,18 +45,18 @@ Status WriteBack::take_error() {
 }
 
 std::string WriteBack::check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const {
-  std::array<uint64_t, 2> counted{};
+  std::array<uint64_t, kDevicePools> counted{};
   for (const auto& m : moves) {
     const Leaving& part = m->leaving;
     if (m->begun_ns == 0 && part.counted()) return "a move is over, and its block is said to leave";
     if (part.counted() && part.bytes_ != m->region->block_size) return "a block leaves that has another size";
-    counted[part.staging_ ? 1 : 0] += part.bytes_;
+    counted[part.pool_] += part.bytes_;
   }
-  if (counted != leaving_) {
-    return core::strprintf(
-        "%llu bytes of frames and %llu of staging frames are said to leave, moves have %llu and %llu",
-        static_cast<unsigned long long>(leaving_[0]), static_cast<unsigned long long>(leaving_[1]),
-        static_cast<unsigned long long>(counted[0]), static_cast<unsigned long long>(counted[1]));
+  for (size_t pool = 0; pool < counted.size(); ++pool) {
+    if (counted[pool] == leaving_[pool]) continue;
+    return core::strprintf("%llu bytes of %s (%zu) are said to leave, moves have %llu",
+                           static_cast<unsigned long long>(leaving_[pool]), pool == 0 ? "frames" : "staging frames",
+                           pool, static_cast<unsigned long long>(counted[pool]));
   }
   if (pause(now_ns) > kLongestPause) return "write-back waits longer than it may";
   return "";

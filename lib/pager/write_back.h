@@ -16,6 +16,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "pager/residents.h"
 
 namespace vmem::pager {
 
@@ -29,7 +30,7 @@ class Leaving {
  private:
   friend class WriteBack;
   uint64_t bytes_ = 0;
-  bool staging_ = false;
+  uint8_t pool_ = kHostPool;
 };
 
 class WriteBack {
@@ -38,12 +39,11 @@ class WriteBack {
   static constexpr uint64_t kPinnedPause = 5000000;                                          // ns
   static constexpr uint64_t kSayAgain = 60000000000;                                         // ns
 
-  // So many bytes of frames, or of staging frames, will come free by this move. It is counted once.
-  void leaves(Leaving& move, uint64_t bytes, bool staging);
+  // So many bytes of frames (kHostPool), or of staging frames, will come free by this move. It is counted once.
+  void leaves(Leaving& move, uint64_t bytes, uint8_t pool);
   // They have, or the block stays in memory. Of what is not counted: nothing.
   void settled(Leaving& move);
-  uint64_t leaving() const { return leaving_[0]; }
-  uint64_t staging_leaving() const { return leaving_[1]; }
+  uint64_t leaving(uint8_t pool = kHostPool) const { return leaving_[pool]; }
 
   // How long until write-back may be tried, in ns; 0: now.
   uint64_t pause(uint64_t now_ns) const { return now_ns < retry_ns_ ? retry_ns_ - now_ns : 0; }
@@ -65,7 +65,7 @@ class WriteBack {
   std::string check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const;
 
  private:
-  std::array<uint64_t, 2> leaving_{};  // bytes: of frames, of staging frames
+  std::array<uint64_t, kDevicePools> leaving_{};  // bytes: of frames, of staging frames, by Resident::pool
   core::Status error_;
   uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
   uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed

@@ -75,6 +75,7 @@ inline struct vmem_device_stats stats() {
 // Starts the library anew.
 inline void start(size_t device, size_t host) {
   vmem::set("device_budget", std::to_string(device));
+  vmem::set("device_block_size", "2MiB");  // what the rows of the benchmarks are counted in
   vmem::set("host_budget", std::to_string(host));
   vmem::set("staging_share", "90");
 }

@@ -79,6 +79,7 @@ class KernelPagingCuda : public ::testing::Test {
       ASSERT_EQ(vmem_set(name, value.c_str()), 0) << vmem_last_error();
     };
     set("device_budget", std::to_string(device_mib) + "MiB");
+    set("device_block_size", std::to_string(kPagedBlock));
     set("host_budget", std::to_string(host_mib) + "MiB");
     set("staging_share", "90");
     blocks_ = static_cast<unsigned>(range_mib * kMiB / kPagedBlock);

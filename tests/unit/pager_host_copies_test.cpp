@@ -6,10 +6,10 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "device/sim_device.h"
 #include "memory/host_budget.h"
-#include "memory/staging.h"
 #include "pager/host_copies.h"
 
 namespace {
@@ -17,11 +17,10 @@ namespace {
 using vmem::core::BlockIndex;
 using vmem::core::ResidentId;
 using vmem::core::State;
-using vmem::memory::Staging;
 using vmem::pager::EvictionClock;
 using vmem::pager::HostCopies;
 using vmem::pager::kDevicePools;
-using vmem::pager::kStagingPool;
+using vmem::pager::kStagingPools;
 using vmem::pager::Region;
 using vmem::pager::Residents;
 using vmem::policy::Admission;
@@ -54,8 +53,7 @@ class PagerHostCopies : public ::testing::Test {
 
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
-    staging = std::make_unique<Staging>(budget, vmem::core::kHugePage);
-    copies = std::make_unique<HostCopies>(residents, *staging, policy, clock);
+    copies = std::make_unique<HostCopies>(residents, pools, policies, clock);
     ASSERT_TRUE(staging->reserve(kFrames, 0));
     const size_t size = kFrames * vmem::core::kHugePage;
     void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -83,10 +81,16 @@ class PagerHostCopies : public ::testing::Test {
 
   std::unique_ptr<vmem::device::SimDevices> devices;
   vmem::memory::HostBudget budget{uint64_t{64} << 20};
-  std::unique_ptr<Staging> staging;
+  vmem::pager::StagingPools pools{budget, 50};
+  vmem::memory::Staging* staging = &pools.of(vmem::core::kHugePage).frames;
   Region region{16, 4};
   Residents residents;
-  FakePolicy policy;
+  std::vector<std::unique_ptr<vmem::policy::Evictor>> policies = [] {
+    std::vector<std::unique_ptr<vmem::policy::Evictor>> all(kDevicePools);
+    all[kStagingPools] = std::make_unique<FakePolicy>();
+    return all;
+  }();
+  FakePolicy& policy = static_cast<FakePolicy&>(*policies[kStagingPools]);
   EvictionClock clock;
   std::unique_ptr<HostCopies> copies;
 };
@@ -103,7 +107,7 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
   EXPECT_EQ(copies->count(), 1u);
   const ResidentId copy = residents[id].copy;
   EXPECT_EQ(residents[copy].frame, frame);
-  EXPECT_EQ(residents[copy].pool, kStagingPool);
+  EXPECT_EQ(residents[copy].pool, kStagingPools);
   EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
   ASSERT_EQ(policy.known.count(copy), 1u);
   EXPECT_EQ(policy.known[copy].weight, vmem::core::kHugePage / 4096);

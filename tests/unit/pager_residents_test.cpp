@@ -14,7 +14,7 @@ namespace {
 using vmem::core::kNoResident;
 using vmem::core::ResidentId;
 using vmem::pager::kHostPool;
-using vmem::pager::kStagingPool;
+using vmem::pager::kStagingPools;
 using vmem::pager::Region;
 using vmem::pager::Resident;
 using vmem::pager::Residents;
@@ -36,7 +36,7 @@ TEST_F(PagerResidents, GrowByAStepAndKeepWhatIsThere) {
   EXPECT_EQ(all.size(), Residents::kStep);
   EXPECT_EQ(all.free(), Residents::kStep);
   std::byte frame{};
-  const ResidentId id = all.take(small, 7, &frame, kStagingPool);
+  const ResidentId id = all.take(small, 7, &frame, kStagingPools);
   const Resident* const at = &all[id];
   all.grow();
   EXPECT_EQ(all.free(), 2 * Residents::kStep - 1);
@@ -45,7 +45,7 @@ TEST_F(PagerResidents, GrowByAStepAndKeepWhatIsThere) {
   EXPECT_EQ(at->region, &small);
   EXPECT_EQ(at->block, 7u);
   EXPECT_EQ(at->frame, &frame);
-  EXPECT_EQ(at->pool, kStagingPool);
+  EXPECT_EQ(at->pool, kStagingPools);
   EXPECT_EQ(all.check(), "");
 }
 

@@ -13,6 +13,8 @@ namespace {
 
 using vmem::core::error;
 using vmem::core::Status;
+using vmem::pager::kHostPool;
+using vmem::pager::kStagingPools;
 using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::WriteBack;
@@ -32,7 +34,9 @@ class PagerWriteBack : public ::testing::Test {
     moves.back()->begun_ns = kNow;
     return *moves.back();
   }
-  void leaves(Move& m, bool staging = false) { write_back.leaves(m.leaving, m.region->block_size, staging); }
+  void leaves(Move& m, bool staging = false) {
+    write_back.leaves(m.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
+  }
   std::string check(uint64_t now = kNow) { return write_back.check(moves, now); }
 
   WriteBack write_back;
@@ -46,12 +50,12 @@ TEST_F(PagerWriteBack, WhatLeavesIsCountedByWhoseMemoryItIs) {
   leaves(b);
   leaves(c, true);
   EXPECT_EQ(write_back.leaving(), 4096u + (2 << 20));
-  EXPECT_EQ(write_back.staging_leaving(), 2u << 20);
+  EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
   EXPECT_EQ(check(), "");
   write_back.settled(b.leaving);
   EXPECT_EQ(write_back.leaving(), 4096u);
   write_back.settled(c.leaving);
-  EXPECT_EQ(write_back.staging_leaving(), 0u);
+  EXPECT_EQ(write_back.leaving(kStagingPools), 0u);
   EXPECT_EQ(check(), "");
 }
 
@@ -64,10 +68,10 @@ TEST_F(PagerWriteBack, AMoveIsCountedOnceAndSettledOnce) {
   EXPECT_EQ(write_back.leaving(), 2u << 20);
   leaves(m, true);
   EXPECT_EQ(write_back.leaving(), 0u);
-  EXPECT_EQ(write_back.staging_leaving(), 2u << 20);
+  EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
   write_back.settled(m.leaving);
   write_back.settled(m.leaving);
-  EXPECT_EQ(write_back.leaving() + write_back.staging_leaving(), 0u);
+  EXPECT_EQ(write_back.leaving() + write_back.leaving(kStagingPools), 0u);
   EXPECT_EQ(check(), "");
 }
 

@@ -1,0 +1,232 @@
+// Regions have blocks of their own size on devices with page tables of their own, side by side: as they ask for, else
+// as large as fits. Simulated devices.
+#include <atomic>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/paging_host.h"
+#include "sim_support.h"
+#include "vmem/detail/paging_group.h"
+#include "vmem/detail/paging_view.h"
+
+namespace {
+
+using vmem::device::SimKernel;
+using vmem::paging::Answer;
+using vmem::paging::HostAtomics;
+using vmem::paging::Intent;
+
+constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kSizes[] = {2 * kMiB, 8 * kMiB, 32 * kMiB};
+
+size_t block_of(const vmem::region& r) {
+  return r.query().block_size;
+}
+
+class DeviceBlocks : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {{"device_budget", "96MiB"}, {"host_budget", "640MiB"}}, true); }
+  static vmem::region with_blocks(size_t bytes, size_t block) {
+    vmem::attributes wanted;
+    wanted.block_size = block;
+    return vmem::region(bytes, wanted);
+  }
+  // The words that tests use of a block: near its ends, and beside what would be borders of smaller blocks.
+  static std::vector<uint64_t*> words(const vmem::region& r, size_t b, size_t block) {
+    auto* const at = static_cast<std::byte*>(r.data()) + b * block;
+    std::vector<uint64_t*> all;
+    for (const size_t offset : {size_t{8}, 2 * kMiB - 16, block / 2 + 64, block - 8})
+      all.push_back(reinterpret_cast<uint64_t*>(at + offset));
+    return all;
+  }
+  static uint64_t used() {
+    struct vmem_device_stats stats = {};
+    stats.size = sizeof stats;
+    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
+    return stats.used_bytes;
+  }
+};
+
+class DeviceBlocksOf : public DeviceBlocks, public ::testing::WithParamInterface<size_t> {};
+
+TEST_P(DeviceBlocksOf, ARegionHasTheBlocksThatItAsksFor) {
+  if (IsSkipped()) return;
+  const size_t block = GetParam(), count = 5;
+  ASSERT_EQ(vmem_set("device_budget", std::to_string(3 * block).c_str()), 0) << said();
+  vmem::region r = with_blocks(count * block, block);
+  EXPECT_EQ(block_of(r), block);
+  for (size_t b = 0; b < count; ++b)
+    for (uint64_t* w : words(r, b, block)) *w = 100 + b;
+  ASSERT_EQ(vmem_acquire(words(r, 1, block)[0], 1, VMEM_READ, 0, stream_), 0) << said();
+  EXPECT_EQ(r.query().device_bytes, block) << "a lease has whole blocks";
+  ASSERT_EQ(vmem_release(words(r, 1, block)[0], 1, stream_), 0) << said();
+  // More than the device holds, so that blocks leave it, changed and not, and come again.
+  for (int round = 0; round < 3; ++round)
+    for (size_t b = 0; b < count; ++b) store_on_device(words(r, b, block)[round], 1000 * (round + 1) + b);
+  EXPECT_LE(used(), 3 * block);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+  for (size_t b = 0; b < count; ++b) {
+    const std::vector<uint64_t*> at = words(r, b, block);
+    for (int round = 0; round < 3; ++round) EXPECT_EQ(*at[round], 1000u * (round + 1) + b);
+    EXPECT_EQ(*at[3], 100 + b);
+  }
+}
+
+TEST_P(DeviceBlocksOf, KernelsAskForThem) {
+  if (IsSkipped()) return;
+  const size_t block = GetParam();
+  constexpr uint32_t kBlocks = 6, kFrames = 2;
+  vmem::region r = with_blocks(kBlocks * block, block);
+  for (uint32_t b = 0; b < kBlocks; ++b)
+    for (uint64_t* w : words(r, b, block)) *w = 100 + b;
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view opaque;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, r.data(), r.size(), VMEM_READ | VMEM_WRITE, 0, kFrames * block, &opaque), 0)
+      << said();
+  vmem::paging::View<HostAtomics> view;
+  memcpy(&view, &opaque, sizeof view);
+  EXPECT_EQ(view.table.blocks, kBlocks);
+  EXPECT_EQ(view.table.frames, kFrames);
+  std::atomic<int> wrong{0}, refused{0};
+  const auto rounds = [&](SimKernel& k) {
+    vmem::paging::Group<HostAtomics> group(view.table, uint64_t{60} * 1000000000);
+    for (uint32_t turn = 0; turn < 3 * kBlocks; ++turn) {
+      const uint32_t b = turn * 5 % kBlocks;
+      if (group.acquire(b, Intent::write) != Answer::present) {
+        ++refused;
+        continue;
+      }
+      for (uint64_t* at : words(r, b, block)) {
+        auto* const w = reinterpret_cast<uint64_t*>(k.at(at, 8, true));
+        if (w == nullptr || *w != 100 + b + 1000 * (turn / kBlocks)) ++wrong;
+        if (w != nullptr) *w += 1000;
+      }
+      group.release(b);
+    }
+  };
+  ASSERT_TRUE(sim().launch(stream_, rounds).ok());
+  ASSERT_EQ(vmem_kernel_end(kernel, stream_), 0) << said();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(refused, 0);
+  for (uint32_t b = 0; b < kBlocks; ++b)
+    for (const uint64_t* w : words(r, b, block)) EXPECT_EQ(*w, 3100 + b);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, DeviceBlocksOf, ::testing::ValuesIn(kSizes),
+                         [](const auto& i) { return std::to_string(i.param / kMiB) + "MiB"; });
+
+TEST_F(DeviceBlocks, RegionsOfSeveralSizesShareTheBudgets) {
+  if (IsSkipped()) return;
+  constexpr size_t kBlocks = 5;
+  ASSERT_EQ(vmem_set("device_budget", "64MiB"), 0) << said();
+  std::vector<vmem::region> regions;
+  std::vector<std::vector<uint64_t>> last(std::size(kSizes), std::vector<uint64_t>(kBlocks));
+  for (const size_t block : kSizes) regions.push_back(with_blocks(kBlocks * block, block));
+  std::minstd_rand random(7);
+  for (uint64_t turn = 1; turn <= 200; ++turn) {
+    const size_t i = random() % std::size(kSizes), b = random() % kBlocks;
+    uint64_t* const at = words(regions[i], b, kSizes[i])[3];
+    switch (random() % 4) {
+      case 0:
+        EXPECT_EQ(*static_cast<volatile uint64_t*>(at), last[i][b]) << turn;
+        break;
+      case 1:
+        *static_cast<volatile uint64_t*>(at) = last[i][b] = turn;
+        break;
+      default:
+        store_on_device(at, last[i][b] = turn);
+    }
+    if (HasFatalFailure()) return;
+    ASSERT_LE(used(), 64 * kMiB);
+    ASSERT_LE(sim().taken(0), 64 * kMiB) << "what is kept of one size went where another needed it";
+    struct vmem_stats stats = {};
+    stats.size = sizeof stats;
+    ASSERT_EQ(vmem_stats(&stats), 0);
+    ASSERT_LE(stats.host_bytes, 640 * kMiB);
+  }
+  for (size_t i = 0; i < std::size(kSizes); ++i)
+    for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(*words(regions[i], b, kSizes[i])[3], last[i][b]) << i << ' ' << b;
+}
+
+TEST_F(DeviceBlocks, ALeaseNeedsWholeBlocksAndSaysSoInNumbers) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(vmem_set("device_budget", "16MiB"), 0) << said();
+  vmem::region large = with_blocks(64 * kMiB, 32 * kMiB), small = with_blocks(8 * kMiB, 2 * kMiB);
+  EXPECT_EQ(vmem_acquire(large.data(), 1, VMEM_READ, 0, stream_), -ENOMEM);
+  for (const char* part : {"32 MiB, in whole blocks of 32 MiB", "device_budget 16 MiB"})
+    EXPECT_NE(said().find(part), std::string::npos) << said();
+  EXPECT_EQ(vmem_prefetch(large.data(), 1, 0, nullptr), -ENOMEM);
+  EXPECT_NE(said().find("16 MiB of device 0 holds no block of 32 MiB"), std::string::npos) << said();
+  store_on_device(static_cast<uint64_t*>(small.data()), 7);
+  EXPECT_EQ(*static_cast<uint64_t*>(small.data()), 7u) << "others go on";
+  EXPECT_EQ(vmem_set("device_budget", "24MiB"), -EINVAL);
+  EXPECT_NE(said().find("holds no block of 32 MiB"), std::string::npos) << said();
+}
+
+TEST_F(DeviceBlocks, BlocksThatTheTierDoesNotHaveAreRefused) {
+  if (IsSkipped()) return;
+  const auto refused = [](size_t block, const char* part) {
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.block_size = block;
+    void* p = nullptr;
+    EXPECT_EQ(vmem_create(&p, 64 * kMiB, &attr), -EINVAL) << block;
+    EXPECT_NE(said().find(part), std::string::npos) << said();
+  };
+  refused(64 << 10, "block_size 64 KiB: a region with a device tier (sim-handles) has blocks of 2 MiB to 32 MiB");
+  refused(64 * kMiB, "block_size 67108864 is not accepted");
+  start(1);
+  if (IsSkipped()) return;
+  refused(8 * kMiB, "block_size 8 MiB: a region with a device tier (sim) has blocks of 2 MiB;");
+  EXPECT_EQ(block_of(vmem::region(256 * kMiB)), 2 * kMiB);
+}
+
+TEST_F(DeviceBlocks, WithoutAWishTheyAreAsLargeAsFits) {
+  start(1, {{"device_budget", "128MiB"}, {"host_budget", "512MiB"}, {"device_block_size", "auto"}}, true);
+  if (IsSkipped()) return;
+  const auto chosen = [](size_t mib) { return block_of(vmem::region(mib * kMiB)) / kMiB; };
+  EXPECT_EQ(chosen(1024), 8u);
+  EXPECT_EQ(chosen(16), 8u);
+  EXPECT_EQ(chosen(12), 4u) << "a third of it would be rounding";
+  EXPECT_EQ(chosen(10), 2u);
+  EXPECT_EQ(chosen(1), 2u);
+  EXPECT_EQ(chosen(255), 8u) << "less than 3 %";
+  EXPECT_EQ(block_of(vmem::region(1024 * kMiB, VMEM_HOST_ONLY)), 2 * kMiB) << "setting block_size";
+  EXPECT_EQ(block_of(with_blocks(1024 * kMiB, VMEM_BLOCK_AUTO)), 8 * kMiB);
+  EXPECT_EQ(block_of(with_blocks(1024 * kMiB, 2 * kMiB)), 2 * kMiB);
+  ASSERT_EQ(vmem_set("device_budget", "64MiB"), 0) << said();
+  EXPECT_EQ(chosen(1024), 4u) << "16 of them";
+  ASSERT_EQ(vmem_set("device_budget", "62MiB"), 0) << said();
+  EXPECT_EQ(chosen(1024), 2u);
+  ASSERT_EQ(vmem_set("device_budget", "128MiB"), 0) << said();
+  ASSERT_EQ(vmem_set("staging_share", "12"), 0) << said();
+  EXPECT_EQ(chosen(1024), 2u) << "61 MiB for staging frames";
+  EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
+}
+
+TEST_F(DeviceBlocks, FramesOfASizeThatNoRegionHasGoToOthers) {
+  start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
+  if (IsSkipped()) return;
+  vmem::region small = with_blocks(192 * kMiB, 2 * kMiB);
+  auto* const at = static_cast<uint64_t*>(small.data());
+  for (size_t b = 0; b < 96; ++b) at[b * (2 * kMiB / 8)] = b;
+  for (size_t b = 0; b < 96; ++b) store_on_device(at + b * (2 * kMiB / 8) + 1, b);
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  attr.block_size = 32 * kMiB;
+  void* p = nullptr;
+  EXPECT_EQ(vmem_create(&p, 64 * kMiB, &attr), -ENOMEM) << "160 MiB are for staging frames";
+  EXPECT_NE(said().find("at least 128 MiB for blocks of 32 MiB"), std::string::npos) << said();
+  for (size_t b = 0; b < 96; ++b) {
+    ASSERT_EQ(at[b * (2 * kMiB / 8)], b);
+    ASSERT_EQ(at[b * (2 * kMiB / 8) + 1], b);
+  }
+  small.free();
+  vmem::region large = with_blocks(64 * kMiB, 32 * kMiB);
+  auto* const word = static_cast<uint64_t*>(large.data()) + 5;
+  store_on_device(word, 7);
+  EXPECT_EQ(*word, 7u);
+}
+
+}  // namespace

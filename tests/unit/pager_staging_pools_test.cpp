@@ -1,0 +1,87 @@
+// Staging frames of several sizes have one part of the budget between them, and those that no region needs go.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <memory>
+
+#include "device/sim_device.h"
+#include "memory/host_budget.h"
+#include "pager/staging_pools.h"
+
+namespace {
+
+using vmem::memory::HostBudget;
+using vmem::memory::Staging;
+using vmem::memory::Use;
+using vmem::pager::StagingPool;
+using vmem::pager::StagingPools;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class PagerStagingPools : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok()); }
+  // Addresses alone: nobody stores to them.
+  void add(StagingPool& pool, size_t frames) {
+    ASSERT_TRUE(pool.frames.reserve(frames, 0));
+    const size_t size = frames * pool.frames.frame();
+    void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    pool.frames.add_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
+  }
+
+  std::unique_ptr<vmem::device::SimDevices> devices;
+  HostBudget budget{256 * kMiB};
+  StagingPools pools{budget, 50};
+  StagingPool& small = pools.of(2 * kMiB);
+  StagingPool& large = pools.of(8 * kMiB);
+};
+
+TEST_F(PagerStagingPools, TheyShareTheirPartOfTheBudget) {
+  small.regions = large.regions = 1;
+  EXPECT_EQ(large.growth.take(1000), large.frames.slab_frames());
+  add(small, 48);
+  EXPECT_TRUE(large.growth.has_room()) << "32 of 128 MiB";
+  EXPECT_EQ(large.growth.take(1000), 4u);
+  add(small, 2);
+  EXPECT_FALSE(large.growth.has_room());
+  EXPECT_FALSE(pools.can_serve(8 * kMiB));
+  EXPECT_TRUE(pools.can_serve(4 * kMiB));
+  EXPECT_TRUE(pools.can_serve(2 * kMiB));
+  EXPECT_EQ(small.growth.take(1000), 14u);
+}
+
+TEST_F(PagerStagingPools, FramesThatNoRegionNeedsGiveWay) {
+  small.regions = large.regions = 1;
+  add(small, 30);
+  add(small, 30);
+  EXPECT_EQ(pools.unused(), nullptr);
+  EXPECT_FALSE(pools.can_serve(8 * kMiB));
+  small.regions = 0;
+  EXPECT_TRUE(pools.can_serve(8 * kMiB));
+  for (size_t left : {30u, 0u}) {
+    ASSERT_EQ(pools.unused(), &small);
+    const Staging::Slab slab = small.frames.take_slab();
+    EXPECT_EQ(slab.size, 60 * kMiB);
+    Staging::end_slab(*devices, slab);
+    small.frames.unreserve(slab.size / small.frames.frame());
+    EXPECT_EQ(small.frames.total(), left);
+    EXPECT_EQ(small.frames.free(), left);
+    EXPECT_EQ(budget.charged(Use::staging), left * 2 * kMiB);
+  }
+  EXPECT_EQ(pools.unused(), nullptr);
+  EXPECT_EQ(small.frames.take_slab().at, nullptr);
+  EXPECT_TRUE(large.growth.has_room());
+}
+
+TEST_F(PagerStagingPools, TheLargestBlockIsThatOfARegion) {
+  EXPECT_EQ(pools.largest_block(), 0u);
+  small.regions = 1;
+  EXPECT_EQ(pools.largest_block(), 2 * kMiB);
+  large.regions = 2;
+  EXPECT_EQ(pools.largest_block(), 8 * kMiB);
+  large.regions = 0;
+  EXPECT_EQ(pools.largest_block(), 2 * kMiB);
+}
+
+}  // namespace
