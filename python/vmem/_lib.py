@@ -77,7 +77,7 @@ def _words(name: str, fields: str) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": [(f, ctypes.c_uint64) for f in fields.split()]})
 
 
-ResidencyStruct = _words("ResidencyStruct", "size zero_bytes ssd_bytes host_bytes device_bytes")
+ResidencyStruct = _words("ResidencyStruct", "size zero_bytes ssd_bytes host_bytes device_bytes block_size")
 StatsStruct = _words(
     "StatsStruct",
     "size faults fault_ns_total fault_ns_max read_bytes write_bytes host_bytes device_bytes ssd_bytes evictions"

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import _dlpack
-from ._lib import Error, check, failure, lib
+from ._lib import Error, ResidencyStruct, check, failure, lib
 
 _forked = False
 
@@ -53,8 +53,19 @@ class Handle:
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
         self.freed = False
         self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
+        self._block = 0  # likewise
         self._pid = os.getpid()
         live[ptr] = self
+
+    @property
+    def block(self) -> int:
+        """Bytes: what moves as one."""
+        if self._block == 0:
+            out = ResidencyStruct()
+            out.size = ctypes.sizeof(out)
+            check(lib.vmem_query(self.ptr, 1, ctypes.byref(out)))
+            self._block = out.block_size
+        return self._block
 
     def export(self) -> "Export":
         check_fork()

@@ -66,12 +66,13 @@ _PIECE = 2 << 20
 
 
 class Residency(NamedTuple):
-    """Bytes of a range in each tier."""
+    """Bytes of a range in each tier, and of a block of its region: what moves as one."""
 
     zero_bytes: int
     ssd_bytes: int
     host_bytes: int
     device_bytes: int
+    block_size: int
 
 
 class Range:

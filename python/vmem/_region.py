@@ -259,11 +259,14 @@ def map(  # noqa: A001  (the name of the call in C)
     return _made(ptr, nbytes, label, mode != "read", host_only, again)
 
 
-def map_open(file: Any, path: str, size: int, *, host_only: bool = False) -> Region:
+def map_open(
+    file: Any, path: str, size: int, *, host_only: bool = False, block_size: Optional[int] = None
+) -> Region:
     """map() for reading of a file that is open; `path` is its name."""
     flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
-    ptr = _create(size, flags, _Attributes(), fd=file.fileno())
-    again = (os.path.abspath(path_bytes(path)), size, 0, host_only, None, _Attributes())
+    wanted = _Attributes(block_size)
+    ptr = _create(size, flags, wanted, fd=file.fileno())
+    again = (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted)
     return _made(ptr, size, os.path.basename(path), False, host_only, again)
 
 

@@ -29,7 +29,7 @@ def test_a_region_four_times_the_budget_keeps_every_byte(host):
 
 def test_a_new_region_reads_as_zeros_and_costs_no_memory(host):
     with vmem.alloc("1GiB") as region:
-        assert region.query() == (1 << 30, 0, 0, 0)
+        assert region.query()[:4] == (1 << 30, 0, 0, 0)
         assert not region.numpy()[: 4 * MIB].any()
 
 

@@ -134,8 +134,10 @@ class Engine:
     def spans(self, blocks: Set[int]) -> List[Tuple[int, int]]:
         found: List[Tuple[int, int]] = []
         for at in sorted(blocks):
-            handle = next(h for h in self.regions if h.ptr <= at < h.ptr + h.size)
+            handle = next(h for h in self.regions if h.ptr <= at < h.ptr - -h.size // h.block * h.block)
             end = min(at + self.block, handle.ptr + handle.size)
+            if at >= end:  # of the last block, behind the region's end
+                continue
             if found and sum(found[-1]) == at and found[-1][0] >= handle.ptr:
                 found[-1] = (found[-1][0], end - found[-1][0])
             else:

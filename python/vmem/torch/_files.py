@@ -7,16 +7,17 @@ import contextlib
 import errno
 import os
 import secrets
-from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import IO, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
-from .. import _safetensors
+from .. import _safetensors, _status
 from .._dtypes import dtype_of
 from .._lib import HOST, READ, Error
 from .._range import _PIECE, Lease
 from .._region import map_open
+from ._target import block_within
 from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 
 
@@ -44,12 +45,28 @@ def _map_one(
     dtypes = {n: _dtype(header.path, n, e) for n, e in wanted.items()}
     if any(e.end > e.begin for e in wanted.values()):
         region = map_open(header.file, header.path, header.size, host_only=host_only)
+        if not host_only and _status.get("device_block_size") == "auto":
+            block = block_within(_layers(wanted), region._handle.block)
+            if block < region._handle.block:
+                region.free()
+                region = map_open(header.file, header.path, header.size, block_size=block)
     for name, entry in wanted.items():
         if entry.end == entry.begin:
             tensors[name] = torch.empty(entry.shape, dtype=dtypes[name])
             continue
         bytes_ = flat(region._handle, region.ptr + entry.begin, entry.end - entry.begin, CPU)
         tensors[name] = shaped(bytes_, dtypes[name], entry.shape)
+
+
+def _layers(tensors: Dict[str, _safetensors.Entry]) -> Iterable[int]:
+    """Bytes of what is used together, as names have it: "model.layers.7.mlp.up.weight" is of "model.layers.7"."""
+    sizes: Dict[str, int] = {}
+    for name, entry in tensors.items():
+        parts = name.split(".")
+        last = max((i for i, part in enumerate(parts) if part.isdigit()), default=len(parts) - 2)
+        layer = ".".join(parts[: last + 1])
+        sizes[layer] = sizes.get(layer, 0) + entry.end - entry.begin
+    return sizes.values()
 
 
 def _dtype(path: str, name: str, entry: _safetensors.Entry) -> "torch.dtype":

@@ -9,11 +9,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 import torch
 from torch import nn
 
-from .. import _memory
+from .. import _memory, _status
 from .._lib import HOST, READ, Error, human_bytes
 from .._range import span_of
 from .._region import alloc
-from ._target import Target
+from ._target import Target, block_within
 from ._tensors import CPU, flat, region_of
 
 ALIGN = 256  # bytes: what torch's own allocations have at least, and as much as kernels look at
@@ -48,6 +48,7 @@ class Plan:
         self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with what they were
         self.buffers: List[Tuple[nn.Module, str, torch.Tensor]] = []
         self.to_place = 0  # bytes of the new region
+        self.placed: List[int] = []  # bytes of each layer in it
 
 
 def _plain(name: str, t: torch.Tensor) -> None:
@@ -109,6 +110,8 @@ def _lay_out(plan: Plan, target: Target, block: int) -> None:
         new = [w for w in layer.weights if w.offset < 0 and not _usable(w, target)]
         if sum(w.nbytes for w in new) >= 4 * block:
             at += -at % block
+        if new:
+            plan.placed.append(sum(w.nbytes for w in new))
         for w in new:
             at += -at % ALIGN
             w.offset = at
@@ -125,9 +128,10 @@ def _usable(weight: Weight, target: Target) -> bool:
 
 
 def blocks_of(ptr: int, nbytes: int, handle: _memory.Handle, block: int) -> range:
-    """Addresses of the blocks that bytes touch."""
-    first = handle.ptr + (ptr - handle.ptr) // block * block
-    return range(first, ptr + nbytes, block)
+    """Addresses of the blocks that bytes touch; those of a region whose blocks are larger have several each."""
+    whole = max(block, handle.block)
+    begin = ptr - handle.ptr
+    return range(handle.ptr + begin // whole * whole, handle.ptr - -(begin + nbytes) // whole * whole, block)
 
 
 def is_table(module: nn.Module) -> bool:
@@ -166,7 +170,12 @@ def place(plan: Plan, target: Target, name: str) -> None:
     """Copies weights that are in no region into a new one, one by one, and lets go of the old memory. The model stays
     usable on the CPU whatever fails."""
     if plan.to_place:
-        region = alloc(plan.to_place, host_only=target.location == HOST, name=name)
+        host_only = target.location == HOST
+        region = alloc(plan.to_place, host_only=host_only, name=name)
+        block = block_within(plan.placed, region._handle.block)
+        if not host_only and block < region._handle.block and _status.get("device_block_size") == "auto":
+            region.free()
+            region = alloc(plan.to_place, name=name, block_size=block)
     for w in plan.weights:
         source = w.source
         assert source is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import weakref
-from typing import Any, ContextManager, Union
+from typing import Any, ContextManager, Iterable, Union
 
 import torch
 
@@ -18,9 +18,22 @@ STAGING_SHARE, MODEL_SHARE = 50, 85  # percent of host_budget for the device tie
 CPU_REST = 256 << 20  # bytes of host_budget that models leave
 
 
+LEAST_BLOCK = 2 << 20  # bytes
+MOST_ROUNDING = 3  # percent of what is leased
+
+
 def device_block() -> int:
-    """Bytes: the block of a region with a device tier."""
-    return parse_size(_status.get("device_block_size"))
+    """Bytes: of which blocks of regions with a device tier are multiples."""
+    size = _status.get("device_block_size")
+    return LEAST_BLOCK if size == "auto" else parse_size(size)
+
+
+def block_within(sizes: Iterable[int], block: int) -> int:
+    """The largest block, at most this, of which rounding adds little to parts of so many bytes, wherever they begin."""
+    parts = list(sizes)
+    while block > LEAST_BLOCK and len(parts) * block * 100 > sum(parts) * MOST_ROUNDING:
+        block //= 2
+    return block
 
 
 def tier() -> str:
