@@ -24,7 +24,7 @@ TEST_F(DeviceMarks, AChangeOfASharedFileLostInTheBackgroundIsToldBySync) {
   sim().lose(0, "the test took it away");
   ASSERT_EQ(vmem_prefetch(p, kBlock, VMEM_SSD, nullptr), 0) << "a hint tells nobody";
   ASSERT_TRUE(until([&] {
-    vmem_residency where{sizeof where, 0, 0, 0, 0};
+    vmem_residency where{sizeof where, 0, 0, 0, 0, 0};
     return vmem_query(p, kBlock, &where) == 0 && where.device_bytes == 0;
   }));
   for (int i = 0; i < 2; ++i) {
