@@ -229,7 +229,7 @@ struct vmem_region_attr {
 	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
 	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
 	/*
-	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of the block size. A hint, as
+	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of block_size if given. A hint, as
 	 * mmap's: nothing that is mapped is replaced, and *ptr may be elsewhere. With a device tier it is
 	 * where the driver has room.
 	 */

@@ -50,6 +50,7 @@ struct NewRegion {
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
   int core_dump = 0;      // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
   uintptr_t address = 0;  // where, if nothing is there; 0: anywhere
+  bool says_size() const { return fixed_block_size && !adapts; }
 };
 
 struct Region {

@@ -81,7 +81,7 @@ Status Pager::device_block(const NewRegion& what, size_t* out) {
   constexpr uint64_t kSeveral = 16, kMostRounding = 3;  // percent of the region
   *out = 0;
   if (devices_ == nullptr || what.host_only) return {};
-  if (what.fixed_block_size && !what.adapts) {
+  if (what.says_size()) {
     *out = what.block_size;
     if (*out >= device::kUnit && *out <= devices_->largest_unit()) return {};
     const std::string least = core::human_bytes(device::kUnit), most = core::human_bytes(devices_->largest_unit());
@@ -123,7 +123,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
       s = no_memory(what.size);
     }
     // Blocks that nobody has asked for may be smaller, and need less.
-    const bool chosen = config_.auto_device_blocks && (!what.fixed_block_size || what.adapts);
+    const bool chosen = config_.auto_device_blocks && !what.says_size();
     if (s.code() != -ENOMEM || !chosen || one.device_block <= device::kUnit) break;
   }
   if (s.code() != -ENOMEM) return s;
@@ -139,7 +139,8 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   size_t block_size = gpu ? what.device_block : what.adapts ? kAdaptingBlock : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
   const uint64_t blocks = core::round_up(what.size, block_size) / block_size;
-  const size_t alignment = std::max(kHugePage, std::min(block_size, core::kMaxBlock));
+  const bool chosen = gpu && !what.says_size();  // who gives an address cannot know it
+  const size_t alignment = chosen ? kHugePage : std::max(kHugePage, std::min(block_size, core::kMaxBlock));
   if (what.address % alignment != 0) {
     return error(EINVAL, "address %#zx is not accepted; give a multiple of %s, or 0", size_t{what.address},
                  core::human_bytes(alignment).c_str());

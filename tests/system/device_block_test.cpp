@@ -229,4 +229,17 @@ TEST_F(DeviceBlocks, FramesOfASizeThatNoRegionHasGoToOthers) {
   EXPECT_EQ(*word, 7u);
 }
 
+TEST_F(DeviceBlocks, AnAddressNeedNotSuitBlocksThatTheLibraryChooses) {
+  start(1, {{"device_budget", "128MiB"}, {"host_budget", "512MiB"}, {"device_block_size", "auto"}}, true);
+  if (IsSkipped()) return;
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  attr.address = reinterpret_cast<void*>(uintptr_t{0x200000000000} + 2 * kMiB);
+  void* p = nullptr;
+  ASSERT_EQ(vmem_create(&p, 64 * kMiB, &attr), 0) << said();
+  EXPECT_EQ(vmem_free(p), 0) << said();
+  attr.block_size = 8 * kMiB;
+  EXPECT_EQ(vmem_create(&p, 64 * kMiB, &attr), -EINVAL) << "who says how large they are knows";
+}
+
 }  // namespace
