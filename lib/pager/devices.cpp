@@ -274,18 +274,22 @@ Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
 }
 
 // Frames of a size that no region has any more, given back for those of another; without the lock meanwhile. False:
-// there are none.
+// there are none, or they may not go now.
 bool Pager::end_unused_staging(Lock& lock) {
   StagingPool* const pool = staging_.unused();
   if (pool == nullptr) return false;
   const Staging::Slab slab = pool->frames.take_slab();
   pool->growth.begin();  // nobody makes any meanwhile
+  ++staging_.ending;
   lock.unlock();
+  core::step("staging.ending");
   Staging::end_slab(*devices_, slab);
   lock.lock();
+  --staging_.ending;
   pool->growth.end(true, now_ns());
   pool->frames.unreserve(slab.size / pool->frames.frame());
   resize_policies();
+  gpu_work_.notify_all();
   notify();
   return true;
 }
@@ -309,15 +313,15 @@ Status Pager::want_staging(const Region& r) {
   for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
     while (pool.growth.growing()) lock.sleep(changed_);
     if (pool.frames.total() != 0) break;
-    bool never = !pool.growth.has_room();
     Status s;
-    if (!never) s = grow_staging(lock, pool, pool.frames.slab_frames());
+    if (pool.growth.fits()) s = grow_staging(lock, pool, pool.frames.slab_frames());
     if (s.code() == -EAGAIN) s = grow_staging(lock, pool, kLeast);
     if (pool.frames.total() != 0) break;
     if (end_unused_staging(lock)) continue;
+    if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
     const uint64_t room = kLeast * pool.frames.frame() + sums_.reserve_bytes;
-    never =
-        never || (!s.ok() && s.code() != -EAGAIN) || frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
+    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) ||
+                       frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
     if (never || hopeless(mark)) {
       sums_.room_wanted = 0;
       return error(ENOMEM,
@@ -473,9 +477,12 @@ void Pager::look_at_memory(Lock& lock) {
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
   for (StagingPool& pool : staging_) {
-    if (!pool.growth.due(now_ns())) continue;
-    // Tried again when somebody wants a frame.
-    if (grow_staging(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN) end_unused_staging(lock);
+    if (pool.regions == 0 || !pool.growth.due(now_ns())) continue;
+    // Tried again when somebody wants a frame, or at once where others have given theirs back.
+    if (!pool.growth.fits())
+      end_unused_staging(lock);
+    else if (grow_staging(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN)
+      end_unused_staging(lock);
     After after;
     pump(after);
     lock.unlock();

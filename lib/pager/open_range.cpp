@@ -52,12 +52,17 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     out->device = d;
     out->region = r.id;
     ++r.kernels;
+    ++staging_.open_ranges;
     ++r.in_flight;
     region = &r;
   }
   Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
   Lock lock(mutex_);
-  if (!s.ok()) --region->kernels;
+  if (!s.ok()) {
+    --region->kernels;
+    --staging_.open_ranges;
+  }
+  while (staging_.ending != 0) lock.sleep(changed_);  // before any kernel asks
   --region->in_flight;
   notify();
   return s;
@@ -67,6 +72,8 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
 void Pager::close_range(OpenRange* range) {
   range->words.reset();
   Lock lock(mutex_);
+  --staging_.open_ranges;
+  gpu_work_.notify_all();
   Region* const r = find(range->first);
   if (r != nullptr && r->id == range->region) --r->kernels;
   notify();

@@ -41,7 +41,7 @@ Pager::Pager(Parts parts, Config config)
       budget_(config_.host_budget),
       frames_(*trap_, budget_, config_.numa_nodes),
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
-      staging_(budget_, config_.staging_share),
+      staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       copies_(residents_, staging_, policies_, clock_) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);

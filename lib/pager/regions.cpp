@@ -107,6 +107,10 @@ Status Pager::device_block(const NewRegion& what, size_t* out) {
         kSeveral * block <= pool.growth.most() && staging_.can_serve(block))
       break;
   }
+  // Better too large than none.
+  for (size_t larger = 2 * block; !staging_.can_serve(block) && larger <= devices_->largest_unit(); larger *= 2) {
+    if (larger <= budget && staging_.can_serve(larger)) block = larger;
+  }
   *out = block;
   return {};
 }
@@ -332,7 +336,7 @@ void Pager::credit_region(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
   --sums_.regions_by_size[size_class(r.block_size)];
-  if (r.gpu) --staging_.of(r).regions;
+  if (r.gpu && --staging_.of(r).regions == 0) gpu_work_.notify_all();  // others may have its frames
   sums_.table_bytes -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
   count_tables();
   count_blocks();

@@ -30,8 +30,18 @@ size_t StagingGrowth::reserve() const {
   return std::max<size_t>(2, std::min<size_t>(staging_.batch(), staging_.total() / 4));
 }
 
-bool StagingGrowth::has_room(uint64_t less) const {
-  return held() - less + Staging::kLeast * staging_.frame() <= most();
+// The first few may have what is kept for others: without them nothing of their size moves.
+uint64_t StagingGrowth::kept() const {
+  return others_ == nullptr || staging_.total() == 0 ? 0 : others_->kept(staging_);
+}
+
+bool StagingGrowth::fits() const {
+  return held() + kept() + Staging::kLeast * staging_.frame() <= most();
+}
+
+bool StagingGrowth::has_room() const {
+  const uint64_t unused = others_ == nullptr ? 0 : others_->unused(staging_);
+  return held() - unused + kept() + Staging::kLeast * staging_.frame() <= most();
 }
 
 bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
@@ -44,7 +54,10 @@ size_t StagingGrowth::take(size_t at_most) {
   wanted_ = false;
   if (growing_) return 0;
   const uint64_t room = most() - std::min(most(), held());
-  return std::min<size_t>({at_most, staging_.slab_frames(), room / staging_.frame()});
+  const uint64_t others = others_ == nullptr ? 0 : others_->kept(staging_);
+  const uint64_t first = staging_.total() == 0 ? std::min(room, Staging::kLeast * staging_.frame()) : 0;
+  const uint64_t bytes = std::max(first, room - std::min(room, others));
+  return std::min<size_t>({at_most, staging_.slab_frames(), bytes / staging_.frame()});
 }
 
 void StagingGrowth::no_room(uint64_t now_ns) {

@@ -16,12 +16,23 @@
 
 namespace vmem::pager {
 
+// What frames of other sizes mean for those of one.
+class StagingOthers {
+ public:
+  virtual uint64_t kept(const memory::Staging& from) const = 0;  // bytes of the share that it leaves to them
+  virtual uint64_t unused(const memory::Staging& by) const = 0;  // bytes that they give back when it needs them
+
+ protected:
+  ~StagingOthers() = default;
+};
+
 class StagingGrowth {
  public:
   static constexpr uint64_t kAgain = 50000000, kLater = 100 * kAgain;  // ns
 
-  StagingGrowth(const memory::Staging& staging, const memory::HostBudget& budget, unsigned share)
-      : staging_(staging), budget_(budget), share_(share) {}
+  StagingGrowth(const memory::Staging& staging, const memory::HostBudget& budget, unsigned share,
+                const StagingOthers* others = nullptr)
+      : staging_(staging), budget_(budget), share_(share), others_(others) {}
   unsigned share() const { return share_; }  // percent of the budget, at most
   void set_share(unsigned percent) { share_ = percent; }
 
@@ -29,9 +40,10 @@ class StagingGrowth {
   // can make.
   size_t reserve() const;
   uint64_t most() const;  // bytes, of frames of all sizes
-  // The share has room for a few more. grows(): and nobody was refused them.
-  // .. if so many bytes of others go.
-  bool has_room(uint64_t less = 0) const;
+  // The share has room for a few more, once frames of other sizes that nobody uses have gone; fits(): as it is.
+  // grows(): and nobody was refused them.
+  bool has_room() const;
+  bool fits() const;
   bool grows() const { return has_room() && !refused_; }
   // Too few are free, counting `leaving` bytes that will be, and no more are made soon.
   bool blocks_must_leave(uint64_t leaving) const;
@@ -56,11 +68,12 @@ class StagingGrowth {
   std::string check(uint64_t now_ns) const;
 
  private:
-  uint64_t held() const;
+  uint64_t held() const, kept() const;
 
   const memory::Staging& staging_;
   const memory::HostBudget& budget_;
   unsigned share_;
+  const StagingOthers* others_;  // null: there are none
   bool wanted_ = false, growing_ = false, refused_ = false;
   uint64_t again_ns_ = 0;
 };

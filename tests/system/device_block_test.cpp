@@ -40,6 +40,15 @@ class DeviceBlocks : public systest::SimTest {
       all.push_back(reinterpret_cast<uint64_t*>(at + offset));
     return all;
   }
+  // Kernels store a word of each block.
+  void fill(const vmem::region& r, size_t block) {
+    for (size_t at = 0; at < r.size(); at += block)
+      store_on_device(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(r.data()) + at), 5 + at);
+  }
+  static void expect_filled(const vmem::region& r, size_t block) {
+    for (size_t at = 0; at < r.size(); at += block)
+      ASSERT_EQ(*reinterpret_cast<uint64_t*>(static_cast<std::byte*>(r.data()) + at), 5 + at);
+  }
   static uint64_t used() {
     struct vmem_device_stats stats = {};
     stats.size = sizeof stats;
@@ -227,6 +236,97 @@ TEST_F(DeviceBlocks, FramesOfASizeThatNoRegionHasGoToOthers) {
   auto* const word = static_cast<uint64_t*>(large.data()) + 5;
   store_on_device(word, 7);
   EXPECT_EQ(*word, 7u);
+}
+
+TEST_F(DeviceBlocks, FramesOfALargeRegionLeaveRoomForThoseOfSmallOnes) {
+  start(1, {{"device_budget", "128MiB"}, {"host_budget", "512MiB"}, {"device_block_size", "auto"}}, true);
+  if (IsSkipped()) return;
+  vmem::region large(448 * kMiB);
+  ASSERT_EQ(block_of(large), 8 * kMiB);
+  fill(large, 8 * kMiB);
+  for (const size_t kib : {size_t{4}, size_t{3} << 10, size_t{9} << 10}) {
+    void* p = nullptr;
+    ASSERT_EQ(vmem_alloc(&p, kib << 10, 0), 0) << kib << ": " << said();
+    store_on_device(static_cast<uint64_t*>(p), kib);
+    EXPECT_EQ(*static_cast<uint64_t*>(p), kib);
+    EXPECT_EQ(vmem_free(p), 0) << said();
+  }
+  EXPECT_EQ(block_of(with_blocks(16 * kMiB, 4 * kMiB)), 4 * kMiB);
+  expect_filled(large, 8 * kMiB);
+}
+
+TEST_F(DeviceBlocks, WhereTheSmallestHaveNoFramesLargerOnesServe) {
+  start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}, {"device_block_size", "auto"}}, true);
+  if (IsSkipped()) return;
+  const vmem::region largest = with_blocks(64 * kMiB, 32 * kMiB), large = with_blocks(64 * kMiB, 8 * kMiB);
+  const vmem::region one(4096);
+  EXPECT_EQ(block_of(one), 8 * kMiB) << "128 and 32 of 160 MiB are taken";
+  store_on_device(static_cast<uint64_t*>(one.data()), 7);
+  EXPECT_EQ(*static_cast<uint64_t*>(one.data()), 7u);
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  attr.block_size = 2 * kMiB;
+  void* p = nullptr;
+  EXPECT_EQ(vmem_create(&p, 2 * kMiB, &attr), -ENOMEM) << "asked for, it is an error";
+  EXPECT_NE(said().find("at least 8 MiB for blocks of 2 MiB"), std::string::npos) << said();
+}
+
+TEST_F(DeviceBlocks, ARegionThatIsShortOfFramesGetsThoseThatNobodyUses) {
+  start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
+  if (IsSkipped()) return;
+  vmem::region large = with_blocks(256 * kMiB, 8 * kMiB);
+  fill(large, 8 * kMiB);
+  const vmem::region small = with_blocks(192 * kMiB, 2 * kMiB);
+  large.free();
+  stop_at("staging.ending");
+  fill(small, 2 * kMiB);
+  EXPECT_TRUE(stopped()) << "four frames are for the whole of it, and 144 MiB are nobody's";
+  go_on();
+  expect_filled(small, 2 * kMiB);
+}
+
+TEST_F(DeviceBlocks, WhoWantsFramesWaitsForThoseThatAreBeingGivenBack) {
+  start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
+  if (IsSkipped()) return;
+  { const vmem::region gone = with_blocks(64 * kMiB, 32 * kMiB); }
+  const vmem::region small = with_blocks(4 * kMiB, 2 * kMiB);
+  stop_at("staging.ending");
+  const auto create = [](size_t block, std::atomic<int>* out) {
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.block_size = block;
+    void* p = nullptr;
+    *out = vmem_create(&p, 64 * kMiB, &attr);
+  };
+  constexpr int kUnderWay = 1;
+  std::atomic<int> first{kUnderWay}, second{kUnderWay};
+  aside([&] { create(16 * kMiB, &first); });
+  ASSERT_TRUE(stopped());
+  aside([&] { create(8 * kMiB, &second); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has looked by now, or will find them given back
+  EXPECT_EQ(second, kUnderWay);
+  go_on();
+  join();
+  EXPECT_EQ(first, 0);
+  EXPECT_EQ(second, 0);
+}
+
+TEST_F(DeviceBlocks, NoFramesAreGivenBackWhileKernelsAsk) {
+  start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
+  if (IsSkipped()) return;
+  { const vmem::region gone = with_blocks(64 * kMiB, 32 * kMiB); }
+  const vmem::region small = with_blocks(4 * kMiB, 2 * kMiB);
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  attr.block_size = 16 * kMiB;
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, small.data(), small.size(), VMEM_READ, 0, 0, &view), 0) << said();
+  void* p = nullptr;
+  EXPECT_EQ(vmem_create(&p, 64 * kMiB, &attr), -ENOMEM) << "a driver may wait for kernels before it lets go of them";
+  ASSERT_EQ(vmem_kernel_end(kernel, stream_), 0) << said();
+  ASSERT_EQ(vmem_create(&p, 64 * kMiB, &attr), 0) << said();
+  EXPECT_EQ(vmem_free(p), 0) << said();
 }
 
 TEST_F(DeviceBlocks, AnAddressNeedNotSuitBlocksThatTheLibraryChooses) {

@@ -48,7 +48,7 @@ TEST_F(PagerStagingPools, TheyShareTheirPartOfTheBudget) {
   EXPECT_FALSE(pools.can_serve(8 * kMiB));
   EXPECT_TRUE(pools.can_serve(4 * kMiB));
   EXPECT_TRUE(pools.can_serve(2 * kMiB));
-  EXPECT_EQ(small.growth.take(1000), 14u);
+  EXPECT_EQ(small.growth.take(1000), 6u) << "16 of 28 MiB are for the first frames of 4 MiB";
 }
 
 TEST_F(PagerStagingPools, FramesThatNoRegionNeedsGiveWay) {
@@ -72,6 +72,37 @@ TEST_F(PagerStagingPools, FramesThatNoRegionNeedsGiveWay) {
   EXPECT_EQ(pools.unused(), nullptr);
   EXPECT_EQ(small.frames.take_slab().at, nullptr);
   EXPECT_TRUE(large.growth.has_room());
+}
+
+TEST_F(PagerStagingPools, SizesThatHaveNoneAreLeftRoomForTheFirst) {
+  EXPECT_EQ(pools.kept(small.frames), 16 * kMiB) << "of 4 MiB; those of 8 would not fit in an eighth of 128";
+  EXPECT_EQ(pools.kept(large.frames), 8 * kMiB) << "small ones first";
+  add(large, 15);
+  EXPECT_FALSE(large.growth.has_room());
+  EXPECT_EQ(large.growth.take(1000), 0u) << "8 MiB are left, for others";
+  EXPECT_TRUE(small.growth.has_room());
+  EXPECT_EQ(small.growth.take(1000), 4u) << "which may have what is left for them";
+  StagingPools alone{budget, 50, 2 * kMiB};
+  EXPECT_EQ(alone.kept(alone.of(2 * kMiB).frames), 0u) << "no region has other blocks";
+}
+
+TEST_F(PagerStagingPools, FramesThatNobodyUsesCountAsRoomUntilKernelsAsk) {
+  small.regions = large.regions = 1;
+  add(large, 4);
+  add(small, 44);
+  EXPECT_FALSE(large.growth.has_room());
+  large.growth.want();
+  EXPECT_FALSE(large.growth.due(1));
+  small.regions = 0;
+  EXPECT_TRUE(large.growth.has_room() && large.growth.grows());
+  EXPECT_TRUE(large.growth.due(1));
+  EXPECT_FALSE(large.growth.fits()) << "they have to go first";
+  EXPECT_FALSE(large.growth.blocks_must_leave(0));
+  pools.open_ranges = 1;
+  EXPECT_EQ(pools.unused(), nullptr);
+  EXPECT_FALSE(large.growth.has_room() || large.growth.due(1));
+  pools.open_ranges = 0;
+  EXPECT_EQ(pools.unused(), &small);
 }
 
 TEST_F(PagerStagingPools, TheLargestBlockIsThatOfARegion) {
