@@ -80,11 +80,10 @@ constexpr OptionInfo kTable[] = {
      "value than auto means userfaultfd."},
     {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, "auto|handles|managed|cuda|sim|sim-handles|none",
      false,
-     "Which device tier to use (docs/device-tier.md): auto takes CUDA where there is a GPU and a driver, now as "
-     "managed "
-     "does; managed is CUDA's unified memory, handles its physical handles (devices with page tables of their own), "
-     "each an error where it cannot be had; cuda, an older name, is auto with that error. sim and sim-handles are "
-     "simulated devices like those two, for tests, in libraries that have them (make SIM=yes, the Python wheel)."},
+     "Which device tier to use (docs/device-tier.md): auto takes what there is, handles first; handles are CUDA's "
+     "physical handles (devices with page tables of their own), managed is its unified memory, each an error where it "
+     "cannot be had; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like "
+     "those two, for tests, in libraries that have them (make SIM=yes, the Python wheel)."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
      "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
     {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,

@@ -15,7 +15,7 @@ using core::Status;
 namespace {
 
 // What auto and cuda take: the first of these that can be had.
-constexpr Kind kAutomatic[] = {Kind::managed};
+constexpr Kind kAutomatic[] = {Kind::handles, Kind::managed};
 
 constexpr std::pair<const char*, Kind> kNames[] = {
     {"auto", Kind::automatic}, {"cuda", Kind::cuda}, {"handles", Kind::handles},         {"managed", Kind::managed},
