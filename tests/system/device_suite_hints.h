@@ -154,7 +154,8 @@ TEST_P(DeviceTier, TheLargestShareLeavesFaultsTheirReserve) {
   const uint64_t before = vmem::stats().evictions;
   cpu_set(words(large), large.size() / 8, 0, 2);
   EXPECT_EQ(cpu_wrong(words(large), large.size() / 8, 0, 2), 0u);
-  EXPECT_LE(vmem::stats().evictions - before, 6u) << "taken away while it is used";  // three blocks, two passes
+  // Three blocks, two passes, and what is kept free ahead of them; hundreds, where the block in use is taken away.
+  EXPECT_LE(vmem::stats().evictions - before, 12u) << "taken away while it is used";
   within_budget();
   ASSERT_EQ(vmem_set("block_size", "32MiB"), 0);
   EXPECT_THROW(vmem::region(64 * kMiB, VMEM_HOST_ONLY).size(), std::exception);
