@@ -674,3 +674,11 @@ def test_another_forward_put_over_ours_goes_on_working(host):
         assert torch.equal(model(x), changed)
     del model.layers[1].__dict__["forward"]
     del model, handle, ours, under
+
+
+@pytest.mark.parametrize("budget, block", [(1600, 8), (1067, 8), (1066, 4), (533, 2), (64, 2)])
+def test_placed_weights_have_the_largest_blocks_that_waste_little_of_the_budget(budget, block):
+    from vmem.torch._target import block_beside
+
+    assert block_beside(budget * MIB, 8 * MIB) == block * MIB
+    assert block_beside(budget * MIB, 2 * MIB) == 2 * MIB

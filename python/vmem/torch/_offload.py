@@ -265,7 +265,7 @@ def offload(
     handle = Offload(engine, plan)
     try:
         _plan.check_layers(plan, target, engine.budget)
-        _plan.place(plan, target, type(model).__name__)
+        _plan.place(plan, target, type(model).__name__, engine.budget)
         handle._attach(model, align)
     except BaseException:
         if any(w.tensor is None for w in plan.weights):  # not all are placed; those that are stay

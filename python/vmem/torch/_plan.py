@@ -13,7 +13,7 @@ from .. import _memory, _status
 from .._lib import HOST, READ, Error, human_bytes
 from .._range import span_of
 from .._region import alloc
-from ._target import Target, block_within
+from ._target import Target, block_beside
 from ._tensors import CPU, flat, region_of
 
 ALIGN = 256  # bytes: what torch's own allocations have at least, and as much as kernels look at
@@ -48,7 +48,6 @@ class Plan:
         self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with what they were
         self.buffers: List[Tuple[nn.Module, str, torch.Tensor]] = []
         self.to_place = 0  # bytes of the new region
-        self.placed: List[int] = []  # bytes of each layer in it
 
 
 def _plain(name: str, t: torch.Tensor) -> None:
@@ -110,8 +109,6 @@ def _lay_out(plan: Plan, target: Target, block: int) -> None:
         new = [w for w in layer.weights if w.offset < 0 and not _usable(w, target)]
         if sum(w.nbytes for w in new) >= 4 * block:
             at += -at % block
-        if new:
-            plan.placed.append(sum(w.nbytes for w in new))
         for w in new:
             at += -at % ALIGN
             w.offset = at
@@ -166,13 +163,13 @@ def check_layers(plan: Plan, target: Target, budget: int) -> None:
             )
 
 
-def place(plan: Plan, target: Target, name: str) -> None:
+def place(plan: Plan, target: Target, name: str, budget: int) -> None:
     """Copies weights that are in no region into a new one, one by one, and lets go of the old memory. The model stays
     usable on the CPU whatever fails."""
     if plan.to_place:
         host_only = target.location == HOST
         region = alloc(plan.to_place, host_only=host_only, name=name)
-        block = block_within(plan.placed, region._handle.block)
+        block = block_beside(budget, region._handle.block)
         if not host_only and block < region._handle.block and _status.get("device_block_size") == "auto":
             region.free()
             region = alloc(plan.to_place, name=name, block_size=block)

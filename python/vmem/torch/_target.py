@@ -36,6 +36,14 @@ def block_within(sizes: Iterable[int], block: int) -> int:
     return block
 
 
+def block_beside(budget: int, block: int) -> int:
+    """The largest block, at most this, of which the ends of a lease in use and of one under way add little to so much
+    memory. Weights that lie side by side share the blocks at their ends, so each lease has two to lose."""
+    while block > LEAST_BLOCK and 4 * block * 100 > budget * MOST_ROUNDING:
+        block //= 2
+    return block
+
+
 def tier() -> str:
     """The device tier that libvmem has: "cuda", "sim" or "none". Starts libvmem."""
     wanted = _status.get("device")
