@@ -131,7 +131,8 @@ Status Pager::set_device_budget(uint64_t bytes) {
   std::vector<bool> known(gpus_.size());
   {
     Lock lock(mutex_);
-    if (Status s = holds_a_block(bytes, std::max(staging_.largest_block(), devices_->unit())); !s.ok()) return s;
+    const size_t largest = devices_ != nullptr ? std::max(staging_.largest_block(), devices_->unit()) : device::kUnit;
+    if (Status s = holds_a_block(bytes, largest); !s.ok()) return s;
     for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget.begun();
   }
   for (size_t d = 0; d < known.size(); ++d) {

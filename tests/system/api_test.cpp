@@ -112,6 +112,17 @@ TEST_F(Api, BudgetBelowFourBlocksIsRefusedWithTheNumbers) {
   expect_words("64 MiB");
 }
 
+TEST_F(Api, ABudgetOfDevicesMayBeSetWhereThereAreNone) {
+  ASSERT_EQ(vmem_set("device", "none"), 0);
+  configure({});
+  vmem::region region(1 << 20);
+  EXPECT_EQ(vmem_set("device_budget", "64MiB"), 0) << vmem_last_error();
+  char value[64];
+  ASSERT_EQ(vmem_get("device_budget", value, sizeof value), 0);
+  EXPECT_STREQ(value, "67108864");
+  EXPECT_EQ(vmem_set("device_budget", "1MiB"), -EINVAL);
+}
+
 TEST_F(Api, ARefusedValueLeavesTheSettingAsItWas) {
   ASSERT_EQ(vmem_set("device", "sim"), 0);
   configure({});
