@@ -303,7 +303,7 @@ Status CudaDevices::body_copy_piece(const Span& span, int device, uint32_t piece
       cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), device,
                           pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
   if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-  const Status status = result(target, e, "moving a block to another device");
+  Status status = result(target, e, "moving a block to another device");
   if (!target.lost.load()) give_stream(target, stream);
   if (!status.ok()) notice(source).ignore();  // the error may be the source's
   return status;
