@@ -136,7 +136,7 @@ def test_ranges_of_foreign_arrays(host):
     vmem.prefetch(half, region[4 * MIB :])
     assert (half == 9).all()
     vmem.sync(half[:0])
-    assert vmem.query(half[:0]) == (0, 0, 0, 0)
+    assert vmem.query(half[:0])[:4] == (0, 0, 0, 0)
     with pytest.raises(vmem.Error):
         vmem.prefetch(np.zeros(4096, "uint8"))
     del half
