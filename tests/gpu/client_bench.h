@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <thread>
@@ -30,6 +31,23 @@ inline void must(cudaError_t e, const char* what) {
   if (e != cudaSuccess) fail(std::string(what) + ": " + cudaGetErrorString(e));
 }
 #define MUST(call) ::gpuclients::must(call, #call)
+
+// The end of main(): 0 where run() says that all was right, 77 where there is no GPU.
+template <typename Run>
+int run_bench(Run run) {
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::printf("no GPU\n");
+    return 77;
+  }
+  alarm(180);  // whatever happens
+  try {
+    return run() ? 0 : 1;
+  } catch (const std::exception& e) {
+    fail(e.what());
+  }
+}
 
 template <typename Body>
 void on_threads(size_t count, Body body) {

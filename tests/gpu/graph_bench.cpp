@@ -292,22 +292,11 @@ class Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("no GPU\n");
-    return 77;
-  }
   std::string folder = ".";
   unsigned scale = 25;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (strcmp(argv[i], "--folder") == 0) folder = argv[i + 1];
     if (strcmp(argv[i], "--scale") == 0) scale = static_cast<unsigned>(strtoul(argv[i + 1], nullptr, 10));
   }
-  alarm(180);  // whatever happens
-  try {
-    return Bench(scale, folder).run() ? 0 : 1;
-  } catch (const std::exception& e) {
-    fail(e.what());
-  }
+  return gpuclients::run_bench([&] { return Bench(scale, folder).run(); });
 }

@@ -332,12 +332,6 @@ class Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
-  setvbuf(stdout, nullptr, _IOLBF, 0);
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::printf("no GPU\n");
-    return 77;
-  }
   std::string folder = ".";
   size_t table = 4096, rows = 1024;
   for (int i = 1; i + 1 < argc; i += 2) {
@@ -345,10 +339,5 @@ int main(int argc, char** argv) {
     if (strcmp(argv[i], "--table") == 0) table = strtoul(argv[i + 1], nullptr, 10);
     if (strcmp(argv[i], "--rows") == 0) rows = strtoul(argv[i + 1], nullptr, 10);
   }
-  alarm(180);  // whatever happens
-  try {
-    return Bench(folder, table, rows).run() ? 0 : 1;
-  } catch (const std::exception& e) {
-    fail(e.what());
-  }
+  return gpuclients::run_bench([&] { return Bench(folder, table, rows).run(); });
 }

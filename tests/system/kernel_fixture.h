@@ -7,6 +7,7 @@
 #include <string>
 
 #include "device/paging_host.h"
+#include "faulty_disk.h"
 #include "sim_support.h"
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
@@ -59,6 +60,12 @@ class KernelPaging : public SimTest {
     SimTest::TearDown();
     vmem::api::test_hooks().wrap_engine = nullptr;
   }
+  // As SetUp(), and reads of disk_ can be made to fail.
+  void start_on_a_faulty_disk() {
+    vmem_shutdown();
+    wrap_engine(&disk_);
+    SetUp();
+  }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
   static void launch(void* stream, std::function<void(SimKernel&)> kernel) {
     const vmem::core::Status s = sim().launch(stream, std::move(kernel));
@@ -81,6 +88,8 @@ class KernelPaging : public SimTest {
       *told = static_cast<int>(answer);
     });
   }
+
+  vmem::store::FaultyEngine* disk_ = nullptr;
 };
 
 inline constexpr int kPresent = static_cast<int>(Answer::present);

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "faulty_disk.h"
 #include "kernel_fixture.h"
 #include "vmem/detail/paging_gather.h"
 
@@ -250,10 +249,7 @@ TEST_F(KernelGather, RowsOfARangeThatBeginsInsideABlock) {
 
 TEST_F(KernelGather, RowsThatCannotBeHadKeepNobodyFromTheOthers) {
   if (IsSkipped()) return;
-  vmem::store::FaultyEngine* disk = nullptr;
-  vmem_shutdown();
-  systest::wrap_engine(&disk);
-  SetUp();
+  start_on_a_faulty_disk();
   if (IsSkipped()) return;
   TempFile file(4 * kBlock);
   vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_READ);
@@ -271,12 +267,12 @@ TEST_F(KernelGather, RowsThatCannotBeHadKeepNobodyFromTheOthers) {
   fault.op = vmem::store::Io::Op::read;
   fault.begin = 2 * kBlock;
   fault.end = 3 * kBlock;
-  disk->add_rule(fault);
+  disk_->add_rule(fault);
   Open open(words(r), 4 * kBlock, VMEM_READ, stream_);
   Gathered got;
   launch_gather(stream_, open.view(), ids, kRow, &out, &got);
   open.end();
-  disk->clear_rules();
+  disk_->clear_rules();
   EXPECT_EQ(got.answer, Answer::io_error);
   EXPECT_EQ(got.row, first);
   for (size_t i = 0; i < ids.size(); ++i) {

@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "faulty_disk.h"
 #include "kernel_fixture.h"
 
 namespace {
@@ -294,10 +293,7 @@ TEST_F(KernelPaging, NoKernelIsToldOfABlockBeforeItsBytesAreThere) {
 
 TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) {
   if (IsSkipped()) return;
-  vmem::store::FaultyEngine* disk = nullptr;
-  vmem_shutdown();
-  systest::wrap_engine(&disk);
-  SetUp();
+  start_on_a_faulty_disk();
   if (IsSkipped()) return;
   TempFile file(4 * kBlock);
   vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_READ);
@@ -308,7 +304,7 @@ TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) 
   fault.op = vmem::store::Io::Op::read;
   fault.begin = 2 * kBlock;
   fault.end = 3 * kBlock;
-  disk->add_rule(fault);
+  disk_->add_rule(fault);
   std::atomic<int> first{-1}, later{-1};
   std::atomic<bool> mended{false};
   launch(stream_, [&](SimKernel& k) {
@@ -331,7 +327,7 @@ TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) 
   });
   EXPECT_TRUE(until([&] { return first != -1; }));
   EXPECT_EQ(first, static_cast<int>(Answer::io_error));
-  disk->clear_rules();
+  disk_->clear_rules();
   mended = true;
   open.end();
   EXPECT_EQ(later, kPresent);
