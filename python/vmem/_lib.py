@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import io
 import operator
 import os
 import re
+import stat
 import sys
+import unicodedata
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 SONAME = "libvmem-tier.so.1"
@@ -29,18 +32,39 @@ FLAG_MAP_SHARED = 0x20
 FLAG_MAP_PRIVATE = 0x40
 
 
+def printable(text: str) -> str:
+    """As libvmem's own messages: what would steer a terminal (controls, characters of direction, invisible ones) and
+    bytes that are no text become question marks. The joiners that scripts need stay."""
+    if text.isprintable():
+        return text
+    steers = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return "".join("?" if unicodedata.category(c) in steers and c not in "\u200c\u200d" else c for c in text)
+
+
 class Error(OSError):
     """A call that failed. ``errno`` is libvmem's code, ``strerror`` its words: what was wrong, with the numbers."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(printable(a) if isinstance(a, str) else a for a in args))
 
 
 class FormatError(Error, ValueError):
     """A file that does not hold what its format promises; the words name file, tensor and numbers."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(errno.EINVAL, words)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(args if len(args) > 1 else (errno.EINVAL, *args)))  # two when it is unpickled
 
 
-class RangeStruct(ctypes.Structure):
+class _Struct(ctypes.Structure):
+    """A struct of libvmem's. ctypes stores of a number what fits, and says nothing: here the rest is refused."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, int) and (getattr(self, name) or 0) != value:
+            raise ValueError(f"{name} {short(value)} is beyond what libvmem takes")
+
+
+class RangeStruct(_Struct):
     _fields_ = [
         ("ptr", ctypes.c_void_p),
         ("size", ctypes.c_size_t),
@@ -49,7 +73,7 @@ class RangeStruct(ctypes.Structure):
     ]
 
 
-class RegionAttrStruct(ctypes.Structure):
+class RegionAttrStruct(_Struct):
     _fields_ = [
         ("size", ctypes.c_size_t),
         ("block_size", ctypes.c_size_t),
@@ -91,10 +115,17 @@ DeviceStatsStruct = _words(
 )
 
 
+def _has_more_rights() -> bool:
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return bool(getauxval(23))  # AT_SECURE
+
+
 def _candidates() -> List[str]:
-    """Where the library is looked for, first to last. A path that the environment gives is the only one."""
+    """Where the library is looked for, first to last. A path that the environment gives is the only one, but not in a
+    program that runs with more rights than who started it, whose environment is (AT_SECURE)."""
     given = os.environ.get("VMEM_LIBRARY")
-    if given:
+    if given and not _has_more_rights():
         return [given]
     # Not libvmem.so from the system: docs/decisions/0001-soname.md says whose that may be.
     return [os.path.join(_HERE, SONAME), SONAME]
@@ -119,28 +150,41 @@ def _open() -> ctypes.CDLL:
     )
 
 
+def _checked(function: Any, limits: List[Tuple[int, int]]) -> Any:
+    """The call, refusing a number that ctypes would cut to what fits."""
+
+    def call(*given: Any) -> Any:
+        for value, (low, high) in zip(given, limits):
+            if isinstance(value, int) and not low <= value <= high:
+                raise ValueError(f"{short(value)} is not from {low} to {high}")
+        return function(*given)
+
+    return call
+
+
 def _declare(library: ctypes.CDLL) -> None:
-    void, size, text, whole = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int
-    ranges = ctypes.POINTER(RangeStruct)
+    void, size, text, whole, flags = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint
+    pointer, ranges = ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(RangeStruct)
+    limits = {whole: (-(1 << 31), (1 << 31) - 1), flags: (0, (1 << 32) - 1)}
     calls = {
         "vmem_version": [],
         "vmem_init": [],
         "vmem_set": [text, text],
         "vmem_get": [text, void, size],
-        "vmem_create": [ctypes.POINTER(void), size, ctypes.POINTER(RegionAttrStruct)],
+        "vmem_create": [pointer, size, ctypes.POINTER(RegionAttrStruct)],
         "vmem_free": [void],
         "vmem_name": [void, text],
         "vmem_prefetch": [void, size, whole, void],
         "vmem_advise": [void, size, whole, whole],
-        "vmem_lease": [ctypes.POINTER(void), ranges, size, whole, void],
-        "vmem_lease_async": [ctypes.POINTER(void), ranges, size, whole, void, void, void],
+        "vmem_lease": [pointer, ranges, size, whole, void],
+        "vmem_lease_async": [pointer, ranges, size, whole, void, void, void],
         "vmem_lease_poll": [void],
         "vmem_lease_fd": [void],
         "vmem_lease_end": [void, void],
         "vmem_acquire_ranges": [ranges, size, whole, void],
         "vmem_release_ranges": [ranges, size, void],
         "vmem_kernel_begin": [
-            ctypes.POINTER(void), void, size, ctypes.c_uint, whole, size, ctypes.POINTER(KernelViewStruct)
+            pointer, void, size, flags, whole, size, ctypes.POINTER(KernelViewStruct)
         ],
         "vmem_kernel_end": [void, void],
         "vmem_evict": [void, size, whole],
@@ -151,11 +195,12 @@ def _declare(library: ctypes.CDLL) -> None:
     }
     for name, arguments in calls.items():
         function = getattr(library, name)
-        function.argtypes, function.restype = arguments, whole
+        function.argtypes, function.restype = arguments, ctypes.c_int
+        setattr(library, name, _checked(function, [limits.get(kind, (0, (1 << 64) - 1)) for kind in arguments]))
     library.vmem_shutdown.argtypes, library.vmem_shutdown.restype = [], None
-    library.vmem_log.argtypes, library.vmem_log.restype = [LOG_CALLBACK, void], None
+    library.vmem_log.argtypes, library.vmem_log.restype = [LOG_CALLBACK, ctypes.c_void_p], None
     library.vmem_last_error.argtypes, library.vmem_last_error.restype = [], text
-    library.vmem_strerror.argtypes, library.vmem_strerror.restype = [whole], text
+    library.vmem_strerror.argtypes, library.vmem_strerror.restype = [ctypes.c_int], text
 
 
 if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
@@ -207,11 +252,28 @@ def stream_handle(stream: Any) -> int:
     raise TypeError(f"{type(stream).__name__} is no stream; give None, a cudaStream_t as int, or a torch.cuda.Stream")
 
 
+def text_bytes(text: str) -> bytes:
+    """Of a name or value. C would take what is before a NUL for the whole; bytes of a path that are no text stay."""
+    if "\0" in text:
+        raise ValueError(f"{short(text)} holds a NUL character")
+    return text.encode("utf-8", "surrogateescape")
+
+
 def path_bytes(path: Union[str, bytes, "os.PathLike[Any]"]) -> bytes:
     name = os.fsencode(path)
     if b"\0" in name:
         raise ValueError("the path holds a NUL character")
     return name
+
+
+def open_regular(path: str) -> Tuple[io.FileIO, int]:
+    """A file for reading, and its size. Whatever else has the name (a pipe, a device) is refused, not waited for."""
+    file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
+    found = os.fstat(file.fileno())
+    if stat.S_ISREG(found.st_mode):
+        return file, found.st_size
+    file.close()
+    raise FormatError(f"{path}: is no regular file")
 
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -6,7 +6,9 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
+import io
 import os
+import stat
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _dlpack, _memory
@@ -28,6 +30,7 @@ from ._lib import (
     path_bytes,
     product,
     short,
+    text_bytes,
 )
 from ._range import Advice, Range, advice_of
 
@@ -65,7 +68,7 @@ class Region(Range):
     @name.setter
     def name(self, name: str) -> None:
         self._check()
-        check(lib.vmem_name(self.ptr, name.encode()))
+        check(lib.vmem_name(self.ptr, text_bytes(name)))
         self._handle.label = name
 
     @property
@@ -178,7 +181,7 @@ def _create(
     attr.size = ctypes.sizeof(attr)
     attr.block_size = _block_size(wanted.block_size)
     attr.advice = 0 if wanted.advice is None else advice_of(wanted.advice)
-    attr.codec = None if wanted.codec is None else wanted.codec.encode()
+    attr.codec = None if wanted.codec is None else text_bytes(wanted.codec)
     attr.checksum = 0 if wanted.checksum is None else 1 if wanted.checksum else -1
     attr.address = wanted.address
     attr.core_dump = 0 if wanted.core_dump is None else 1 if wanted.core_dump else -1
@@ -244,8 +247,12 @@ def map(  # noqa: A001  (the name of the call in C)
         raise ValueError(f"{short(path)} is no file descriptor")
     where = b"/proc/self/fd/%d" % fd if isinstance(path, int) else path_bytes(path)
     if size is None:
-        with open(where, "rb", buffering=0) as file:
-            nbytes = file.seek(0, os.SEEK_END) - offset  # also right for block devices
+        file = io.FileIO(where, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
+        with file:
+            kind = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(kind) and not stat.S_ISBLK(kind):
+                raise Error(errno.EINVAL, f"{os.fsdecode(where)} is no regular file or block device")
+            nbytes = file.seek(0, os.SEEK_END) - offset
         if nbytes <= 0:
             raise Error(errno.EINVAL, f"{os.fsdecode(where)} has no bytes from offset {offset}")
     else:
@@ -292,5 +299,5 @@ def _made(
     assert ptr.value is not None
     handle = _memory.Handle(ptr.value, nbytes, name or "region", writable, host_only)
     if name:
-        check(lib.vmem_name(ptr.value, name.encode()))
+        check(lib.vmem_name(ptr.value, text_bytes(name)))
     return Region(handle, again)

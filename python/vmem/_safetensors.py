@@ -15,7 +15,7 @@ import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ._dtypes import BY_SAFETENSORS, DType
-from ._lib import LARGEST, Error, FormatError, product, short
+from ._lib import LARGEST, Error, FormatError, open_regular, product, short
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
 MAX_DIMENSIONS = 64  # what numpy and torch can have
@@ -44,7 +44,7 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {name!r} is there twice")
+            raise ValueError(f"the name {short(name)} is there twice")
         found[name] = value
     return found
 
@@ -94,18 +94,27 @@ def _entry(path: str, name: str, value: Any, start: int, data: int) -> Entry:
     return Entry(dtype, tuple(shape), start + begin, start + end)
 
 
+def _read(path: str, file: io.FileIO, length: int) -> bytes:
+    text = b""
+    while len(text) < length:
+        more = file.read(length - len(text))
+        if not more:
+            raise FormatError(f"{path}: became shorter while it was read")
+        text += more
+    return text
+
+
 def read_header(path: str) -> Header:
     """Reads and checks a file's header. FormatError; OSError when the file cannot be read."""
-    file = io.FileIO(path)
+    file, size = open_regular(path)
     try:
-        return _read_header(path, file)
+        return _read_header(path, file, size)
     except BaseException:
         file.close()
         raise
 
 
-def _read_header(path: str, file: io.FileIO) -> Header:
-    size = os.fstat(file.fileno()).st_size
+def _read_header(path: str, file: io.FileIO, size: int) -> Header:
     first = file.read(8)
     if len(first) < 8:
         raise FormatError(f"{path}: has {size} bytes; a safetensors file has at least 8 and a header")
@@ -116,12 +125,7 @@ def _read_header(path: str, file: io.FileIO) -> Header:
         raise FormatError(
             f"{path}: the header needs {length} bytes, the file has {size - 8} after its length: it is truncated"
         )
-    text = b""
-    while len(text) < length:
-        more = file.read(length - len(text))
-        if not more:
-            raise FormatError(f"{path}: became shorter while it was read")
-        text += more
+    text = _read(path, file, length)
     if not text.startswith(b"{"):
         raise FormatError(f"{path}: the header does not begin with '{{': no safetensors file")
     header = _json(path, text, "the header")
@@ -135,13 +139,13 @@ def _read_header(path: str, file: io.FileIO) -> Header:
     for name, entry in ordered.items():
         if entry.begin < at:
             raise FormatError(
-                f"{path}: tensors {last!r} and {name!r} overlap: one ends at byte {at}, the other begins at "
-                f"{entry.begin}"
+                f"{path}: tensors {short(last)} and {short(name)} overlap: one ends at byte {at}, the other begins "
+                f"at {entry.begin}"
             )
         if entry.begin > at:
             gap = entry.begin - at
             raise FormatError(
-                f"{path}: tensor {name!r} begins at byte {entry.begin}, {gap} bytes after what is before it"
+                f"{path}: tensor {short(name)} begins at byte {entry.begin}, {gap} bytes after what is before it"
             )
         last, at = name, entry.end
     if at != size:
@@ -151,22 +155,27 @@ def _read_header(path: str, file: io.FileIO) -> Header:
 
 def read_index(path: str) -> Dict[str, List[str]]:
     """The files of an index (model.safetensors.index.json), as paths, and the tensors wanted from each."""
-    with open(path, "rb") as file:
-        index = _json(path, file.read(), "the index")
+    file, size = open_regular(path)
+    with file:
+        if size > MAX_HEADER:
+            raise FormatError(f"{path}: has {size} bytes, above {MAX_HEADER}: no index of safetensors files")
+        index = _json(path, _read(path, file, size), "the index")
     weights = index.get("weight_map")
     if not isinstance(weights, dict) or not weights:
         raise FormatError(f"{path}: has no weight_map that names tensors and their files")
     folder = os.path.dirname(path)
     wanted: Dict[str, List[str]] = {}
-    for name, file in weights.items():
-        named = isinstance(file, str) and file != "" and "\0" not in file
-        if not named or os.path.isabs(file) or ".." in file.split("/"):
+    for name, beside in weights.items():
+        named = isinstance(beside, str) and beside != "" and "\0" not in beside
+        if not named or os.path.isabs(beside) or ".." in beside.split("/"):
             raise FormatError(
-                f"{path}: tensor {short(name)} is in {short(file)}: no file name inside the index's folder"
+                f"{path}: tensor {short(name)} is in {short(beside)}: no file name inside the index's folder"
             )
-        where = os.path.join(folder, file)
+        where = os.path.join(folder, beside)
         if where not in wanted and not os.path.isfile(where):
-            raise Error(errno.ENOENT, f"{path}: tensor {name!r} is in {file}: no such file beside the index")
+            raise Error(
+                errno.ENOENT, f"{path}: tensor {short(name)} is in {short(beside)}: no such file beside the index"
+            )
         wanted.setdefault(where, []).append(name)
     return wanted
 
@@ -201,9 +210,11 @@ def _read_all(
         found.append((header, names))
         for name in header.tensors if names is None else names:
             if name not in header.tensors:
-                raise FormatError(f"{path}: says that tensor {name!r} is in {file}, which does not hold it")
+                raise FormatError(
+                    f"{path}: says that tensor {short(name)} is in {short(file)}, which does not hold it"
+                )
             if name in owner:
-                raise FormatError(f"tensor {name!r} is in {owner[name]} and in {file}")
+                raise FormatError(f"tensor {short(name)} is in {short(owner[name])} and in {short(file)}")
             owner[name] = file
 
 

@@ -9,7 +9,7 @@ import errno
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
-from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values
+from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values, text_bytes
 
 Value = Union[str, int, bool]
 
@@ -17,14 +17,14 @@ Value = Union[str, int, bool]
 def _text(value: Value) -> bytes:
     if isinstance(value, bool):
         return b"on" if value else b"off"
-    return str(value).encode()
+    return text_bytes(str(value))
 
 
 def set(name: str, value: Value) -> None:  # noqa: A001  (the name of the call in C)
     """Changes a setting: set("host_budget", "8GiB"). Numbers are bytes, True and False on and off. settings.md, in the
     folder docs of this package, lists them all. ENOENT: there is no such setting; EINVAL: the words give the accepted
     form; EBUSY: not while regions exist."""
-    check(lib.vmem_set(name.encode(), _text(value)))
+    check(lib.vmem_set(text_bytes(name), _text(value)))
 
 
 def get(name: str) -> str:
@@ -32,7 +32,7 @@ def get(name: str) -> str:
     size = 256
     while True:
         value = ctypes.create_string_buffer(size)
-        rc = lib.vmem_get(name.encode(), value, size)
+        rc = lib.vmem_get(text_bytes(name), value, size)
         if rc != -errno.ERANGE:
             check(rc)
             return value.value.decode("utf-8", "replace")
