@@ -3,8 +3,11 @@
 // account must agree with what its blocks and slots say, and another context's frames must hold what was written to
 // them. With a module built for it (delay_us) the calls sleep where they could be overtaken. KMOD_RACE_SWEEPS is how
 // often all pairs are met.
+#include <liburing.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 
 #include <iterator>
@@ -105,6 +108,92 @@ void events(World& w, uint32_t) {
   (void)n;
 }
 
+bool put(const std::string& path, const std::string& value) {
+  std::ofstream out(path);
+  out << value;
+  return out.flush().good();
+}
+// A unit's worth of a file, for direct I/O where the file system has that; -1 where there is no room for one.
+int unit_of_a_file() {
+  static const int fd = [] {
+    const char* folder = getenv("TMPDIR");
+    int made = open(folder != nullptr ? folder : "/var/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600);
+    if (made < 0) made = open(folder != nullptr ? folder : "/var/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (made >= 0 && ftruncate(made, kUnit) != 0) made = -1;
+    return made;
+  }();
+  return fd;
+}
+// Reads into a block or a frame, by address or as a registered buffer, and sometimes leaves while that is under way.
+void io_uring_reads(World& w, uint32_t random) {
+  io_uring ring;
+  if (unit_of_a_file() < 0 || io_uring_queue_init(4, &ring, 0) != 0) return;
+  const iovec v{(random % 2 ? w.blocks : w.frames) + random / 2 % 2 * kUnit, kUnit};
+  const bool fixed = random / 4 % 2 && io_uring_register_buffers(&ring, &v, 1) == 0;
+  for (int i = 0; i < 2; ++i) {
+    io_uring_sqe* const sqe = io_uring_get_sqe(&ring);
+    if (fixed) {
+      io_uring_prep_read_fixed(sqe, unit_of_a_file(), v.iov_base, kUnit, 0, 0);
+    } else {
+      io_uring_prep_read(sqe, unit_of_a_file(), v.iov_base, kUnit, 0);
+    }
+  }
+  if (io_uring_submit(&ring) > 0 && random / 8 % 4 != 0) {
+    io_uring_cqe* cqe = nullptr;
+    io_uring_wait_cqe(&ring, &cqe);
+  }
+  io_uring_queue_exit(&ring);
+}
+// Blocks are nobody's to register or to move; they may be what is copied from.
+void a_userfaultfd(World& w, uint32_t random) {
+  const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+  if (fd < 0) return;
+  uffdio_api api{};
+  api.api = UFFD_API;
+  void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uffdio_register ours{}, theirs{};
+  ours.range = {reinterpret_cast<uintptr_t>(page), kPage};
+  theirs.range = {reinterpret_cast<uintptr_t>(random % 2 ? w.blocks : w.frames), kUnits * kUnit};
+  ours.mode = UFFDIO_REGISTER_MODE_MISSING;
+  theirs.mode = random / 2 % 2 ? UFFDIO_REGISTER_MODE_MISSING : UFFDIO_REGISTER_MODE_WP;
+  if (page != MAP_FAILED && call(fd, UFFDIO_API, &api) == 0 && call(fd, UFFDIO_REGISTER, &ours) == 0) {
+    EXPECT_NE(call(fd, UFFDIO_REGISTER, &theirs), 0) << "a mapping of the module's has another trap";
+    struct {
+      uint64_t to, from, size, mode;
+      int64_t done;
+    } move{ours.range.start, theirs.range.start, kPage, 0, 0};
+    EXPECT_NE(call(fd, _IOWR(UFFDIO, 0x05, move), &move), 0) << "a frame's page was moved away";
+    uffdio_copy copy{};
+    copy.dst = ours.range.start;
+    copy.src = theirs.range.start;
+    copy.len = kPage;
+    call(fd, UFFDIO_COPY, &copy);
+  }
+  drop(page, kPage);
+  close(fd);
+}
+// From one group to the other, where the frames that come next are charged; or memory of it is asked back.
+const std::string kGroup = "/sys/fs/cgroup/vmem-race-";
+void memory_cgroups(World&, uint32_t random) {
+  const std::string group = kGroup + (random % 2 ? "a" : "b");
+  if (random / 2 % 2) {
+    put(group + "/cgroup.procs", "0");
+  } else {
+    put(group + "/memory.reclaim", "256K");
+  }
+}
+// What a debugger does, to itself.
+void remote_reads(World& w, uint32_t random) {
+  uint64_t value = 0;
+  char* const at = (random % 2 ? w.blocks : w.frames) + random / 2 % 2 * kUnit;
+  iovec here{&value, 8}, there{at, 8};
+  ssize_t n = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
+  const int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+  n = pread(fd, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(at)));
+  (void)n;
+  close(fd);
+}
+
 constexpr Act kActs[] = {
     {"CREATE", other_ranges},
     {"DESTROY of the pool", [](World& w, uint32_t) { w.c.destroy(w.pool); }},
@@ -143,6 +232,10 @@ constexpr Act kActs[] = {
     {"vmsplice", references_in_a_pipe, true},
     {"fork and exit", a_child, true},
     {"close", [](World& w, uint32_t) { close(dup(w.c.fd)); }},
+    {"io_uring", io_uring_reads, true},
+    {"userfaultfd", a_userfaultfd, true},
+    {"memory cgroups", memory_cgroups},
+    {"process_vm_readv and /proc/PID/mem", remote_reads, true},
 };
 constexpr uint32_t kCount = std::size(kActs);
 
@@ -158,10 +251,16 @@ struct Three {
   const char *a, *b, *beside;
 };
 constexpr Three kThrees[] = {
-    {"POPULATE", "DESTROY of the pool", "INSTALL"}, {"POPULATE", "RELEASE", "INSTALL"},
-    {"DESTROY of the region", "REMOVE", "RELEASE"}, {"INSTALL", "DESTROY of the region", "RELEASE"},
-    {"load of a frame", "RELEASE", "POPULATE"},     {"store", "RELEASE", "REMOVE"},
-    {"load", "DESTROY of the region", "read"},      {"PIN", "UNPIN", "REMOVE"},
+    {"POPULATE", "DESTROY of the pool", "INSTALL"},
+    {"POPULATE", "RELEASE", "INSTALL"},
+    {"DESTROY of the region", "REMOVE", "RELEASE"},
+    {"INSTALL", "DESTROY of the region", "RELEASE"},
+    {"load of a frame", "RELEASE", "POPULATE"},
+    {"store", "RELEASE", "REMOVE"},
+    {"load", "DESTROY of the region", "read"},
+    {"PIN", "UNPIN", "REMOVE"},
+    {"io_uring", "REMOVE", "RELEASE"},
+    {"POPULATE", "RELEASE", "memory cgroups"},
 };
 
 }  // namespace
@@ -172,9 +271,13 @@ class KmodRace : public Kmod {
     Kmod::SetUp();
     if (IsSkipped()) return;
     if (std::ofstream delay(kDelay); delay) delay << 1500;
+    put("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+    for (const char* which : {"a", "b"}) mkdir((kGroup + which).c_str(), 0755);
   }
   void TearDown() override {
     if (std::ofstream delay(kDelay); delay) delay << 0;
+    put("/sys/fs/cgroup/cgroup.procs", "0");
+    for (const char* which : {"a", "b"}) rmdir((kGroup + which).c_str());
   }
 
   // One world in a random state, the two acts at once, the third over and over until both are done.
@@ -263,7 +366,7 @@ class KmodRace : public Kmod {
   };
 
   void sweep(const std::function<void()>& rounds) {
-    KnobGuard timeout("fault_timeout_ms", 100);
+    KnobGuard timeout("fault_timeout_ms", 100), always("pressure_percent", 101);
     const double start = now();
     const uint64_t contexts = knob("contexts"), bytes = knob("frame_bytes");
     {
