@@ -15,6 +15,7 @@ label=$kernel calls=10000 seconds=10 sweeps=1 limit=1100
 delay=(); [ "$kernel" = debug ] && delay=(--delay)
 module=$(scripts/kmod-build.sh "$kernel" ${delay[@]+"${delay[@]}"}); rc=$?
 [ $rc = 0 ] || { echo "$module"; exit $rc; }
+options+=(--module "${module%/kmod/vmem.ko}/peek/peek.ko")
 [ "$kernel" = debug ] && options+=(--helper "$(scripts/vm/kernel.sh debug)/test_hmm.ko")
 programs=()
 for program in "$build"/tests/kmod/*_test; do

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "kmod/context.h"
+#include "kmod/peek/peek.h"
 
 #ifndef MADV_HWPOISON
 #define MADV_HWPOISON 100
@@ -278,6 +279,33 @@ TEST_F(KmodHostile, WhoReadsAnothersMemoryWaitsForABlockOnlyWhereThatWasGranted)
     waitpid(owner, nullptr, 0);
     close(ends[0]);
   }
+}
+
+// Of a driver's thread that asks for a page and must not let go of mmap_lock meanwhile: it gets what is there at once,
+// and for what is not there an error.
+TEST_F(KmodHostile, AKernelThreadThatMayNotRetryKeepsMmapLockForNoAbsentBlock) {
+  const int device = open("/dev/vmem-peek", O_RDWR | O_CLOEXEC);
+  if (device < 0) GTEST_SKIP() << "the module peek is not loaded";
+  Context c(true, false);
+  Pair plain(c, 2, kPage), longterm(c, 2, kPage, VMEM_CREATE_LONGTERM);
+  for (Pair* p : {&plain, &longterm}) {
+    ASSERT_EQ(c.install(p->block(1), p->frame(1)), 0);
+    p->word(1) = 7;
+    for (const uint32_t how : {0, PEEK_LONG_PIN}) {
+      SCOPED_TRACE(how);
+      peek present{reinterpret_cast<uintptr_t>(p->blocks + kPage), 0, 0, how, 0};
+      ASSERT_EQ(call(device, PEEK, &present), 0);
+      EXPECT_EQ(present.result, 0);
+      EXPECT_EQ(present.value, 7u);
+      const uint64_t waits = knob("waits");
+      peek absent{reinterpret_cast<uintptr_t>(p->blocks), 0, 0, how, 0};
+      ASSERT_EQ(call(device, PEEK, &absent), 0);
+      EXPECT_EQ(absent.result, -EFAULT);
+      EXPECT_EQ(knob("waits"), waits) << "it slept, and mmap_lock with it";
+      EXPECT_LT(static_cast<double>(absent.held_us) / 1e6, kSoon);
+    }
+  }
+  close(device);
 }
 
 // Errors in the memory of frames, large ones and small ones, wherever the frame is.

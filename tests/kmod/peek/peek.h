@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* peek.h - what /dev/vmem-peek understands: see peek.c */
+#ifndef VMEM_TESTS_PEEK_H
+#define VMEM_TESTS_PEEK_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+#define PEEK_LONG_PIN 1      /* pinned for long, as for VFIO; else a plain reference */
+#define PEEK_WITH_NOTIFIER 2 /* the process has an mmu notifier meanwhile */
+
+struct peek {
+  __u64 address; /* in: of a word */
+  __u64 value;   /* out: the word */
+  __u64 held_us; /* out: mmap_lock was held for so long */
+  __u32 how;     /* in: PEEK_LONG_PIN, PEEK_WITH_NOTIFIER */
+  __s32 result;  /* out: 0 or a negative errno */
+};
+
+#define PEEK _IOWR(0xF6, 0, struct peek)
+
+#endif
