@@ -67,8 +67,9 @@ namespace vmem::device {
 inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a body, bytes
 inline constexpr size_t kLargestUnit = core::kMaxBlock;  // .. and the largest, bytes
 inline constexpr size_t kUnitSizes = std::countr_zero(kLargestUnit / kUnit) + 1;
+// Which of these sizes it is; of what is smaller, the smallest: no caller's mistake is a place outside of an array.
 constexpr size_t unit_class(size_t unit) {
-  return static_cast<size_t>(std::countr_zero(unit / kUnit));
+  return static_cast<size_t>(std::bit_width(unit / kUnit | 1)) - 1;
 }
 inline constexpr unsigned kMaxDevices = 64;
 inline constexpr size_t kMostRanges = 64;  // named in one call, ranges or copies; more: -EINVAL

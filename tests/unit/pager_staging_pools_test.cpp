@@ -115,4 +115,10 @@ TEST_F(PagerStagingPools, TheLargestBlockIsThatOfARegion) {
   EXPECT_EQ(pools.largest_block(), 2 * kMiB);
 }
 
+TEST_F(PagerStagingPools, EverySizeHasAPoolThatIsThere) {
+  for (const size_t block : {size_t{0}, size_t{4096}, size_t{kMiB}}) EXPECT_EQ(&pools.of(block), &small) << block;
+  EXPECT_EQ(&pools.of(8 * kMiB), &large);
+  EXPECT_EQ(&pools.of(32 * kMiB), &*(pools.end() - 1));
+}
+
 }  // namespace
