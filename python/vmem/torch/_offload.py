@@ -264,8 +264,8 @@ def offload(
     use_host_memory(target)
     handle = Offload(engine, plan)
     try:
-        _plan.check_layers(plan, target, engine.budget)
-        _plan.place(plan, target, type(model).__name__, engine.budget)
+        _plan.make_room(plan, target, type(model).__name__, engine.budget)
+        _plan.place(plan)
         handle._attach(model, align)
     except BaseException:
         if any(w.tensor is None for w in plan.weights):  # not all are placed; those that are stay

@@ -48,6 +48,7 @@ class Plan:
         self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with what they were
         self.buffers: List[Tuple[nn.Module, str, torch.Tensor]] = []
         self.to_place = 0  # bytes of the new region
+        self.region: Any = None  # it, until the weights are there
 
 
 def _plain(name: str, t: torch.Tensor) -> None:
@@ -66,7 +67,6 @@ def make(model: nn.Module, target: Target, small: int) -> Plan:
     plan = Plan()
     weights: Dict[Tuple[Any, ...], Weight] = {}
     kept: Dict[int, bool] = {}
-    block = target.block()
     for prefix, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise Error(errno.EINVAL, f"layer {prefix!r} is a ScriptModule; offload the model before it is scripted")
@@ -97,7 +97,6 @@ def make(model: nn.Module, target: Target, small: int) -> Plan:
         if own:
             plan.layers.append(Layer(prefix or type(module).__name__, module, own))
     plan.weights = list(weights.values())
-    _lay_out(plan, target, block)
     return plan
 
 
@@ -105,6 +104,8 @@ def _lay_out(plan: Plan, target: Target, block: int) -> None:
     """Places for what is in no region that the target can use: layers of several blocks begin at one, so that they
     share none; smaller ones are packed."""
     at = 0
+    for w in plan.weights:
+        w.offset = -1
     for layer in plan.layers:
         new = [w for w in layer.weights if w.offset < 0 and not _usable(w, target)]
         if sum(w.nbytes for w in new) >= 4 * block:
@@ -136,23 +137,24 @@ def is_table(module: nn.Module) -> bool:
     return type(module) is nn.Embedding and module.max_norm is None and module.weight.stride(1) == 1
 
 
-def check_layers(plan: Plan, target: Target, budget: int) -> None:
-    """Before anything moves: each layer has to fit by itself."""
-    block = target.block()
+def check_layers(plan: Plan, target: Target, budget: int, block: int) -> None:
+    """Each layer has to fit by itself, what is new of it in blocks of so many bytes."""
+    least = target.block()
     for layer in plan.layers:
         if is_table(layer.module):
             continue  # a call may use a few rows
         touched: Set[int] = set()
         for w in layer.weights:
             if w.offset >= 0:
-                touched.update(range(w.offset // block, (w.offset + w.nbytes - 1) // block + 1))
+                first, end = w.offset // block * block, -(-(w.offset + w.nbytes) // block) * block
+                touched.update(range(first, end, least))
             else:
                 assert w.source is not None
                 ptr, nbytes, _, _ = span_of(w.source, READ)
                 handle = region_of(w.source)
                 assert handle is not None
-                touched.update(blocks_of(ptr, nbytes, handle, block))
-        need = len(touched) * block
+                touched.update(blocks_of(ptr, nbytes, handle, least))
+        need = len(touched) * least
         if need > budget:
             held = sum(w.nbytes for w in layer.weights)
             raise Error(
@@ -163,16 +165,42 @@ def check_layers(plan: Plan, target: Target, budget: int) -> None:
             )
 
 
-def place(plan: Plan, target: Target, name: str, budget: int) -> None:
-    """Copies weights that are in no region into a new one, one by one, and lets go of the old memory. The model stays
-    usable on the CPU whatever fails."""
-    if plan.to_place:
-        host_only = target.location == HOST
-        region = alloc(plan.to_place, host_only=host_only, name=name)
-        block = block_beside(budget, region._handle.block)
-        if not host_only and block < region._handle.block and _status.get("device_block_size") == "auto":
+def make_room(plan: Plan, target: Target, name: str, budget: int) -> None:
+    """Before anything moves: a new region for what is in none, in the largest blocks that waste little of the budget
+    and at which each layer fits by itself."""
+    least = target.block()
+    host_only = target.location == HOST
+    _lay_out(plan, target, least)
+    region = alloc(plan.to_place, host_only=host_only, name=name) if plan.to_place else None
+    chosen = region is not None and not host_only and _status.get("device_block_size") == "auto"
+    try:
+        block = max(least, region._handle.block) if region is not None else least
+        if chosen:
+            block = block_beside(budget, block)
+        while True:
+            _lay_out(plan, target, block)
+            try:
+                check_layers(plan, target, budget, block)
+                break
+            except Error:
+                if not chosen or block <= least:
+                    raise
+            block //= 2
+        if region is not None and (region.nbytes < plan.to_place or block < region._handle.block):
             region.free()
+            region = None
             region = alloc(plan.to_place, name=name, block_size=block)
+    except BaseException:
+        if region is not None:
+            region.free()
+        raise
+    plan.region = region
+
+
+def place(plan: Plan) -> None:
+    """Copies weights that are in no region into the new one, one by one, and lets go of the old memory. The model stays
+    usable on the CPU whatever fails."""
+    region, plan.region = plan.region, None
     for w in plan.weights:
         source = w.source
         assert source is not None
