@@ -24,6 +24,7 @@ void Pager::will_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   block.flags |= core::kDirty;
   residents_[block.aux].changed = true;
+  residents_[block.aux].saved = false;
   copies_.drop(block.aux);
 }
 

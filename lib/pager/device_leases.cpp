@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 
+#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/on_exit.h"
 #include "core/step.h"
@@ -71,6 +72,16 @@ void Pager::give_leases_back(const Ending& ending) {
     count_leases(*s.region, ending.device, 0, change.ending, false);
     s.region->leases.join(s.first, s.last);
     charge_leases(*s.region);
+  }
+}
+
+// Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
+void Pager::forget_saved(const Ending& ending) {
+  for (const SpanOf& s : ending.spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const Block& block = s.region->table[b];
+      if (core::on_a_device(block.state)) residents_[block.aux].saved = false;
+    }
   }
 }
 
@@ -623,6 +634,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     }
     // A device that is lost ends everything at once, and so does a stream that is no more.
     if (!health.ok()) saw_loss(e->device, health);
+    if (recorded.ok() && core::exiting()) forget_saved(*e);
     e->ticket = std::move(ticket);
     e->recorded = true;
   }

@@ -64,6 +64,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   Resident& resident = residents_[block.aux];
   resident.in_place = from_cpu;
   if (how == Leave::sync) {
+    resident.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
     if (resident.admitted) policy(block.aux).hold(block.aux);
   } else {
     if (resident.admitted) policy(block.aux).remove(block.aux);
@@ -389,7 +390,6 @@ void Pager::finish_device_write(Move* m, After& after) {
       if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
       clear_unknown(block);
     }
-    if (!cut && core::exiting()) residents_[block.aux].saved = r.granted;
     // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
     if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
       block.flags &= static_cast<uint16_t>(~core::kDirty);
@@ -397,6 +397,7 @@ void Pager::finish_device_write(Move* m, After& after) {
     note_write_failure(m);
     give_back_extent(m);
   }
+  if (!m->status.ok() || cut) residents_[block.aux].saved = false;
   if (m->kept) {
     copies_.unhold(block.aux);
   } else if (m->image != nullptr) {
@@ -497,12 +498,10 @@ Status Pager::cannot_leave(const Region& r, BlockIndex b) {
                core::human_bytes(budget_.charged(Use::staging)).c_str());
 }
 
-// Locked; on a device. At exit: its file got it under the leases that it has, and then its context went, which ended
-// what they were for.
+// Locked; on a device. At exit: its file got it, and then its context went, which ended what it was leased for.
 bool Pager::went_with_its_context(const Region& r, BlockIndex b) const {
   const Resident& resident = residents_[r.table[b].aux];
-  return core::exiting() && gpus_[r.table[b].device].lost && lent_for_writing(r, b) && !resident.shown &&
-         resident.saved != 0 && resident.saved == r.granted;
+  return core::exiting() && gpus_[r.table[b].device].lost && !resident.shown && resident.saved;
 }
 
 // Brings the blocks of a range away from their devices (host, evict), or writes what is dirty there (sync). Returns
@@ -572,7 +571,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     }
     core::add(counters_.swept_blocks);
     const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
-    if (how == Leave::sync && state == State::on_device && went_with_its_context(r, b)) {
+    if (how == Leave::sync && state == State::on_device && sweep->nobody_asks() && went_with_its_context(r, b)) {
       b = r.table.next_touched(b + 1);
       continue;
     }

@@ -48,6 +48,7 @@ struct Sweep {
   enum class Wait : uint8_t { always, never, while_it_goes_on };
 
   bool all = false;      // live leases do not matter
+  bool frees = false;    // the region goes
   bool skipped = false;  // .. they do, and blocks were left for them
   Wait wait = Wait::always;
   Progress progress;  // of the waits, while it goes on
@@ -57,6 +58,8 @@ struct Sweep {
   void leave(core::BlockIndex b) {
     if (left++ == 0) first_left = b;
   }
+  // The program is to be told of nothing but what the file has not: it does not ask, as vmem_sync, what it may rely on.
+  bool nobody_asks() const { return all || frees; }
 };
 // How a block leaves its device.
 enum class Leave : uint8_t {

@@ -251,7 +251,7 @@ class Pager {
                              const Ask* ask);
   void reap(Lock& lock);
   void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr);
-  void give_leases_back(const Ending& ending);
+  void give_leases_back(const Ending&ending), forget_saved(const Ending&ending);
   core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   bool on_touch(uintptr_t address, bool store);

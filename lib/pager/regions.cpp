@@ -366,6 +366,7 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
     const uint64_t granted = r.granted;
     Sweep sweep;
     sweep.all = force;
+    sweep.frees = true;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);

@@ -52,7 +52,7 @@ struct Resident {
   bool asked = false;    // on a device: among `accesses`
   bool refused = false;  // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
   bool apart = false;    // .. those of a few pages do, where stores had no room, and others wait for a moment
-  uint64_t saved = 0;    // on a device, lent for writing: at exit its file got it after so many leases of the region
+  bool saved = false;    // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };
