@@ -33,7 +33,7 @@ using core::Urgency;
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
-  if (!reserve_move() || !unrefuse(r, b)) return nullptr;
+  if (!reserve_move() || !shown_.unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const bool shown = residents_[block.aux].shown && how != Leave::sync;
@@ -273,7 +273,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
   g.budget.left(r.block_size);
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->shown;
-  forget_shown(r, b);
+  shown_.forget(r, b);
   if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
   lost = lost && !own_page_tables();  // the trap stands there still
   if (lost) {

@@ -322,7 +322,7 @@ Status Pager::want_staging(const Region& r) {
     if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
     const uint64_t room = kLeast * pool.frames.frame() + sums_.reserve_bytes;
     const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) ||
-                       frames_.least_overhead() + sums_.pinned() + room > budget_.limit();
+                       frames_.least_overhead() + pinned() + room > budget_.limit();
     if (never || hopeless(mark)) {
       sums_.room_wanted = 0;
       return error(ENOMEM,
@@ -332,7 +332,7 @@ Status Pager::want_staging(const Region& r) {
                    "%.*s",
                    core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kLeast * pool.frames.frame()).c_str(),
                    core::human_bytes(pool.frames.frame()).c_str(), pool.growth.share(),
-                   core::human_bytes(budget_.charged(Use::staging)).c_str(), core::human_bytes(sums_.pinned()).c_str(),
+                   core::human_bytes(budget_.charged(Use::staging)).c_str(), core::human_bytes(pinned()).c_str(),
                    core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
                    s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
     }
@@ -372,7 +372,7 @@ void Pager::device_loop() {
     } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(200));
       look_around();
-    } else if (!queues_.accesses.empty()) {  // until leases end, or memory comes free
+    } else if (shown_.waits()) {  // until leases end, or memory comes free
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();

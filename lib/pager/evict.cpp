@@ -62,7 +62,7 @@ void Pager::evict_loop() {
     // Or there is no memory to know one more block by.
     const bool too_many = !queues_.starved.empty() && residents_.free() == 0;
     const bool host_short = must_evict() || stuck || too_many;
-    if (host_short && !queues_.shown.empty()) gpu_work_.notify_one();
+    if (host_short && shown_.any()) gpu_work_.notify_one();
     machine_.refilling = host_short && !stuck;
     const std::optional<uint8_t> staging_short = short_of_staging(next_short);
     if (!host_short && !staging_short && queues_.starved.empty()) {

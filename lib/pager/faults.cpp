@@ -93,7 +93,7 @@ void Pager::renew_loop() {
     for (const auto& m : moves_)
       if (m->begun_ns != 0) renew(*m->region, m->block);
     for (const Starved& s : queues_.starved) renew(*s.region, s.block);
-    for (const CpuAccess& a : queues_.accesses) renew(*a.region, a.block);
+    for (const CpuAccess& a : shown_) renew(*a.region, a.block);
   }
 }
 
@@ -247,7 +247,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       block.flags |= wish;
       break;
     case State::on_device:
-      access_on_device(*r, b, fault);
+      if (shown_.met(*r, b, fault, now_ns())) gpu_work_.notify_one();
       break;
     case State::count_:
       break;

@@ -105,7 +105,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
   const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
   const uint64_t wanted = location < 0 ? fresh : 0, kept = sums_.reserve_bytes + frames_.least_overhead();
   const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
-  const bool fits = !costs || sums_.pinned() + wanted + kept <= budget_.limit();
+  const bool fits = !costs || pinned() + wanted + kept <= budget_.limit();
   if (!prepared || !fits) {
     r.leases.join(span.first, span.last);
     charge_leases(r);
@@ -114,7 +114,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
                  "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
                  "holders: %s",
                  core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
-                 core::human_bytes(sums_.pinned()).c_str(), lease_holders().c_str());
+                 core::human_bytes(pinned()).c_str(), lease_holders().c_str());
   }
   const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
   charge_leases(r);

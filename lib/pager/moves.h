@@ -245,25 +245,6 @@ struct Departure {  // vmem_prefetch from a device to host memory or the SSD
   core::BlockIndex first, next, last;
   bool to_ssd;
 };
-struct CpuAccess {  // of a block on a device with page tables of its own
-  Region* region;
-  core::BlockIndex block;
-  uint64_t since_ns;
-  uint64_t mark;            // of Progress
-  uint64_t not_before = 0;  // what failed is tried again then
-  bool starved = false;     // .. and accesses are refused until it succeeds
-  // For how long it has waited for WRITE leases to end, and when that was looked at last: with accesses that wait
-  // somebody looks, unless the machine stands still.
-  uint64_t lent_ns = 0, looked_ns = 0;
-  bool loads = false;                   // it is, or may be, a load that waits
-  bool gives_up = false;                // stores have waited for room in vain: refused once nothing is shown
-  core::Few<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
-};
-struct Shown {  // a block on a device that the CPU is shown a copy of
-  Region* region;
-  core::BlockIndex block;
-  uint64_t since_ns;
-};
 enum class Start : uint8_t { done, wait, no_room };
 
 }  // namespace vmem::pager

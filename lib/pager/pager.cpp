@@ -42,7 +42,8 @@ Pager::Pager(Parts parts, Config config)
       frames_(*trap_, budget_, config_.numa_nodes),
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
-      copies_(residents_, staging_, policies_, clock_) {
+      copies_(residents_, staging_, policies_, clock_),
+      shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -333,13 +334,13 @@ Status Pager::set_host_budget(uint64_t bytes) {
   Lock lock(mutex_);
   // A region that was granted goes on being served.
   const uint64_t fixed = frames_.least_overhead(), reserve = reserve_for(sums_.largest_block, bytes);
-  const uint64_t needed = fixed + std::max(sums_.pinned() + reserve, 4 * sums_.largest_block);
+  const uint64_t needed = fixed + std::max(pinned() + reserve, 4 * sums_.largest_block);
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
                  "live leases, %s for faults (the largest blocks have %s)",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(sums_.pinned()).c_str(), core::human_bytes(needed - fixed - sums_.pinned()).c_str(),
+                 core::human_bytes(pinned()).c_str(), core::human_bytes(needed - fixed - pinned()).c_str(),
                  core::human_bytes(sums_.largest_block).c_str());
   }
   budget_.set(bytes);
@@ -392,7 +393,7 @@ bool Pager::has_regions() {
 std::string Pager::check() {
   Lock lock(mutex_);
   while (staging_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
-  uint64_t blocks_in_memory = 0, leased = 0, stale = 0, charged = 0;
+  uint64_t blocks_in_memory = 0, leased = 0, charged = 0;
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
@@ -406,7 +407,6 @@ std::string Pager::check() {
           return "a resident points elsewhere: " + std::string(where(*r, b));
         if (in_staging(resident.pool) && resident.frame != nullptr) ++staged[resident.pool - kStagingPools];
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
-        if (resident.stale) stale += r->block_size;
       }
     }
     if (std::string s = r->leases.check(); !s.empty()) return s;
@@ -426,6 +426,7 @@ std::string Pager::check() {
   if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";
   if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
+  if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
@@ -452,10 +453,9 @@ std::string Pager::check() {
     }
   }
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
-  if (leased != sums_.leased_bytes || stale != sums_.stale_bytes) {
-    return core::strprintf("leased_bytes %llu, counted %llu; stale_bytes %llu, counted %llu",
-                           static_cast<unsigned long long>(sums_.leased_bytes), static_cast<unsigned long long>(leased),
-                           static_cast<unsigned long long>(sums_.stale_bytes), static_cast<unsigned long long>(stale));
+  if (leased != sums_.leased_bytes) {
+    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(sums_.leased_bytes),
+                           static_cast<unsigned long long>(leased));
   }
   return check_devices();
 }

@@ -24,13 +24,14 @@
 #include "pager/queues.h"
 #include "pager/region.h"
 #include "pager/residents.h"
+#include "pager/shown_copies.h"
 #include "pager/staging_pools.h"
 #include "pager/waiters.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
 
-class Pager {
+class Pager final : private WaitClock {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -137,8 +138,8 @@ class Pager {
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
   void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
   bool overtakes(const Region& r) const;
-  uint64_t look(uint64_t now);
-  bool hopeless(uint64_t mark);
+  uint64_t look(uint64_t now) override;
+  bool hopeless(uint64_t mark) override;
   bool check_starved(Lock& lock, uint64_t now);
 
   // pressure.cpp
@@ -169,6 +170,7 @@ class Pager {
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }
+  uint64_t pinned() const { return sums_.leased_bytes + shown_.stale_bytes(); }  // in host memory, nobody can evict it
   void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
   void charge_leases(Region&r), take_back_lease(const SpanOf&span, unsigned access, int location, void*stream);
@@ -229,16 +231,13 @@ class Pager {
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);
   // device_views.cpp
-  bool room_for_stale(const Region&r) const, unrefuse(Region&r, core::BlockIndex b);
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
-  void access_on_device(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void queue_access(Region&r, core::BlockIndex b, const Move*failed = nullptr),
-      refuse_access(Region&r, CpuAccess*a, bool stores = false),
-      answer_on_device(Region&r, core::BlockIndex b, const Move*failed = nullptr);
+  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) const;
+  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now);
+  void answer_on_device(Region& r, core::BlockIndex b, const Move* failed = nullptr);
   Move* begin_show(Region& r, core::BlockIndex b);
-  core::Status copy_shown(Move* m);
-  void show(Move*m), forget_shown(Region&r, core::BlockIndex b);
-  core::Status check_stale(std::span<const SpanOf> spans, bool* wait);
+  void show(Move* m);
+  core::Status copy_shown(Move*m), check_stale(std::span<const SpanOf> spans, bool*wait);
   bool hide(Lock&lock, Region&r, core::BlockIndex b), serve_accesses(Lock&lock);
   // device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
@@ -294,6 +293,7 @@ class Pager {
   std::vector<Gpu> gpus_;
   StagingPools staging_;
   HostCopies copies_;
+  ShownCopies shown_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 

@@ -55,7 +55,7 @@ bool Pager::populate(Move* m, After& after) {
 // What is kept free ahead of those who need it: a part of what blocks can have that may leave, and never so much that
 // two of the largest could not stay, or each would be evicted as soon as it is in place.
 uint64_t Pager::low_watermark() const {
-  const uint64_t room = frames_.room(), mine = room - std::min(room, sums_.pinned());
+  const uint64_t room = frames_.room(), mine = room - std::min(room, pinned());
   const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
   const uint64_t part = std::min(mine / 4, std::max<uint64_t>(mine / 32, 4 * sums_.largest_block));
   return std::min(std::max(part, mine / 100 * percent), mine - std::min(mine, 2 * sums_.largest_block));
@@ -115,7 +115,7 @@ void Pager::wait_for_work(Lock& lock) {
 void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
   // Below this faults could no longer be served.
-  const uint64_t least = frames_.least_overhead() + sums_.pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
+  const uint64_t least = frames_.least_overhead() + pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
   const uint64_t used = budget_.charged();
   hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure, true);
 }
@@ -134,7 +134,7 @@ void Pager::on_knobs() {
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  const uint64_t least = frames_.least_overhead() + sums_.pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
+  const uint64_t least = frames_.least_overhead() + pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
   budget_.set_ceiling(std::max(limit, least));
   if (!machine_.pressed) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();

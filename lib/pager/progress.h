@@ -31,4 +31,14 @@ class Progress {
   uint64_t looked_ = 0, lived_ = 0, made_ = 0;
 };
 
+// Who knows how long waits have lasted, and what may still end them.
+class WaitClock {
+ public:
+  virtual uint64_t look(uint64_t now_ns) = 0;  // a wait that begins has this mark
+  virtual bool hopeless(uint64_t mark) = 0;    // for the whole time-out nothing went on, and nothing can
+
+ protected:
+  ~WaitClock() = default;
+};
+
 }  // namespace vmem::pager

@@ -34,9 +34,7 @@ struct Queues {
   Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
-  Queue<CpuAccess> accesses;
-  Queue<Shown> shown;  // the oldest first
-  Retries retries;     // blocks whose accesses the trap refused to have answered
+  Retries retries;  // blocks whose accesses the trap refused to have answered
   StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
@@ -53,15 +51,11 @@ struct Sums {
   std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
   uint64_t room_wanted = 0;                    // by a region that is being made
   uint64_t leased_bytes = 0;
-  uint64_t stale_bytes = 0;     // of blocks that are leased at a device, what only the CPU has
   uint64_t looked_ahead = 0;    // the clock when streams that nobody reads were last looked for
   uint64_t unknown_blocks = 0;  // with kUnknown
   uint64_t table_bytes = 0;
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
-
-  // Of blocks in host memory that nobody can evict.
-  uint64_t pinned() const { return leased_bytes + stale_bytes; }
 };
 
 // The pager's own. stop and stop_devices are under its lock.

@@ -304,7 +304,7 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-      const bool never = frames_.least_overhead() + least + sums_.pinned() + sums_.reserve_bytes > budget_.limit();
+      const bool never = frames_.least_overhead() + least + pinned() + sums_.reserve_bytes > budget_.limit();
       if (never || hopeless(mark)) {
         sums_.room_wanted = 0;
         sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
@@ -319,13 +319,13 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   if (r.gpu) ++staging_.of(r).regions;
   charge_table(r);
   count_blocks();
-  const uint64_t kept = frames_.least_overhead() + sums_.pinned() + sums_.reserve_bytes;
+  const uint64_t kept = frames_.least_overhead() + pinned() + sums_.reserve_bytes;
   if (kept <= budget_.limit()) return {};
   Status s = error(ENOMEM,
                    "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
                    "for faults; raise host_budget, lower %s or release leases",
                    core::human_bytes(budget_.limit()).c_str(), core::human_bytes(r.block_size).c_str(),
-                   core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(sums_.pinned()).c_str(),
+                   core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(pinned()).c_str(),
                    core::human_bytes(sums_.reserve_bytes).c_str(), r.gpu ? "device_block_size" : "block_size");
   credit_region(r);
   return s;
@@ -352,8 +352,7 @@ void Pager::forget_region(Region& r) {
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
-  queues_.accesses.erase_if([&](const CpuAccess& a) { return a.region == &r; });
-  queues_.shown.erase_if([&](const Shown& s) { return s.region == &r; });
+  shown_.forget(r);
   for (StreamHint& h : queues_.stream_hints) {
     if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
   }
@@ -578,7 +577,7 @@ Status Pager::destroy(void* ptr, bool force) {
       gpus_[block.device].budget.frees(r.block_size);
       on_devices[block.device] += r.block_size;
       if (residents_[block.aux].shown) budget_.credit(r.block_size);
-      forget_shown(r, b);
+      shown_.forget(r, b);
       free_resident(b, r);
       continue;
     }

@@ -1,0 +1,353 @@
+// What the CPU is shown of blocks on devices with page tables of their own: who waits, what is to be done for him next,
+// and what is known of the copies.
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "pager/shown_copies.h"
+#include "pager_fakes.h"
+
+namespace {
+
+using vmem::core::Block;
+using vmem::core::BlockIndex;
+using vmem::core::kPage;
+using vmem::core::State;
+using vmem::pager::CpuAccess;
+using vmem::pager::Region;
+using vmem::pager::Resident;
+using vmem::pager::Residents;
+using vmem::pager::ShownCopies;
+using vmem::pager::test::FakeTrap;
+using vmem::trap::Fault;
+using vmem::trap::FaultKind;
+using Next = ShownCopies::Next;
+
+class FakeClock final : public vmem::pager::WaitClock {
+ public:
+  uint64_t look(uint64_t now_ns) override { return now_ns / 10; }
+  bool hopeless(uint64_t mark) override {
+    asked = mark;
+    return over;
+  }
+  bool over = false;
+  uint64_t asked = 0;
+};
+
+class PagerShownCopies : public ::testing::Test {
+ protected:
+  static constexpr size_t kBlocks = 8, kSize = 4 * kPage;
+  static constexpr uint64_t kNow = 1000000000;
+
+  void SetUp() override {
+    void* at = nullptr;
+    ASSERT_TRUE(trap.attach(kBlocks * kSize, kSize, vmem::trap::Transfer::copy, &at).ok());
+    region.id = 7;
+    region.base = static_cast<std::byte*>(at);
+    region.span = kBlocks * kSize;
+    region.block_size = kSize;
+    region.blocks = kBlocks;
+    ASSERT_TRUE(region.table.create(kBlocks).ok());
+    residents.grow();
+    facts.now_ns = kNow;
+    facts.lent_most_ns = 300000000;
+    facts.room = facts.may_hide = true;
+  }
+  void TearDown() override { EXPECT_EQ(copies->check(), ""); }
+
+  Resident& on_device(BlockIndex b) {
+    region.table[b].aux = residents.take(region, b, nullptr, vmem::pager::kDevicePools);
+    region.table.change(b, State::untouched, State::entering);
+    region.table.change(b, State::entering, State::on_device);
+    return residents[region.table[b].aux];
+  }
+  Resident& shown(BlockIndex b, uint64_t since = kNow) {
+    Resident& resident = on_device(b);
+    EXPECT_TRUE(copies->show(region, b, since));
+    return resident;
+  }
+  Fault fault(BlockIndex b, FaultKind kind, size_t page = 0) {
+    return {reinterpret_cast<uintptr_t>(region.address(b)) + page * kPage, kind, 0};
+  }
+  bool load(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::read, page), kNow); }
+  bool store(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::write, page), kNow); }
+  CpuAccess& first() { return *copies->begin(); }
+  Next next() { return copies->next(first(), facts); }
+  bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kWanted) != 0; }
+  // Accesses of b have got SIGBUS for want of memory.
+  void refuse(BlockIndex b) {
+    clock.over = true;
+    EXPECT_EQ(next(), Next::move) << "once";
+    EXPECT_EQ(copies->stays(first(), kNow), Next::refuse);
+    copies->refuse(first(), Next::refuse, kNow);
+    EXPECT_TRUE(residents[region.table[b].aux].refused);
+    clock.over = false;
+  }
+
+  FakeTrap trap;
+  FakeClock clock;
+  vmem::core::Counters counters;
+  Region region{kBlocks, 4};
+  Residents residents;
+  std::unique_ptr<ShownCopies> copies = std::make_unique<ShownCopies>(trap, residents, clock, counters, true);
+  ShownCopies::Around facts;
+};
+
+TEST_F(PagerShownCopies, AnAccessWaitsOnceForItsBlock) {
+  on_device(3);
+  EXPECT_FALSE(copies->waits());
+  EXPECT_TRUE(load(3)) << "somebody is to look";
+  EXPECT_FALSE(load(3, 1)) << "somebody does already";
+  EXPECT_EQ(counters.faults.load(), 1u);
+  EXPECT_TRUE(waits(3));
+  EXPECT_EQ(first().mark, kNow / 10);
+  EXPECT_TRUE(first().loads);
+  EXPECT_EQ(std::next(copies->begin()), copies->end());
+}
+
+TEST_F(PagerShownCopies, WhereDevicesHaveNoPageTablesNobodyWaits) {
+  copies = std::make_unique<ShownCopies>(trap, residents, clock, counters, false);
+  on_device(3);
+  EXPECT_FALSE(load(3));
+  EXPECT_FALSE(copies->waits());
+  EXPECT_EQ(trap.calls("wake"), 1u);
+}
+
+TEST_F(PagerShownCopies, ATryThatFailedGoesOnWaitingAsBefore) {
+  on_device(3);
+  EXPECT_TRUE(copies->ask(region, 3, kNow, {5, 6}));
+  EXPECT_EQ(first().since_ns, 5u);
+  EXPECT_EQ(first().mark, 6u);
+  EXPECT_EQ(first().not_before, kNow + ShownCopies::kTryAgain);
+}
+
+TEST_F(PagerShownCopies, ItIsMovedWhenNothingIsInTheWay) {
+  Resident& resident = on_device(3);
+  load(3);
+  EXPECT_EQ(next(), Next::move);
+  EXPECT_EQ(copies->begun(copies->begin()), copies->end());
+  EXPECT_FALSE(resident.asked);
+}
+
+TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
+  on_device(3);
+  load(3);
+  region.table.change(3, State::on_device, State::leaving);
+  EXPECT_EQ(next(), Next::wait);
+  region.dying = true;
+  EXPECT_EQ(next(), Next::erase);
+  region.table.change(3, State::leaving, State::on_device);
+  EXPECT_EQ(next(), Next::erase);
+  region.dying = false;
+  region.table[3].flags = 0;
+  EXPECT_EQ(next(), Next::erase) << "nobody waits any more";
+  EXPECT_EQ(copies->erase(copies->begin()), copies->end());
+}
+
+TEST_F(PagerShownCopies, ALoadOfWhatIsShownIsAnswered) {
+  shown(3);
+  copies->ask(region, 3, kNow);
+  region.table[3].flags |= vmem::core::kWanted;
+  facts.leased = true;
+  EXPECT_EQ(next(), Next::again);
+  EXPECT_FALSE(waits(3));
+  EXPECT_EQ(next(), Next::erase);
+  copies->erase(copies->begin());
+}
+
+TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
+  Resident& resident = shown(3);
+  store(3);
+  region.table[3].flags |= vmem::core::kWanted | vmem::core::kWantedWrite;
+  copies->ask(region, 3, kNow);
+  facts.leased = true;
+  ASSERT_EQ(next(), Next::change);
+  copies->change(region, 3);
+  EXPECT_TRUE(resident.stale);
+  EXPECT_EQ(copies->stale_bytes(), kSize);
+  EXPECT_EQ(region.stale, 1u);
+  EXPECT_EQ(trap.calls("unprotect"), 1u);
+  EXPECT_EQ(copies->check(), "");
+  EXPECT_EQ(next(), Next::wait) << "until the leases end";
+  facts.leased = false;
+  EXPECT_EQ(next(), Next::move);
+  copies->forget(region, 3);
+  EXPECT_EQ(copies->stale_bytes(), 0u);
+  EXPECT_EQ(region.stale, 0u);
+  EXPECT_FALSE(copies->any());
+}
+
+TEST_F(PagerShownCopies, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
+  on_device(3);
+  store(3);
+  facts.leased = true;
+  facts.room = false;
+  EXPECT_EQ(next(), Next::wait) << "a store alone has no use for a copy";
+  load(3, 1);
+  EXPECT_EQ(next(), Next::move);
+}
+
+TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAreNot) {
+  Resident& resident = on_device(3);
+  store(3, 2);
+  facts.leased = true;
+  facts.room = false;
+  clock.over = true;
+  ASSERT_EQ(next(), Next::refuse_store);
+  EXPECT_EQ(clock.asked, kNow / 10);
+  copies->refuse(first(), Next::refuse_store, kNow);
+  EXPECT_TRUE(resident.apart);
+  EXPECT_FALSE(resident.refused);
+  EXPECT_FALSE(waits(3)) << "loads are reported again";
+  uint64_t value = 0;
+  EXPECT_FALSE(trap.load(region.address(3) + 2 * kPage, &value)) << "SIGBUS";
+  EXPECT_EQ(copies->check(), "");
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += ShownCopies::kTryAgain;
+  trap.refuse_unfail(1);
+  EXPECT_EQ(next(), Next::wait) << "the trap does not take it back";
+  EXPECT_TRUE(resident.apart);
+  facts.now_ns += ShownCopies::kTryAgain;
+  EXPECT_EQ(next(), Next::erase);
+  EXPECT_FALSE(resident.apart);
+  copies->erase(copies->begin());
+}
+
+TEST_F(PagerShownCopies, WhatIsShownIsHiddenBeforeItIsRefused) {
+  Resident& resident = shown(3);
+  for (int i = 0; i < ShownCopies::kReportedLate; ++i) store(3);
+  store(3);
+  facts.leased = true;
+  facts.room = false;
+  facts.may_hide = false;
+  resident.missed = 0;
+  EXPECT_EQ(next(), Next::wait);
+  facts.may_hide = true;
+  EXPECT_EQ(next(), Next::wait) << "there is hope";
+  clock.over = true;
+  EXPECT_EQ(next(), Next::hide);
+  copies->forget(region, 3);
+  clock.over = false;
+  EXPECT_EQ(next(), Next::refuse_store) << "it has given up";
+}
+
+TEST_F(PagerShownCopies, PagesThatTheProgramDroppedAreShownAgain) {
+  Resident& resident = shown(3);
+  for (int i = 0; i < ShownCopies::kReportedLate; ++i) EXPECT_FALSE(load(3)) << "reported late";
+  EXPECT_FALSE(copies->waits());
+  EXPECT_TRUE(load(3));
+  EXPECT_EQ(resident.missed, ShownCopies::kReportedLate);
+  facts.leased = true;
+  EXPECT_EQ(next(), Next::hide);
+  facts.may_hide = false;
+  EXPECT_EQ(next(), Next::wait);
+}
+
+TEST_F(PagerShownCopies, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
+  Resident& resident = on_device(3);
+  load(3);
+  EXPECT_EQ(copies->stays(first(), kNow), Next::wait);
+  refuse(3);
+  EXPECT_TRUE(first().starved);
+  EXPECT_EQ(first().not_before, kNow + ShownCopies::kAskAgain);
+  uint64_t value = 0;
+  EXPECT_FALSE(trap.load(region.address(3), &value)) << "SIGBUS";
+  EXPECT_FALSE(load(3)) << "a fault that was reported before";
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += ShownCopies::kAskAgain;
+  EXPECT_EQ(next(), Next::move) << "there may be memory by now";
+  trap.refuse_unfail(1);
+  EXPECT_FALSE(copies->unrefuse(region, 3));
+  EXPECT_TRUE(copies->unrefuse(region, 3));
+  EXPECT_FALSE(resident.refused);
+}
+
+TEST_F(PagerShownCopies, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
+  on_device(3);
+  load(3);
+  facts.lent = true;
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += 100 * ShownCopies::kLookedAt;  // the machine stood still
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += ShownCopies::kLookedAt;
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += ShownCopies::kLookedAt;
+  ASSERT_EQ(next(), Next::refuse_lent);
+  copies->refuse(first(), Next::refuse_lent, facts.now_ns);
+  EXPECT_FALSE(first().starved);
+  EXPECT_EQ(next(), Next::wait);
+  facts.lent = false;
+  EXPECT_EQ(next(), Next::erase) << "it has got its signal";
+  EXPECT_FALSE(residents[region.table[3].aux].refused);
+  copies->erase(copies->begin());
+}
+
+TEST_F(PagerShownCopies, ALostDevicesBlocksAreNotWaitedFor) {
+  on_device(3);
+  load(3);
+  facts.lent = facts.lost = true;
+  EXPECT_EQ(next(), Next::move);
+}
+
+TEST_F(PagerShownCopies, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereIs) {
+  const auto oldest = [&](uint64_t now, bool lost = false) -> int64_t {
+    const auto* s = copies->oldest(now, [&](size_t) { return lost; });
+    return s == nullptr ? -1 : static_cast<int64_t>(s->block);
+  };
+  shown(1, 10), shown(2, 20), shown(3, 30);
+  EXPECT_EQ(oldest(9 + ShownCopies::kShownAtLeast), -1);
+  EXPECT_EQ(oldest(10 + ShownCopies::kShownAtLeast), 1);
+  copies->change(region, 1);
+  EXPECT_EQ(oldest(19 + ShownCopies::kShownAtLeast), -1);
+  EXPECT_EQ(oldest(kNow), 2);
+  EXPECT_EQ(oldest(kNow, true), -1);
+  copies->forget(region, 2);
+  EXPECT_EQ(oldest(kNow), 3);
+  copies->forget(region, 3);
+  EXPECT_EQ(oldest(kNow), -1);
+  EXPECT_EQ(copies->check(), "");
+}
+
+TEST_F(PagerShownCopies, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
+  on_device(3);
+  EXPECT_FALSE(copies->answer(region, 3, kNow)) << "nobody did";
+  region.table[3].flags |= vmem::core::kWanted;
+  EXPECT_TRUE(copies->answer(region, 3, kNow));
+  EXPECT_EQ(trap.calls("wake"), 0u);
+  shown(4);
+  copies->change(region, 4);
+  const size_t before = trap.calls("unprotect");
+  EXPECT_TRUE(copies->answer(region, 4, kNow)) << "it is to leave when it can";
+  EXPECT_EQ(trap.calls("unprotect"), before + 1);
+}
+
+TEST_F(PagerShownCopies, OfARegionThatGoesNobodyWaits) {
+  Resident& resident = on_device(3);
+  load(3);
+  copies->forget(region);
+  EXPECT_FALSE(copies->waits());
+  EXPECT_NE(copies->check(), "") << "the block says that somebody does";
+  resident.asked = false;
+}
+
+TEST_F(PagerShownCopies, TheCheckFindsWhatDisagrees) {
+  Resident& resident = on_device(3);
+  resident.refused = true;
+  EXPECT_NE(copies->check(), "");
+  resident.refused = false;
+  resident.shown = true;
+  EXPECT_NE(copies->check(), "");
+  resident.shown = false;
+  resident.stale = true;
+  EXPECT_NE(copies->check(), "");
+  resident.stale = false;
+  shown(4);
+  copies->change(region, 4);
+  region.stale = 0;
+  EXPECT_NE(copies->check(), "");
+  region.stale = 2;
+  EXPECT_NE(copies->check(), "");
+  region.stale = 1;
+}
+
+}  // namespace
