@@ -480,9 +480,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if (!queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
       After after;
       pump_devices(after);
-      lock.unlock();
-      run(after);
-      lock.lock();
+      run(lock, after);
       continue;
     }
     if (lock.sleep_for(changed_, std::chrono::milliseconds(20)) == std::cv_status::timeout) {

@@ -223,6 +223,13 @@ void Pager::keep_mapped(Batch& unmapped, After& after) {
   unmapped.clear();
 }
 
+// Locked on entry and on return, and not meanwhile.
+void Pager::leave_batch(Lock& lock, std::span<Move*> batch) {
+  lock.unlock();
+  leave_batch(batch);
+  lock.lock();
+}
+
 // Unlocked; every move is in state leaving, of one device each or several. No more than a Batch holds.
 void Pager::leave_batch(std::span<Move*> batch) {
   std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
@@ -440,9 +447,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
     }
   }
   if (batch.empty()) return false;
-  lock.unlock();
-  leave_batch(batch.all());
-  lock.lock();
+  leave_batch(lock, batch.all());
   return true;
 }
 
@@ -470,9 +475,7 @@ bool Pager::serve_departure(Lock& lock) {
       queues_.departures.pop_front();
     }
     ++r.in_flight;
-    lock.unlock();
-    if (!batch.empty()) leave_batch(batch.all());
-    lock.lock();
+    leave_batch(lock, batch.all());
     if (on && !r.dying &&
         queues_.evict_requests.size() < Queues::kMaxSpeculative &&  // what is in staging frames now goes on
         queues_.evict_requests.push_back({*on, false})) {
@@ -546,9 +549,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     while (under_way != 0) end_oldest();
     if (!unmapped.empty()) keep();
     if (batch.empty()) return;
-    lock.unlock();
-    leave_batch(batch.all());
-    lock.lock();
+    leave_batch(lock, batch.all());
     batch.clear();
   };
   // Where a device is lost, what host memory has of its blocks is written.

@@ -165,11 +165,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   stays(r, b);
   --r.in_flight;
   notify();
-  After after;
-  pump(after);
-  lock.unlock();
-  run(after);
-  lock.lock();
+  pump(lock);
   return probed.ok();
 }
 

@@ -432,9 +432,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   for (const auto& [r, b] : found) --r->in_flight;
   notify();
   if (batch.empty()) return;
-  lock.unlock();
-  leave_batch(batch.all());
-  lock.lock();
+  leave_batch(lock, batch.all());
 }
 
 // Locked on entry and on return. Where others had a device's memory, blocks have again what there is now. What devices
@@ -467,11 +465,7 @@ void Pager::look_at_memory(Lock& lock) {
   }
   if (!more) return;
   resize_policies();
-  After after;
-  pump(after);
-  lock.unlock();
-  run(after);
-  lock.lock();
+  pump(lock);
 }
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
@@ -484,11 +478,7 @@ bool Pager::device_step(Lock& lock) {
       end_unused_staging(lock);
     else if (grow_staging(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN)
       end_unused_staging(lock);
-    After after;
-    pump(after);
-    lock.unlock();
-    run(after);
-    lock.lock();
+    pump(lock);
     return true;
   }
   // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait

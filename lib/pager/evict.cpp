@@ -44,11 +44,7 @@ void Pager::evict_loop() {
   while (!threads_.stop) {
     const uint64_t now = now_ns();
     if (check_starved(lock, now)) {
-      After after;
-      pump(after);
-      lock.unlock();
-      run(after);
-      lock.lock();
+      pump(lock);
       continue;
     }
     if (ask_again(lock, now)) continue;
@@ -77,11 +73,7 @@ void Pager::evict_loop() {
     }
     if (!host_short && !staging_short) {  // starved for a buffer, or for what is leaving already
       need_evict_.wait_for(lock, std::chrono::milliseconds(5));
-      After after;
-      pump(after);
-      lock.unlock();
-      run(after);
-      lock.lock();
+      pump(lock);
       continue;
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
@@ -118,15 +110,11 @@ void Pager::evict_loop() {
       After after;
       pump(after);
       if (!after.empty()) {
-        lock.unlock();
-        run(after);
-        lock.lock();
+        run(lock, after);
       }
     }
     if (batch.empty()) continue;
-    lock.unlock();
-    evict_batch(batch.all());
-    lock.lock();
+    evict_batch(lock, batch.all());
   }
 }
 
@@ -165,9 +153,7 @@ void Pager::serve_evict_request(Lock& lock) {
   }
   span.first = b;
   if (b > span.last || b >= r.blocks) queues_.evict_requests.pop_front();
-  lock.unlock();
-  evict_batch(batch.all());
-  lock.lock();
+  evict_batch(lock, batch.all());
 }
 
 // Claims a resident or held block for the way out. nullptr: no address space for its image.
@@ -230,6 +216,13 @@ void Pager::take_one(Move* m) {
   if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
     m->clean = m->zeros = true;
   }
+}
+
+// Locked on entry and on return, and not meanwhile.
+void Pager::evict_batch(Lock& lock, std::span<Move*> batch) {
+  lock.unlock();
+  evict_batch(batch);
+  lock.lock();
 }
 
 // Unlocked; every move is in state taking. No more than a Batch holds.
@@ -698,9 +691,7 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     free_move(m);
   }
   pump(after);
-  lock.unlock();
-  run(after);
-  lock.lock();
+  run(lock, after);
   return s;
 }
 

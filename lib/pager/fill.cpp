@@ -468,6 +468,20 @@ bool Pager::find_hole(Move* m) {
   return true;
 }
 
+// Locked on entry and on return, and not meanwhile.
+void Pager::run(Lock& lock, After& after) {
+  lock.unlock();
+  run(after);
+  lock.lock();
+}
+
+// The same, for those whom memory that came free helps.
+void Pager::pump(Lock& lock) {
+  After after;
+  pump(after);
+  run(lock, after);
+}
+
 void Pager::run(After& after) {
   while (!after.empty()) {
     After now;

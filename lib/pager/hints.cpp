@@ -405,9 +405,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       Move* m = begin_leave(r, b, Leave::drop);
       if (m == nullptr) return no_memory();
       m->job = &job;
-      lock.unlock();
-      leave_batch({&m, 1});
-      lock.lock();
+      leave_batch(lock, {&m, 1});
       if (!job.status.ok()) return job.status;
       break;
     }
@@ -429,9 +427,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   }
   pump(after);
   if (!after.empty()) {
-    lock.unlock();
-    run(after);
-    lock.lock();
+    run(lock, after);
   }
   return {};
 }

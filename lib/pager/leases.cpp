@@ -289,9 +289,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         }
         starving = Progress::kNone;
         m->job = &job;
-        lock.unlock();
-        leave_batch({&m, 1});
-        lock.lock();
+        leave_batch(lock, {&m, 1});
         if (!job.status.ok()) return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, job.status.text());
         continue;
       }
@@ -300,9 +298,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
     }
     if (!after.empty()) {
       const bool installs = !after.install.empty();
-      lock.unlock();
-      run(after);
-      lock.lock();
+      run(lock, after);
       if (!installs || r.table[b].state != State::held || StarvedQueue::marked(r.table[b])) continue;
       const uint64_t now = now_ns();
       if (refused++ == 0) refused_ns = now;

@@ -359,9 +359,7 @@ bool Pager::rescue(Lock& lock) {
     if (batch.full()) gpus_[d].rescue = true;  // there may be more
   }
   if (batch.empty()) return false;
-  lock.unlock();
-  leave_batch(batch.all());
-  lock.lock();
+  leave_batch(lock, batch.all());
   return true;
 }
 

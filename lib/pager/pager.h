@@ -118,7 +118,7 @@ class Pager final : private WaitClock {
   bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
   bool begin_install(Region& r, core::BlockIndex b, After& after);
   void start_installing(Move* m, core::State from, MoveList& install);
-  void run(After& after);
+  void run(After&after), run(Lock&lock, After&after);
   void install(MoveList&moves, After&after), installed(Move*m, const core::Status&s, After&after);
   static void on_read(store::Io&io), on_device_read(store::Io&io), on_written(store::Io&io);
   void verify_read(Move*m), drop_cut_off(Move*m);
@@ -133,7 +133,7 @@ class Pager final : private WaitClock {
   void drop_behind(Region& r);
   bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
   bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
-  void pump(After& after);
+  void pump(After&after), pump(Lock&lock);
   void pump_speculative(After& after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
   void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
@@ -154,7 +154,7 @@ class Pager final : private WaitClock {
 
   // evict.cpp
   void evict_loop(), revive_dropped();
-  void evict_batch(std::span<Move*> batch);
+  void evict_batch(std::span<Move*> batch), evict_batch(Lock&lock, std::span<Move*> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
   void settle_probe(Region& r, core::BlockIndex b, After& after);
@@ -218,7 +218,7 @@ class Pager final : private WaitClock {
   std::byte* staging_frame(const Region& r, size_t keep);
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
-  void leave_batch(std::span<Move*> batch), begin_out(OutPart&part);
+  void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch), begin_out(OutPart&part);
   void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
   static core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part);
   void restore_trap(std::span<const device::Range> ranges);

@@ -33,9 +33,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
   const auto flush = [&] {
     if (batch.empty()) return;
-    lock.unlock();
-    evict_batch(batch.all());
-    lock.lock();
+    evict_batch(lock, batch.all());
     batch.clear();
   };
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
