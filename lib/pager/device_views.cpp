@@ -200,11 +200,7 @@ ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool ma
   around.lent = !around.lost && lent_for_writing(r, b);
   around.leased = !around.lost && leased(r, b);
   around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
-  // One more block may be stale at its device: nobody can evict it, and others move in what it leaves, with more free
-  // than the evictors want: else they would take away what the CPU is shown as soon as it is.
-  const uint64_t room = frames_.room();
-  const uint64_t free = std::max({sums_.reserve_bytes, room / 4, room / 100 * machine_.knobs.watermark_low});
-  around.room = free + pinned() + r.block_size <= room;
+  around.room = reserve_.room_for_stale(r.block_size);
   around.may_hide = may_hide;
   return around;
 }

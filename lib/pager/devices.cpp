@@ -251,7 +251,7 @@ void Pager::set_staging_share(unsigned percent) {
 Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
   const size_t frames = pool.growth.take(at_most);
   if (frames == 0) return {};
-  if (!pool.frames.reserve(frames, sums_.reserve_bytes)) {
+  if (!pool.frames.reserve(frames, reserve_.bytes())) {
     pool.growth.no_room(now_ns());
     need_evict_.notify_all();
     return Status(EAGAIN, "");
@@ -320,26 +320,26 @@ Status Pager::want_staging(const Region& r) {
     if (pool.frames.total() != 0) break;
     if (end_unused_staging(lock)) continue;
     if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
-    const uint64_t room = kLeast * pool.frames.frame() + sums_.reserve_bytes;
-    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) ||
-                       frames_.least_overhead() + pinned() + room > budget_.limit();
+    const uint64_t frames = kLeast * pool.frames.frame();
+    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !reserve_.fits(frames);
     if (never || hopeless(mark)) {
-      sums_.room_wanted = 0;
+      reserve_.want_nothing();
       return error(ENOMEM,
                    "host_budget %s has no room for the staging frames of the device tier (at least %s for blocks of "
                    "%s; at most %u %% of the budget, setting staging_share, of which %s are taken) beside %s leased "
                    "and %s for faults, tables and buffers; raise host_budget, or make the region with VMEM_HOST_ONLY%s"
                    "%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kLeast * pool.frames.frame()).c_str(),
+                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(frames).c_str(),
                    core::human_bytes(pool.frames.frame()).c_str(), pool.growth.share(),
-                   core::human_bytes(budget_.charged(Use::staging)).c_str(), core::human_bytes(pinned()).c_str(),
-                   core::human_bytes(frames_.least_overhead() + sums_.reserve_bytes).c_str(),
-                   s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
+                   core::human_bytes(budget_.charged(Use::staging)).c_str(),
+                   core::human_bytes(reserve_.pinned()).c_str(),
+                   core::human_bytes(frames_.least_overhead() + reserve_.bytes()).c_str(), s.text().empty() ? "" : ": ",
+                   static_cast<int>(s.text().size()), s.text().data());
     }
-    sums_.room_wanted = std::max(sums_.room_wanted, room);
+    reserve_.want(frames + reserve_.bytes());
     need_evict_.notify_all();
   }
-  sums_.room_wanted = 0;
+  reserve_.want_nothing();
   return {};
 }
 

@@ -59,7 +59,7 @@ void Pager::evict_loop() {
     const bool too_many = !queues_.starved.empty() && residents_.free() == 0;
     const bool host_short = must_evict() || stuck || too_many;
     if (host_short && shown_.any()) gpu_work_.notify_one();
-    machine_.refilling = host_short && !stuck;
+    reserve_.set_refilling(host_short && !stuck);
     const std::optional<uint8_t> staging_short = short_of_staging(next_short);
     if (!host_short && !staging_short && queues_.starved.empty()) {
       wait_for_work(lock);
@@ -77,7 +77,8 @@ void Pager::evict_loop() {
       continue;
     }
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
-    const uint64_t pages = std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * sums_.largest_block) / core::kPage);
+    const uint64_t pages =
+        std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * reserve_.largest_block()) / core::kPage);
     size_t count = host_short ? policies_[kHostPool]->victims(pages, victims) : 0;
     if (count == 0 && staging_short) {
       count = policies_[*staging_short]->victims(pages, victims);

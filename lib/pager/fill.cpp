@@ -61,14 +61,6 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   return true;
 }
 
-// What whoever asks for so many bytes leaves to those who are more urgent: no more than evictors keep free with them.
-uint64_t Pager::left_free(Urgency urgency, uint64_t size) const {
-  if (urgency == Urgency::fault) return 0;
-  if (urgency == Urgency::acquire) return sums_.reserve_bytes / 2;
-  const uint64_t low = low_watermark();
-  return std::min(sums_.reserve_bytes, low - std::min(low, size));
-}
-
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
@@ -78,7 +70,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t grows = table_growth(r, b), keep = grows + left_free(urgency, size + grows);
+  const uint64_t grows = table_growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
@@ -550,7 +542,7 @@ void Pager::pump(After& after) {
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
   if (!queues_.refused.empty()) table_may_grow(*queues_.refused.front().first, queues_.refused.front().second);
-  if (!queues_.dropped.empty() && budget_.available() >= sums_.largest_block) revive_dropped();
+  if (!queues_.dropped.empty() && budget_.available() >= reserve_.largest_block()) revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
 }

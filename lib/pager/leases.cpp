@@ -71,7 +71,7 @@ void Pager::match_holds(Lock& lock, const SpanOf& span) {
 void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
   const uint64_t bytes = leased * r.block_size;
   if (location < 0) {
-    sums_.leased_bytes = more ? sums_.leased_bytes + bytes : sums_.leased_bytes - bytes;
+    more ? reserve_.lease(bytes) : reserve_.release(bytes);
   } else {
     gpus_[static_cast<size_t>(location)].budget.count_leases(bytes, ending * r.block_size, more);
   }
@@ -103,9 +103,9 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
   charge_leases(r);
   const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
-  const uint64_t wanted = location < 0 ? fresh : 0, kept = sums_.reserve_bytes + frames_.least_overhead();
+  const uint64_t wanted = location < 0 ? fresh : 0, kept = reserve_.bytes() + frames_.least_overhead();
   const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
-  const bool fits = !costs || pinned() + wanted + kept <= budget_.limit();
+  const bool fits = !costs || reserve_.fits(wanted);
   if (!prepared || !fits) {
     r.leases.join(span.first, span.last);
     charge_leases(r);
@@ -114,7 +114,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
                  "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
                  "holders: %s",
                  core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
-                 core::human_bytes(pinned()).c_str(), lease_holders().c_str());
+                 core::human_bytes(reserve_.pinned()).c_str(), lease_holders().c_str());
   }
   const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
   charge_leases(r);

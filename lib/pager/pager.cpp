@@ -43,7 +43,8 @@ Pager::Pager(Parts parts, Config config)
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       copies_(residents_, staging_, policies_, clock_),
-      shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()) {
+      shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()),
+      reserve_(budget_, frames_, shown_) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -333,18 +334,19 @@ Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
   // A region that was granted goes on being served.
-  const uint64_t fixed = frames_.least_overhead(), reserve = reserve_for(sums_.largest_block, bytes);
-  const uint64_t needed = fixed + std::max(pinned() + reserve, 4 * sums_.largest_block);
+  const uint64_t fixed = frames_.least_overhead(), reserve = reserve_.of(bytes);
+  const uint64_t needed = fixed + std::max(reserve_.pinned() + reserve, 4 * reserve_.largest_block());
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
                  "live leases, %s for faults (the largest blocks have %s)",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(pinned()).c_str(), core::human_bytes(needed - fixed - pinned()).c_str(),
-                 core::human_bytes(sums_.largest_block).c_str());
+                 core::human_bytes(reserve_.pinned()).c_str(),
+                 core::human_bytes(needed - fixed - reserve_.pinned()).c_str(),
+                 core::human_bytes(reserve_.largest_block()).c_str());
   }
   budget_.set(bytes);
-  count_blocks();
+  reserve_.follow_budget();
   for (const auto& [base, r] : regions_) {
     if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r));
   }
@@ -453,10 +455,7 @@ std::string Pager::check() {
     }
   }
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
-  if (leased != sums_.leased_bytes) {
-    return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(sums_.leased_bytes),
-                           static_cast<unsigned long long>(leased));
-  }
+  if (std::string s = reserve_.check(leased, regions_.size()); !s.empty()) return s;
   return check_devices();
 }
 

@@ -19,6 +19,7 @@
 #include "pager/config.h"
 #include "pager/eviction_clock.h"
 #include "pager/host_copies.h"
+#include "pager/host_reserve.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
@@ -98,7 +99,7 @@ class Pager final : private WaitClock {
   bool reserve_block();
   bool reserve_blocks(Lock& lock, Region& r);
   uint64_t counted_tables(uint64_t more) const;
-  void count_tables(), count_blocks();
+  void count_tables();
   uint64_t table_growth(const Region& r, core::BlockIndex b) const;
   void charge_table(Region& r);
   bool table_fits(const Region& r, core::BlockIndex b) const;
@@ -112,7 +113,6 @@ class Pager final : private WaitClock {
   void touch_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
   bool start_staging(Region& r, core::BlockIndex b, After& after);
-  uint64_t left_free(core::Urgency urgency, uint64_t size) const;
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
   bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
@@ -143,7 +143,6 @@ class Pager final : private WaitClock {
   bool check_starved(Lock& lock, uint64_t now);
 
   // pressure.cpp
-  uint64_t low_watermark() const;
   bool must_evict() const;
   void on_pressure(uint64_t bytes);
   void on_knobs();
@@ -170,7 +169,6 @@ class Pager final : private WaitClock {
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }
-  uint64_t pinned() const { return sums_.leased_bytes + shown_.stale_bytes(); }  // in host memory, nobody can evict it
   void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
   void charge_leases(Region&r), take_back_lease(const SpanOf&span, unsigned access, int location, void*stream);
@@ -294,6 +292,7 @@ class Pager final : private WaitClock {
   StagingPools staging_;
   HostCopies copies_;
   ShownCopies shown_;
+  HostReserve reserve_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 

@@ -52,23 +52,14 @@ bool Pager::populate(Move* m, After& after) {
   return false;
 }
 
-// What is kept free ahead of those who need it: a part of what blocks can have that may leave, and never so much that
-// two of the largest could not stay, or each would be evicted as soon as it is in place.
-uint64_t Pager::low_watermark() const {
-  const uint64_t room = frames_.room(), mine = room - std::min(room, pinned());
-  const unsigned percent = machine_.refilling ? machine_.knobs.watermark_high : machine_.knobs.watermark_low;
-  const uint64_t part = std::min(mine / 4, std::max<uint64_t>(mine / 32, 4 * sums_.largest_block));
-  return std::min(std::max(part, mine / 100 * percent), mine - std::min(mine, 2 * sums_.largest_block));
-}
-
-// Free memory, or on its way to being free, is short of the low watermark, or of what the first that waits needs.
+// Locked. Somebody waits for memory, or will soon.
 bool Pager::must_evict() const {
-  uint64_t wanted = std::max(low_watermark(), sums_.room_wanted);
+  uint64_t first = 0;  // what the first that waits needs
   if (!queues_.starved.empty()) {
-    const Starved& first = queues_.starved.front();
-    wanted = std::max(wanted, first.region->block_size + left_free(first.urgency, first.region->block_size));
+    const Starved& waits = queues_.starved.front();
+    first = waits.region->block_size + reserve_.left_free(waits.urgency, waits.region->block_size);
   }
-  return budget_.in_use() - frames_.idle_buffers() + wanted > budget_.limit() + write_back_.leaving();
+  return reserve_.short_of(first, write_back_.leaving());
 }
 
 // Locked. No more than `bytes` of frames for `ns`; what is above it leaves. A refusal takes nothing back of what
@@ -114,10 +105,8 @@ void Pager::wait_for_work(Lock& lock) {
 
 void Pager::on_pressure(uint64_t bytes) {
   Lock lock(mutex_);
-  // Below this faults could no longer be served.
-  const uint64_t least = frames_.least_overhead() + pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
   const uint64_t used = budget_.charged();
-  hold_back(std::max(least, used - std::min(used, bytes)), kAfterPressure, true);
+  hold_back(std::max(reserve_.least(), used - std::min(used, bytes)), kAfterPressure, true);
 }
 
 void Pager::on_knobs() {
@@ -125,6 +114,7 @@ void Pager::on_knobs() {
   const bool there = trap_->knobs(&knobs).ok();
   Lock lock(mutex_);
   machine_.knobs = knobs;
+  reserve_.set_watermarks(knobs.watermark_low, knobs.watermark_high);
   config_.readahead_bytes =
       there ? std::min(machine_.wanted_readahead, knobs.readahead_bytes) : machine_.wanted_readahead;
   config_.fault_timeout_ms =
@@ -134,8 +124,7 @@ void Pager::on_knobs() {
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  const uint64_t least = frames_.least_overhead() + pinned() + sums_.reserve_bytes + 4 * sums_.largest_block;
-  budget_.set_ceiling(std::max(limit, least));
+  budget_.set_ceiling(std::max(limit, reserve_.least()));
   if (!machine_.pressed) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();
   resize_policies();

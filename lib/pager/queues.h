@@ -40,17 +40,7 @@ struct Queues {
   uint64_t last_hint = 0;
 };
 
-// What is kept free for faults where the largest blocks have this size: the first touch of a region is always served.
-inline uint64_t reserve_for(uint64_t largest, uint64_t budget) {
-  return std::max(largest, std::min<uint64_t>(4 * largest, budget / 8));
-}
-
 struct Sums {
-  uint64_t reserve_bytes = 0;  // kept free for faults
-  uint64_t largest_block = 0;
-  std::array<uint32_t, 14> regions_by_size{};  // of blocks: 4 KiB, 8 KiB, ..
-  uint64_t room_wanted = 0;                    // by a region that is being made
-  uint64_t leased_bytes = 0;
   uint64_t looked_ahead = 0;    // the clock when streams that nobody reads were last looked for
   uint64_t unknown_blocks = 0;  // with kUnknown
   uint64_t table_bytes = 0;
@@ -76,7 +66,6 @@ struct Machine {
   uint64_t cap_until_ns = 0;
   uint64_t keep_until_ns = 0;  // frames of regions that were freed
   bool pressed = false;        // the cap is what pressure left, and not only a refusal's
-  bool refilling = false;      // below the low watermark lately, and not yet above the high one
 };
 
 }  // namespace vmem::pager

@@ -251,10 +251,6 @@ uint64_t least_bounce(const Region& r) {
   return r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
 }
 
-unsigned size_class(size_t block_size) {
-  return static_cast<unsigned>(std::countr_zero(block_size / core::kPage));
-}
-
 }  // namespace
 
 // Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
@@ -276,15 +272,6 @@ uint64_t Pager::speculative_limit(const Region& r) const {
   return std::max<uint64_t>(most, r.block_size);
 }
 
-// The largest block and the reserve follow the regions there are.
-void Pager::count_blocks() {
-  sums_.largest_block = 0;
-  for (size_t i = 0; i < sums_.regions_by_size.size(); ++i) {
-    if (sums_.regions_by_size[i] != 0) sums_.largest_block = core::kPage << i;
-  }
-  sums_.reserve_bytes = reserve_for(sums_.largest_block, budget_.limit());
-}
-
 // Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
 Status Pager::charge_region(Lock& lock, Region& r) {
   const uint64_t budget = budget_.limit(), overhead = frames_.least_overhead();
@@ -304,29 +291,26 @@ Status Pager::charge_region(Lock& lock, Region& r) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-      const bool never = frames_.least_overhead() + least + pinned() + sums_.reserve_bytes > budget_.limit();
-      if (never || hopeless(mark)) {
-        sums_.room_wanted = 0;
+      if (!reserve_.fits(least) || hopeless(mark)) {
+        reserve_.want_nothing();
         sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
         return s;
       }
-      sums_.room_wanted = std::max(sums_.room_wanted, least);
+      reserve_.want(least);
       need_evict_.notify_all();
     }
-    sums_.room_wanted = 0;
+    reserve_.want_nothing();
   }
-  ++sums_.regions_by_size[size_class(r.block_size)];
   if (r.gpu) ++staging_.of(r).regions;
   charge_table(r);
-  count_blocks();
-  const uint64_t kept = frames_.least_overhead() + pinned() + sums_.reserve_bytes;
-  if (kept <= budget_.limit()) return {};
+  reserve_.add_region(r.block_size);
+  if (reserve_.fits(0)) return {};
   Status s = error(ENOMEM,
                    "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
                    "for faults; raise host_budget, lower %s or release leases",
                    core::human_bytes(budget_.limit()).c_str(), core::human_bytes(r.block_size).c_str(),
-                   core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(pinned()).c_str(),
-                   core::human_bytes(sums_.reserve_bytes).c_str(), r.gpu ? "device_block_size" : "block_size");
+                   core::human_bytes(frames_.least_overhead()).c_str(), core::human_bytes(reserve_.pinned()).c_str(),
+                   core::human_bytes(reserve_.bytes()).c_str(), r.gpu ? "device_block_size" : "block_size");
   credit_region(r);
   return s;
 }
@@ -335,11 +319,10 @@ Status Pager::charge_region(Lock& lock, Region& r) {
 void Pager::credit_region(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
-  --sums_.regions_by_size[size_class(r.block_size)];
   if (r.gpu && --staging_.of(r).regions == 0) gpu_work_.notify_all();  // others may have its frames
   sums_.table_bytes -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
   count_tables();
-  count_blocks();
+  reserve_.remove_region(r.block_size);
 }
 
 // Nothing that waits in a queue names the region any more.

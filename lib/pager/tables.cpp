@@ -115,8 +115,7 @@ void Pager::charge_table(Region& r) {
 bool Pager::table_fits(const Region& r, BlockIndex b) const {
   const size_t more = r.table.cost(b);
   if (more == 0 || r.table.footprint() + more <= r.table_charged || budget_.charged(Use::tables) == 0) return true;
-  const uint64_t kept = frames_.least_overhead() + std::max(pinned() + sums_.reserve_bytes, 4 * sums_.largest_block);
-  return kept + more <= budget_.wanted();
+  return frames_.least_overhead() + reserve_.for_moves() + more <= budget_.wanted();
 }
 
 // Locked. Whether a block may be the first of its page in the region's table. If so, all that were refused before and
@@ -144,8 +143,8 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
       core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
       core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
-      core::human_bytes(pinned()).c_str(),
-      core::human_bytes(std::max(sums_.reserve_bytes, 4 * sums_.largest_block)).c_str(), where(r, b).c_str());
+      core::human_bytes(reserve_.pinned()).c_str(),
+      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), where(r, b).c_str());
 }
 
 // Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.

@@ -1,0 +1,159 @@
+// What is kept free of the host budget: for faults, ahead of those who ask, and of what nobody can evict.
+#include <gtest/gtest.h>
+
+#include "memory/frame_pool.h"
+#include "pager/host_reserve.h"
+#include "pager_fakes.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::kPage;
+using vmem::core::State;
+using vmem::core::Urgency;
+using vmem::pager::HostReserve;
+using vmem::pager::Region;
+using vmem::pager::Residents;
+using vmem::pager::ShownCopies;
+using vmem::pager::test::FakeTrap;
+
+constexpr uint64_t kMiB = 1 << 20;
+
+class FakeClock final : public vmem::pager::WaitClock {
+ public:
+  uint64_t look(uint64_t) override { return 0; }
+  bool hopeless(uint64_t) override { return false; }
+};
+
+class PagerHostReserve : public ::testing::Test {
+ protected:
+  FakeTrap trap;
+  FakeClock clock;
+  vmem::core::Counters counters;
+  Residents residents;
+  vmem::memory::HostBudget budget{64 * kMiB};
+  vmem::memory::FramePool frames{trap, budget, {}};
+  ShownCopies shown{trap, residents, clock, counters, true};
+  HostReserve reserve{budget, frames, shown};
+};
+
+TEST_F(PagerHostReserve, FollowsTheLargestBlocksThereAre) {
+  EXPECT_EQ(reserve.bytes(), 0u);
+  reserve.add_region(kPage);
+  EXPECT_EQ(reserve.largest_block(), kPage);
+  EXPECT_EQ(reserve.bytes(), 4 * kPage);
+  reserve.add_region(kHugePage);
+  reserve.add_region(kHugePage);
+  EXPECT_EQ(reserve.bytes(), 8 * kMiB);
+  reserve.remove_region(kHugePage);
+  EXPECT_EQ(reserve.largest_block(), kHugePage) << "one is left";
+  reserve.remove_region(kHugePage);
+  EXPECT_EQ(reserve.largest_block(), kPage);
+  EXPECT_EQ(reserve.bytes(), 4 * kPage);
+  EXPECT_EQ(reserve.check(0, 1), "");
+}
+
+TEST_F(PagerHostReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
+  reserve.add_region(kHugePage);
+  EXPECT_EQ(reserve.of(32 * kMiB), 4 * kMiB);
+  EXPECT_EQ(reserve.of(8 * kMiB), kHugePage);
+  EXPECT_EQ(reserve.bytes(), 8 * kMiB);
+  budget.set(32 * kMiB);
+  reserve.follow_budget();
+  EXPECT_EQ(reserve.bytes(), 4 * kMiB);
+}
+
+TEST_F(PagerHostReserve, WhatIsLeasedIsNotToBeHad) {
+  reserve.add_region(kHugePage);
+  EXPECT_TRUE(reserve.fits(56 * kMiB));
+  EXPECT_FALSE(reserve.fits(56 * kMiB + 1));
+  reserve.lease(16 * kMiB);
+  EXPECT_EQ(reserve.pinned(), 16 * kMiB);
+  EXPECT_EQ(reserve.kept(), 24 * kMiB);
+  EXPECT_EQ(reserve.least(), 32 * kMiB);
+  EXPECT_EQ(reserve.for_moves(), 24 * kMiB);
+  EXPECT_FALSE(reserve.fits(56 * kMiB));
+  EXPECT_EQ(reserve.check(16 * kMiB, 1), "");
+  reserve.release(16 * kMiB);
+  EXPECT_TRUE(reserve.fits(56 * kMiB));
+}
+
+TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
+  void* at = nullptr;
+  ASSERT_TRUE(trap.attach(4 * kPage, kPage, vmem::trap::Transfer::copy, &at).ok());
+  Region region{4, 4};
+  region.base = static_cast<std::byte*>(at);
+  region.block_size = kPage;
+  ASSERT_TRUE(region.table.create(4).ok());
+  residents.grow();
+  region.table[1].aux = residents.take(region, 1, nullptr, vmem::pager::kDevicePools);
+  region.table.change(1, State::untouched, State::entering);
+  region.table.change(1, State::entering, State::on_device);
+  ASSERT_TRUE(shown.show(region, 1, 0));
+  EXPECT_EQ(reserve.pinned(), 0u);
+  shown.change(region, 1);
+  EXPECT_EQ(reserve.pinned(), kPage);
+  EXPECT_EQ(reserve.check(0, 0), "") << "and not leased";
+  shown.forget(region, 1);
+  EXPECT_EQ(reserve.pinned(), 0u);
+}
+
+TEST_F(PagerHostReserve, FaultsMayHaveAllAcquiresLeaveHalfOthersWhatEvictorsKeep) {
+  reserve.add_region(kHugePage);
+  EXPECT_EQ(reserve.left_free(Urgency::fault, kHugePage), 0u);
+  EXPECT_EQ(reserve.left_free(Urgency::acquire, kHugePage), 4 * kMiB);
+  EXPECT_EQ(reserve.low_watermark(), 8 * kMiB);
+  EXPECT_EQ(reserve.left_free(Urgency::prefetch, kHugePage), 6 * kMiB);
+  EXPECT_EQ(reserve.left_free(Urgency::readahead, 32 * kMiB), 0u);
+}
+
+TEST_F(PagerHostReserve, TheWatermarkIsAPartOfWhatMayLeaveAndTwoBlocksCanStay) {
+  reserve.add_region(kPage);
+  EXPECT_EQ(reserve.low_watermark(), 2 * kMiB) << "1/32";
+  reserve.set_watermarks(25, 50);
+  EXPECT_EQ(reserve.low_watermark(), 64 * kMiB / 100 * 25);
+  reserve.set_refilling(true);
+  EXPECT_EQ(reserve.low_watermark(), 64 * kMiB / 100 * 50);
+  reserve.lease(32 * kMiB);
+  EXPECT_EQ(reserve.low_watermark(), 32 * kMiB / 100 * 50);
+  reserve.set_watermarks(100, 100);
+  EXPECT_EQ(reserve.low_watermark(), 32 * kMiB - 2 * kPage) << "two blocks can stay";
+  reserve.add_region(kHugePage);
+  EXPECT_EQ(reserve.low_watermark(), 28 * kMiB);
+}
+
+TEST_F(PagerHostReserve, EvictorsHaveWorkWhereLessIsFreeThanIsWanted) {
+  reserve.add_region(kHugePage);
+  ASSERT_TRUE(budget.charge(56 * kMiB, 0));
+  EXPECT_FALSE(reserve.short_of(0, 0));
+  EXPECT_TRUE(reserve.short_of(9 * kMiB, 0)) << "the first that waits needs more";
+  EXPECT_FALSE(reserve.short_of(9 * kMiB, kMiB)) << "that is leaving already";
+  reserve.want(10 * kMiB);
+  reserve.want(9 * kMiB);
+  EXPECT_TRUE(reserve.short_of(0, kMiB)) << "a region is being made";
+  reserve.want_nothing();
+  EXPECT_FALSE(reserve.short_of(0, 0));
+  ASSERT_TRUE(budget.charge(kPage, 0));
+  EXPECT_TRUE(reserve.short_of(0, 0));
+  budget.credit(56 * kMiB + kPage);
+}
+
+TEST_F(PagerHostReserve, AStaleBlockLeavesAQuarterToOthers) {
+  reserve.add_region(kHugePage);
+  EXPECT_TRUE(reserve.room_for_stale(48 * kMiB));
+  EXPECT_FALSE(reserve.room_for_stale(48 * kMiB + 1));
+  reserve.lease(48 * kMiB);
+  EXPECT_FALSE(reserve.room_for_stale(kPage));
+  reserve.release(48 * kMiB);
+  reserve.set_watermarks(50, 50);
+  EXPECT_FALSE(reserve.room_for_stale(33 * kMiB));
+}
+
+TEST_F(PagerHostReserve, TheCheckFindsWhatDisagrees) {
+  reserve.add_region(kHugePage);
+  EXPECT_NE(reserve.check(0, 0), "");
+  EXPECT_NE(reserve.check(kPage, 1), "");
+  EXPECT_EQ(reserve.check(0, 1), "");
+}
+
+}  // namespace
