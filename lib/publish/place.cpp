@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/user.h"
 #include "publish/layout.h"
 
 namespace vmem::publish {
@@ -91,13 +92,18 @@ std::vector<std::string> folders(uid_t user, const char* runtime_dir) {
   std::vector<std::string> out;
   if (runtime_dir != nullptr && runtime_dir[0] == '/' && owned_folder(runtime_dir, user))
     out.push_back(std::string(runtime_dir) + "/vmem");
-  const std::string run = "/run/user/" + std::to_string(user);
+  // As the system that has made these folders, or would have, calls him.
+  const std::string number = std::to_string(core::uid_outside(user)), run = "/run/user/" + number;
   if (owned_folder(run, user) && (out.empty() || out[0] != run + "/vmem")) out.push_back(run + "/vmem");
-  out.push_back("/dev/shm/vmem-" + std::to_string(user));
+  out.push_back("/dev/shm/vmem-" + number);
   return out;
 }
 
 Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out) {
+  if (!core::is_one_user(owner)) {
+    return error(EACCES, "user %u is whoever has no number in this user namespace: %s is not used", owner,
+                 path.c_str());
+  }
   if (make && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     return system_error(errno, "cannot make %s", path.c_str());
   Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

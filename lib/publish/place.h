@@ -28,11 +28,13 @@ class Fd {
 };
 
 // Folders in which a process of `user` may publish, best first: $XDG_RUNTIME_DIR/vmem, /run/user/UID/vmem, those only
-// where their parent is the user's, and /dev/shm/vmem-UID. runtime_dir: the variable's value, or null.
+// where their parent is the user's, and /dev/shm/vmem-UID. UID: in a user namespace the number that the user has
+// outside of it, whose the folders are there. runtime_dir: the variable's value, or null.
 std::vector<std::string> folders(uid_t user, const char* runtime_dir);
 
 // Opens a folder of publications; `make` creates it (0700) and takes access of others away. -EACCES when it is not
-// `owner`'s or is a symbolic link: somebody else may have put it there. Follows no link at the last component.
+// `owner`'s, or when that may be anybody (core::is_one_user), or is a symbolic link: somebody else may have put it
+// there. Follows no link at the last component.
 core::Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out);
 
 // Names of publications are PID-RANDOM and never used again; the socket beside one is called NAME.sock.

@@ -19,6 +19,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "core/user.h"
 #include "vmem/vmem.h"
 
 namespace vmem::publish {
@@ -222,7 +223,7 @@ void Publisher::answer(const Fd& client) {
   Status s;
   std::string text;
   if (getsockopt(client.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-      (peer.uid != 0 && peer.uid != geteuid())) {
+      (peer.uid != 0 && (peer.uid != geteuid() || !core::is_one_user(peer.uid)))) {
     s = error(EPERM, "user %u may not ask a process of user %u", peer.uid, geteuid());
   } else {
     // A client that connects and says nothing must not keep the thread.

@@ -19,6 +19,7 @@
 #include "core/options.h"
 #include "core/step.h"
 #include "core/types.h"
+#include "core/user.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -60,7 +61,10 @@ core::Status open_named(const std::string& name, bool device, SpacePath* path) {
     if (fd >= 0 || errno != ENOENT || device) break;
     fd = open(name.c_str(), flags | O_CREAT | O_EXCL, 0600);
   } while (fd < 0 && errno == EEXIST);  // somebody made it between the two
-  if (fd >= 0) return make_blocking(name, fd);
+  if (fd >= 0) {
+    core::step("store.opened");
+    return make_blocking(name, fd);
+  }
   if (errno == EBUSY) {
     return core::error(EBUSY, "%s is in use (mounted, swap, or another process has it): it cannot serve as SSD store",
                        name.c_str());
@@ -77,6 +81,8 @@ core::Status check_private(const std::string& name, const struct stat& st) {
     if ((st.st_mode & S_IRWXO) != 0) why = "everybody may open it";
   } else if (st.st_uid != geteuid()) {
     why = "it belongs to another user";
+  } else if (!core::is_one_user(st.st_uid)) {
+    why = "its owner and the caller have no numbers in this user namespace, so that they may be two users";
   } else if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     why = "others may open it (chmod 600 makes it yours alone)";
   } else if (st.st_nlink > 1) {

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "common/user_namespace.h"
 #include "core/counters.h"
 #include "publish/layout.h"
 #include "publish/place.h"
@@ -197,6 +198,25 @@ TEST_F(PublishFolder, FoldersOfARuntimeDirectoryThatIsNotTheUsersAreNotTaken) {
   for (const char* bad : {"relative", "/nonexistent", ""})
     EXPECT_NE(folders(geteuid(), bad).front(), std::string(bad) + "/vmem");
   EXPECT_NE(folders(geteuid() + 1, path_.c_str()).front(), path_ + "/vmem");
+}
+
+TEST_F(PublishFolder, InAUserNamespaceNobodysFolderIsUsedAndOnesOwnHasTheNumberFromOutside) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to give numbers to users";
+  ASSERT_EQ(chmod(path_.c_str(), 0755), 0);
+  ASSERT_EQ(chown(path_.c_str(), 61522, 61522), 0);  // looks like the caller's, whose number is missing, too
+  const int unmapped = vmem::test::in_user_namespace(61521, "", [&] {
+    Fd fd;
+    const Status s = open_folder(path_, geteuid(), false, &fd);
+    return s.code() == -EACCES && s.text().find("no number") != std::string_view::npos ? 0 : 1;
+  });
+  if (unmapped == vmem::test::kNoUserNamespace) GTEST_SKIP() << "user namespaces are not permitted here";
+  EXPECT_EQ(unmapped, 0);
+  EXPECT_EQ(vmem::test::in_user_namespace(61521, "0 61521 1\n1 700000 99\n",
+                                          [] {
+                                            if (folders(0, nullptr).back() != "/dev/shm/vmem-61521") return 1;
+                                            return folders(5, nullptr).back() == "/dev/shm/vmem-700004" ? 0 : 2;
+                                          }),
+            0);
 }
 
 TEST_F(PublishFolder, OnlyRegularFilesOfTheOwnerAreRead) {

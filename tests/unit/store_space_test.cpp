@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "common/patience.h"
+#include "common/user_namespace.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "store/space.h"
@@ -279,6 +280,55 @@ TEST_F(SpaceTest, AFileOfAnotherUserIsRefusedByRootAndByAnybody) {
   EXPECT_EQ(stranger, nullptr);
   EXPECT_EQ(status.code(), -EPERM);
   EXPECT_NE(own, nullptr) << status_.text();
+}
+
+// In a user namespace without a number for the caller, its owner looks like the caller; and who may open the file at
+// first need not be able to a moment later.
+TEST_F(SpaceTest, AFileThatMayBeAStrangersIsRefusedInAUserNamespace) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become two users";
+  static std::string path;
+  static int opened[2], closed[2];
+  path = file_path("store");
+  std::ofstream{path};
+  ASSERT_EQ(chown(path.c_str(), 61522, 61522), 0);
+  ASSERT_EQ(chmod(path.c_str(), 0666), 0);
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
+  ASSERT_EQ(pipe2(opened, O_CLOEXEC), 0);
+  ASSERT_EQ(pipe2(closed, O_CLOEXEC), 0);
+  std::thread stranger([] {
+    char c = 0;
+    EXPECT_EQ(read(opened[0], &c, 1), 1);
+    EXPECT_EQ(chmod(path.c_str(), 0600), 0);
+    EXPECT_EQ(write(closed[1], "x", 1), 1);
+  });
+  const auto attempt = [&](const std::string& name, int code) {
+    return [&, name, code] {
+      (void)engine_.release();  // its threads are in the parent
+      if (!make_engine(EngineOptions{}, &engine_).ok()) return 1;
+      const auto space = make(name);
+      fprintf(stderr, "%s\n", std::string(status_.text()).c_str());
+      return status_.code() == code ? 0 : 2;
+    };
+  };
+  core::step_hook = [](const char* step) {
+    char c = 0;
+    if (strcmp(step, "store.opened") != 0) return;
+    if (write(opened[1], "x", 1) != 1 || read(closed[0], &c, 1) != 1) _exit(3);
+  };
+  const int unmapped = vmem::test::in_user_namespace(61521, "", attempt(path, -EPERM));
+  core::step_hook = nullptr;
+  if (unmapped != 0) {
+    EXPECT_EQ(write(opened[1], "x", 1), 1);
+  }
+  stranger.join();
+  if (unmapped == vmem::test::kNoUserNamespace) GTEST_SKIP() << "user namespaces are not permitted here";
+  EXPECT_EQ(unmapped, 0);
+  // Who has a number there has files.
+  const std::string own = file_path("own");
+  std::ofstream{own};
+  ASSERT_EQ(chown(own.c_str(), 61521, 61521), 0);
+  ASSERT_EQ(chmod(own.c_str(), 0600), 0);
+  EXPECT_EQ(vmem::test::in_user_namespace(61521, "0 61521 1\n", attempt(own, 0)), 0);
 }
 
 TEST_F(SpaceTest, WhatAKilledOwnerLeftIsEmptied) {
