@@ -72,7 +72,7 @@ UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
 SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o)
 CTL_OBJ   := $(CTL_SRC:%.cpp=$(BUILD)/%.o)
 # Of vmemctl, what its tests call themselves.
-CTL_PARTS := $(addprefix $(BUILD)/tools/vmemctl/,common.o metrics.o processes.o publications.o view.o)
+CTL_PARTS := $(addprefix $(BUILD)/tools/vmemctl/,common.o metrics.o persons.o processes.o publications.o view.o)
 # One binary a source file.
 EXAMPLES  := $(patsubst %.cpp,$(BUILD)/%,$(wildcard examples/*.cpp))
 STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))

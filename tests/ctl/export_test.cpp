@@ -275,7 +275,7 @@ size_t lines_with(const std::string& text, const std::string& part) {
 
 vmemctl::Process process_of(uid_t user, pid_t pid) {
   vmemctl::Process p;
-  p.owner = user;
+  p.owner = p.person = user;
   p.pid = pid;
   vmem::publish::put_text(p.now.header.command, std::string(63, '"'));
   p.now.devices.resize(64);

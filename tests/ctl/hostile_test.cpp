@@ -268,7 +268,7 @@ TEST_F(Hostile, AFolderWithTooManyPublicationsIsReadInPartAndSaysSo) {
   const Ran ran = ctl({"status", "--seconds", "0"});
   EXPECT_EQ(ran.status, 0) << ran.err;
   const std::string all = ran.out + ran.err;
-  EXPECT_NE(all.find(" publications in " + home_of(kMallory) + " are not read: more than 256"), std::string::npos)
+  EXPECT_NE(all.find(home_of(kMallory) + ": 51 publications there are more than 256 in a folder"), std::string::npos)
       << all;
   EXPECT_NE(all.find(std::to_string(alice_->pid())), std::string::npos) << "others are read all the same";
   for (const int fd : open_files) close(fd);
@@ -386,6 +386,69 @@ TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWr
     const Ran ran = run(elsewhere);
     EXPECT_NE(ran.err.find("takes no requests now"), std::string::npos) << ran.out << ran.err;
   }
+}
+
+// What a user runs as uid 0 of a user namespace of his own.
+std::vector<std::string> as_root_of_a_namespace(std::vector<std::string> words) {
+  words.insert(words.begin(), {"unshare", "--user", "--map-root-user"});
+  return words;
+}
+
+// Its header says user 0, and it looks for the folder of that user: it was shown as forged, or not at all.
+TEST_F(HostileOther, AProcessInAUserNamespaceIsItsUsersAndNotForged) {
+  if (IsSkipped()) return;
+  if (run(as_root_of_a_namespace({"true"}), kMallory).status != 0) GTEST_SKIP() << "needs a user namespace";
+  Running inside(as_root_of_a_namespace({place_ / "tests", "--gtest_filter=HostileChild.DISABLED_Alice",
+                                         "--gtest_also_run_disabled_tests"}),
+                 kMallory);
+  ASSERT_TRUE(inside.says("ready"));
+  for (const uid_t reader : {uid_t{0}, kMallory}) {
+    SCOPED_TRACE(reader);
+    const Ran ran = ctl({"status", "--json", "--seconds", "0"}, reader);
+    ASSERT_EQ(ran.status, 0) << ran.err;
+    size_t found = 0;
+    const json all = ran.json();
+    for (const json& p : all["processes"]) {
+      if (p["user"] != kMallory) continue;
+      EXPECT_EQ(p["pid"], inside.pid());
+      EXPECT_EQ(p["stats"]["faults"], 42);
+      ++found;
+    }
+    EXPECT_EQ(found, 1u) << ran.out;
+    EXPECT_EQ(ran.out.find("which is not user"), std::string::npos) << ran.out;
+  }
+  // So she sees it from inside, under her number there.
+  const Ran own = run(as_root_of_a_namespace({place_ / "vmemctl", "status", "--json", "--seconds", "0"}), kMallory);
+  ASSERT_EQ(own.status, 0) << own.err;
+  const json there = own.json();
+  ASSERT_EQ(there["processes"].size(), 1u) << own.out;
+  EXPECT_EQ(there["processes"][0]["user"], 0);
+  EXPECT_EQ(there["problems"].size(), there["problems"].dump().find("are not theirs") == std::string::npos ? 0 : 1)
+      << own.out;
+}
+
+TEST_F(HostileOther, RootOfAUserNamespaceSeesAndTunesNobodyElse) {
+  if (IsSkipped()) return;
+  if (run(as_root_of_a_namespace({"true"}), kMallory).status != 0) GTEST_SKIP() << "needs a user namespace";
+  const auto as_root = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), place_ / "vmemctl");
+    return run(as_root_of_a_namespace(words), kMallory);
+  };
+  const Ran all = as_root({"status", "--json", "--seconds", "0"});
+  ASSERT_EQ(all.status, 0) << all.err;
+  EXPECT_EQ(all.json()["processes"].size(), 0u) << all.out;
+  for (const std::string& word : {std::string("readahead"), std::string("readahead=1MiB")}) {
+    const Ran tuned = as_root({"tune", "--pid", std::to_string(alice_->pid()), word});
+    EXPECT_EQ(tuned.status, 3) << tuned.out << tuned.err;
+    EXPECT_EQ(tuned.out, "");
+  }
+  EXPECT_NE(as_root({"--folder", home_of(kAlice), "status", "--seconds", "0"}).out.find("no process"),
+            std::string::npos);
+  // A folder of whoever has no number there is not believed, also when it is open to all.
+  ASSERT_EQ(chmod(home_of(kAlice).c_str(), 0755), 0);
+  const Ran open = as_root({"--folder", home_of(kAlice), "status", "--json", "--seconds", "0"});
+  EXPECT_EQ(open.json()["processes"].size(), 0u) << open.out;
+  EXPECT_NE(open.out.find("no number in this user namespace"), std::string::npos) << open.out;
 }
 
 TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {

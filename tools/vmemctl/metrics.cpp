@@ -32,17 +32,17 @@ std::string seconds(double s) {
   return text;
 }
 
-// What is left of each user's share of all families together: nobody fills the memory, or the database, of all.
+// What is left of each person's share of all families together: nobody fills the memory, or the database, of all.
 class Shares {
  public:
   // False: so many more are not served.
-  bool take(uid_t user, size_t samples = 1) {
-    size_t& used = used_[user];
+  bool take(const Process& p, size_t samples = 1) {
+    size_t& used = used_[p.person];
     if (used + samples <= kMaxSamples) {
       used += samples;
       return true;
     }
-    left_out_[user] += samples;
+    left_out_[p.owner] += samples;
     return false;
   }
   const std::map<uid_t, uint64_t>& left_out() const { return left_out_; }
@@ -140,14 +140,14 @@ void add_devices(const std::vector<Process>& processes, Shares* shares, std::str
     Family family(out, c.name, c.type, c.help);
     for (const Process& p : processes) {
       for (const publish::Device& d : p.now.devices) {
-        if (shares->take(p.owner)) family.sample(labels(p, d), c.value(d));
+        if (shares->take(p)) family.sample(labels(p, d), c.value(d));
       }
     }
   }
   Family moved(out, "vmem_device_moved_bytes_total", "counter", "Bytes moved to (in) and from (out) the device.");
   for (const Process& p : processes) {
     for (const publish::Device& d : p.now.devices) {
-      if (!shares->take(p.owner, 2)) continue;
+      if (!shares->take(p, 2)) continue;
       moved.sample(labels(p, d) + ",direction=\"in\"", d.in_bytes);
       moved.sample(labels(p, d) + ",direction=\"out\"", d.out_bytes);
     }
@@ -158,7 +158,7 @@ void add_regions(const std::vector<Process>& processes, Shares* shares, std::str
   Family held(out, "vmem_region_bytes", "gauge", "Bytes of a region in each tier.");
   for (const Process& p : processes) {
     for (const publish::Region& r : p.now.regions) {
-      if (!shares->take(p.owner, 5)) continue;
+      if (!shares->take(p, 5)) continue;
       const std::string labels =
           process_labels(p) + ",region=\"" + std::to_string(r.id) + "\",name=" + label_text(r.name) + ",tier=";
       held.sample(labels + "\"zero\"", r.zero_bytes);
@@ -206,13 +206,13 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   {
     Family up(&out, "vmem_process_up", "gauge", "1: the process answers; 0: these are the last values it wrote.");
     for (const Process& p : processes) {
-      if (shares.take(p.owner)) up.sample(process_labels(p), p.answers ? 1 : 0);
+      if (shares.take(p)) up.sample(process_labels(p), p.answers ? 1 : 0);
     }
   }
   {
     Family info(&out, "vmem_process_info", "gauge", "What the process uses.");
     for (const Process& p : processes) {
-      if (!shares.take(p.owner)) continue;
+      if (!shares.take(p)) continue;
       const publish::Header& h = p.now.header;
       info.sample(process_labels(p) + ",library=" + label_text(h.library) + ",trap=" + label_text(h.trap) +
                       ",device_tier=" + label_text(h.device_tier),
@@ -222,13 +222,13 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   for (const Metric& m : kMetrics) {
     Family family(&out, m.name, m.type, m.help);
     for (const Process& p : processes) {
-      if (shares.take(p.owner)) family.sample(process_labels(p), p.now.header.stats.*m.member);
+      if (shares.take(p)) family.sample(process_labels(p), p.now.header.stats.*m.member);
     }
   }
   {
     Family held(&out, "vmem_held_bytes", "gauge", "Bytes held in each tier.");
     for (const Process& p : processes) {
-      if (!shares.take(p.owner, 3)) continue;
+      if (!shares.take(p, 3)) continue;
       const publish::Stats& s = p.now.header.stats;
       held.sample(process_labels(p) + ",tier=\"host\"", s.host_bytes);
       held.sample(process_labels(p) + ",tier=\"device\"", s.device_bytes);
@@ -238,14 +238,14 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   {
     Family faults(&out, "vmem_fault_seconds", "histogram", "From the report of a fault to the block being in place.");
     for (const Process& p : processes) {
-      if (shares.take(p.owner, Family::kOfHistogram)) faults.histogram(process_labels(p), p.now.header.fault);
+      if (shares.take(p, Family::kOfHistogram)) faults.histogram(process_labels(p), p.now.header.fault);
     }
   }
   {
     Family moves(&out, "vmem_move_seconds", "histogram", "A block's way between tiers, waiting included.");
     for (const Process& p : processes) {
       for (size_t i = 0; i < vmem::core::kWays; ++i) {
-        if (!shares.take(p.owner, Family::kOfHistogram)) continue;
+        if (!shares.take(p, Family::kOfHistogram)) continue;
         moves.histogram(process_labels(p) + ",way=\"" + vmem::core::kWayNames[i] + "\"", p.now.header.move[i]);
       }
     }

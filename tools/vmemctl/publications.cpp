@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "common.h"
+#include "core/user.h"
 
 namespace vmemctl {
 
@@ -132,10 +133,13 @@ class Reader {
     if (inner_ != 0)
       std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(inner_) + "-"); });
     std::sort(names.begin(), names.end());
-    if (names.size() > kMaxOfAFolder) {
-      found_.problems.push_back(std::to_string(names.size() - kMaxOfAFolder) + " publications in " + folder_.path +
-                                " are not read: more than " + std::to_string(kMaxOfAFolder));
-      names.resize(kMaxOfAFolder);
+    const size_t most = take_share(std::min(names.size(), kMaxOfAFolder));
+    if (names.size() > most) {
+      found_.unread.push_back({folder_.path, folder_.owner,
+                               std::to_string(names.size() - most) + " publications there are more than " +
+                                   std::to_string(kMaxOfAFolder) + " in a folder, or " + std::to_string(kMaxOfAPerson) +
+                                   " of one person"});
+      names.resize(most);
     }
     for (size_t next = 0; next < names.size() || !flight_.empty();) {
       while (next < names.size() && flight_.size() < kInFlight) start(names[next++]);
@@ -144,6 +148,15 @@ class Reader {
   }
 
  private:
+  // As many as are left of the person's share.
+  size_t take_share(size_t wanted) const {
+    if (!folder_.share) return wanted;
+    size_t left = folder_.share->load();
+    while (!folder_.share->compare_exchange_weak(left, left - std::min(left, wanted))) {
+    }
+    return std::min(left, wanted);
+  }
+
   void forged(const std::string& name, const std::string& why) {
     found_.forged.push_back({folder_.path + "/" + name, folder_.owner, why});
   }
@@ -165,6 +178,7 @@ class Reader {
     a.process.folder = folder_.path;
     a.process.name = name;
     a.process.owner = folder_.owner;
+    a.process.person = folder_.person;
     if (Status s = publish::open_file(fd_, name, folder_.owner, &a.file); !s.ok()) {
       if (s.code() == -EACCES || s.code() == -ELOOP) forged(name, "it is no file of user " + user());
       return;
@@ -287,7 +301,8 @@ class Reader {
       *why = "it says process " + digits + ", process " + std::to_string(pid) + " answers for it";
       return false;
     }
-    if (!is.any() || (pid == named && ours && h.uid != folder_.owner)) {
+    if (!is.any() ||
+        (pid == named && ours && h.uid != folder_.owner && vmem::core::uid_of_namespace(pid, h.uid) != folder_.owner)) {
       *why = "it says process " + digits + " of user " + std::to_string(h.uid) + ", which is not user " + user() + "'s";
       return false;
     }

@@ -3,8 +3,11 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "publish/layout.h"
@@ -15,6 +18,7 @@ namespace vmemctl {
 struct Process {
   std::string folder, name;  // its publication
   uid_t owner = 0;           // of folder, file, socket and process
+  uid_t person = 0;          // the owner, or whose subordinate id that is
   pid_t pid = 0;             // as the kernel says, in our pid namespace; 0: it does not say, being in none that we see
   vmem::publish::Snapshot now;
   bool answers = true;  // false: it did not in time, `now` is the last it wrote
@@ -36,14 +40,20 @@ struct Found {
 };
 
 struct Folder {
+  Folder(std::string where, uid_t whose) : path(std::move(where)), owner(whose), person(whose) {}
+
   std::string path;
-  uid_t owner;
+  uid_t owner, person;
+  size_t turn = 0;                             // of its person's folders
+  std::shared_ptr<std::atomic<size_t>> share;  // publications of its person's that may still be read; null: all
 };
 
 using Clock = std::chrono::steady_clock;
 
 // Publications of a folder that are read: a user's others are counted in a problem.
 inline constexpr size_t kMaxOfAFolder = 256;
+// Of all folders of a person together, with those of his subordinate ids.
+inline constexpr size_t kMaxOfAPerson = 512;
 
 // The number of one of our pid namespace's processes in its own, after which its publication is named; 0: there is no
 // such process.
