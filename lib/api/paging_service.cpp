@@ -80,7 +80,8 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
 }
 
 vmem_range PagingService::bytes_of(uint32_t block) const {
-  return {reinterpret_cast<const void*>(range_.first + block * range_.block_size), range_.block_size, access_, 0};
+  const uintptr_t at = range_.first + block * range_.block_size;
+  return {reinterpret_cast<const void*>(at), std::min(range_.block_size, range_.end - at), access_, 0};
 }
 
 // A word that could not be stored: what kernels believe is not known any more.

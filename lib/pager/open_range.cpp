@@ -46,6 +46,8 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     const uint64_t most = budget != 0 ? budget : device_budget.limit() / 2;
     const uint64_t frames = std::clamp<uint64_t>(most / r.block_size, 1, blocks);
     out->first = reinterpret_cast<uintptr_t>(r.address(span.first));
+    out->end = std::min(reinterpret_cast<uintptr_t>(r.address(span.last)) + r.block_size,
+                        reinterpret_cast<uintptr_t>(r.base) + r.size);
     out->block_size = r.block_size;
     out->blocks = static_cast<uint32_t>(blocks);
     out->frames = static_cast<uint32_t>(frames);

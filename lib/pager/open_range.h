@@ -12,7 +12,7 @@ namespace vmem::pager {
 // From Pager::open_range() until close_range() its region cannot be freed but by shutdown. The pager does nothing about
 // requests: who opened it serves them, with leases.
 struct OpenRange {
-  uintptr_t first = 0;  // address of block 0
+  uintptr_t first = 0, end = 0;  // addresses of block 0, and behind the last byte: its block may be longer
   size_t block_size = 0;
   uint32_t blocks = 0, frames = 0;  // a group may ask for `frames` at once
   int device = 0;

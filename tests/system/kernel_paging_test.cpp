@@ -73,6 +73,24 @@ TEST_F(KernelPaging, ARangeObjectIsOpenForItsLife) {
   r.free();
 }
 
+// The last block's bytes end with the region's.
+TEST_F(KernelPaging, TheLastBlockOfARegionThatEndsInsideIt) {
+  if (IsSkipped()) return;
+  TempFile file(kBlock + 5000);
+  vmem::region memory(2 * kBlock + 4096), mapped(kBlock + 5000, file.path(), 0, VMEM_MAP_SHARED);
+  for (auto* r : {&memory, &mapped}) {
+    const auto last = static_cast<uint32_t>(r->size() / kBlock);
+    const uint64_t before = words(*r)[last * kWords];
+    Open open(r->data(), r->size(), kBoth, stream_);
+    ASSERT_EQ(open.view().table.blocks, last + 1);
+    std::atomic<int> told;
+    launch_add(stream_, open.view(), last, &told);
+    open.end();
+    EXPECT_EQ(told, kPresent);
+    EXPECT_EQ(words(*r)[last * kWords], before + 1);
+  }
+}
+
 // Each thread stores to words of its own in every block, and finds there what it stored last, and the words that nobody
 // stores to; one block or two at a time, four times as many as may be there at once.
 TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
