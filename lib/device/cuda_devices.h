@@ -126,6 +126,10 @@ class CudaDevices final : public UnitDevices {
   // What a CUDA call answered, as a status; a sticky error that is this device's own loses it.
   core::Status result(Gpu& g, cudaError_t e, const char* what);
   core::Status result(Gpu& g, CUresult r, const char* what);
+  // Waits until everything on the stream has ended, which on a device that works it does: a wait that is refused is
+  // taken again, for whoever is told of an end gives away what is copied to and from. `e`: what putting it there
+  // answered, which counts first. Also fails once `other`, whose memory is copied, is lost.
+  core::Status finish(Gpu& g, cudaStream_t stream, cudaError_t e, const char* what, Gpu* other = nullptr);
   core::Status lost_status(Gpu& g);
   core::Status take_stream(Gpu& g, cudaStream_t* out);
   void give_stream(Gpu& g, cudaStream_t stream);

@@ -222,8 +222,7 @@ Status CudaDevices::body_zero(const Span& span) {
     PiecePool& pool = g.pieces.of(span.unit_size());
     for (; i < span.count && span.unit(i).device.load() == g.device && e == cudaSuccess; ++i)
       e = clear(g, pointer(pool.window(span.unit(i).piece.load())), pool.size(), stream);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-    Status s = result(g, e, "clearing a block");
+    Status s = finish(g, stream, e, "clearing a block");
     if (!g.lost.load()) give_stream(g, stream);
     if (!s.ok()) return s;
   }
@@ -302,8 +301,7 @@ Status CudaDevices::body_copy_piece(const Span& span, int device, uint32_t piece
   cudaError_t e =
       cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), device,
                           pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
-  if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-  Status status = result(target, e, "moving a block to another device");
+  Status status = finish(target, stream, e, "moving a block to another device", &source);
   if (!target.lost.load()) give_stream(target, stream);
   if (!status.ok()) notice(source).ignore();  // the error may be the source's
   return status;

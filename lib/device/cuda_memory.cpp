@@ -155,14 +155,28 @@ void CudaDevices::give_stream(Gpu& g, cudaStream_t stream) {
   g.idle_streams.push_back(stream);
 }
 
+Status CudaDevices::finish(Gpu& g, cudaStream_t stream, cudaError_t e, const char* what, Gpu* other) {
+  Status put = result(g, e, what);
+  for (unsigned tries = 0; put.ok() || health(g.device).ok(); ++tries) {
+    Status s = result(g, cudaStreamSynchronize(stream), what);
+    if (s.ok()) return put;
+    if (!health(g.device).ok() || (other != nullptr && !health(other->device).ok())) return s;
+    if (tries == 1000) {
+      core::log(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
+                static_cast<int>(s.text().size()), s.text().data());
+    }
+    usleep(1000);
+  }
+  return put;
+}
+
 Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what) {
   Enter here(driver_, g.context);
   cudaStream_t stream = nullptr;
   if (Status s = take_stream(g, &stream); !s.ok()) return s;
   cudaError_t e = cuda::prefetch(pointer(address), size, g.device, stream);
   core::step("device.prefetched");
-  if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-  Status status = result(g, e, what);
+  Status status = finish(g, stream, e, what);
   if (!g.lost.load()) give_stream(g, stream);
   return status;
 }

@@ -77,12 +77,8 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
                            : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
-  if (e != cudaSuccess) {
-    Status status = result(g, e, in ? "copying to it" : "copying from it");
-    // Those already issued still use their frames, which the caller takes back on error.
-    if (!g.lost.load()) cudaStreamSynchronize(stream);
-    return status;
-  }
+  // Those already issued still use their frames, which the caller takes back on error.
+  if (e != cudaSuccess) return finish(g, stream, e, in ? "copying to it" : "copying from it");
   event->out = !in;
   *done = std::move(event);
   return {};
