@@ -30,7 +30,7 @@ struct Piece {
 class PiecePool {
  public:
   using Make = std::function<core::Status(uint32_t number, Piece* out)>;
-  using Destroy = std::function<bool(const Piece& piece)>;  // false: it is in its window still
+  using Destroy = std::function<bool(const Piece& piece)>;  // false: it is as it was, memory and window
 
   explicit PiecePool(size_t piece_size) : size_(piece_size) {}  // bytes
   size_t size() const { return size_; }
@@ -79,24 +79,20 @@ class PiecePool {
   // Of all that have memory.
   uint64_t bytes() const {
     std::lock_guard lock(mutex_);
-    return (pieces_.size() - empty_.size() - spoilt_) * size_;
+    return (pieces_.size() - empty_.size()) * size_;
   }
-  // As many of those that nobody has as make up `bytes`, if there are so many. How much that was. The number of one
-  // that stays in its window names no other: there is no room for it there.
+  // As many of those that nobody has as make up `bytes`, if there are so many, until one cannot be destroyed: that
+  // stays, idle, for the next one or another try. How much that was.
   uint64_t trim(uint64_t bytes, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
     uint64_t gone = 0;
     while (!idle_.empty() && gone < bytes) {
       const uint32_t number = idle_.back();
+      if (!destroy(pieces_[number])) break;
       idle_.pop_back();
-      const bool destroyed = destroy(pieces_[number]);
       pieces_[number] = {};
-      if (destroyed) {
-        empty_.push_back(number);
-        gone += size_;
-      } else {
-        ++spoilt_;
-      }
+      empty_.push_back(number);
+      gone += size_;
     }
     return gone;
   }
@@ -126,13 +122,12 @@ class PiecePool {
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // .. nobody has them; room for all
   std::vector<uint32_t> empty_;  // .. numbers without memory; room for all
-  size_t spoilt_ = 0;            // .. numbers whose place in the window is taken for good
 };
 
 // Those of every size a unit may have, numbered for each size.
 //
 //   a piece is made when no piece of its size is idle, and then idle ones of other sizes go first, as many as it is
-//   large: in all there are never more bytes than units had at some time
+//   large: in all there are never more bytes than units had at some time, but for those that cannot be destroyed
 class PiecePools {
  public:
   using Make = std::function<core::Status(size_t size, uint32_t number, Piece* out)>;

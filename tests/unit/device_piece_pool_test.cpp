@@ -39,9 +39,10 @@ class PiecePool : public ::testing::Test {
   void give(size_t size, uint32_t piece) { pools.of(size).give(piece); }
   PiecePools pools;
   std::vector<uint32_t> made;
-  size_t destroyed = 0;
+  size_t destroyed = 0, tried = 0;
   bool refused = false;  // to unmap one
   PiecePools::Destroy destroy = [this](size_t, const Piece&) {
+    ++tried;
     destroyed += refused ? 0 : 1;
     return !refused;
   };
@@ -69,21 +70,21 @@ TEST_F(PiecePool, NoneGoesForAPieceThatIsNotMade) {
   EXPECT_EQ(pools.bytes(), 3 * kUnit);
 }
 
-TEST_F(PiecePool, NoPieceIsMadeWhereOneIsMappedStill) {
-  const uint32_t first = take(kUnit), second = take(kUnit);
-  give(kUnit, first);
+TEST_F(PiecePool, WhatCannotBeDestroyedStaysAndIsTriedNoFurther) {
+  const uint32_t small[] = {take(kUnit), take(kUnit)}, large = take(2 * kUnit);
+  for (const uint32_t piece : small) give(kUnit, piece);
+  give(2 * kUnit, large);
   refused = true;
   pools.trim(0, destroy);
+  EXPECT_EQ(tried, 2u) << "one of each size";
+  EXPECT_EQ(pools.bytes(), 4 * kUnit);
+  EXPECT_EQ(pools.idle_bytes(), 4 * kUnit);
+  give(4 * kUnit, take(4 * kUnit));
+  EXPECT_EQ(made.size(), 4u) << "a block gets its piece all the same";
   refused = false;
-  EXPECT_EQ(pools.bytes(), kUnit) << "nobody can have it";
-  EXPECT_EQ(pools.idle_bytes(), 0u);
-  const uint32_t third = take(kUnit);
-  EXPECT_NE(third, first);
-  EXPECT_NE(third, second);
-  give(kUnit, third);
+  EXPECT_EQ(take(2 * kUnit), large) << "as good as it was";
   pools.trim(0, destroy);
-  EXPECT_EQ(destroyed, 1u);
-  EXPECT_EQ(take(kUnit), third) << "there is room there";
+  EXPECT_EQ(destroyed, 3u);
   EXPECT_EQ(pools.bytes(), 2 * kUnit);
 }
 
