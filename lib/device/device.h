@@ -238,6 +238,7 @@ class Devices {
                                          std::unique_ptr<PagingWords>* out);
 
   // Host memory for copies at full speed, for all devices. kPage-aligned. Stays the caller's. Blocks (about 16 ms/GiB).
+  // Where it is not unpinned it stays pinned, and its addresses must not be given to others.
   virtual core::Status pin(void* frames, size_t size) = 0;
   virtual core::Status unpin(void* frames) = 0;
 };

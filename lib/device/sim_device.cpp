@@ -361,8 +361,8 @@ Status SimDevices::body_pin(void* frames, size_t size) {
   return run_hook(SimOp::pin, -1, reinterpret_cast<uintptr_t>(frames), size);
 }
 
-Status SimDevices::body_unpin(void*) {
-  return {};
+Status SimDevices::body_unpin(void* frames) {
+  return run_hook(SimOp::unpin, -1, reinterpret_cast<uintptr_t>(frames), 0);
 }
 
 // --- copies and kernels ---------------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ enum class SimOp : uint8_t {
   migrate,
   advise,
   pin,
+  unpin,
   record,  // an error of these four loses nothing
   poll,
   wait,

@@ -41,12 +41,17 @@ Status UnitDevices::pin(void* frames, size_t size) {
 
 Status UnitDevices::unpin(void* frames) {
   core::must_be_outside("Devices::unpin");
+  const auto base = reinterpret_cast<uintptr_t>(frames);
   {
     std::lock_guard lock(pin_mutex_);
-    if (pins_.erase(reinterpret_cast<uintptr_t>(frames)) == 0)
-      return error(EINVAL, "unpinning %p: it is not the start of pinned memory", frames);
+    if (!pins_.contains(base)) return error(EINVAL, "unpinning %p: it is not the start of pinned memory", frames);
   }
-  return body_unpin(frames);
+  Status status = body_unpin(frames);
+  if (status.ok()) {
+    std::lock_guard lock(pin_mutex_);
+    pins_.erase(base);
+  }
+  return status;
 }
 
 }  // namespace vmem::device

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <memory>
 
 #include "device/sim_device.h"
@@ -10,6 +11,7 @@
 
 namespace {
 
+using vmem::core::Status;
 using vmem::memory::HostBudget;
 using vmem::memory::Staging;
 using vmem::memory::Use;
@@ -72,6 +74,25 @@ TEST_F(PagerStagingPools, FramesThatNoRegionNeedsGiveWay) {
   EXPECT_EQ(pools.unused(), nullptr);
   EXPECT_EQ(small.frames.take_slab().at, nullptr);
   EXPECT_TRUE(large.growth.has_room());
+}
+
+// The driver may copy to those addresses yet, whatever is there.
+TEST_F(PagerStagingPools, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
+  const size_t size = 2 * kMiB;
+  for (const bool refused : {true, false}) {
+    void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    ASSERT_TRUE(devices->pin(at, size).ok());
+    devices->set_hook([refused](vmem::device::SimOp op, int, uintptr_t, size_t) {
+      return refused && op == vmem::device::SimOp::unpin ? vmem::core::error(EIO, "as the test wants") : Status();
+    });
+    Staging::end_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
+    devices->set_hook(nullptr);
+    void* const again = mmap(at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    EXPECT_EQ(again == MAP_FAILED, refused);
+    EXPECT_EQ(devices->unpin(at).ok(), refused) << "it is known as pinned";
+    munmap(at, size);
+  }
 }
 
 TEST_F(PagerStagingPools, SizesThatHaveNoneAreLeftRoomForTheFirst) {
