@@ -188,8 +188,9 @@ def test_refusals_say_what_was_wrong_with_the_numbers(host, make_file, tmp_path)
     with pytest.raises(vmem.Error) as e:
         vmem.map(path, offset=12288)
     assert "12288" in e.value.strerror
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as missing:
         vmem.map(str(tmp_path / "none"))
+    assert missing.value.filename == str(tmp_path / "none")
     with pytest.raises(vmem.Error) as e:
         vmem.map(str(tmp_path / "none"), 4096)
     assert e.value.errno == errno.ENOENT
