@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/edges.h"
 #include "common/own_files.h"
 #include "common/progress.h"
@@ -220,7 +221,7 @@ int main(int argc, char** argv) {
   app.add_option("--budget", s.budget, "host memory (default: a quarter of the edges)")
       ->transform(CLI::AsSizeValue(false));
   app.add_flag("--spoil", s.spoil, "change a result before it is verified: exit code 1");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-bfs", argc, argv)) return *status;
   try {
     return run(s);
   } catch (const std::exception& e) {

@@ -26,6 +26,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/progress.h"
 #include "core/text.h"
 #include "vmem/pool.hpp"
@@ -256,7 +257,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 40));
   app.add_option("--gets", s.gets, "keys asked for (200000)")->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
   app.add_flag("--spoil", s.spoil, "change a value before it is verified: exit code 1");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-cache", argc, argv)) return *status;
   try {
     return run(s);
   } catch (const std::exception& e) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/blas.h"
+#include "common/command_line.h"
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
@@ -142,7 +143,7 @@ int run(Settings s) {
                                std::to_string(right->rows) + " rows: no product");
     n = {left->rows, left->columns, right->columns};
   } else if (s.n % s.tile != 0) {
-    throw std::runtime_error("--n is no multiple of --tile");
+    throw std::runtime_error("--n " + std::to_string(s.n) + " is no multiple of --tile " + std::to_string(s.tile));
   }
   std::optional<ownfiles::OwnFile> output;
   if (!s.output.empty()) {
@@ -236,7 +237,7 @@ int main(int argc, char** argv) {
   app.add_option("--blas", s.blas, "the BLAS library for the CPU (default: one that is installed; none: a plain loop)");
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--spoil", s.spoil, "change a number before they are verified: exit code 1");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-gemm", argc, argv)) return *status;
   try {
     return run(s);
   } catch (const std::exception& e) {

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/raw_disk.h"
@@ -352,8 +353,10 @@ int run(Settings s) {
   std::optional<ownfiles::OwnFile> input_file;
   if (made) {
     if (s.in_place) throw std::runtime_error("--in-place needs a file");
-    folder.emplace("vmem-sort");
     if (s.record == 0) s.record = 64;
+    if (s.make < s.record)
+      throw std::runtime_error("--make is less than a record of " + std::to_string(s.record) + " bytes");
+    folder.emplace("vmem-sort");
     s.input = folder->path() + "/in";
     s.make -= s.make % s.record;
     input_file.emplace(s.input);
@@ -489,7 +492,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", s.threads, "threads that sort runs")->check(CLI::Range(1, 256));
   app.add_flag("--limit", s.limit, "measure what the disk can do first, for comparison (always with data it made)");
   app.add_flag("--keep", s.keep, "keep the files that were made");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-sort", argc, argv)) return *status;
   try {
     return run(s);
   } catch (const std::exception& e) {

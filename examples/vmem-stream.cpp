@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/command_line.h"
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
@@ -342,7 +343,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--keep", s.keep, "keep the file that was made");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-stream", argc, argv)) return *status;
   try {
     return run(s);
   } catch (const std::exception& e) {

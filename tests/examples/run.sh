@@ -82,7 +82,12 @@ sys.exit(not np.allclose(a @ b, c, atol=1e-3))' "$work"; then passed=$((passed +
     else failed=$((failed + 1)); echo "FAIL NumPy finds another product"; fi
   fi
 fi
-expect 1 'multiple of --tile' -- vmem-gemm --n 1000
+expect 1 '^vmem-gemm: --n 1000 is no multiple of --tile 512$' -- vmem-gemm --n 1000 --tile 512
+
+# A command line that is not understood: one line, which begins with the program's name, and status 2.
+for each in sort bfs cache gemm stream; do expect 2 "^vmem-$each: .*--bogus; vmem-$each --help lists the options$" -- "vmem-$each" --bogus; done
+expect 2 '^vmem-bfs: --scale: Value 99 not in range' -- vmem-bfs --scale 99
+expect 0 '^Usage: .*vmem-gemm' -- vmem-gemm --help
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ] && [ $passed != 0 ]

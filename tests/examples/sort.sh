@@ -71,6 +71,10 @@ no_room() {  # a file of 16 TiB that holds nothing: its result would not fit bes
   truncate -s 16T a 2>/dev/null || { echo "no such file on this file system"; return 0; }
   run a -o out; says 'are needed beside it' 1 $? && only a
 }
+nothing_to_make() {
+  run --make 63; says '--make is less than a record of 64 bytes' 1 $? && run --make 0; says 'less than a record' 1 $? &&
+    [ -z "$(find "$work" -name 'vmem-sort.*')" ] && only '*'
+}
 # stopped WHEN SIGNAL STATUS ARGS..: the signal comes when a line that begins with WHEN was printed; again with more data where
 # the program was faster. (A shell without job control has its background jobs ignore SIGINT.)
 stopped() {
@@ -97,6 +101,7 @@ step "an output that was named is replaced, through a link" named_output_replace
 step "devices, folders and missing files are refused" no_ordinary_file
 step "SSD full: input and old output as they were, nothing left" ssd_full
 step "no room for the result: said before the sort" no_room
+step "no data to make: refused, and nothing left" nothing_to_make
 step "SIGINT while data is made" stopped making INT 130
 step "SIGINT while runs are sorted" stopped sorting INT 130
 step "SIGTERM while runs are merged" stopped merging TERM 143
