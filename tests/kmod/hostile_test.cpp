@@ -308,6 +308,49 @@ TEST_F(KmodHostile, AKernelThreadThatMayNotRetryKeepsMmapLockForNoAbsentBlock) {
   close(device);
 }
 
+// With an mmu notifier in the process such a caller may be a device's, which lets go of mmap_lock between its faults
+// and may wait. One that does not let go is told so when the fault's time has passed.
+TEST_F(KmodHostile, AKernelThreadThatMayBeADevicesKeepsMmapLockForTheTimeOfOneFault) {
+  const int device = open("/dev/vmem-peek", O_RDWR | O_CLOEXEC);
+  if (device < 0) GTEST_SKIP() << "the module peek is not loaded";
+  KnobGuard timeout("fault_timeout_ms", 200);
+  Context c(true, false);
+  Pair p(c, 1, kPage);
+  const uint64_t timeouts = knob("timeouts");
+  peek absent{reinterpret_cast<uintptr_t>(p.blocks), 0, 0, PEEK_WITH_NOTIFIER, 0};
+  ASSERT_EQ(call(device, PEEK, &absent), 0);
+  EXPECT_EQ(absent.result, -EFAULT);
+  EXPECT_EQ(knob("timeouts"), timeouts + 1);
+  EXPECT_LT(static_cast<double>(absent.held_us) / 1e6, kSoon);
+  close(device);
+}
+
+// A dump shows no region, so it never asks for a block; and who is parked when another thread dumps does not stay.
+TEST_F(KmodHostile, ATaskThatDumpsCoreIsGoneAlthoughAThreadOfItWaits) {
+  if (access("/proc/self/coredump_filter", F_OK) != 0) GTEST_SKIP() << "a kernel without core dumps";
+  const std::string pattern = text("/proc/sys/kernel/core_pattern");
+  if (!put("/proc/sys/kernel/core_pattern", "/tmp/vmem-core")) GTEST_SKIP() << "no core_pattern to set";
+  const uint64_t waits = knob("waits");
+  const double start = now();
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit all{RLIM_INFINITY, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_CORE, &all) != 0) _exit(1);
+    Context c;
+    Pair p(c, 1, kPage);
+    std::thread([&] { touch(p.word(0)); }).detach();
+    if (!eventually([&] { return knob("waits") > waits; })) _exit(2);
+    if (madvise(p.blocks, kPage, MADV_DODUMP) == 0) _exit(3);
+    abort();
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_LT(now() - start, kSoon);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT && WCOREDUMP(status)) << "status " << status;
+  unlink("/tmp/vmem-core");
+  put("/proc/sys/kernel/core_pattern", pattern);
+}
+
 // Errors in the memory of frames, large ones and small ones, wherever the frame is.
 TEST_F(KmodHostile, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
   for (const size_t unit : {kPage, kHuge}) {
