@@ -15,6 +15,12 @@
  * 32- and 64-bit callers. Structs grow at the end: a longer one than the module
  * knows must be zero beyond what it knows (-E2BIG), one shorter than the first
  * version is -EMSGSIZE. Unknown flags and non-zero padding are -EINVAL.
+ *
+ * Any call: -EPROTO before the handshake, -ESHUTDOWN on a dead context, -ENOTTY unknown, -EFAULT
+ * argument not readable or writable, -ENOMEM. Calls that name an offset: -ENXIO no such thing,
+ * -EINVAL not the start of a unit or none asked for, -ERANGE the range has not so many.
+ * open(2): -EACCES not for reading and writing, -EDQUOT, -ENOMEM. mmap(2): -EPROTO, -ESHUTDOWN,
+ * -EINVAL private, -ENXIO not inside of one range.
  */
 #ifndef VMEM_VMEM_UAPI_H
 #define VMEM_VMEM_UAPI_H
@@ -82,6 +88,9 @@ struct vmem_hello {
  * @unit:	(in) bytes of a block or frame: a power of two, unit_min..unit_max
  * @pad:	0
  * @offset:	(out) first offset, a multiple of 2 MiB and of @unit
+ *
+ * -EPERM: a region while the knob trap_enabled is 0; -EDQUOT: records of the user; -ENOSPC: no
+ * offsets are left.
  */
 struct vmem_create {
 	__u32 kind;
@@ -116,7 +125,8 @@ struct vmem_destroy {
  * @scattered:	(out) those of @done made of smaller pages than asked for
  * @pad:	0
  *
- * -EEXIST: slot has memory; -EDQUOT: limit of machine, user or context; -ENOMEM.
+ * -EEXIST: slot has memory; -EDQUOT: limit of machine, user or context; -ENODEV: no such node, or
+ * one without memory; -EINTR: the caller was killed.
  */
 struct vmem_populate {
 	__u64 offset;
@@ -134,7 +144,8 @@ struct vmem_populate {
  * @count:	(in) slots
  * @done:	(out) slots released, also on error
  *
- * -ENOENT: empty slot; -EBUSY: installed, or pinned by somebody.
+ * -ENOENT: empty slot; -EBUSY: installed, or pinned by somebody; -EINPROGRESS: another call is
+ * giving or taking its memory; -EINTR: the caller was killed.
  */
 struct vmem_release {
 	__u64 offset;
@@ -196,8 +207,8 @@ struct vmem_op {
  * @done:	(out) operations whose result is 0
  * @pad:	0
  *
- * Fails as a whole only for a bad argument, and before anything is done; the
- * exception is -EFAULT when @ops cannot be written back.
+ * Fails as a whole only for a bad argument or want of memory, and before anything is
+ * done; the exception is -EFAULT when @ops cannot be written back.
  */
 struct vmem_batch {
 	__u64 ops;
@@ -211,6 +222,8 @@ struct vmem_batch {
  * struct vmem_eventfd - signals an eventfd when events are there; -1 takes it off
  * @fd:		(in) an eventfd
  * @pad:	0
+ *
+ * -EBADF: not open; -EINVAL: not an eventfd.
  */
 struct vmem_eventfd {
 	__s32 fd;
@@ -229,7 +242,8 @@ struct vmem_eventfd {
  * @pad:	0
  *
  * Charged to RLIMIT_MEMLOCK (-ENOMEM) unless CAP_IPC_LOCK, for the caller's user and for the
- * context's; -EFAULT unmapped.
+ * context's; -EFAULT unmapped, or not to be stored to; -ERANGE beyond the address space; -EINTR the
+ * caller was killed.
  */
 struct vmem_pin {
 	__u64 address;
