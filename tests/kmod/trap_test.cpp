@@ -180,6 +180,7 @@ TEST_F(KmodTrap, AnUnansweredFaultEndsWithSigbusAndIsReportedAnewLater) {
   vmem_event e{};
   ASSERT_TRUE(c.event(&e));
   usleep(2500 * 1000);
+  KnobGuard patient("fault_timeout_ms", 30000);
   std::thread late([&] { EXPECT_EQ(load(&p.word(0)), 0); });
   do {
     ASSERT_TRUE(c.event(&e));
