@@ -86,6 +86,7 @@ struct pool_options {
    * random; VMEM_BLOCK_AUTO those of which nothing is known. */
   std::size_t block_size = 0;
   int advice = 0;
+  int core_dump = 0; /* 1, -1: in core dumps or not; 0: setting core_dump */
   /*
    * Called when deallocate() is given what it cannot free: a pointer that is not this pool's, one inside an allocation,
    * a second time the same, or another size than was allocated. Nothing is freed then. `words` says which, with the
@@ -111,8 +112,8 @@ class pool final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t granule_bytes = 4096;
 
-  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be; a block_size or advice that
-   * cannot be is a pool_error of the first allocation. */
+  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be; a block_size, advice or
+   * core_dump that cannot be is a pool_error of the first allocation. */
   explicit pool(pool_options options = {}) : options_(std::move(options)) {
     const std::size_t most = detail::granule_map::max_count / 2 * granule_bytes;
     if (options_.region_limit_bytes == 0) options_.region_limit_bytes = options_.region_bytes;
@@ -372,6 +373,7 @@ class pool final : public std::pmr::memory_resource {
     attr.size = sizeof attr;
     attr.block_size = options_.block_size;
     attr.advice = options_.advice;
+    attr.core_dump = options_.core_dump;
     attr.name = name.c_str();
     attr.flags = options_.flags;
     if (const int rc = vmem_create(&p, wanted, &attr); rc != 0) {

@@ -8,6 +8,7 @@
 #include "sim_support.h"
 #include "support.h"
 #include "trap/mapping.h"
+#include "vmem/pool.hpp"
 
 namespace {
 
@@ -80,6 +81,28 @@ TEST_P(CoreDumps, HoldEachRegionAsItWasMadeWhateverTheSettingIs) {
       EXPECT_EQ(left_out(r.data(), r.size()), in ? 0 : r.size()) << wanted;
     }
   }
+}
+
+// Regions that allocations share, and one of an allocation's own.
+TEST_P(CoreDumps, HoldEachPoolAsItWasMade) {
+  configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}, {"core_dump", "on"}});
+  if (IsSkipped()) return;
+  for (const int wanted : {-1, 0, 1}) {
+    vmem::pool_options options;
+    options.region_bytes = kBlock;
+    options.core_dump = wanted;
+    vmem::pool pool(options);
+    for (const size_t bytes : {kBlock / 2, 4 * kBlock}) {
+      void* const at = pool.allocate(bytes);
+      memset(at, 1, bytes);
+      EXPECT_EQ(left_out(at, bytes), wanted < 0 ? bytes : 0u) << wanted;
+      pool.deallocate(at, bytes);
+    }
+  }
+  vmem::pool_options options;
+  options.core_dump = 2;
+  vmem::pool pool(options);
+  EXPECT_THROW(pool.deallocate(pool.allocate(1), 1), vmem::pool_error);
 }
 
 // A block that was on a device has its trap made anew.
