@@ -1,7 +1,9 @@
 // Programs that run with more rights than who starts them, who must not choose what they do.
 #include <grp.h>
+#include <linux/capability.h>
 #include <sys/auxv.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include <atomic>
 #include <cstring>
@@ -70,6 +72,46 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   const int status = systest::wait_for_child(child, 60);
   unlink(program.c_str());
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "set-group-ID, or userfaultfd, is not to be had";
+  EXPECT_EQ(status, 0);
+}
+
+// Capabilities of its file make a program as privileged as set-user-ID does, though its user is who started it.
+TEST_F(Privileges, AProgramWithCapabilitiesTakesNothingFromTheEnvironment) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a file capabilities";
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  std::string program = systest::temp_folder() + "/vmem-capable.XXXXXX";
+  close(mkstemp(program.data()));
+  const std::string place = program + ".d";
+  ASSERT_EQ(mkdir(place.c_str(), 0700), 0);
+  ASSERT_EQ(chown(place.c_str(), 65534, 65534), 0);
+  std::filesystem::copy_file("/proc/self/exe", program, std::filesystem::copy_options::overwrite_existing);
+  ASSERT_EQ(chmod(program.c_str(), 0755), 0);
+  vfs_cap_data given{};
+  given.magic_etc = VFS_CAP_REVISION_2 | VFS_CAP_FLAGS_EFFECTIVE;
+  given.data[0].permitted = 1u << CAP_NET_BIND_SERVICE;
+  const int rc = setxattr(program.c_str(), "security.capability", &given, sizeof given, 0);
+  const int why = errno;
+  const pid_t child = rc != 0 ? -1 : fork();
+  if (child == 0) {
+    for (const char* name : {"TMPDIR", "XDG_RUNTIME_DIR", "PLACE"}) setenv(name, place.c_str(), 1);
+    setenv("VMEM_HOST_BUDGET", "48MiB", 1);
+    setenv("VMEM_BLOCK_SIZE", "64KiB", 1);
+    setenv("VMEM_SSD_PATH", (place + "/store").c_str(), 1);
+    setenv("VMEM_PUBLISH", "on", 1);
+    if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
+    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsWithCapabilities",
+          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+    _exit(98);
+  }
+  const int status = child < 0 ? 77 << 8 : systest::wait_for_child(child, 60);
+  unlink(program.c_str());
+  EXPECT_TRUE(std::filesystem::is_empty(place)) << "a file, or a publication, where the starter wanted it";
+  std::error_code ignored;
+  std::filesystem::remove_all(place, ignored);
+  if (rc != 0) GTEST_SKIP() << "no capabilities of files here: " << strerrordesc_np(why);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "capabilities, or userfaultfd, are not to be had";
   EXPECT_EQ(status, 0);
 }
 
@@ -167,6 +209,39 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   EXPECT_EQ(named, 0) << "the environment is its starter's: none of it is looked at";
   fflush(stdout);
   _exit(HasFailure() ? 1 : 0);  // LeakSanitizer may not look into such a process, and would call that a failure
+}
+
+TEST(PrivilegesChild, DISABLED_RunsWithCapabilities) {
+  if (getauxval(AT_SECURE) == 0) _exit(77);
+  ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
+  const int rc = vmem_init();
+  if (rc == -EPERM || rc == -ENOSYS) _exit(77);
+  ASSERT_EQ(rc, 0) << vmem_last_error();
+  const auto is = [](const char* name, const char* wanted) {
+    char value[256];
+    EXPECT_EQ(vmem_get(name, value, sizeof value), 0) << vmem_last_error();
+    EXPECT_STREQ(value, wanted) << name;
+  };
+  is("host_budget", "33554432");
+  is("block_size", "2097152");
+  is("ssd_path", "");
+  is("publish", "off");
+  vmem::region region(64 << 20, VMEM_HOST_ONLY);
+  memset(region.data(), 7, region.size());
+  EXPECT_GT(vmem::stats().write_bytes, 0u);
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string file = std::filesystem::read_symlink(entry.path(), gone);
+    EXPECT_NE(file.rfind(getenv("PLACE"), 0), 0u) << file;
+    files += file.find("/var/tmp/") == 0;
+  }
+  EXPECT_GT(files, 0u) << "its store is where the library's own default is";
+  EXPECT_EQ(own_sockets(), std::vector<std::string>{});
+  region.free();
+  vmem_shutdown();
+  fflush(stdout);
+  _exit(HasFailure() ? 1 : 0);
 }
 
 }  // namespace
