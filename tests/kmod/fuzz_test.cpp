@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
+#include <filesystem>
 #include <random>
 
 #include "kmod/context.h"
@@ -154,6 +155,17 @@ struct Fuzzed {
   char* scratch = nullptr;
 };
 
+// Where each thread of a process stands in the kernel, for root.
+std::string stacks(pid_t process) {
+  std::string all;
+  const std::string tasks = "/proc/" + std::to_string(process) + "/task/";
+  for (const auto& task : std::filesystem::directory_iterator(tasks)) {
+    std::ifstream stack(task.path() / "stack");
+    all += task.path().filename().string() + ":\n" + std::string(std::istreambuf_iterator<char>(stack), {});
+  }
+  return all;
+}
+
 TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
   const char* set = getenv("KMOD_FUZZ_CALLS");
   const uint64_t calls = set != nullptr ? strtoull(set, nullptr, 10) : 40000;
@@ -173,7 +185,7 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
       std::vector<uint64_t> ranges(8, p->region);
       ranges[1] = ranges[2] = ranges[3] = p->pool;
       fcntl(c.fd, F_SETFL, O_NONBLOCK);
-      alignas(4096) static char scratch[8192];
+      alignas(4096) static char scratch[2 * 1024 * sizeof(vmem_op)];  // room for the largest batch
       std::vector<std::thread> threads;
       for (uint32_t t = 0; t < 3; ++t) {
         threads.emplace_back([&, t] {
@@ -215,8 +227,15 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
     }
     int status = 0;
     // Nobody may hang: each wait ends after 100 ms, so a round takes seconds at most.
-    ASSERT_TRUE(eventually([&] { return waitpid(child, &status, WNOHANG) == child || (usleep(20000), false); }))
-        << "round " << round;
+    const bool ended = eventually([&] { return waitpid(child, &status, WNOHANG) == child || (usleep(20000), false); });
+    if (!ended) {
+      const std::string where = stacks(child);
+      kill(child, SIGKILL);
+      const bool killed = eventually([&] { return waitpid(child, &status, WNOHANG) == child; });
+      FAIL() << "round " << round << " after " << progress->load() << " calls; " << (killed ? "" : "not even ")
+             << "killed\n"
+             << where;
+    }
     ASSERT_TRUE(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL) << status;
     made += progress->load();
     munmap(progress, kPage);
