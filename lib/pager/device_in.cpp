@@ -45,10 +45,13 @@ uint64_t kept_on(device::Devices& devices, int d) {
 // Starts what the wishes ask for, as far as there is room. wake: the workers, for what is ready then.
 void Pager::pump_devices(After& after, bool wake) {
   std::array<bool, device::kMaxDevices> full{};
+  // Blocks of a size wait for what blocks of that size move through: others on the device go on.
+  std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
   for (Gpu& g : gpus_) g.budget.want(0);
   for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
     const size_t d = static_cast<size_t>(it->device);
-    if (full[d]) {
+    bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
+    if (full[d] || size_held_up) {
       ++it;
       continue;
     }
@@ -65,6 +68,7 @@ void Pager::pump_devices(After& after, bool wake) {
       if (result != Start::done) break;
       ++it->next;
     }
+    size_held_up = result == Start::no_frame;
     if (result == Start::no_room) {
       full[d] = true;
       gpus_[d].budget.want(std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes));
@@ -142,12 +146,12 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   if (!zero && !staged) {
     if (block.extent && block.extent.codec() != 0 && (from == State::stored || from == State::untouched)) {
       scratch = frames_.get_bounce(size);
-      if (scratch == nullptr) return Start::no_room;
+      if (scratch == nullptr) return Start::no_frame;
     }
     frame = staging_frame(r, staging_.of(r).growth.reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
-      return Start::no_room;
+      return Start::no_frame;
     }
   }
   if (hinted) core::add(counters_.prefetched_blocks);

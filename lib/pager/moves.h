@@ -245,6 +245,7 @@ struct Departure {  // vmem_prefetch from a device to host memory or the SSD
   core::BlockIndex first, next, last;
   bool to_ssd;
 };
-enum class Start : uint8_t { done, wait, no_room };
+// no_room: on the device, or to know the block by. no_frame: what blocks of its size move through is in use.
+enum class Start : uint8_t { done, wait, no_room, no_frame };
 
 }  // namespace vmem::pager

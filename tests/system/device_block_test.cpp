@@ -13,6 +13,7 @@
 namespace {
 
 using vmem::device::SimKernel;
+using vmem::device::SimOp;
 using vmem::paging::Answer;
 using vmem::paging::HostAtomics;
 using vmem::paging::Intent;
@@ -309,6 +310,49 @@ TEST_F(DeviceBlocks, WhoWantsFramesWaitsForThoseThatAreBeingGivenBack) {
   join();
   EXPECT_EQ(first, 0);
   EXPECT_EQ(second, 0);
+}
+
+// Two of four frames are in use for as long as the test wants, and two are kept for what leaves.
+TEST_F(DeviceBlocks, ASizeThatIsShortOfFramesHoldsUpNoOther) {
+  start(1, {{"device_budget", "112MiB"}, {"host_budget", "640MiB"}}, true);
+  if (IsSkipped()) return;
+  constexpr size_t kLarge = 16 * kMiB, kSmall = 2 * kMiB;
+  const vmem::region large = with_blocks(5 * kLarge, kLarge), small = with_blocks(25 * kSmall, kSmall);
+  for (size_t b = 0; b < 5; ++b) *words(large, b, kLarge)[0] = 100 + b;
+  ASSERT_EQ(vmem_evict(large.data(), large.size(), VMEM_SSD), 0) << said();
+  for (size_t b = 0; b < 24; ++b) store_on_device(words(small, b, kSmall)[0], b);
+  ASSERT_EQ(vmem_set("staging_share", "20"), 0) << said();
+  std::atomic<bool> opened{false}, there{false};
+  sim().set_hook([&](vmem::device::SimOp op, int, uintptr_t, size_t size) {
+    while (op == SimOp::copy_in && size == kLarge && !opened) usleep(1000);
+    return vmem::core::Status();
+  });
+  auto* const rest = static_cast<std::byte*>(large.data()) + 2 * kLarge;
+  ASSERT_EQ(vmem_acquire(large.data(), 2 * kLarge, VMEM_READ, 0, stream_), 0) << said();
+  static std::atomic<bool> waits;
+  waits = false;
+  vmem::core::step_hook.store([](const char* step) { waits = waits || std::strcmp(step, "acquire.started") == 0; });
+  aside([&] { EXPECT_EQ(vmem_acquire(rest, 3 * kLarge, VMEM_READ, 0, stream_), 0) << said(); });
+  EXPECT_TRUE(until([] { return waits.load(); }));
+  vmem::core::step_hook.store(nullptr);
+  uint64_t* const other = words(small, 24, kSmall)[0];
+  aside([&] {
+    EXPECT_EQ(vmem_acquire(other, 8, VMEM_READ, 0, stream_), 0) << said();
+    there = true;
+  });
+  EXPECT_TRUE(until([&] { return there.load(); }));
+  struct vmem_device_stats stats = {};
+  stats.size = sizeof stats;
+  EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
+  EXPECT_EQ(stats.evictions, 0u) << "it is not the device that is short";
+  opened = true;
+  join();
+  sim().set_hook(nullptr);
+  EXPECT_EQ(vmem_release(large.data(), 2 * kLarge, stream_), 0) << said();
+  EXPECT_EQ(vmem_release(rest, 3 * kLarge, stream_), 0) << said();
+  EXPECT_EQ(vmem_release(other, 8, stream_), 0) << said();
+  for (size_t b = 0; b < 5; ++b) EXPECT_EQ(*words(large, b, kLarge)[0], 100 + b);
+  EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
 }
 
 TEST_F(DeviceBlocks, NoFramesAreGivenBackWhileKernelsAsk) {
