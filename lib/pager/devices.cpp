@@ -468,6 +468,26 @@ void Pager::look_at_memory(Lock& lock) {
   pump(lock);
 }
 
+// Locked on entry and on return; a worker more may be at what arrives. Ends something that was begun, where that is
+// whose turn it is. As long as there are two of them, what is yet to begin comes first: acquires may begin copies
+// faster than a device ends them, for as long as they run. The last takes turns where nobody ends what a device has: of
+// what is to begin there may be no end either, and a busy device keeps the others at it.
+bool Pager::end_what_waits(Lock& lock) {
+  const bool last = threads_.arriving + 2 == kWorkers;
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    Gpu& g = gpus_[d];
+    if (g.issued.empty() || (last && g.ending != 0)) continue;
+    threads_.ended_last |= last;
+    ++threads_.arriving;
+    ++g.ending;
+    end_issued(lock, static_cast<int>(d));
+    --g.ending;
+    --threads_.arriving;
+    return true;
+  }
+  return false;
+}
+
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
@@ -483,11 +503,13 @@ bool Pager::device_step(Lock& lock) {
   }
   // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait
   // for what leaves.
+  if (threads_.arriving + 2 == kWorkers && !threads_.ended_last && end_what_waits(lock)) return true;
   for (size_t d = 0; d < gpus_.size() && threads_.arriving + 1 < kWorkers; ++d) {
     Gpu& g = gpus_[d];
     if (!g.from_peers.empty() && !g.migrating) {
       const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatchBytes);
       g.migrating = true;
+      threads_.ended_last = false;
       ++threads_.arriving;
       lock.unlock();
       migrate_batch(batch.all(), static_cast<int>(d));
@@ -498,6 +520,7 @@ bool Pager::device_step(Lock& lock) {
     }
     if (g.ready.empty()) continue;
     Batch batch = take_batch<Batch::capacity()>(g.ready, kBatchBytes);
+    threads_.ended_last = false;
     ++threads_.arriving;
     lock.unlock();
     enter_batch(batch, static_cast<int>(d));
@@ -505,14 +528,7 @@ bool Pager::device_step(Lock& lock) {
     --threads_.arriving;
     return true;
   }
-  // Acquires may begin copies faster than a device ends them, for as long as they run. What is yet to begin, on this
-  // device or another, comes first, and a worker is left for it.
-  for (size_t d = 0; d < gpus_.size() && threads_.arriving + 2 < kWorkers; ++d) {
-    ++threads_.arriving;
-    const bool ended = end_issued(lock, static_cast<int>(d));
-    --threads_.arriving;
-    if (ended) return true;
-  }
+  if (threads_.arriving + 1 < kWorkers && end_what_waits(lock)) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (evict_from_device(lock, static_cast<int>(d))) return true;
   }

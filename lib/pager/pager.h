@@ -197,7 +197,7 @@ class Pager final : private WaitClock {
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most);
   void stop_devices(), device_loop();
   std::string check_devices();
-  bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d);
+  bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d), end_what_waits(Lock&lock);
   core::Status mark_stream(void* stream, int location, device::Ticket* out);
   core::Status start_hint(const SpanOf& span, int location, After& after);
   void reclaim_host_pages(Lock&lock), look_at_memory(Lock&lock);

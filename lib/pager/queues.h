@@ -53,7 +53,8 @@ struct Threads {
   std::thread faults, renew;
   std::vector<std::thread> evictors, devices;
   bool stop = false, stop_devices = false;
-  unsigned arriving = 0;  // devices' workers at what arrives. Under its lock
+  unsigned arriving = 0;    // devices' workers at what arrives. Under its lock
+  bool ended_last = false;  // .. the last that may be at it has ended something, and begins something next
   std::atomic<bool> stop_faults{false};
   bool watching = false;  // the engine's serve faults, and there is no thread for them
 };

@@ -17,7 +17,7 @@ class DeviceMoves : public systest::SimTest {
  protected:
   void SetUp() override { start(1, {}, true); }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
-  static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
   // Blocks 0 to n - 1 are on the device, with 100 + their number in them.
   void fill(vmem::region& r, size_t n) {
     for (size_t b = 0; b < n; ++b) store_on_device(words(r) + b * kWords, 100 + b);
@@ -259,6 +259,95 @@ TEST_F(TwoDevicesMove, WhatComesToOneDeviceGoesOnWhileTheOtherIsBusy) {
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   ASSERT_TRUE(sim().synchronize(other).ok());
   sim().set_hook(nullptr);
+}
+
+// Nobody ends what is begun on device 0, by as many workers as may be at it.
+TEST_F(TwoDevicesMove, WhatWasBegunOnOneDeviceEndsWhileTheOtherIsBusy) {
+  if (IsSkipped()) return;
+  constexpr size_t kBegun = 6;
+  const vmem::region busy(kBegun * kBlock), r(kBlock);
+  void* const other = stream(1);
+  static std::atomic<int> waiting;
+  std::atomic<bool> opened{false}, seen{false};
+  waiting = 0;
+  sim().set_hook([&](SimOp op, int device, uintptr_t, size_t) {
+    while (op == SimOp::copy_in && device == 0 && !opened) usleep(1000);
+    return Status();
+  });
+  vmem::core::step_hook.store([](const char* step) { waiting += std::strcmp(step, "device.issued") == 0; });
+  for (size_t b = 0; b < kBegun; ++b)
+    ASSERT_EQ(vmem_acquire(words(busy) + b * kWords, kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return waiting == 2; }));
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 1, other), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), other), 0) << vmem_last_error();
+  aside([&] {
+    EXPECT_EQ(load(words(r)), 0u);
+    seen = true;
+  });
+  EXPECT_TRUE(until([&] { return seen.load(); }));
+  opened = true;
+  join();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_EQ(vmem_release(busy.data(), busy.size(), stream_), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  sim().set_hook(nullptr);
+}
+
+// Three workers are held at a block each until enough is ready on device 0 to keep them all at that.
+class MuchComes : public TwoDevicesMove {
+ protected:
+  static constexpr size_t kHeld = 3, kReady = 34, kAll = kHeld + kReady;  // batches of 16, 16 and 2
+  void SetUp() override { start(2, {{"device_budget", "112MiB"}, {"device_block_size", "2MiB"}}, true); }
+  void TearDown() override {
+    ready_ = done_ = true;  // whatever failed, nothing stands still
+    TwoDevicesMove::TearDown();
+  }
+  void begin(const vmem::region& r) {
+    ready_ = done_ = false;
+    held_ = 0;
+    self_ = gettid();
+    vmem::core::step_hook.store([](const char* step) {
+      if (std::strcmp(step, "device.preparing") != 0 || gettid() == self_) return;
+      if (!ready_) {
+        ++held_;
+        until([] { return ready_.load(); });
+      } else {
+        until([] { return done_.load(); });
+      }
+    });
+    for (size_t b = 0; b < kHeld; ++b) {
+      ASSERT_EQ(vmem_prefetch(words(r) + b * kWords, kBlock, 0, nullptr), 0) << vmem_last_error();
+      ASSERT_TRUE(until([&] { return held_ == b + 1; }));
+    }
+    ASSERT_EQ(vmem_prefetch(words(r) + kHeld * kWords, kReady * kBlock, 0, nullptr), 0) << vmem_last_error();
+  }
+  void end(const vmem::region& r) {
+    ready_ = done_ = true;
+    join();
+    EXPECT_TRUE(until([&] { return r.query().device_bytes == r.size(); }));
+    vmem::core::step_hook.store(nullptr);
+    sim().set_hook(nullptr);
+  }
+  static inline std::atomic<bool> ready_{false}, done_{false};
+  static inline std::atomic<size_t> held_{0};
+  static inline std::atomic<pid_t> self_{0};
+};
+
+// .. and none of that goes on until a block that an acquire has begun is there.
+TEST_F(MuchComes, WhatAnAcquireHasBegunEnds) {
+  if (IsSkipped()) return;
+  const vmem::region r(kAll * kBlock), one(kBlock);
+  begin(r);
+  EXPECT_EQ(vmem_acquire(one.data(), one.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(one.data(), one.size(), stream_), 0) << vmem_last_error();
+  std::atomic<bool> seen{false};
+  aside([&] {
+    EXPECT_EQ(load(words(one)), 0u);
+    seen = true;
+  });
+  ready_ = true;
+  EXPECT_TRUE(until([&] { return seen.load(); }));
+  end(r);
 }
 
 // Who waits for blocks brings them: no other thread has to wake up first.
