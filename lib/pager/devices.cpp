@@ -295,6 +295,15 @@ bool Pager::end_unused_staging(Lock& lock) {
   return true;
 }
 
+// .. and for whatever else of the host budget would be refused. True also where others give some back meanwhile: they
+// have, when this returns.
+bool Pager::frees_staging(Lock& lock) {
+  if (end_unused_staging(lock)) return true;
+  if (staging_.ending == 0) return false;
+  while (staging_.ending != 0) lock.sleep(changed_);  // others give them back
+  return true;
+}
+
 // The pool of a size whose frames are short, so that blocks have to leave them; looked for from `first` on.
 std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
   for (uint8_t i = 0; i < device::kUnitSizes && !gpus_.empty(); ++i) {

@@ -166,7 +166,9 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
   });
   for (; done < spans.size(); ++done) {
-    if (Status s = lease(spans[done], ranges[done].access, location, stream); !s.ok()) return s;
+    Status s = lease(spans[done], ranges[done].access, location, stream);
+    while (s.code() == -ENOMEM && frees_staging(lock)) s = lease(spans[done], ranges[done].access, location, stream);
+    if (!s.ok()) return s;
   }
   for (const SpanOf& s : spans) {
     Region& r = *s.region;

@@ -334,8 +334,11 @@ Status Pager::set_host_budget(uint64_t bytes) {
   After after;
   Lock lock(mutex_);
   // A region that was granted goes on being served.
-  const uint64_t fixed = frames_.least_overhead(), reserve = reserve_.of(bytes);
-  const uint64_t needed = fixed + std::max(reserve_.pinned() + reserve, 4 * reserve_.largest_block());
+  uint64_t fixed = 0, needed = 0;
+  do {
+    fixed = frames_.least_overhead();
+    needed = fixed + std::max(reserve_.pinned() + reserve_.of(bytes), 4 * reserve_.largest_block());
+  } while (bytes < needed && frees_staging(lock));
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "

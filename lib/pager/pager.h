@@ -96,8 +96,7 @@ class Pager final : private WaitClock {
   // tables.cpp. reserve_move: memory for one; reserve_block: and for one resident. What begins with it is not refused.
   bool reserve_residents(size_t count) noexcept;
   bool reserve_move(size_t free = 1) noexcept;
-  bool reserve_block();
-  bool reserve_blocks(Lock& lock, Region& r);
+  bool reserve_block(), reserve_blocks(Lock&lock, Region&r);
   uint64_t counted_tables(uint64_t more) const;
   void count_tables();
   uint64_t table_growth(const Region& r, core::BlockIndex b) const;
@@ -224,7 +223,8 @@ class Pager final : private WaitClock {
   core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why);
-  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock), end_unused_staging(Lock&lock);
+  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock), end_unused_staging(Lock&lock),
+      frees_staging(Lock&lock);
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep);

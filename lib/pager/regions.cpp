@@ -207,7 +207,9 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   }
   {
     Lock lock(mutex_);
-    if (Status s = charge_region(lock, r); !s.ok()) return s;
+    Status s = charge_region(lock, r);
+    while (s.code() == -ENOMEM && frees_staging(lock)) s = charge_region(lock, r);
+    if (!s.ok()) return s;
     charged = true;
   }
   void* base = nullptr;

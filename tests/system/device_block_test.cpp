@@ -355,6 +355,70 @@ TEST_F(DeviceBlocks, ASizeThatIsShortOfFramesHoldsUpNoOther) {
   EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
 }
 
+// 128 MiB of frames are left of a region that was freed.
+class UnusedFrames : public DeviceBlocks {
+ protected:
+  void SetUp() override {
+    start(1, {{"device_budget", "96MiB"}, {"host_budget", "192MiB"}, {"staging_share", "90"}}, true);
+    if (IsSkipped()) return;
+    { const vmem::region gone = with_blocks(64 * kMiB, 32 * kMiB); }
+    ASSERT_EQ(vmem_set("host_budget", "184MiB"), 0) << said();
+    ASSERT_GE(vmem::stats().host_bytes, 128 * kMiB);
+  }
+  void TearDown() override {
+    EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
+    DeviceBlocks::TearDown();
+  }
+  static int create(size_t bytes, size_t block, unsigned flags, void** out) {
+    struct vmem_region_attr attr = {};
+    attr.size = sizeof attr;
+    attr.block_size = block;
+    attr.flags = flags;
+    return vmem_create(out, bytes, &attr);
+  }
+};
+
+TEST_F(UnusedFrames, RefuseNoRegionOfLargeBlocks) {
+  if (IsSkipped()) return;
+  void* p = nullptr;
+  ASSERT_EQ(create(64 * kMiB, 16 * kMiB, 0, &p), 0) << said();
+  store_on_device(static_cast<uint64_t*>(p), 7);
+  EXPECT_EQ(*static_cast<uint64_t*>(p), 7u);
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
+TEST_F(UnusedFrames, RefuseNoRegionOnTheHost) {
+  if (IsSkipped()) return;
+  void* p = nullptr;
+  ASSERT_EQ(create(64 * kMiB, 16 * kMiB, VMEM_HOST_ONLY, &p), 0) << said();
+  EXPECT_EQ(vmem_free(p), 0) << said();
+}
+
+TEST_F(UnusedFrames, RefuseNoLeaseOnTheHost) {
+  if (IsSkipped()) return;
+  const vmem::region r(128 * kMiB, VMEM_HOST_ONLY);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, VMEM_HOST, nullptr), 0) << said();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), nullptr), 0) << said();
+}
+
+TEST_F(UnusedFrames, RefuseNoBudget) {
+  if (IsSkipped()) return;
+  EXPECT_EQ(vmem_set("host_budget", "96MiB"), 0) << said();
+  EXPECT_LE(vmem::stats().host_bytes, 96 * kMiB);
+}
+
+// Their driver may wait for kernels before it lets go of them.
+TEST_F(UnusedFrames, StayWhileKernelsAsk) {
+  if (IsSkipped()) return;
+  const vmem::region small = with_blocks(4 * kMiB, 2 * kMiB);
+  struct vmem_kernel* kernel = nullptr;
+  vmem_kernel_view view;
+  ASSERT_EQ(vmem_kernel_begin(&kernel, small.data(), small.size(), VMEM_READ, 0, 0, &view), 0) << said();
+  EXPECT_EQ(vmem_set("host_budget", "96MiB"), -EBUSY);
+  ASSERT_EQ(vmem_kernel_end(kernel, stream_), 0) << said();
+  EXPECT_EQ(vmem_set("host_budget", "96MiB"), 0) << said();
+}
+
 TEST_F(DeviceBlocks, NoFramesAreGivenBackWhileKernelsAsk) {
   start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
   if (IsSkipped()) return;
