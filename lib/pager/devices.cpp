@@ -315,11 +315,10 @@ std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
 }
 
 // Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
-Status Pager::want_staging(const Region& r) {
+Status Pager::want_staging(const Region& r, uint64_t mark) {
   constexpr size_t kLeast = Staging::kLeast;
   StagingPool& pool = staging_.of(r);
   Lock lock(mutex_);
-  const uint64_t mark = look(now_ns());
   for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
     while (pool.growth.growing()) lock.sleep(changed_);
     if (pool.frames.total() != 0) break;

@@ -185,14 +185,14 @@ class Pager final : private WaitClock {
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
   core::Status flush_file(Lock& lock, Region& r);
-  core::Status make(const NewRegion&what, void**ptr), device_block(const NewRegion&what, size_t*out);
+  core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
   void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
-  core::Status charge_region(Lock& lock, Region& r);
+  core::Status charge_region(Lock& lock, Region& r, uint64_t mark);
   void credit_region(Region& r);
   uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), want_staging(const Region&r), use_device(int d),
+  core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most);
   void stop_devices(), device_loop();
   std::string check_devices();

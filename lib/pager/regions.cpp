@@ -119,10 +119,15 @@ Status Pager::device_block(const NewRegion& what, size_t* out) {
 Status Pager::create(const NewRegion& what, void** ptr) {
   NewRegion one = what;
   if (Status s = device_block(what, &one.device_block); !s.ok()) return s;
+  // All sizes that are tried wait for memory together: no longer than one would.
+  const uint64_t mark = [this] {
+    Lock lock(mutex_);
+    return look(now_ns());
+  }();
   Status s;
   for (;; one.device_block /= 2) {
     try {
-      s = make(one, ptr);
+      s = make(one, ptr, mark);
     } catch (const std::bad_alloc&) {
       s = no_memory(what.size);
     }
@@ -134,7 +139,8 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   return core::name_limit(s, ("a region of " + core::human_bytes(what.size)).c_str());
 }
 
-Status Pager::make(const NewRegion& what, void** ptr) {
+// mark: of who waits for memory for it.
+Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
   if (what.size == 0) return error(EINVAL, "size is 0; give the bytes of the region");
   if (what.size > kMaxRegion) {
     return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
@@ -207,14 +213,14 @@ Status Pager::make(const NewRegion& what, void** ptr) {
   }
   {
     Lock lock(mutex_);
-    Status s = charge_region(lock, r);
-    while (s.code() == -ENOMEM && frees_staging(lock)) s = charge_region(lock, r);
+    Status s = charge_region(lock, r, mark);
+    while (s.code() == -ENOMEM && frees_staging(lock)) s = charge_region(lock, r, mark);
     if (!s.ok()) return s;
     charged = true;
   }
   void* base = nullptr;
   if (gpu) {
-    if (Status s = want_staging(r); !s.ok()) return s;
+    if (Status s = want_staging(r, mark); !s.ok()) return s;
     int born = 0;  // on any that is well
     while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
     if (Status s = devices_->reserve(r.span, block_size, born, &base); !s.ok()) return s;
@@ -275,7 +281,7 @@ uint64_t Pager::speculative_limit(const Region& r) const {
 }
 
 // Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
-Status Pager::charge_region(Lock& lock, Region& r) {
+Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
   const uint64_t budget = budget_.limit(), overhead = frames_.least_overhead();
   if (budget < overhead + 4 * r.block_size) {
     return error(ENOMEM,
@@ -288,7 +294,6 @@ Status Pager::charge_region(Lock& lock, Region& r) {
   r.table_granted = std::min<size_t>(r.table.most(), budget_.wanted() / 32);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
-    const uint64_t mark = look(now_ns());
     for (Status s;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;

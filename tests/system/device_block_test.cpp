@@ -419,6 +419,27 @@ TEST_F(UnusedFrames, StayWhileKernelsAsk) {
   EXPECT_EQ(vmem_set("host_budget", "96MiB"), 0) << said();
 }
 
+// The host budget is full of what cannot be written.
+TEST_F(DeviceBlocks, SizesThatAreTriedInTurnWaitForMemoryOnce) {
+  constexpr auto kTimeOut = std::chrono::seconds(2);
+  start(1,
+        {{"device_budget", "128MiB"},
+         {"host_budget", "256MiB"},
+         {"device_block_size", "auto"},
+         {"ssd_budget", "0"},
+         {"fault_timeout_ms", "100"}},
+        true);
+  if (IsSkipped()) return;
+  vmem::region full(512 * kMiB, VMEM_HOST_ONLY);
+  auto* at = static_cast<uint64_t*>(full.data());
+  while (!systest::raises_sigbus([&] { *static_cast<volatile uint64_t*>(at) = 1; })) at += 2 * kMiB / 8;
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "2000"), 0) << said();
+  const auto begun = std::chrono::steady_clock::now();
+  void* p = nullptr;
+  EXPECT_EQ(vmem_alloc(&p, 64 * kMiB, 0), -ENOMEM);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 2 * kTimeOut) << said();
+}
+
 TEST_F(DeviceBlocks, NoFramesAreGivenBackWhileKernelsAsk) {
   start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
   if (IsSkipped()) return;
