@@ -172,8 +172,9 @@ int vmem_init(void);
  * the middle of one) calls on that thread fail with -EDEADLK, and changes may be lost, with a
  * message, where the thread holds what is needed to write them. Exit ends also beside what never
  * does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30
- * seconds for a disk or a device that does not answer, says what was not written, and writes the
- * rest. _exit, quick_exit, exec and signals that end a process lose what was not synced.
+ * seconds for a disk or a device that does not answer, and says what was not written. Beside a
+ * device it writes what lies in host memory. _exit, quick_exit, exec and signals that end a process
+ * lose what was not synced.
  *
  * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it
  * is, and so do the regions, as if it had not been closed.

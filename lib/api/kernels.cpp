@@ -19,6 +19,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/progress.h"
 #include "vmem/detail/paging_view.h"
 
 namespace vmem::api {
@@ -203,14 +204,23 @@ void Kernels::wait() {
 
 // None begins from here on until over(), and after exit's none at all. Those that went with an earlier shutdown are
 // told, and their threads may be there yet.
-void Kernels::stop(pager::Pager& pager) {
+void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
+  bool late = false;
   {
     const core::MutexLock lock(mutex_);
     closed_ = true;
     for (const auto& [at, kernel] : working_)
       if (!kernel->over) kernel->stopped = true;
-    const auto works = [](const auto& w) { return w.second->stopped && !w.second->over; };
-    while (std::any_of(working_.begin(), working_.end(), works)) {
+    const auto works = [](const auto& w) { return w.second->stopped && !w.second->over && !w.second->late; };
+    pager::Progress progress;
+    progress.look(pager::now_ns(), true);
+    for (int64_t left = 0, were = -1; (left = std::count_if(working_.begin(), working_.end(), works)) != 0;) {
+      if (std::exchange(were, left) != left) progress.made();
+      progress.look(pager::now_ns(), false);
+      if (progress.over(0, patience_ns)) {
+        for (const auto& [at, kernel] : working_) kernel->late = late = true;
+        break;
+      }
       for (const auto& [at, kernel] : working_)
         if (!kernel->over) kernel->service->cancel();
       mutex_.unlock();
@@ -218,6 +228,12 @@ void Kernels::stop(pager::Pager& pager) {
       mutex_.lock();
       wait();
     }
+  }
+  if (late) {
+    core::log(core::Level::error,
+              "at exit ranges that are open to kernels were not given back for %u s: what kernels store there from now "
+              "on is lost",
+              static_cast<unsigned>(patience_ns / 1000000000));
   }
   core::step("kernels.stopped");
 }

@@ -12,6 +12,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 
@@ -26,6 +27,7 @@ struct vmem_kernel {
   // Protected by Kernels::mutex_.
   bool idle = false;     // the last kernel has ended: the thread is to give the leases back
   bool stopped = false;  // by shutdown
+  bool late = false;     // .. by exit, which waits for it no more
   bool over = false;     // its region went with a shutdown
   bool ending = false;   // somebody is in vmem_kernel_end
 };
@@ -41,7 +43,8 @@ class Kernels {
   core::Status end(Runtime& runtime, struct vmem_kernel* which, void* stream);
 
   // Shutdown: stop() while calls may be inside the gate, over() when none is, drain() with no lock held.
-  void stop(pager::Pager& pager);
+  // Exit: stop() alone, which waits no longer than `patience_ns` in which no thread ends.
+  void stop(pager::Pager& pager, uint64_t patience_ns = UINT64_MAX);
   void over();
   void drain();
 

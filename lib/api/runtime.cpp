@@ -36,6 +36,7 @@ namespace {
 
 // Without any progress; shorter where the thread that exits may itself have what is waited for.
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
+constexpr uint64_t kExitPatienceKernels = 10000000000;                             // .. for threads that serve kernels
 
 std::atomic<bool> forked{false};
 
@@ -284,7 +285,9 @@ void Runtime::write_shared_files(Finishing* finishing) {
     finishing->counters = counters;
   };
   tell(&pager->counters());
-  kernels_.stop(*pager.operator->());
+  pager->flush_host().ignore();  // what fails is tried again
+  if (gave_up_) return tell(nullptr);
+  kernels_.stop(*pager.operator->(), kExitPatienceKernels);
   if (core::debug()) pager->look_for_loss();
   pager->flush_shared().ignore();  // it has logged what was wrong
   tell(nullptr);
@@ -297,8 +300,7 @@ void Runtime::finish() {
   core::leave_sink();
   // So another thread writes, and is waited for as long as it gets on: neither a stream of the program's that never
   // ends nor a disk that never answers keeps the process.
-  static bool gave_up = false;
-  if (gave_up) return;
+  if (gave_up_ && inside) return;
   static Finishing* left_behind = nullptr;  // the other thread may come late
   auto* finishing = new Finishing;
   finishing->before = std::exchange(left_behind, finishing);
@@ -320,6 +322,7 @@ void Runtime::finish() {
   }
   if (started.ok()) writer.detach();
   const core::MutexLock lock(finishing->mutex);
+  const uint64_t patience = inside || gave_up_ ? kExitPatienceInside : kExitPatience;
   pager::Progress progress;
   progress.look(pager::now_ns(), true);
   uint64_t seen = 0;
@@ -330,16 +333,20 @@ void Runtime::finish() {
     if (now != seen) progress.made();
     seen = now;
     progress.look(pager::now_ns(), false);
-    if (progress.over(0, inside ? kExitPatienceInside : kExitPatience)) break;
+    if (progress.over(0, patience)) break;
   }
   if (finishing->done) return;
-  gave_up = true;
+  gave_up_ = true;
+  if (inside) {
+    core::log(core::Level::error,
+              "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
+              "needed to write shared files: changes that vmem_sync had not written are lost");
+    return;
+  }
   core::log(core::Level::error,
-            inside
-                ? "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
-                  "needed to write shared files: changes that vmem_sync had not written are lost"
-                : "at exit nothing went on for 30 s, with a write or a copy from a device under way: changes of "
-                  "shared files that were not written by then are lost");
+            "at exit nothing went on for %u s, with a write or a copy from a device under way: changes of shared files "
+            "that were not written by then are lost",
+            static_cast<unsigned>(patience / 1000000000));
 }
 
 std::string Runtime::published_at() {

@@ -99,6 +99,7 @@ class Runtime {
   std::unique_ptr<pager::Pager> pager_;
   std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: nobody sees this process
   bool environment_read_ VMEM_GUARDED_BY(setup_) = false;
+  std::atomic<bool> gave_up_{false};  // exit has waited in vain: from here on it writes what needs no device alone
 };
 
 // Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.

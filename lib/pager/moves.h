@@ -49,6 +49,7 @@ struct Sweep {
 
   bool all = false;      // live leases do not matter
   bool frees = false;    // the region goes
+  bool host = false;     // what is on a device, or under way, is left
   bool skipped = false;  // .. they do, and blocks were left for them
   Wait wait = Wait::always;
   Progress progress;  // of the waits, while it goes on

@@ -66,8 +66,8 @@ class Pager final : private WaitClock {
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
   void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on);
   void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms);
-  core::Status flush_shared();  // for exit(): writes changed blocks of shared files; regions stay usable
-  void shutdown();              // frees every region, whatever holds it
+  core::Status flush_shared(), flush_host();  // for exit(): changed blocks of shared files; host: what needs no device
+  void shutdown();                            // frees every region, whatever holds it
   bool has_regions();
 
   std::string check();  // tests: recounts tables, budget and leases; empty: all is right, and nothing is in flight

@@ -22,7 +22,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   Status from_device;
   const Leave how = keep ? Leave::sync : Leave::evict;
   const uint64_t arrived = r.arrived;
-  if (r.gpu) {
+  if (r.gpu && !sweep->host) {
     wait_for_region_endings(lock, r, sweep);
     from_device = leave_range(lock, r, first, last, how, sweep);
   }
@@ -43,7 +43,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       if (!wait_stable(lock, r, b, sweep)) break;
     }
     // It came to a device when that had been looked through, or was on its way: what it brought is not written.
-    for (uint64_t seen = arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
+    for (uint64_t seen = arrived; !sweep->host && r.table[b].state == State::on_device && seen != r.arrived;) {
       seen = r.arrived;
       flush();
       const Status late = leave_range(lock, r, b, b, how, sweep);
@@ -125,6 +125,28 @@ Status Pager::flush_file(Lock& lock, Region& r) {
   lock.lock();
   if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());
   return {};
+}
+
+// Before all else: a device that does not answer keeps whoever waits for it, and what it has nothing to do with is in
+// the files by then. What fails is tried again, and said, by flush_shared().
+Status Pager::flush_host() {
+  Lock lock(mutex_);
+  Status first;
+  Sweep sweep;
+  sweep.all = sweep.host = true;
+  sweep.wait = Sweep::Wait::never;
+  uintptr_t at = 0;
+  for (auto it = regions_.begin(); it != regions_.end(); it = regions_.lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (r.backing != Backing::file_shared || r.dying) continue;
+    ++r.in_flight;
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
+    if (first.ok()) first = std::move(s);
+    --r.in_flight;
+    notify();
+  }
+  return first;
 }
 
 // Locked. Some of a region, which stays meanwhile; *skipped: blocks were left for the leases that they are under.

@@ -1,0 +1,106 @@
+// exit() beside a device that does not answer: what it has nothing to do with is in the files.
+#include <cstring>
+
+#include "core/step.h"
+#include "device/paging_host.h"
+#include "exit_child.h"
+#include "vmem/detail/paging_view.h"
+
+namespace {
+
+using systest::kExitBlock;
+using systest::path_of;
+using systest::TempFile;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+
+char* above;
+
+// A file of the host alone, on one side of an address; where exactly depends on what is there already.
+char* map_beside(const char* variable, const char* there, bool below) {
+  const std::string path = path_of(variable);
+  for (size_t far = 8 * kExitBlock; far < 65536 * kExitBlock; far *= 2) {
+    vmem_region_attr what = {};
+    what.size = sizeof what;
+    what.path = path.c_str();
+    what.flags = VMEM_MAP_SHARED | VMEM_HOST_ONLY;
+    what.address = const_cast<char*>(below ? there - far : there + far);
+    void* p = nullptr;
+    EXPECT_EQ(vmem_create(&p, kExitBlock, &what), 0) << vmem_last_error();
+    if ((p < there) == below) return static_cast<char*>(p);
+    EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
+  }
+  return nullptr;
+}
+
+void on_step(const char* step) {
+  if (strcmp(step, "asking.taking_back") == 0)
+    for (;;) pause();
+}
+
+TEST(ExitStuckChild, DISABLED_BesideWhatDoesNotAnswer) {
+  const bool service = path_of("VMEM_TEST_WHAT") == "service";
+  // Between two turns of the exit work.
+  systest::start_device(true, [] { std::atexit([] { above[1] = 6; }); });
+  char* const there = systest::map_shared("VMEM_TEST_FILE", 2 * kExitBlock);
+  char* const below = map_beside("VMEM_TEST_BELOW", there, true);
+  above = map_beside("VMEM_TEST_ABOVE", there, false);
+  ASSERT_TRUE(below != nullptr && above != nullptr);
+  below[0] = above[0] = 5;
+  void* stream = vmem::device::current_sim()->create_stream(0);
+  ASSERT_EQ(vmem_acquire(there, kExitBlock, kBoth, 0, stream), 0) << vmem_last_error();
+  const auto status = vmem::device::current_sim()->launch(stream, [there](vmem::device::SimKernel& k) {
+    if (std::byte* at = k.at(there, 1, true); at != nullptr) *at = std::byte{7};
+  });
+  ASSERT_TRUE(status.ok() && vmem::device::current_sim()->synchronize(stream).ok());
+  systest::log_to_file();
+  if (service) {
+    struct vmem_kernel* open = nullptr;
+    vmem_kernel_view view;
+    ASSERT_EQ(vmem_kernel_begin(&open, there + kExitBlock, kExitBlock, kBoth, 0, 0, &view), 0) << vmem_last_error();
+    vmem::core::step_hook = on_step;
+  } else {
+    vmem::device::current_sim()->set_hook([](vmem::device::SimOp op, int, uintptr_t, size_t) {
+      static std::atomic<bool> leaving;  // what waits for a block that has come is let by
+      if (op == vmem::device::SimOp::issue_out) leaving = true;
+      if (op == vmem::device::SimOp::wait && leaving)
+        for (;;) pause();
+      return vmem::core::Status();
+    });
+  }
+}
+
+class ExitStuck : public testing::Test {
+ protected:
+  bool run(const char* what) {
+    log_ =
+        systest::run_to_exit("ExitStuckChild.DISABLED_BesideWhatDoesNotAnswer", {{"VMEM_TEST_WHAT", what},
+                                                                                 {"VMEM_TEST_FILE", there_.path()},
+                                                                                 {"VMEM_TEST_BELOW", below_.path()},
+                                                                                 {"VMEM_TEST_ABOVE", above_.path()}});
+    return log_ != "skip";
+  }
+
+  const TempFile there_{2 * kExitBlock}, below_{kExitBlock}, above_{kExitBlock};
+  std::string log_;
+};
+
+// The thread that serves kernels is in a call that does not return; the device answers everybody else.
+TEST_F(ExitStuck, AThreadThatServesKernelsKeepsNothingElseFromItsFile) {
+  if (!run("service")) GTEST_SKIP() << "no way to trap absent blocks here";
+  EXPECT_EQ(below_.read()[0], 5) << log_;
+  EXPECT_EQ(above_.read()[0], 5) << log_;
+  EXPECT_EQ(there_.read()[0], 7) << log_;
+  EXPECT_NE(log_.find("open to kernels were not given back"), std::string::npos) << log_;
+}
+
+// Nor does a device that answers nobody, and what is stored when it has been given up is written, too.
+TEST_F(ExitStuck, ADeviceKeepsNothingFromItsFileThatItHasNot) {
+  if (!run("device")) GTEST_SKIP() << "no way to trap absent blocks here";
+  EXPECT_EQ(below_.read()[0], 5) << log_;
+  EXPECT_EQ(above_.read()[0], 5) << log_;
+  EXPECT_EQ(above_.read()[1], 6) << log_;
+  EXPECT_NE(log_.find("at exit nothing went on for 30 s"), std::string::npos) << log_;
+}
+
+}  // namespace
