@@ -165,8 +165,9 @@ int run(Settings s) {
     std::optional<gpuapp::Stream> stream;
     if (app != nullptr) stream.emplace(*app);
     const blas::Library cpu(s.blas);
-    printf("vmem-gemm: on %s\n",
-           (app ? app->words() + ", " + product->words() : "the CPU (" + why + "), by " + cpu.words()).c_str());
+    printf("vmem-gemm: on %s\n", vmem::core::printable(app ? app->words() + ", " + product->words()
+                                                           : "the CPU (" + why + "), by " + cpu.words())
+                                     .c_str());
     const unsigned flags = app != nullptr ? 0 : VMEM_HOST_ONLY;
     const Matrix a(n.rows, n.depth, s.tile, flags, "A"), b(n.depth, n.columns, s.tile, flags, "B"),
         c(n.rows, n.columns, s.tile, flags, "C");

@@ -205,7 +205,8 @@ int run(Settings s) {
   std::string why;
   const auto app = gpuapp::make_app(s.device, &why);
   if (app == nullptr) {
-    printf("vmem-stream: needs a GPU, and there is none to use here (%s): nothing was run\n", why.c_str());
+    printf("vmem-stream: needs a GPU, and there is none to use here (%s): nothing was run\n",
+           vmem::core::printable(why).c_str());
     return kNothingToRunOn;
   }
   if (s.n == 0) s.n = app->simulated() ? 1024 : 4096;
@@ -239,7 +240,8 @@ int run(Settings s) {
   int rc = 1;
   {
     const auto product = gpuapp::make_product(*app, s.cublas);
-    printf("vmem-stream: %s\nvmem-stream: 16-bit products by %s\n", app->words().c_str(), product->words().c_str());
+    printf("vmem-stream: %s\nvmem-stream: 16-bit products by %s\n", vmem::core::printable(app->words()).c_str(),
+           vmem::core::printable(product->words()).c_str());
     if (made) {
       folder.emplace("vmem-stream");
       weights.emplace(folder->path() + "/weights");
@@ -269,8 +271,8 @@ int run(Settings s) {
     }
     if (s.rows == 0) s.rows = balanced_rows(*app, *product, s.n, raw);
     printf("vmem-stream: %zu layers of %zu x %zu, %.2f GB of weights in %s, device budget %.2f GB (1/%.1f), %zu rows\n",
-           layers, s.n, s.n, static_cast<double>(size) / 1e9, s.file.c_str(), static_cast<double>(s.budget) / 1e9,
-           static_cast<double>(size) / static_cast<double>(s.budget), s.rows);
+           layers, s.n, s.n, static_cast<double>(size) / 1e9, vmem::core::printable(s.file).c_str(),
+           static_cast<double>(s.budget) / 1e9, static_cast<double>(size) / static_cast<double>(s.budget), s.rows);
     Chain chain(*app, *product, s.n, s.rows, layers);
     std::vector<char> kept;
     std::vector<Pass> passes;

@@ -10,15 +10,18 @@ unset "${!VMEM_@}"
 
 # expect STATUS TEXT.. -- NAME ARGS..: the example ends so, and prints lines that match the extended regular expressions.
 expect() {
-  local status=$1 texts=() text is bad=''; shift
+  local status=$1 texts=() text is said bad=''; shift
   while [ "$1" != -- ]; do texts+=("$1"); shift; done
   shift
   [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
+  said=$(cat -v <<<"$*")
   timeout $((120 * ${TEST_PATIENCE:-1})) "$build/examples/$1" "${@:2}" >"$work/out" 2>&1; is=$?
   [ $is = "$status" ] || bad="status $is, not $status"
   for text in "${texts[@]}"; do grep -qE "$text" "$work/out" || bad="$bad${bad:+; }no line '$text'"; done
-  if [ -z "$bad" ]; then passed=$((passed + 1)); echo "ok   $*"; return; fi
-  failed=$((failed + 1)); echo "FAIL $*"; echo "     failed: $bad"; sed 's/^/       | /' "$work/out"
+  # Controls and characters of direction, in bytes: from the names of files, of devices and of libraries.
+  LC_ALL=C grep -qaP '[\x00-\x08\x0b-\x1f\x7f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]' "$work/out" && bad="$bad${bad:+; }what steers a terminal"
+  if [ -z "$bad" ]; then passed=$((passed + 1)); echo "ok   $said"; return; fi
+  failed=$((failed + 1)); echo "FAIL $said"; echo "     failed: $bad"; sed 's/^/       | /' "$work/out" | cat -v
 }
 more='([1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)'   # than 0
 
@@ -32,6 +35,14 @@ expect 0 "SSD read / written . $more / $more GB" "$verified 4500000 lines" -- vm
 
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim-handles --make 32MiB --passes 1
+
+# Names that others gave to files, also as a shell's * gives them.
+steers=$'\e]0;owned\a\u202etxt'
+head -c 33554432 "$work/records" >"$work/$steers"
+expect 0 'weights in .*owned' 'equal, bit for bit' -- vmem-stream "$work/$steers" --device sim --passes 1
+for name in vmem-sort vmem-stream vmem-bfs vmem-cache vmem-gemm; do
+  expect 2 'owned' -- $name "--$steers"
+done
 
 expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 19
 expect 0 "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 17 --degree 64 --uniform --budget 8MiB

@@ -1,4 +1,5 @@
-// The command line of an example: what is wrong with it is said in one line that begins with the program's name.
+// The command line of an example or a tool: what is wrong with it is said in one line that begins with the program's
+// name.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,11 +1,11 @@
 // vmem-replay: what each evictor, and the read-ahead, would have made of a trace.
-#include <CLI/CLI.hpp>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 
+#include "common/command_line.h"
 #include "core/text.h"
 #include "replay/simulate.h"
 
@@ -120,7 +120,7 @@ int run(int argc, char** argv) {
   app.add_flag("--no-yardsticks", no_yardsticks, "Leave out lru*, sieve* and opt*, which see what no pager can see");
   app.add_option("--save", save, "Write the trace to this file");
   app.add_flag("--binary", binary, "Write it in the binary format");
-  CLI11_PARSE(app, argc, argv);
+  if (const auto status = command_line(app, "vmem-replay", argc, argv)) return *status;
 
   std::vector<std::string> names = {pattern.name};
   if (!file.empty()) {

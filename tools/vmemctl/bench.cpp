@@ -347,7 +347,9 @@ int bench(const Common& common, const BenchOptions& options) {
   if (!common.json) {
     print(bench);
     if (!steady) throw Failure{kFailed, bench.unsteady()};
-    printf("%s%s", options.output.empty() ? "" : ("written to " + options.output + ":\n").c_str(), text.c_str());
+    if (!options.output.empty()) printf("written to %s:\n", printable(options.output).c_str());
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) printf("%s\n", printable(line).c_str());
     return kDone;
   }
   Json json;
