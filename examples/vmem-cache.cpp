@@ -49,7 +49,8 @@ class Cache {
       : pool_({.region_bytes = std::min<uint64_t>(capacity, 64 << 20),
                .limit_bytes = capacity,
                .flags = VMEM_HOST_ONLY,
-               .name = "cache"}) {}
+               .name = "cache",
+               .block_size = 2 * kLargest}) {}
   // The value, until the next put(); empty: it is not there.
   Value get(uint64_t key) {
     const auto found = entries_.find(key);
@@ -203,7 +204,6 @@ std::vector<uint64_t> questions(const Settings& s, const Database& database) {
 int run(Settings s) {
   if (s.budget == 0) s.budget = std::max<uint64_t>(s.capacity / 4, 8 << 20);
   vmem::set("host_budget", std::to_string(s.budget));
-  vmem::set("block_size", std::to_string(2 * kLargest));
   vmem::set("readahead", "0");  // the next value is anybody's guess
   std::unique_ptr<Database> database;
   if (s.file.empty()) {

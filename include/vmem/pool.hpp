@@ -12,9 +12,9 @@
  *   std::pmr::unsynchronized_pool_resource small(&pool);   // synchronized_pool_resource for several threads
  *   std::pmr::map<std::uint64_t, std::pmr::string> map(&small);
  *
- * Blocks. libvmem moves blocks (setting block_size, read when a region is made), not granules: neighbours in a block
- * come and go together, so small blocks suit small values used at random. Leases act on blocks too: what is leased on a
- * device should be allocated with an alignment of the block size, and so should its neighbours.
+ * Blocks. libvmem moves blocks, not granules: neighbours in a block come and go together, so small blocks suit small
+ * values used at random, and a pool has VMEM_BLOCK_AUTO unless it says otherwise. Leases act on blocks too: what is
+ * leased on a device should be allocated with an alignment of the block size, and so should its neighbours.
  *
  * Book-keeping lies in ordinary memory (12 bytes a granule of the regions that are shared, when a region is made):
  * allocating and freeing access no byte of a region, so they cause no fault and no I/O.
@@ -82,9 +82,9 @@ struct pool_options {
   unsigned flags = 0;
   /* Regions are named so, with a number. */
   std::string name = "pool";
-  /* Of each region, as struct vmem_region_attr has them. Small blocks suit small objects that are met at
-   * random; VMEM_BLOCK_AUTO those of which nothing is known. */
-  std::size_t block_size = 0;
+  /* Of each region, as struct vmem_region_attr has them: VMEM_BLOCK_AUTO suits objects that are met at random, wholly
+   * or in part; 2 MiB those that are leased, or gone through in the order of their making. 0: setting block_size. */
+  std::size_t block_size = VMEM_BLOCK_AUTO;
   int advice = 0;
   int core_dump = 0; /* 1, -1: in core dumps or not; 0: setting core_dump */
   /*

@@ -282,4 +282,17 @@ TEST_F(Attributes, OfAPoolAreThoseOfItsRegions) {
   pool.deallocate(p, kMiB, 64);
 }
 
+// What is allocated piece by piece is met at random more often than not: one word of it costs no more than 64 KiB.
+TEST_F(Attributes, OfAPoolThatSaysNothingFollowUseWhateverTheSetting) {
+  configure({{"block_size", "2MiB"}, {"device", "none"}});
+  if (IsSkipped()) return;
+  vmem::pool follows({.flags = VMEM_HOST_ONLY}), fixed({.flags = VMEM_HOST_ONLY, .block_size = 0});
+  for (const auto& [pool, bytes] : {std::pair{&follows, size_t{64} << 10}, {&fixed, size_t{2} << 20}}) {
+    void* const p = pool->allocate(4 * kMiB, 64);
+    *static_cast<char*>(p) = 1;
+    EXPECT_EQ(host_bytes(p, 4 * kMiB), bytes);
+    pool->deallocate(p, 4 * kMiB, 64);
+  }
+}
+
 }  // namespace
