@@ -593,7 +593,7 @@ void still() {
   std::unique_lock alone(moving, std::try_to_lock);
   for (unsigned i = 0; i < 5000 && !alone; ++i) {
     usleep(1000);
-    alone.try_lock();
+    (void)alone.try_lock();
   }
   if (!alone) end_failures();
   if (!alone) alone.lock();
