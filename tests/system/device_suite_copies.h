@@ -53,19 +53,29 @@ TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
     cpu_set(words(r), n, 0, 6);
     r.evict();
     void* s = stream();
-    uint64_t read = 0;
-    for (int pass = 0; pass < 4; ++pass) {
-      if (pass == 2) read = vmem::stats().read_bytes;
+    uint64_t read = 0;  // by the last pass
+    const auto pass = [&] {
+      const uint64_t before = vmem::stats().read_bytes;
       for (size_t at = 0; at < n; at += part) {
         VMEM_DO(acquire(words(r) + at, part, VMEM_READ, s));
         app_->check(s, words(r) + at, part, at, 6);
         VMEM_DO(release(words(r) + at, part, s));
       }
       within_budget();
+      read = vmem::stats().read_bytes - before;
+    };
+    if (share == std::string("50")) {
+      EXPECT_TRUE(until([&] { return pass(), read == 0; })) << "frames come as they are needed; then all has a copy";
+      pass();
+      EXPECT_EQ(read, 0u) << "and keeps it";
+    } else {
+      for (int more = 0; more < 4; ++more) {
+        pass();
+        EXPECT_GT(read, 0u) << "pass " << more;
+      }
     }
     ASSERT_TRUE(app_->synchronize(s).ok());
     EXPECT_EQ(app_->wrong(), 0u);
-    EXPECT_EQ(vmem::stats().read_bytes == read, share == std::string("50")) << vmem::stats().read_bytes - read;
   }
   EXPECT_EQ(vmem_set("staging_share", "91"), -EINVAL);
   EXPECT_EQ(vmem_set("staging_share", "50"), 0);
