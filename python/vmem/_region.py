@@ -247,8 +247,8 @@ def map(  # noqa: A001  (the name of the call in C)
         raise ValueError(f"{short(path)} is no file descriptor")
     where = b"/proc/self/fd/%d" % fd if isinstance(path, int) else path_bytes(path)
     if size is None:
-        file = io.FileIO(os.fsdecode(where), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
-        with file:
+        flags = os.O_NONBLOCK | os.O_NOCTTY
+        with io.FileIO(os.fsdecode(where), opener=lambda name, mode: os.open(name, mode | flags)) as file:
             kind = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(kind) and not stat.S_ISBLK(kind):
                 raise Error(errno.EINVAL, f"{os.fsdecode(where)} is no regular file or block device")
