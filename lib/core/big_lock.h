@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 
 namespace vmem::core {
@@ -65,6 +66,27 @@ class BigLock : public std::unique_lock<std::mutex> {
 
   BigMutex& mutex_;
   unsigned kept_ = 0;  // times that it gave way to nobody, in a row
+};
+
+// A condition variable that counts what it was told. Who looks for work gives the lock away now and then, and may have
+// passed the place where work came to be meanwhile: the count says that it has to look again. All under the lock.
+class EventCount {
+ public:
+  void notify_one() {
+    ++count_;
+    changed_.notify_one();
+  }
+  void notify_all() {
+    ++count_;
+    changed_.notify_all();
+  }
+  uint64_t count() const { return count_; }
+  void wait(BigLock& lock) { changed_.wait(lock); }
+  void wait_for(BigLock& lock, std::chrono::nanoseconds most) { changed_.wait_for(lock, most); }
+
+ private:
+  std::condition_variable changed_;
+  uint64_t count_ = 0;
 };
 
 // Whoever calls something outside under a big lock ends the process with a message (on), or is named in the log, once

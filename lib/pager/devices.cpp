@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
@@ -365,13 +366,24 @@ void Pager::device_loop() {
     looked_ns_ = now;
     reclaim_host_pages(lock);
   };
+  bool again = false;
   while (!threads_.stop_devices) {
+    const uint64_t told = gpu_work_.count();
     if (device_step(lock)) {
-      pause = 200, hint_pause = 100;
+      pause = 200, hint_pause = 100, again = false;
       if (any_budget([](const DeviceBudget& b) { return b.is_short(); })) look_around();
       continue;
     }
     if (threads_.stop_devices) break;  // said while the step had given the lock away
+    // Told while the step had given the lock away, perhaps past the place. By itself, too, where something is short.
+    const bool first = !std::exchange(again, gpu_work_.count() != told && !core::broken("work_count"));
+    if (again) {
+      if (first) continue;
+      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
+      pause = std::min(2 * pause, 20000u);
+      look_around();
+      continue;
+    }
     // A stream that passes a release, or a hint, tells nobody.
     if (!queues_.stream_hints.empty()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));

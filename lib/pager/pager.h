@@ -241,7 +241,7 @@ class Pager final : private WaitClock {
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask);
-  bool has_come(const Region& r, core::BlockIndex b, int d) const;
+  bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
@@ -251,7 +251,6 @@ class Pager final : private WaitClock {
   void give_leases_back(const Ending&ending), forget_saved(const Ending&ending);
   core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*, std::list<Ending>* endings);
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
-  bool on_touch(uintptr_t address, bool store);
   // loss.cpp
   void saw_loss(int d, const core::Status& health);
   void mark_unknown(Region&r, core::BlockIndex b), clear_unknown(core::Block&block);
@@ -271,7 +270,8 @@ class Pager final : private WaitClock {
   core::BigMutex mutex_;
   Waiters waiters_;                                           // for one block each
   std::condition_variable changed_;                           // .. for more: some block came to rest, memory came free
-  std::condition_variable need_evict_, gpu_work_, renew_;     // the evictors, the devices' workers, .. have work
+  std::condition_variable need_evict_, renew_;                // the evictors, .. have work
+  core::EventCount gpu_work_;                                 // .. the devices' workers
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
   std::vector<std::unique_ptr<policy::Evictor>> policies_;    // by Resident::pool
   HostBudget budget_;

@@ -150,4 +150,72 @@ TEST(DeviceWorkerChild, DISABLED_IsToldToStop) {
   others->destroy_stream(stream);
 }
 
+// All workers are looking whether a stream has come to a release when a block becomes ready for the device: nobody
+// sleeps who could be woken. The first that comes back begins with it, and does not look at the device's memory first,
+// which is what comes after a sleep.
+class DeviceWorkers : public systest::SimTest {
+ protected:
+  void SetUp() override { start(1, {}, true); }
+
+  static constexpr int kWorkers = 4;
+  static inline std::atomic<int> looking_{0}, may_pass_{0};
+  static inline std::atomic<bool> made_{false}, looked_first_{false}, free_{false}, held_{false};
+
+  static void on_step(const char* step) {
+    const auto is = [step](const char* name) { return std::strcmp(step, name) == 0; };
+    const auto stay_until = [](auto over) {
+      while (!free_ && !over()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    if (!vmem::core::on_library_thread()) {
+      if (is("device.preparing")) {
+        held_ = true;
+        stay_until([] { return false; });
+      }
+      return;
+    }
+    if (is("reap.looking")) {
+      const int order = looking_++;
+      stay_until([=] { return order < may_pass_; });
+    } else if (is("device.memory") && may_pass_ != 0 && !made_) {
+      looked_first_ = true;
+    } else if (is("device.preparing")) {
+      made_ = true;
+    }
+  }
+};
+
+TEST_F(DeviceWorkers, SeeWhatBecameReadyWhileTheyHadGivenTheLockAway) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kBlock);
+  auto* const words = static_cast<uint64_t*>(r.data());
+  std::atomic<bool> open{false};
+  words[2 * kWords] = 9;
+  ASSERT_EQ(vmem_acquire(words, kBlock, VMEM_READ | VMEM_WRITE, 0, stream_), 0) << vmem_last_error();
+  launch_store(stream_, words, 7, &open);
+  ASSERT_EQ(vmem_release(words, kBlock, stream_), 0) << vmem_last_error();
+  looking_ = may_pass_ = 0;
+  made_ = looked_first_ = free_ = held_ = false;
+  vmem::core::step_hook.store(on_step);
+  // A block that does not come, so that the hint which asks it away is there until the end, and every worker asks after
+  // the lease for it.
+  void* const other = stream(0);
+  aside([=] {
+    EXPECT_EQ(vmem_acquire(words + kWords, kBlock, VMEM_READ, 0, other), 0) << vmem_last_error();
+    EXPECT_EQ(vmem_release(words + kWords, kBlock, other), 0) << vmem_last_error();
+  });
+  EXPECT_TRUE(until([] { return held_.load(); }));
+  EXPECT_TRUE(until([=] {
+    EXPECT_EQ(vmem_prefetch(words + kWords, kBlock, VMEM_HOST, nullptr), 0) << vmem_last_error();  // wakes one
+    return looking_ == kWorkers;
+  }));
+  EXPECT_FALSE(made_);
+  EXPECT_EQ(vmem_prefetch(words + 2 * kWords, kBlock, 0, nullptr), 0) << vmem_last_error();
+  may_pass_ = 1;
+  EXPECT_TRUE(until([] { return made_.load(); }));
+  EXPECT_FALSE(looked_first_);
+  free_ = open = true;
+  join();
+  EXPECT_EQ(words[2 * kWords], 9u);
+}
+
 }  // namespace
