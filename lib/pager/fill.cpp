@@ -172,7 +172,8 @@ bool Pager::show_file(Move* m) {
   if (s.ok()) {
     s = map_file(*trap_, r, m->block);
     if (s.ok()) return true;
-    if (inside < r.block_size) trap_->unfail(at + inside, r.block_size - inside).ignore();
+    // Nothing can be put there before that is taken back: the block stays failed, and an acquire tries anew.
+    if (inside < r.block_size && !trap_->unfail(at + inside, r.block_size - inside).ok()) return false;
   }
   if (m->io.transferred == 0) return false;
   m->status = Status();

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -500,6 +501,11 @@ void FakeEngine::until_idle() {
   wait_or_die(lock, changed_, "all requests to end", [&] { return busy_ == 0; });
 }
 
+void FakeEngine::shorten(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  end_ = bytes;
+}
+
 void FakeEngine::flip_stored_bits() {
   std::lock_guard lock(mutex_);
   for (auto& [id, bytes] : files_) {
@@ -551,6 +557,8 @@ void FakeEngine::run() {
       }
     }
     io->transferred = error == 0 ? io->size : 0;
+    if (io->op == Io::Op::read && error == 0)
+      io->transferred = std::min<size_t>(io->size, end_ - std::min<uint64_t>(end_, io->offset));
     io->result = -error;
     const Io::Op op = io->op;
     ++counts_[op];

@@ -125,8 +125,9 @@ class FakeEngine final : public store::Engine {
   void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
   // Offsets in the order in which they were asked for, together in one call.
   std::vector<std::vector<uint64_t>> asked(store::Io::Op op);
-  void until_idle();        // nothing is submitted, under way or held
-  void flip_stored_bits();  // of everything
+  void until_idle();             // nothing is submitted, under way or held
+  void flip_stored_bits();       // of everything
+  void shorten(uint64_t bytes);  // every file ends there, for reads
 
   const char* name() const override { return "fake"; }
   void submit(std::span<store::Io* const> batch) override;
@@ -145,7 +146,7 @@ class FakeEngine final : public store::Engine {
   std::map<store::Io::Op, uint64_t> counts_, ended_;
   std::map<store::Io::Op, std::vector<std::vector<uint64_t>>> asked_;
   int tear_error_ = 0;
-  uint64_t tear_in_ = 0;
+  uint64_t tear_in_ = 0, end_ = UINT64_MAX;
   uint64_t busy_ = 0;
   bool stop_ = false;
   std::thread thread_;

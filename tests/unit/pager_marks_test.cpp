@@ -15,6 +15,7 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::Status;
+using vmem::pager::Backing;
 using vmem::pager::Config;
 using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
@@ -143,6 +144,25 @@ TEST_F(PagerMarks, ABlockThatCouldNotBeTakenOutWhollyIsLostAndSaysSo) {
     TearDown();
     pager.reset();
   }
+}
+
+// The file became shorter, the trap refuses to show it, and to take back what it refuses behind the file's end: nothing
+// can be put there. Nothing is lost by that, and an acquire has what there is.
+TEST_F(PagerMarks, ABlockWhoseEndTheTrapDoesNotTakeBackGivesSigbusUntilAnAcquire) {
+  start(config());
+  std::byte* r = shared(kHugePage / 2 * 3, kHugePage, Backing::file_read) + kHugePage;
+  engine->shorten(kHugePage / 4 * 5);
+  trap->refuse_unfail(1);
+  EXPECT_TRUE(bus(r));
+  EXPECT_EQ(trap->calls("unfail refused"), 1u);
+  struct vmem_stats stats = {};
+  pager->stats(&stats);
+  EXPECT_EQ(stats.lost_blocks, 0u);
+  const vmem_range all = range(r, kHugePage / 2, VMEM_READ);
+  const Status acquired = pager->acquire({&all, 1}, VMEM_HOST, nullptr);
+  ASSERT_TRUE(acquired.ok()) << acquired.text();
+  EXPECT_EQ(get(r), 0u);
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
 TEST_F(PagerMarks, FreeTellsOfALostBlockOfASharedFileOnce) {

@@ -55,7 +55,7 @@ class PagerSteps : public ::testing::Test {
   }
   // A shared mapping of a file whose bytes only the engine's memory has (so it has no holes): `bytes` of it, in blocks
   // of block_size.
-  std::byte* shared(size_t bytes, size_t block_size = kSmall) {
+  std::byte* shared(size_t bytes, size_t block_size = kSmall, Backing backing = Backing::file_shared) {
     std::string path = "/var/tmp/vmem-steps.XXXXXX";
     if (const char* tmp = getenv("TMPDIR"); tmp != nullptr) path = std::string(tmp) + "/vmem-steps.XXXXXX";
     const int fd = mkstemp(path.data());
@@ -65,7 +65,7 @@ class PagerSteps : public ::testing::Test {
     NewRegion what;
     what.size = bytes;
     what.block_size = block_size;
-    what.backing = Backing::file_shared;
+    what.backing = backing;
     what.path = path;
     const core::Status s = pager->create(what, &at);
     EXPECT_TRUE(s.ok()) << s.text();
