@@ -1,7 +1,10 @@
 #include "core/thread.h"
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -94,6 +97,33 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
     return error(ENOMEM, "no memory to start thread %s", name);
   }
   return {};
+}
+
+bool run_aside(const std::function<void()>& what) noexcept {
+  struct Aside {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool over = false;
+  } aside;
+  std::thread thread;
+  const auto body = [&what, &aside] {
+    what();
+    const std::lock_guard lock(aside.mutex);
+    aside.over = true;
+    aside.changed.notify_all();
+  };
+  if (!start_thread("vmem-aside", body, &thread).ok()) return false;
+  {
+    std::unique_lock lock(aside.mutex);
+    while (!aside.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return aside.over; })) {
+      if (!signals_have_come()) continue;
+      lock.unlock();
+      let_signals_in();
+      lock.lock();
+    }
+  }
+  thread.join();
+  return true;
 }
 
 FaultsLetIn::FaultsLetIn() : ours_(ours) {

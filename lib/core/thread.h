@@ -58,6 +58,9 @@ class SignalsLetIn {
 
 // name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
+// Does it on a thread of ours while this one, in a call of the application's, lets signals in: for what this thread has
+// begun and others may wait for. True: it is over. False: there is no thread to be had, and nothing was done.
+bool run_aside(const std::function<void()>& what) noexcept;
 // True on a thread that start_thread() made, but not where the application's code runs on it.
 bool on_library_thread();
 

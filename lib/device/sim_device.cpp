@@ -393,17 +393,19 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
   Stream* stream = d.copy_streams[side][d.next[side].fetch_add(1) % d.copy_streams[side].size()].get();
   std::shared_ptr<std::vector<Item>> items;
   std::shared_ptr<SimEvent> event;
+  SimWork::Token token;
   try {
     items = std::make_shared<std::vector<Item>>();
     for (const Copy& copy : copies) items->push_back({find(copy.block), copy});
     event = std::make_shared<SimEvent>(device);
+    token = SimWork::begin(d.work);
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory for a list of copies");
   }
   for (const Item& item : *items)
     if (moving(*item.r, item.copy, true))
       violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
-  Status queued = enqueue(stream, [this, device, in, moving, items, event] {
+  Status queued = enqueue(stream, [this, device, in, moving, items, event, token] {
     for (const Item& item : *items) {
       const Copy& copy = item.copy;
       core::step(in ? "device.copying_in" : "device.copying_out");

@@ -65,10 +65,11 @@ using SimHook = std::function<core::Status(SimOp op, int device, uintptr_t addre
 
 class SimDevices;
 
-// The kernels of one device that were launched and have not ended. They may end when the device is no more.
+// The kernels of one device that were launched and have not ended, and its copies. They may end when the device is no
+// more.
 class SimWork {
  public:
-  using Token = std::shared_ptr<void>;  // one kernel; its end is the kernel's
+  using Token = std::shared_ptr<void>;  // one kernel, or copies begun together; its end is theirs
   static Token begin(const std::shared_ptr<SimWork>& work) {
     uint64_t number = 0;
     {

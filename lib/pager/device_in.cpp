@@ -387,7 +387,7 @@ void Pager::end_in(InBatch& in) {
   if (s.ok()) core::step("device.issued");
   if (in.ticket != nullptr) {
     // Whatever else went wrong: a kernel may have the blocks, and their frames are to be somebody else's.
-    const Status copied = insist(*devices_, d, "waiting for a copy", [&] { return devices_->wait(in.ticket); });
+    const Status copied = wait_for_copy(*devices_, d, in.ticket);
     if (s.ok()) s = copied;
   }
   if (s.ok()) {

@@ -16,6 +16,7 @@
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/insist.h"
 #include "pager/pager.h"
@@ -158,8 +159,7 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
   Status& s = part.status;
   Status& copied = part.copied;
   // The copy goes on whatever a wait says, and its frame is to be somebody else's.
-  if (part.ticket != nullptr && !core::broken("copy_wait"))
-    copied = insist(*devices_, d, "waiting for a copy", [&] { return devices_->wait(part.ticket); });
+  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = wait_for_copy(*devices_, d, part.ticket);
   part.ticket.reset();
   if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
   if (s.ok() && !gone.empty()) {
@@ -250,26 +250,33 @@ void Pager::leave_batch(std::span<Move*> batch) {
     begin_out(parts.back());
     i += n;
   }
-  for (OutPart& part : parts) end_out(part, writes, unmapped, after);
-  keep_mapped(unmapped, after);
-  // Those that stay are written while they are held.
-  Batch changed;
-  for (Move* m : writes) {
-    if (!m->status.ok()) continue;
-    m->digest = store::digest(m->image, m->region->block_size);
-    m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
-    if (!m->clean) changed.push_back(m);
-  }
-  prepare_writes(changed.all());
-  for (Move* m : writes) {
-    if (!m->status.ok() || m->clean) {
-      finish_device_write(m, after);
-      continue;
+  size_t ended = 0;
+  const auto finish = [&] {
+    for (; ended < parts.size(); ++ended) end_out(parts[ended], writes, unmapped, after);
+    keep_mapped(unmapped, after);
+    // Those that stay are written while they are held.
+    Batch changed;
+    for (Move* m : writes) {
+      if (!m->status.ok()) continue;
+      m->digest = store::digest(m->image, m->region->block_size);
+      m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
+      if (!m->clean) changed.push_back(m);
     }
-    Lock lock(mutex_);
-    to_store(m, after);
-  }
-  run(after);
+    prepare_writes(changed.all());
+    for (Move* m : writes) {
+      if (!m->status.ok() || m->clean) {
+        finish_device_write(m, after);
+        continue;
+      }
+      Lock lock(mutex_);
+      to_store(m, after);
+    }
+    run(after);
+  };
+  for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
+    end_out(parts[ended], writes, unmapped, after);
+  // A signal's handler may want what is on its way: another thread ends it meanwhile.
+  if (ended == parts.size() || !core::run_aside(finish)) finish();
 }
 
 // Locked; state leaving. `lost`: the addresses are nobody's any more.
@@ -521,23 +528,27 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   Batch unmapped;
   const auto keep = [&] {
     After after;
-    lock.unlock();
     keep_mapped(unmapped, after);
     run(after);
-    lock.lock();
   };
-  const auto end_oldest = [&] {
+  const auto end_one = [&] {
     if (unmapped.full()) keep();
     Batch writes;
     After after;
-    lock.unlock();
     end_out(parts[oldest % parts.size()], writes, unmapped, after);
     run(after);
-    lock.lock();
     ++oldest, --under_way;
   };
+  const auto end_all = [&] {
+    while (under_way != 0) end_one();
+    if (!unmapped.empty()) keep();
+  };
+  const auto end_oldest = [&] {
+    lock.unlock();
+    if (wait_in_call(*devices_, parts[oldest % parts.size()].ticket) || !core::run_aside(end_all)) end_one();
+    lock.lock();
+  };
   const auto begin = [&](Move* m) {
-    if (under_way == std::min(staging_.of(r).frames.batch(), parts.size())) end_oldest();
     const size_t i = (oldest + under_way++) % parts.size();
     moves[i] = m;
     parts[i] = {.moves = {&moves[i], 1}, .device = m->device};
@@ -547,9 +558,11 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   };
   const auto flush = [&] {
     while (under_way != 0) end_oldest();
+    if (batch.empty() && unmapped.empty()) return;
+    lock.unlock();
     if (!unmapped.empty()) keep();
-    if (batch.empty()) return;
-    leave_batch(lock, batch.all());
+    if (!batch.empty()) leave_batch(batch.all());
+    lock.lock();
     batch.clear();
   };
   // Where a device is lost, what host memory has of its blocks is written.
@@ -588,6 +601,10 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
         b = r.table.next_touched(b + 1);
         continue;
       }
+    }
+    if (one_by_one && under_way == std::min(staging_.of(r).frames.batch(), parts.size())) {
+      end_oldest();  // before the next is claimed: signals may come in
+      continue;
     }
     // What cannot be copied from a device that is lost cannot stay there either: it gets its mark.
     const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);

@@ -1,10 +1,16 @@
-// Steps at a device that there is no way around.
+// Steps at a device that there is no way around, and waits for copies.
 #pragma once
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "core/break.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "device/device.h"
 
 namespace vmem::pager {
@@ -21,6 +27,37 @@ core::Status insist(device::Devices& devices, int d, const char* what, Step step
                 static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
+  }
+}
+
+// Unlocked. Until a copy has ended, or its device is lost. One that does not tell ends with all the device's work.
+inline core::Status wait_for_copy(device::Devices& devices, int d, const device::Ticket& ticket) {
+  constexpr unsigned kDrainAfter = 100;  // ms
+  unsigned tries = 0;
+  return insist(devices, d, "waiting for a copy", [&] {
+    core::Status s = devices.wait(ticket);
+    if (!s.ok() && ++tries % kDrainAfter == 0 && devices.drain(d).ok()) return core::Status();
+    return s;
+  });
+}
+
+// Unlocked. The same in a call of the application's, for as long as no signal is kept out by it: false, one is, and the
+// copy goes on. It may take as long as a stream of the application's is held that shares a queue with it.
+inline bool wait_in_call(device::Devices& devices, const device::Ticket& ticket) {
+  constexpr std::chrono::microseconds kWatch{200};  // a copy of 2 MiB takes 40, to wake up as much and more
+  if (ticket == nullptr || !core::signals_deferred() || core::broken("signals_in_copies") || core::broken("copy_wait"))
+    return true;
+  const auto begun = std::chrono::steady_clock::now();
+  unsigned pause = 50;  // us
+  for (bool done = false;;) {
+    if (!devices.poll(ticket, &done).ok() || done) return true;
+    if (std::chrono::steady_clock::now() - begun < kWatch) {
+      std::this_thread::yield();
+      continue;
+    }
+    if (core::signals_have_come()) return false;
+    usleep(pause);
+    pause = std::min(2 * pause, 1000u);
   }
 }
 
