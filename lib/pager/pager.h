@@ -184,7 +184,7 @@ class Pager final : private WaitClock {
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
-  core::Status flush_file(Lock& lock, Region& r);
+  core::Status flush_file(Lock&lock, Region&r), write_under_leases(Lock&lock);
   core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
   void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark);

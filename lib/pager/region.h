@@ -105,6 +105,7 @@ struct Region {
   bool dying = false;
   bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
   bool unfinished = false;                // at exit: blocks were left that did not come to rest
+  uint64_t told_at_exit = 0;              // `granted` + 1 when a stream's work under a live lease was given up
   bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
   bool lost = false;                      // its device was reset: the addresses are nobody's any more
   core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts

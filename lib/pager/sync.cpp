@@ -5,6 +5,7 @@
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
@@ -247,6 +248,103 @@ bool Pager::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
   return true;
 }
 
+namespace {
+
+// Of a live lease for writing at a device, under which the file is to get what is stored.
+struct LiveStream {
+  int device = 0;
+  void* stream = nullptr;
+  device::Ticket ticket;
+  bool over = false;
+};
+using LiveStreams = core::Few<LiveStream, 32>;
+
+void find_live(const Region& r, LiveStreams& streams, BlockIndex* first) {
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex b, BlockIndex, const Leases& leases) {
+    for (const Lease& l : leases) {
+      if (l.location < 0 || l.count == 0 || (l.access & VMEM_WRITE) == 0) continue;
+      *first = std::min(*first, b);
+      const auto same = [&](const LiveStream& s) { return s.device == l.location && s.stream == l.stream; };
+      if (!streams.full() && std::none_of(streams.begin(), streams.end(), same))
+        streams.push_back({l.location, l.stream, {}, false});
+    }
+    return true;
+  });
+}
+
+}  // namespace
+
+// Locked. At exit: what streams have been told to do under live leases for writing is waited for, as for a release, and
+// written. Comes last: to mark a stream whose launch queue is full may take for ever.
+Status Pager::write_under_leases(Lock& lock) {
+  LiveStreams streams;
+  BlockIndex none = 0;
+  const auto concerns = [](const Region& r) {
+    return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
+  };
+  for (const auto& [base, r] : regions_) {
+    if (concerns(*r)) find_live(*r, streams, &none);
+  }
+  if (streams.empty()) return {};
+  lock.unlock();
+  core::step("exit.streams");
+  for (LiveStream& s : streams) {
+    // One that names another stream on each thread: all of the device's are marked.
+    void* const stream = devices_->of_thread(s.stream) ? nullptr : s.stream;
+    devices_->record(stream, s.device, &s.ticket).ignore();
+  }
+  Progress progress;
+  progress.look(now_ns(), true);
+  for (LiveStream& s : streams) {
+    while (s.ticket != nullptr && !s.over) {
+      if (!devices_->poll(s.ticket, &s.over).ok()) s.over = !devices_->health(s.device).ok();
+      if (s.over) break;
+      progress.look(now_ns(), false);
+      if (progress.over(0, config_.fault_timeout_ms * uint64_t{1000000})) break;
+      core::add(counters_.swept_blocks);  // it ends by itself
+      usleep(1000);
+    }
+    s.over = s.over || !devices_->health(s.device).ok();  // what is lost is said elsewhere
+    if (s.over) progress.made();
+    s.ticket.reset();
+  }
+  lock.lock();
+  Sweep sweep;
+  sweep.all = true;
+  sweep.wait = Sweep::Wait::while_it_goes_on;
+  sweep.progress.look(now_ns(), true);
+  Status result;
+  uintptr_t at = 0;
+  for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    LiveStreams of_region;
+    BlockIndex first = UINT64_MAX;
+    if (concerns(r)) find_live(r, of_region, &first);
+    if (of_region.empty()) continue;
+    ++r.in_flight;
+    Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
+    const bool all_over = std::all_of(of_region.begin(), of_region.end(), [&](const LiveStream& live) {
+      return std::any_of(streams.begin(), streams.end(), [&](const LiveStream& asked) {
+        return asked.device == live.device && asked.stream == live.stream && asked.over;
+      });
+    });
+    if (!all_over) {
+      r.told_at_exit = r.granted + 1;
+      if (s.ok()) {
+        s = error(ETIMEDOUT,
+                  "a stream has work under a live lease with VMEM_WRITE that did not end within %u ms; what it stores "
+                  "from now on is lost. The first such block: %s",
+                  config_.fault_timeout_ms, where(r, first).c_str());
+      }
+    }
+    if (result.ok()) result = std::move(s);
+    --r.in_flight;
+    notify();
+  }
+  return result;
+}
+
 // What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.
 Status Pager::flush_shared() {
   Lock lock(mutex_);
@@ -288,6 +386,8 @@ Status Pager::flush_shared() {
       notify();
     }
   }
+  if (core::broken("live_streams")) return first;
+  if (Status s = write_under_leases(lock); !s.ok()) tell(s);
   return first;
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "child.h"
+#include "core/step.h"
 #include "device/paging_host.h"
 #include "device/sim_device.h"
 #include "support.h"
@@ -110,10 +111,43 @@ TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
   for (size_t at = 0; at < rest.size(); at += kBlock / 2) ASSERT_EQ(rest[at], 9) << at;
   if (std::string(GetParam()) == "released") {
     EXPECT_NE(log.find("a stream has not come to their release"), std::string::npos) << log;
-    EXPECT_NE(log.find("block 0"), std::string::npos) << log;
+  } else {
+    EXPECT_NE(log.find("a stream has work under a live lease with VMEM_WRITE"), std::string::npos) << log;
   }
+  EXPECT_NE(log.find("block 0"), std::string::npos) << log;
 }
 INSTANTIATE_TEST_SUITE_P(Leases, ExitBesideAStream, testing::Values("released", "live"));
+
+// A kernel that runs under a live lease when the program ends, and stores when exit has written all that there was.
+TEST(ExitWaitsChild, DISABLED_AKernelUnderALiveLease) {
+  start_device(path_of("VMEM_TEST_HOW") == "handles");
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "60000"), 0);  // it is waited for, however busy the machine
+  char* p = map_shared("VMEM_TEST_FILE", 2 * kBlock);
+  void* stream = vmem::device::current_sim()->create_stream(0);
+  ASSERT_EQ(vmem_acquire(p, kBlock, VMEM_READ | VMEM_WRITE, 0, stream), 0) << vmem_last_error();
+  static std::atomic<bool> written, going;
+  vmem::core::step_hook = [](const char* step) {
+    if (strcmp(step, "exit.streams") == 0) written = true;
+  };
+  const auto status = vmem::device::current_sim()->launch(stream, [p](SimKernel& k) {
+    for (going = true; !written;) usleep(1000);
+    if (std::byte* at = k.at(p, 1, true); at != nullptr) *at = std::byte{7};
+  });
+  ASSERT_TRUE(status.ok()) << status.text();
+  while (!going) usleep(1000);
+  log_to_file();
+}
+
+class ExitUnderALease : public testing::TestWithParam<const char*> {};
+TEST_P(ExitUnderALease, WritesWhatTheStreamHasBeenToldToDo) {
+  const TempFile file(2 * kBlock);
+  const std::string log = run("ExitWaitsChild.DISABLED_AKernelUnderALiveLease",
+                              {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", file.path()}});
+  if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
+  EXPECT_EQ(file.read()[0], 7);
+  EXPECT_EQ(log, "") << "nothing was lost, so nothing is said";
+}
+INSTANTIATE_TEST_SUITE_P(Bodies, ExitUnderALease, testing::Values("managed", "handles"));
 
 // A program that uses regions before it uses CUDA: the context comes up last, and goes down first.
 TEST(ExitWaitsChild, DISABLED_AContextThatComesUpLate) {
