@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "core/break.h"
+
 namespace vmem::core {
 
 namespace {
@@ -23,7 +25,7 @@ void set_exit_work(void (*work)()) {
 }
 
 void do_exit_work_before_this() {
-  if (the_work.load() != nullptr) std::atexit(at_exit);
+  if (the_work.load() != nullptr && !broken("exit_before_context")) std::atexit(at_exit);
 }
 
 bool exiting() {
@@ -32,7 +34,7 @@ bool exiting() {
 
 // Once more when all static objects of the program are gone: what their destructors stored is there now.
 __attribute__((destructor(101))) static void after_destructors() {
-  if (the_work.load() != nullptr) at_exit();
+  if (the_work.load() != nullptr && !broken("exit_after_destructors")) at_exit();
 }
 
 }  // namespace vmem::core

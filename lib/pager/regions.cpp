@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/break.h"
 #include "core/few.h"
 #include "core/log.h"
 #include "core/mappings.h"
@@ -599,15 +600,22 @@ Status Pager::destroy(void* ptr, bool force) {
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
   if (!gone->gpu) return trap_->unmap(gone->base, gone->span);
+  const auto is_nobodys = [&] {
+    for (size_t d = 0; d < gpus_.size(); ++d) {
+      if (on_devices[d] == 0) continue;
+      gpus_[d].budget.freed(std::exchange(on_devices[d], 0));
+      if (own_page_tables()) gpus_[d].budget.set_keeps(true);
+      gpu_work_.notify_all();
+    }
+  };
+  if (core::broken("credit_after_release")) {
+    lock.lock();
+    is_nobodys();
+    lock.unlock();
+  }
   Status released = devices_->release(gone->base);
   lock.lock();
-  // Only now is the memory that it had on devices nobody's; with page tables of its own a device keeps it.
-  for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (on_devices[d] == 0) continue;
-    gpus_[d].budget.freed(on_devices[d]);
-    if (own_page_tables()) gpus_[d].budget.set_keeps(true);
-    gpu_work_.notify_all();
-  }
+  is_nobodys();  // the memory that it had on devices; with page tables of its own a device keeps it
   progress_.made();
   After room;
   pump_devices(room);

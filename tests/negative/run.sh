@@ -22,6 +22,12 @@ signals_deferred | long | system Signals.HandlersMayInterruptCalls
 faults_let_in  | long  | system DeviceLeaseHandles.TheCallbackAndTheSinkMayStoreToABlockOnADevice
 stream_order   | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 copy_wait      | long  | history --seconds 4 --device sim
+credit_after_release | long | system DeviceFree.*
+signals_in_copies | long | system *DeviceSignals*managed
+exit_after_destructors | long | system Exit.StoresOfStaticDestructorsReachSharedFiles
+exit_before_context | long | system *ExitAfterTheContext*
+live_streams   | long  | system *ExitUnderALease*
+work_count     | long  | system DeviceWorkers.*
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*, durable --seconds 3
 kernel_pins    | long  | system KernelPaging.WhatAKernelHasStaysWhateverOthersAskFor
