@@ -33,11 +33,12 @@ void say(const char* call, int answer) {
   dprintf(STDERR_FILENO, "%s: %d\n", call, answer);
 }
 
-// Acquires while the copy that the first turn writes has been made, and is not written yet.
+// Acquires while the last copy that the first turn writes, that of what is leased, has been made, and is not written yet.
 class LateLease {
  public:
   static void on_step(const char* step) {
-    if (strcmp(step, "device.written") != 0 || begun_.exchange(true)) return;
+    if (strcmp(step, "exit.streams") == 0) last_ = true;
+    if (!last_ || strcmp(step, "device.written") != 0 || begun_.exchange(true)) return;
     acquirer_ = std::thread([] { say("acquire", vmem_acquire(held, 2 * kExitBlock, kBoth, 0, stream)); });
     std::thread([] {  // a thread of the library makes no calls at exit
       struct vmem_device_stats stats = {};
@@ -48,7 +49,7 @@ class LateLease {
   static void join() { acquirer_.join(); }
 
  private:
-  static inline std::atomic<bool> begun_;
+  static inline std::atomic<bool> last_, begun_;
   static inline std::thread acquirer_;
 };
 
