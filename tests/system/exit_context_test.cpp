@@ -33,7 +33,8 @@ void say(const char* call, int answer) {
   dprintf(STDERR_FILENO, "%s: %d\n", call, answer);
 }
 
-// Acquires while the last copy that the first turn writes, that of what is leased, has been made, and is not written yet.
+// Acquires while the last copy that the first turn writes, that of what is leased, has been made, and is not written
+// yet.
 class LateLease {
  public:
   static void on_step(const char* step) {
