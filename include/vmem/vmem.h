@@ -171,10 +171,10 @@ int vmem_init(void);
  * objects store, which may make any call. After exit() from inside a call (by a signal handler in
  * the middle of one) calls on that thread fail with -EDEADLK, and changes may be lost, with a
  * message, where the thread holds what is needed to write them. Exit ends also beside what never
- * does: it waits for streams at most fault_timeout_ms in which none comes to a release, and 30
- * seconds for a disk or a device that does not answer, and says what was not written. Beside a
- * device it writes what lies in host memory. _exit, quick_exit, exec and signals that end a process
- * lose what was not synced.
+ * does: it waits for streams at most fault_timeout_ms in which none comes to a release, as long for
+ * all the work of a device with a live lease for writing, and 30 seconds for a disk or a device
+ * that does not answer, and says what was not written. Beside a device it writes what needs none.
+ * _exit, quick_exit, exec and signals that end a process lose what was not synced.
  *
  * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it
  * is, and so do the regions, as if it had not been closed.

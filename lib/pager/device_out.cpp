@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 
 #include "core/at_exit.h"
 #include "core/break.h"
@@ -276,7 +277,7 @@ void Pager::leave_batch(std::span<Move*> batch) {
   for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
     end_out(parts[ended], writes, unmapped, after);
   // A signal's handler may want what is on its way: another thread ends it meanwhile.
-  if (ended == parts.size() || !core::run_aside(finish)) finish();
+  if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
 }
 
 // Locked; state leaving. `lost`: the addresses are nobody's any more.
@@ -545,7 +546,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   };
   const auto end_oldest = [&] {
     lock.unlock();
-    if (wait_in_call(*devices_, parts[oldest % parts.size()].ticket) || !core::run_aside(end_all)) end_one();
+    if (wait_in_call(*devices_, parts[oldest % parts.size()].ticket) || !core::run_aside(std::ref(end_all))) end_one();
     lock.lock();
   };
   const auto begin = [&](Move* m) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -14,6 +15,9 @@
 #include "device/device.h"
 
 namespace vmem::pager {
+
+// Threads that wait, at exit, for all of a device's work, which may never end: its Devices stay for them.
+inline std::atomic<unsigned> drains{0};
 
 // Unlocked. Takes the step again, however often it is refused, until it is done or the device is lost.
 template <typename Step>

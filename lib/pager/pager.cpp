@@ -10,6 +10,7 @@
 #include "core/log.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/insist.h"
 
 namespace vmem::pager {
 
@@ -105,6 +106,7 @@ Pager::~Pager() {
   for (std::thread& t : threads_.evictors) t.join();
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
+  if (drains != 0) static_cast<void>(devices_.release());
 }
 
 Region* Pager::find(uintptr_t address) {

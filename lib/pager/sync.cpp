@@ -1,13 +1,18 @@
 // Writing on request: vmem_sync, vmem_evict, and shared files at exit.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <memory>
+#include <new>
+#include <thread>
 
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/insist.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -250,63 +255,74 @@ bool Pager::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
 
 namespace {
 
-// Of a live lease for writing at a device, under which the file is to get what is stored.
-struct LiveStream {
+// A device with a live lease for writing under which a file is to get what is stored.
+struct LiveDevice {
+  enum class End : uint8_t { none, reached, refused };
   int device = 0;
-  void* stream = nullptr;
-  device::Ticket ticket;
-  bool over = false;
+  std::shared_ptr<std::atomic<End>> end;  // of what it had been told to do; null: nobody could be asked
+  bool over() const { return end != nullptr && *end == End::reached; }
 };
-using LiveStreams = core::Few<LiveStream, 32>;
+using LiveDevices = core::Few<LiveDevice, device::kMaxDevices>;
 
-void find_live(const Region& r, LiveStreams& streams, BlockIndex* first) {
+void find_live(const Region& r, LiveDevices& live, BlockIndex* first) {
   r.leases.visit(0, r.blocks - 1, [&](BlockIndex b, BlockIndex, const Leases& leases) {
     for (const Lease& l : leases) {
       if (l.location < 0 || l.count == 0 || (l.access & VMEM_WRITE) == 0) continue;
       *first = std::min(*first, b);
-      const auto same = [&](const LiveStream& s) { return s.device == l.location && s.stream == l.stream; };
-      if (!streams.full() && std::none_of(streams.begin(), streams.end(), same))
-        streams.push_back({l.location, l.stream, {}, false});
+      const auto same = [&](const LiveDevice& d) { return d.device == l.location; };
+      if (std::none_of(live.begin(), live.end(), same)) live.push_back({l.location, nullptr});
     }
     return true;
   });
 }
 
+// Unlocked. On a thread of its own, which stays behind where the device never ends.
+void drain_aside(device::Devices* devices, LiveDevice* live) try {
+  auto end = std::make_shared<std::atomic<LiveDevice::End>>(LiveDevice::End::none);
+  std::thread thread;
+  ++drains;
+  const auto drain = [devices, d = live->device, end] {
+    *end = devices->drain(d).ok() ? LiveDevice::End::reached : LiveDevice::End::refused;
+    --drains;
+  };
+  if (core::start_thread("vmem-drain", drain, &thread).ok()) {
+    thread.detach();
+    live->end = std::move(end);
+  } else {
+    --drains;
+  }
+} catch (const std::bad_alloc&) {
+}
+
 }  // namespace
 
-// Locked. At exit: what streams have been told to do under live leases for writing is waited for, as for a release, and
-// written. Comes last: to mark a stream whose launch queue is full may take for ever.
+// Locked. At exit: what devices have been told to do while there are live leases for writing is waited for, as for a
+// release, and written. It is all of a device's work that is waited for: kernels that ask run on whatever stream, and
+// a stream that a lease names may be gone by now, with its number another's.
 Status Pager::write_under_leases(Lock& lock) {
-  LiveStreams streams;
+  LiveDevices live;
   BlockIndex none = 0;
+  const uint64_t timeout_ms = config_.fault_timeout_ms;
   const auto concerns = [](const Region& r) {
     return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
   };
   for (const auto& [base, r] : regions_) {
-    if (concerns(*r)) find_live(*r, streams, &none);
+    if (concerns(*r)) find_live(*r, live, &none);
   }
-  if (streams.empty()) return {};
+  if (live.empty()) return {};
   lock.unlock();
   core::step("exit.streams");
-  for (LiveStream& s : streams) {
-    // One that names another stream on each thread: all of the device's are marked.
-    void* const stream = devices_->of_thread(s.stream) ? nullptr : s.stream;
-    devices_->record(stream, s.device, &s.ticket).ignore();
-  }
+  for (LiveDevice& d : live) drain_aside(devices_.get(), &d);
   Progress progress;
   progress.look(now_ns(), true);
-  for (LiveStream& s : streams) {
-    while (s.ticket != nullptr && !s.over) {
-      if (!devices_->poll(s.ticket, &s.over).ok()) s.over = !devices_->health(s.device).ok();
-      if (s.over) break;
+  for (LiveDevice& d : live) {
+    while (d.end != nullptr && *d.end == LiveDevice::End::none) {
       progress.look(now_ns(), false);
-      if (progress.over(0, config_.fault_timeout_ms * uint64_t{1000000})) break;
+      if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
       core::add(counters_.swept_blocks);  // it ends by itself
       usleep(1000);
     }
-    s.over = s.over || !devices_->health(s.device).ok();  // what is lost is said elsewhere
-    if (s.over) progress.made();
-    s.ticket.reset();
+    if (d.over()) progress.made();
   }
   lock.lock();
   Sweep sweep;
@@ -318,24 +334,25 @@ Status Pager::write_under_leases(Lock& lock) {
   for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
-    LiveStreams of_region;
+    LiveDevices of_region;
     BlockIndex first = UINT64_MAX;
     if (concerns(r)) find_live(r, of_region, &first);
     if (of_region.empty()) continue;
     ++r.in_flight;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
-    const bool all_over = std::all_of(of_region.begin(), of_region.end(), [&](const LiveStream& live) {
-      return std::any_of(streams.begin(), streams.end(), [&](const LiveStream& asked) {
-        return asked.device == live.device && asked.stream == live.stream && asked.over;
-      });
+    const auto left = std::find_if(of_region.begin(), of_region.end(), [&](const LiveDevice& of) {
+      return gpus_[static_cast<size_t>(of.device)].lost ? false  // what is lost is said elsewhere
+                                                        : std::none_of(live.begin(), live.end(), [&](const auto& d) {
+                                                            return d.device == of.device && d.over();
+                                                          });
     });
-    if (!all_over) {
+    if (left != of_region.end()) {
       r.told_at_exit = r.granted + 1;
       if (s.ok()) {
         s = error(ETIMEDOUT,
-                  "a stream has work under a live lease with VMEM_WRITE that did not end within %u ms; what it stores "
-                  "from now on is lost. The first such block: %s",
-                  config_.fault_timeout_ms, where(r, first).c_str());
+                  "device %d has work under a live lease with VMEM_WRITE, whose end was not seen within %llu ms; what "
+                  "it stores from now on is lost. The first such block: %s",
+                  left->device, static_cast<unsigned long long>(timeout_ms), where(r, first).c_str());
       }
     }
     if (result.ok()) result = std::move(s);

@@ -112,7 +112,7 @@ TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
   if (std::string(GetParam()) == "released") {
     EXPECT_NE(log.find("a stream has not come to their release"), std::string::npos) << log;
   } else {
-    EXPECT_NE(log.find("a stream has work under a live lease with VMEM_WRITE"), std::string::npos) << log;
+    EXPECT_NE(log.find("device 0 has work under a live lease with VMEM_WRITE"), std::string::npos) << log;
   }
   EXPECT_NE(log.find("block 0"), std::string::npos) << log;
 }
