@@ -4,12 +4,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <system_error>
 #include <utility>
 
 #include "core/break.h"
+#include "core/mutex.h"
 
 namespace vmem::core {
 
@@ -100,27 +100,27 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
 }
 
 bool run_aside(const std::function<void()>& what) noexcept {
+  constexpr std::chrono::milliseconds kLook{10};  // for signals
   struct Aside {
-    std::mutex mutex;
+    Mutex mutex;
     std::condition_variable changed;
-    bool over = false;
+    bool over VMEM_GUARDED_BY(mutex) = false;
   } aside;
   std::thread thread;
   const auto body = [&what, &aside] {
     what();
-    const std::lock_guard lock(aside.mutex);
+    const MutexLock lock(aside.mutex);
     aside.over = true;
     aside.changed.notify_all();
   };
   if (!start_thread("vmem-aside", body, &thread).ok()) return false;
-  {
-    std::unique_lock lock(aside.mutex);
-    while (!aside.changed.wait_for(lock, std::chrono::milliseconds(10), [&] { return aside.over; })) {
-      if (!signals_have_come()) continue;
-      lock.unlock();
-      let_signals_in();
-      lock.lock();
+  for (bool over = false; !over;) {
+    {
+      const MutexLock lock(aside.mutex);
+      if (!aside.over) aside.mutex.wait_until(aside.changed, std::chrono::steady_clock::now() + kLook);
+      over = aside.over;
     }
+    if (!over && signals_have_come()) let_signals_in();
   }
   thread.join();
   return true;

@@ -23,8 +23,9 @@ void Staging::end_slab(device::Devices& devices, const Slab& slab) {
     // The driver may know these addresses by these pages yet, and copy to them whatever is mapped here next: nothing
     // ever is. Of a lost device, that is all that is left.
     if (slab.owner == nullptr) {
-      mmap(slab.at, slab.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-      madvise(slab.at, slab.size, MADV_DONTFORK);
+      void* const kept =
+          mmap(slab.at, slab.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+      if (kept != MAP_FAILED) madvise(kept, slab.size, MADV_DONTFORK);  // else the frames stay there too
     }
     core::log(core::Level::debug, "%zu bytes of addresses of staging frames stay, unused: %.*s", slab.size,
               static_cast<int>(s.text().size()), s.text().data());
