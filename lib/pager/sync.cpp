@@ -260,7 +260,7 @@ struct LiveDevice {
   enum class End : uint8_t { none, reached, refused };
   int device = 0;
   std::shared_ptr<std::atomic<End>> end;  // of what it had been told to do; null: nobody could be asked
-  bool over() const { return end != nullptr && *end == End::reached; }
+  bool over = false;                      // it was reached in time
 };
 using LiveDevices = core::Few<LiveDevice, device::kMaxDevices>;
 
@@ -270,7 +270,7 @@ void find_live(const Region& r, LiveDevices& live, BlockIndex* first) {
       if (l.location < 0 || l.count == 0 || (l.access & VMEM_WRITE) == 0) continue;
       *first = std::min(*first, b);
       const auto same = [&](const LiveDevice& d) { return d.device == l.location; };
-      if (std::none_of(live.begin(), live.end(), same)) live.push_back({l.location, nullptr});
+      if (std::none_of(live.begin(), live.end(), same)) live.push_back({l.location, nullptr, false});
     }
     return true;
   });
@@ -322,7 +322,9 @@ Status Pager::write_under_leases(Lock& lock) {
       core::add(counters_.swept_blocks);  // it ends by itself
       usleep(1000);
     }
-    if (d.over()) progress.made();
+    d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
+    if (d.over) progress.made();
+    d.end.reset();  // may be the last one's, and under the lock nothing is freed
   }
   lock.lock();
   Sweep sweep;
@@ -343,7 +345,7 @@ Status Pager::write_under_leases(Lock& lock) {
     const auto left = std::find_if(of_region.begin(), of_region.end(), [&](const LiveDevice& of) {
       return gpus_[static_cast<size_t>(of.device)].lost ? false  // what is lost is said elsewhere
                                                         : std::none_of(live.begin(), live.end(), [&](const auto& d) {
-                                                            return d.device == of.device && d.over();
+                                                            return d.device == of.device && d.over;
                                                           });
     });
     if (left != of_region.end()) {
