@@ -131,10 +131,11 @@ std::unique_ptr<stress::DeviceWork> gpus;  // null: none
 std::atomic<uint64_t> alive{0}, judged{0}, by_device{0};
 std::atomic<uint64_t> next_value{1};
 
+// The order in which threads of all CPUs come by; clocks of CPUs may differ for a moment, on virtual machines by more
+// than an operation takes.
 uint64_t now() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1);
 }
 
 void allow(int rc, const char* what) {
@@ -324,8 +325,8 @@ int run(uint64_t seed) {
       }
       const uint64_t last = *static_cast<volatile uint64_t*>(places[p].word);
       if (places[p].gpu) allow(vmem_release(places[p].word, 8, nullptr), "release");
-      const uint64_t t = now();
-      histories[p].push_back({t, t + 1, last, static_cast<uint32_t>(p), false});
+      const uint64_t before = now(), after = now();
+      histories[p].push_back({before, after, last, static_cast<uint32_t>(p), false});
       judged += histories[p].size();
       const std::string verdict = judge(histories[p], places[p].initial);
       if (!verdict.empty())
