@@ -1,80 +1,24 @@
 // exit() beside what never ends: it ends itself, says what was not written, and the rest is in the files.
-#include <fcntl.h>
-
 #include <cstring>
-#include <fstream>
-#include <sstream>
 #include <thread>
 
-#include "child.h"
 #include "core/step.h"
 #include "device/paging_host.h"
-#include "device/sim_device.h"
-#include "support.h"
+#include "exit_child.h"
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
 
 namespace {
 
+using systest::log_to_file;
+using systest::map_shared;
+using systest::path_of;
+using systest::run_to_exit;
+using systest::start_device;
 using systest::TempFile;
-using vmem::device::SimDevices;
 using vmem::device::SimKernel;
 
-constexpr size_t kBlock = 2 << 20;
-
-std::string path_of(const char* variable) {
-  return getenv(variable);
-}
-
-void log_to_file() {
-  const int fd = open(path_of("VMEM_TEST_LOG").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  ASSERT_GE(fd, 0);
-  ASSERT_EQ(dup2(fd, STDERR_FILENO), STDERR_FILENO);
-}
-
-char* map_shared(const char* variable, size_t size, unsigned flags = 0) {
-  void* p = nullptr;
-  EXPECT_EQ(vmem_map(&p, size, path_of(variable).c_str(), 0, VMEM_MAP_SHARED | flags), 0) << vmem_last_error();
-  return static_cast<char*>(p);
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream in(path);
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-// Runs the child to its end; what it logged.
-std::string run(const std::string& child, systest::Environment environment) {
-  const TempFile log(0);
-  setenv("VMEM_TEST_LOG", log.path().c_str(), 1);
-  const pid_t pid = systest::start_child(child, environment);
-  const int status = systest::wait_for_child(pid, 120);
-  EXPECT_NE(status, -1) << "it hangs";
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) return "skip";
-  EXPECT_EQ(status, 0);
-  return text_of(log.path());
-}
-
-void start_device(bool handles, void (*as_it_comes_up)() = nullptr) {
-  vmem::api::test_hooks().make_devices = [=](size_t unit, std::unique_ptr<vmem::device::Devices>* out) {
-    if (as_it_comes_up != nullptr) as_it_comes_up();
-    vmem::device::SimOptions options;
-    options.memory_bytes = 64 << 20;
-    options.handles = handles;
-    options.unit = unit;
-    std::unique_ptr<SimDevices> made;
-    vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
-    *out = std::move(made);
-    return s;
-  };
-  for (const auto& [name, value] :
-       {std::pair{"host_budget", "96MiB"}, {"device_budget", "32MiB"}, {"fault_timeout_ms", "300"}}) {
-    ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
-  }
-  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
-}
+constexpr size_t kBlock = systest::kExitBlock;
 
 TEST(ExitWaitsChild, DISABLED_AStreamThatNeverEnds) {
   start_device(false);
@@ -102,8 +46,8 @@ class ExitBesideAStream : public testing::TestWithParam<const char*> {};
 TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
   const TempFile held(4 * kBlock), other(4 * kBlock);
   const std::string log =
-      run("ExitWaitsChild.DISABLED_AStreamThatNeverEnds",
-          {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", held.path()}, {"VMEM_TEST_OTHER", other.path()}});
+      run_to_exit("ExitWaitsChild.DISABLED_AStreamThatNeverEnds",
+                  {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", held.path()}, {"VMEM_TEST_OTHER", other.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   const auto bytes = held.read(), rest = other.read();
   EXPECT_EQ(bytes[3 * kBlock], 8) << "a block that no stream holds";
@@ -141,8 +85,8 @@ TEST(ExitWaitsChild, DISABLED_AKernelUnderALiveLease) {
 class ExitUnderALease : public testing::TestWithParam<const char*> {};
 TEST_P(ExitUnderALease, WritesWhatTheStreamHasBeenToldToDo) {
   const TempFile file(2 * kBlock);
-  const std::string log = run("ExitWaitsChild.DISABLED_AKernelUnderALiveLease",
-                              {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", file.path()}});
+  const std::string log = run_to_exit("ExitWaitsChild.DISABLED_AKernelUnderALiveLease",
+                                      {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", file.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   EXPECT_EQ(file.read()[0], 7);
   EXPECT_EQ(log, "") << "nothing was lost, so nothing is said";
@@ -171,8 +115,8 @@ TEST(ExitWaitsChild, DISABLED_AContextThatComesUpLate) {
 class ExitAfterTheContext : public testing::TestWithParam<const char*> {};
 TEST_P(ExitAfterTheContext, WritesWhatOnlyTheDeviceHadBefore) {
   const TempFile file(4 * kBlock);
-  const std::string log = run("ExitWaitsChild.DISABLED_AContextThatComesUpLate",
-                              {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", file.path()}});
+  const std::string log = run_to_exit("ExitWaitsChild.DISABLED_AContextThatComesUpLate",
+                                      {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", file.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   const auto bytes = file.read();
   EXPECT_EQ(bytes[0], 7);
@@ -215,7 +159,7 @@ TEST(ExitWaitsChild, DISABLED_AKernelThatAsks) {
 
 TEST(ExitBesideAKernel, ThatAsksForEverEndsAndWritesWhatItStored) {
   const TempFile held(4 * kBlock);
-  const std::string log = run("ExitWaitsChild.DISABLED_AKernelThatAsks", {{"VMEM_TEST_FILE", held.path()}});
+  const std::string log = run_to_exit("ExitWaitsChild.DISABLED_AKernelThatAsks", {{"VMEM_TEST_FILE", held.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   const auto bytes = held.read(), before = TempFile::content(4 * kBlock, 1);
   std::istringstream lines(log);
@@ -261,8 +205,8 @@ TEST(ExitWaitsChild, DISABLED_AStoreUnderAReadLease) {
 // with what is there alone and was not written yet.
 TEST_P(ExitBesideAStream, LeavesWhatItReadsAndWritesWhatTheCpuStored) {
   const TempFile held(2 * kBlock);
-  const std::string log = run("ExitWaitsChild.DISABLED_AStoreUnderAReadLease",
-                              {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", held.path()}});
+  const std::string log = run_to_exit("ExitWaitsChild.DISABLED_AStoreUnderAReadLease",
+                                      {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_FILE", held.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   const auto bytes = held.read();
   EXPECT_EQ(bytes[0], 7) << log;
@@ -290,9 +234,9 @@ TEST(ExitWaitsChild, DISABLED_InTheLogSink) {
 
 TEST(ExitWaits, ALineOfAnotherThreadDoesNotWaitForASinkThatExits) {
   const TempFile one(8 * 4096), two(8 * 4096), whole(8 * 4096);
-  const std::string log =
-      run("ExitWaitsChild.DISABLED_InTheLogSink",
-          {{"VMEM_TEST_SHORT", one.path()}, {"VMEM_TEST_SHORT2", two.path()}, {"VMEM_TEST_FILE", whole.path()}});
+  const std::string log = run_to_exit(
+      "ExitWaitsChild.DISABLED_InTheLogSink",
+      {{"VMEM_TEST_SHORT", one.path()}, {"VMEM_TEST_SHORT2", two.path()}, {"VMEM_TEST_FILE", whole.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   const auto bytes = whole.read();
   for (size_t at = 0; at < bytes.size(); at += 4096) ASSERT_EQ(bytes[at], 5) << at << "\n" << log;
