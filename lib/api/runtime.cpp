@@ -36,7 +36,7 @@ namespace {
 
 // Without any progress; shorter where the thread that exits may itself have what is waited for.
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
-constexpr uint64_t kExitPatienceKernels = 10000000000;                             // .. for threads that serve kernels
+constexpr uint64_t kExitPatienceKernels = 4000000000;  // .. for threads that serve kernels; leaves time to write
 
 std::atomic<bool> forked{false};
 
