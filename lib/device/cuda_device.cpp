@@ -130,8 +130,7 @@ Status CudaDevices::try_unit(int device) {
     step(std::move(punched));
     step(settle(range));
   }
-  if (pinned) unpin(page).ignore();
-  std::free(page);
+  if (!pinned || unpin(page).ok()) std::free(page);  // the driver's still otherwise, which then keeps its address
   Status released = release(base);
   return status.ok() ? released : status;
 }

@@ -160,7 +160,7 @@ Status CudaDevices::finish(Gpu& g, cudaStream_t stream, cudaError_t e, const cha
   for (unsigned tries = 0; put.ok() || health(g.device).ok(); ++tries) {
     Status s = result(g, cudaStreamSynchronize(stream), what);
     if (s.ok()) return put;
-    if (!health(g.device).ok() || (other != nullptr && !health(other->device).ok())) return s;
+    if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
     if (tries == 1000) {
       core::log(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
                 static_cast<int>(s.text().size()), s.text().data());
