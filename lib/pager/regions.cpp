@@ -127,6 +127,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   }();
   Status s;
   for (;; one.device_block /= 2) {
+    core::step("create.trying");
     try {
       s = make(one, ptr, mark);
     } catch (const std::bad_alloc&) {
