@@ -113,7 +113,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     default:
       return Start::wait;
   }
-  if (block.state == State::untouched && !table_may_grow(r, b)) return Start::no_room;
+  if (block.state == State::untouched && !tables_.may_grow(r, b)) return Start::no_room;
   // Of a budget that has become too small for it no room comes, however long a hint would wait.
   if (size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
   if (!g.budget.fits(size) || !reserve_block()) return Start::no_room;
@@ -193,7 +193,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
-  charge_table(r);
+  tables_.charge(r);
   Move* m = new_move(r, b);
   m->device = d;
   m->way = core::Way::to_device;

@@ -71,7 +71,7 @@ void Pager::give_leases_back(const Ending& ending) {
     const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
     count_leases(*s.region, ending.device, 0, change.ending, false);
     s.region->leases.join(s.first, s.last);
-    charge_leases(*s.region);
+    tables_.charge_leases(*s.region);
   }
 }
 
@@ -128,7 +128,7 @@ void Pager::reap(Lock& lock) {
         ++s.region->in_flight;
         const LeaseMap::Change change = s.region->leases.end(s.first, s.last, e->stream);
         count_leases(*s.region, e->device, change.leased, change.ending, false);
-        charge_leases(*s.region);
+        tables_.charge_leases(*s.region);
       }
       queues_.endings.end(*e, &over);
       after = 0;  // the next of its lane may be over too
@@ -447,7 +447,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return r.reason(b);
     }
-    if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
+    if (block.state == State::untouched && !tables_.may_grow(r, b)) return no_table(r, b);
     if (mark == Progress::kNone) mark = look(now_ns());
     if (hopeless(mark)) {
       if (!write_back_.error().ok()) return write_back_.take_error();
@@ -510,7 +510,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, const vmem_range* asked
       Region& r = *spans[k].region;
       const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
       count_leases(r, VMEM_HOST, lost, 0, false);
-      charge_leases(r);
+      tables_.charge_leases(r);
       if (lost != 0) progress_.made();
     }
   };

@@ -384,7 +384,7 @@ void Pager::let_go(Move* m, State from, After& after) {
   free_resident(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
-  charge_table(r);
+  tables_.charge(r);
   const BlockIndex b = m->block;
   free_move(m);
   settle(r, b, after);
@@ -679,7 +679,7 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
   if (s.ok() && hides) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
-    charge_table(r);
+    tables_.charge(r);
     r.reasons.erase(b);
     free_move(m);
     settle(r, b, after);

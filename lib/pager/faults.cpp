@@ -166,7 +166,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::stored: {
       if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
       core::add(counters_.faults);
-      if (block.state == State::untouched && !table_may_grow(*r, b)) return refuse_touch(*r, b);
+      if (block.state == State::untouched && !tables_.may_grow(*r, b)) return refuse_touch(*r, b);
       block.flags |= wish;
       After fill;
       if (!start_fill(*r, b, Urgency::fault, fill)) starve_fault(*r, b);
@@ -312,7 +312,7 @@ void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
     Block& block = r.table[n];
     // Zeros are made faster than they are moved, and what is waited for has its turn.
     const bool stored = block.state == State::stored;
-    const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && table_may_grow(r, n);
+    const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
     After fill;
     if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
         !queues_.speculation.may_start(r.block_size, cap) || !start_fill(r, n, Urgency::readahead, fill)) {

@@ -35,7 +35,7 @@ constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead |
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   Block& block = r.table[b];
-  if ((block.state == State::untouched && !table_may_grow(r, b)) || !reserve_block()) return false;
+  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
@@ -49,7 +49,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   const ResidentId id = new_resident(r, b, frame, staging_pool(r));
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
-  charge_table(r);
+  tables_.charge(r);
   Move* m = new_move(r, b);
   m->image = frame;
   m->coded = scratch;
@@ -64,13 +64,13 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
-  if (block.state == State::untouched && !table_may_grow(r, b)) return false;
+  if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
   if (!reserve_block()) {
     need_evict_.notify_one();
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t grows = table_growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
+  const uint64_t grows = tables_.growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
@@ -99,7 +99,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   const ResidentId id = new_resident(r, b, image);
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
-  charge_table(r);
+  tables_.charge(r);
   Move* m = new_move(r, b);
   m->image = image;
   m->coded = scratch;
@@ -530,7 +530,7 @@ void Pager::pump(After& after) {
   while (!queues_.starved.empty()) {
     const Starved s = queues_.starved.front();
     Block& block = s.region->table[s.block];
-    if (block.state == State::untouched && !table_may_grow(*s.region, s.block)) {  // it has been used up meanwhile
+    if (block.state == State::untouched && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       if (s.urgency == Urgency::fault) refuse_touch(*s.region, s.block);
       notify();  // an acquire says why
@@ -542,7 +542,7 @@ void Pager::pump(After& after) {
     queues_.starved.pop();
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
-  if (!queues_.refused.empty()) table_may_grow(*queues_.refused.front().first, queues_.refused.front().second);
+  tables_.try_again();
   if (!queues_.dropped.empty() && budget_.available() >= reserve_.largest_block()) revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
@@ -576,7 +576,7 @@ void Pager::pump_speculative(After& after) {
     if ((block.state == State::untouched || block.state == State::stored) && !StarvedQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::untouched &&
-          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !table_may_grow(r, s.next)))) {
+          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
         if (!start_staging(r, s.next, after)) return;
       } else if (!start_fill(r, s.next, s.urgency, after)) {
@@ -697,7 +697,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     block.flags |= core::kDropped;
     r.table.change(s.block, block.state, State::failed);
-    charge_table(r);
+    tables_.charge(r);
     r.keep_reason(s.block, why);
     fail_touches(r, s.block);
     notify();

@@ -412,7 +412,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     case State::stored:
       forget_store_copy(r, b);
       r.table.change(b, State::stored, State::untouched);
-      charge_table(r);
+      tables_.charge(r);
       break;
     case State::failed:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());

@@ -49,8 +49,8 @@ class HostReserve {
   bool fits(uint64_t bytes) const { return kept() + bytes <= budget_.limit(); }
   // Below this faults can no longer be served.
   uint64_t least() const { return kept() + 4 * largest_block_; }
-  // What blocks need to move at all.
-  uint64_t for_moves() const { return std::max(pinned() + bytes_, 4 * largest_block_); }
+  // What tables leave: the rest, and what blocks need to move at all.
+  uint64_t for_moves() const { return frames_.least_overhead() + std::max(pinned() + bytes_, 4 * largest_block_); }
 
   // A region that is being made waits for so much room, until nobody does.
   void want(uint64_t bytes) { wanted_ = std::max(wanted_, bytes); }

@@ -77,15 +77,6 @@ void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_
   }
 }
 
-// Locked. The memory that the region's leases are kept in is the host budget's.
-void Pager::charge_leases(Region& r) {
-  const size_t bytes = r.leases.bytes();
-  if (bytes == r.leases_charged) return;
-  sums_.table_bytes += bytes - r.leases_charged;
-  r.leases_charged = bytes;
-  count_tables();
-}
-
 // Locked; room on a device has been made sure of. Leases all of the span or nothing; match_holds() comes after it.
 Status Pager::lease(const SpanOf& span, unsigned access, int location, void* stream) {
   Region& r = *span.region;
@@ -101,14 +92,14 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
   }
   const uint64_t tables = budget_.charged(memory::Use::tables);
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
-  charge_leases(r);
+  tables_.charge_leases(r);
   const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
   const uint64_t wanted = location < 0 ? fresh : 0, kept = reserve_.bytes() + frames_.least_overhead();
   const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
   const bool fits = !costs || reserve_.fits(wanted);
   if (!prepared || !fits) {
     r.leases.join(span.first, span.last);
-    charge_leases(r);
+    tables_.charge_leases(r);
     if (!prepared) return no_memory();
     return error(ENOMEM,
                  "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
@@ -117,7 +108,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
                  core::human_bytes(reserve_.pinned()).c_str(), lease_holders().c_str());
   }
   const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
-  charge_leases(r);
+  tables_.charge_leases(r);
   count_leases(r, location, change.leased, 0, true);
   count_leases(r, location, 0, change.ending, false);
   ++r.granted;
@@ -128,7 +119,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
 void Pager::take_back_lease(const SpanOf& span, unsigned access, int location, void* stream) {
   Region& r = *span.region;
   const LeaseMap::Change change = r.leases.take_back(span.first, span.last, location, stream, access);
-  charge_leases(r);
+  tables_.charge_leases(r);
   count_leases(r, location, change.leased, 0, false);
   count_leases(r, location, 0, change.ending, true);
   if (change.leased != 0) progress_.made();
@@ -271,7 +262,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       case State::untouched:
       case State::stored:
         tried = true;
-        if (block.state == State::untouched && !table_may_grow(r, b)) return no_table(r, b);
+        if (block.state == State::untouched && !tables_.may_grow(r, b)) return no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if (!StarvedQueue::marked(block) && !start_fill(r, b, Urgency::acquire, after)) {
           if (!starve(r, b, Urgency::acquire)) return no_memory();

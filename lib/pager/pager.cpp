@@ -45,7 +45,8 @@ Pager::Pager(Parts parts, Config config)
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       copies_(residents_, staging_, policies_, clock_),
       shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()),
-      reserve_(budget_, frames_, shown_) {
+      reserve_(budget_, frames_, shown_),
+      tables_(budget_, reserve_, residents_, moves_, *trap_) {
   policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -400,10 +401,11 @@ bool Pager::has_regions() {
 std::string Pager::check() {
   Lock lock(mutex_);
   while (staging_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
-  uint64_t blocks_in_memory = 0, leased = 0, charged = 0;
+  uint64_t blocks_in_memory = 0, leased = 0, charged = 0, tables = 0;
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
+    tables += r->table_charged + r->leases_charged;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (StarvedQueue::marked(r->table[b]) && !queues_.starved.accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(where(*r, b));
@@ -460,6 +462,7 @@ std::string Pager::check() {
     }
   }
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
+  if (std::string s = tables_.check(tables); !s.empty()) return s;
   if (std::string s = reserve_.check(leased, regions_.size()); !s.empty()) return s;
   return check_devices();
 }

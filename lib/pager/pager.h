@@ -27,6 +27,7 @@
 #include "pager/residents.h"
 #include "pager/shown_copies.h"
 #include "pager/staging_pools.h"
+#include "pager/table_charges.h"
 #include "pager/waiters.h"
 #include "vmem/vmem.h"
 
@@ -97,12 +98,6 @@ class Pager final : private WaitClock {
   bool reserve_residents(size_t count) noexcept;
   bool reserve_move(size_t free = 1) noexcept;
   bool reserve_block(), reserve_blocks(Lock&lock, Region&r);
-  uint64_t counted_tables(uint64_t more) const;
-  void count_tables();
-  uint64_t table_growth(const Region& r, core::BlockIndex b) const;
-  void charge_table(Region& r);
-  bool table_fits(const Region& r, core::BlockIndex b) const;
-  bool table_may_grow(const Region& r, core::BlockIndex b);
   core::Status no_table(const Region& r, core::BlockIndex b) const;
   void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
@@ -170,7 +165,7 @@ class Pager final : private WaitClock {
   bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }
   void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
-  void charge_leases(Region&r), take_back_lease(const SpanOf&span, unsigned access, int location, void*stream);
+  void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream);
   core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask);
@@ -293,6 +288,7 @@ class Pager final : private WaitClock {
   HostCopies copies_;
   ShownCopies shown_;
   HostReserve reserve_;
+  TableCharges tables_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 

@@ -31,7 +31,6 @@ struct Queues {
   std::array<Together, 16> together;                    // neighbours without one are put in place one by one
   Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
   Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
-  Queue<std::pair<Region*, core::BlockIndex>> refused;  // there was no room for their tables; untouched
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;
   Retries retries;  // blocks whose accesses the trap refused to have answered
@@ -41,9 +40,8 @@ struct Queues {
 };
 
 struct Sums {
-  uint64_t looked_ahead = 0;    // the clock when streams that nobody reads were last looked for
-  uint64_t unknown_blocks = 0;  // with kUnknown
-  uint64_t table_bytes = 0;
+  uint64_t looked_ahead = 0;     // the clock when streams that nobody reads were last looked for
+  uint64_t unknown_blocks = 0;   // with kUnknown
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
 };

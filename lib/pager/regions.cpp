@@ -311,7 +311,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
     reserve_.want_nothing();
   }
   if (r.gpu) ++staging_.of(r).regions;
-  charge_table(r);
+  tables_.charge(r);
   reserve_.add_region(r.block_size);
   if (reserve_.fits(0)) return {};
   Status s = error(ENOMEM,
@@ -329,8 +329,7 @@ void Pager::credit_region(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
   if (r.gpu && --staging_.of(r).regions == 0) gpu_work_.notify_all();  // others may have its frames
-  sums_.table_bytes -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
-  count_tables();
+  tables_.credit(r);
   reserve_.remove_region(r.block_size);
 }
 
@@ -340,7 +339,7 @@ void Pager::forget_region(Region& r) {
   queues_.retries.forget(r);
   queues_.speculation.forget(r);
   queues_.evict_requests.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
-  queues_.refused.erase_if([&](const auto& d) { return d.first == &r; });
+  tables_.forget(r);
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });

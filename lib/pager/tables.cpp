@@ -19,14 +19,6 @@ using core::ResidentId;
 using core::State;
 using core::Status;
 
-namespace {
-
-constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
-constexpr size_t kMostRefused = 256;
-constexpr size_t kTries = 8;  // of those that are to ask again, at a time
-
-}  // namespace
-
 // At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
 bool Pager::reserve_residents(size_t count) noexcept try {
   while (residents_.size() < count) {
@@ -74,61 +66,12 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
-      !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) ||
-      !queues_.refused.reserve(kMostRefused) || !queues_.retries.reserve(kWaiting))
+      !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) || !tables_.reserve() ||
+      !queues_.retries.reserve(kWaiting))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;
-  count_tables();
-  return true;
-}
-
-// What tables take from the budget, with so many bytes more of them.
-uint64_t Pager::counted_tables(uint64_t more) const {
-  const uint64_t bytes =
-      sums_.table_bytes + residents_.size() * (sizeof(Resident) + 24) + moves_.size() * sizeof(Move) + more;
-  return bytes > kFree ? bytes - kFree : 0;
-}
-
-void Pager::count_tables() {
-  budget_.set_tables(counted_tables(0));
-}
-
-// What the budget must have room for beside the frame of block b, so that its table can be charged at once.
-uint64_t Pager::table_growth(const Region& r, BlockIndex b) const {
-  const size_t cost = r.table.cost(b);
-  if (cost == 0) return 0;
-  const size_t grown = r.table.footprint() + cost;
-  const uint64_t counted = counted_tables(grown > r.table_charged ? grown - r.table_charged : 0);
-  return counted > budget_.charged(Use::tables) ? counted - budget_.charged(Use::tables) : 0;
-}
-
-// Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
-void Pager::charge_table(Region& r) {
-  const size_t bytes = std::max(r.table.footprint(), r.table_granted);
-  if (bytes == r.table_charged) return;
-  sums_.table_bytes += bytes - r.table_charged;
-  r.table_charged = bytes;
-  count_tables();
-}
-
-bool Pager::table_fits(const Region& r, BlockIndex b) const {
-  const size_t more = r.table.cost(b);
-  if (more == 0 || r.table.footprint() + more <= r.table_charged || budget_.charged(Use::tables) == 0) return true;
-  return frames_.least_overhead() + reserve_.for_moves() + more <= budget_.wanted();
-}
-
-// Locked. Whether a block may be the first of its page in the region's table. If so, all that were refused before and
-// that there is room for by now can be touched again.
-bool Pager::table_may_grow(const Region& r, BlockIndex b) {
-  if (!table_fits(r, b)) return false;
-  if (r.table.cost(b) == 0) return true;
-  queues_.refused.erase_if([&](const std::pair<Region*, BlockIndex>& e) {
-    if (!table_fits(*e.first, e.second)) return false;
-    const Status s = trap_->unfail(e.first->address(e.second), e.first->block_size);
-    if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    return s.ok();  // else it would give SIGBUS for good: tried again
-  });
+  tables_.count();
   return true;
 }
 
@@ -139,7 +82,7 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
       "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
       "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
       "VMEM_ADVISE_DONT_NEED; %s",
-      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(sums_.table_bytes).c_str(),
+      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(tables_.bytes()).c_str(),
       core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
       core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
@@ -151,21 +94,7 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
 void Pager::refuse_touch(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
-  // The oldest may ask again, or the next that the trap takes back; where it takes none, one more is known.
-  bool full = queues_.refused.size() >= kMostRefused;
-  for (size_t tries = kTries; full && tries != 0; --tries) {
-    const auto [region, block] = queues_.refused.front();
-    full = !trap_->unfail(region->address(block), region->block_size).ok();
-    full ? queues_.refused.move_front(queues_.refused.end()) : queues_.refused.pop_front();
-  }
-  if (!queues_.refused.push_back({&r, b})) {  // no memory to know it by
-    trap_->wake(r.address(b), r.block_size).ignore();
-    return;
-  }
-  const Status failed = trap_->fail(r.address(b), r.block_size);
-  if (failed.ok()) return;
-  queues_.refused.erase(std::prev(queues_.refused.end()));
-  answer_later(r, b, failed);
+  if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 
 }  // namespace vmem::pager
