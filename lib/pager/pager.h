@@ -123,12 +123,10 @@ class Pager final : private WaitClock {
   void finish_read(Move* m, After& after);
   void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);
   void follow(Region&r, core::BlockIndex b, bool marker), read_beside(Region&r, core::BlockIndex b, MoveList&reads);
-  void pass(Region& r, const policy::Run& run, bool used);
-  void drop_behind(Region& r);
+  void pass(Region&r, const policy::Run&run, bool used), drop_behind(Region&r);
   bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
   bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
-  void pump(After&after), pump(Lock&lock);
-  void pump_speculative(After& after);
+  void pump(After&after), pump(Lock&lock), pump_speculative(After&after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
   void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
   bool overtakes(const Region& r) const;
@@ -215,7 +213,8 @@ class Pager final : private WaitClock {
   static core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
-  core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b);
+  core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b),
+      cannot_come(const Region&r, int d);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why);
   bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock), end_unused_staging(Lock&lock),
@@ -236,6 +235,12 @@ class Pager final : private WaitClock {
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask);
+  core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out);
+  void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d),
+      note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets);
+  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask);
+  bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
+                        const std::vector<device::Ticket>& ordered, int d) const;
   bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
