@@ -61,11 +61,11 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
       if (other.dying) continue;
       const Block& block = other.table[b];
       if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
-        admit(other, b, stamp_now());
+        admit(other, b, clock_.stamp());
         break;
       }
       if (!reserve_move()) {
-        admit(other, b, stamp_now());
+        admit(other, b, clock_.stamp());
         break;
       }
       other.table.change(b, State::held, State::taking);

@@ -301,7 +301,7 @@ void Pager::pull(Batch& batch, int d) {
         resident.promoted = false;
         r.table.change(m->block, State::taking, State::resident);
         trap_->unprotect(r.address(m->block), r.block_size).ignore();
-        admit(r, m->block, stamp_now());
+        admit(r, m->block, clock_.stamp());
         continue;
       }
       if (m->source != r.address(m->block)) {
@@ -547,7 +547,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
     resident.frame = m->image;
     resident.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
-    admit(r, b, stamp_now());
+    admit(r, b, clock_.stamp());
   }
   free_move(m);
   if (!r.lost) settle(r, b, after);
@@ -599,7 +599,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
       g.in_bytes += r.block_size;
     }
     stays(r, m->block);
-    admit(r, m->block, stamp_now());
+    admit(r, m->block, clock_.stamp());
     free_move(m);
   }
   if (full) follow_down(d, kept);

@@ -32,6 +32,20 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
+namespace {
+
+// Of those that do not stay, all of one device.
+core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
+  core::Few<device::Range, Batch::capacity()> gone;
+  for (const Move* m : part.moves) {
+    if (m->leave != Leave::sync)
+      gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  return gone;
+}
+
+}  // namespace
+
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
@@ -115,16 +129,6 @@ Status Pager::punch(std::span<const device::Range> ranges) {
     s = devices_->punch(ranges);
   }
   return s;
-}
-
-// Of those that do not stay, all of one device.
-core::Few<device::Range, Batch::capacity()> Pager::gone_of(const OutPart& part) {
-  core::Few<device::Range, Batch::capacity()> gone;
-  for (const Move* m : part.moves) {
-    if (m->leave != Leave::sync)
-      gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
-  }
-  return gone;
 }
 
 // Unlocked. Nobody stores to them or sees them there any more, and their bytes are on the way.
@@ -315,18 +319,18 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_resident(b, r);
     ++g.evictions;
     new_resident(r, b, nullptr);
-    residents_[block.aux].stamp = stamp_now();
+    residents_[block.aux].stamp = clock_.stamp();
     r.table.change(b, State::leaving, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_->unprotect(r.address(b), r.block_size).ignore();
-    admit(r, b, stamp_now());
+    admit(r, b, clock_.stamp());
   } else if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     const ResidentId id = copies_.become(block.aux);
     free_resident(b, r);
-    residents_[id].stamp = stamp_now();
+    residents_[id].stamp = clock_.stamp();
     block.aux = id;
     match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
@@ -334,9 +338,9 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     free_resident(b, r);
     ++g.evictions;
     const core::ResidentId id = new_resident(r, b, m->image, staging_pool(r));
-    residents_[id].stamp = stamp_now();
+    residents_[id].stamp = clock_.stamp();
     r.table.change(b, State::leaving, State::held);
-    admit(r, b, stamp_now());
+    admit(r, b, clock_.stamp());
   } else {
     free_resident(b, r);
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
@@ -367,7 +371,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), where(r, m->block).c_str());
   stays(r, m->block, m);
-  admit(r, m->block, stamp_now());
+  admit(r, m->block, clock_.stamp());
   free_move(m);
 }
 
@@ -451,7 +455,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
     if (m != nullptr) {
       batch.push_back(m);
     } else if (!r.dying) {
-      admit(r, b, stamp_now());
+      admit(r, b, clock_.stamp());
     }
   }
   if (batch.empty()) return false;

@@ -103,7 +103,7 @@ void Pager::evict_loop() {
       if (m != nullptr) {
         batch.push_back(m);
       } else if (!victims[i].probe && !r.dying) {
-        admit(r, b, stamp_now());
+        admit(r, b, clock_.stamp());
       }
     }
     if (batch.empty() && !copies) need_evict_.wait_for(lock, std::chrono::milliseconds(5));
@@ -149,7 +149,7 @@ void Pager::serve_evict_request(Lock& lock) {
     if (Move* m = begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
-      admit(r, b, stamp_now());
+      admit(r, b, clock_.stamp());
     }
   }
   span.first = b;
@@ -415,7 +415,7 @@ void Pager::put_back(Move* m, After& after) {
     }
     if ((block.flags & core::kWanted) != 0) trap_->wake(r.address(m->block), r.block_size).ignore();
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-    admit(r, m->block, stamp_now());
+    admit(r, m->block, clock_.stamp());
     free_move(m);
     return;
   }
@@ -423,13 +423,13 @@ void Pager::put_back(Move* m, After& after) {
   const bool wanted = (block.flags & core::kWanted) != 0;
   if (m->from_held && (!wanted || m->staged)) {
     r.table.change(m->block, from, State::held);
-    admit(r, m->block, stamp_now());
+    admit(r, m->block, clock_.stamp());
     const BlockIndex b = m->block;
     free_move(m);
     if (wanted) begin_install(r, b, after);
     return;
   }
-  resident.stamp = stamp_now();
+  resident.stamp = clock_.stamp();
   m->protect = false;
   start_installing(m, from, after.install);
 }

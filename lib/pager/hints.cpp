@@ -162,16 +162,6 @@ bool Pager::serve_stream_hints(Lock& lock) {
   return true;
 }
 
-policy::Temperature Pager::temperature(const Region& r, BlockIndex b, bool* pinned) const {
-  for (auto it = r.advised.rbegin(); it != r.advised.rend(); ++it) {
-    if (b < it->first || b > it->last) continue;
-    *pinned = it->pinned;
-    return it->temperature;
-  }
-  *pinned = false;
-  return policy::Temperature::normal;
-}
-
 Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   using policy::Priority;
   using policy::Temperature;

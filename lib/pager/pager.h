@@ -155,12 +155,10 @@ class Pager final : private WaitClock {
   void serve_evict_request(Lock&lock), go_on_to_ssd(Region&r, core::BlockIndex b);
   void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
   void forget_store_copy(Region& r, core::BlockIndex b);
-  uint32_t stamp_now() const { return clock_.stamp(); }
   core::Status revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
-  bool leased(const Region& r, core::BlockIndex b) const { return r.leases.leased(b); }
   void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
   void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream);
@@ -171,7 +169,6 @@ class Pager final : private WaitClock {
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
-  policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) const;
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);  // false: it is being freed
   bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
@@ -210,7 +207,6 @@ class Pager final : private WaitClock {
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch), begin_out(OutPart&part);
   void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
-  static core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part);
   void restore_trap(std::span<const device::Range> ranges);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after);
   core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b),

@@ -134,6 +134,22 @@ struct Region {
   bool from_file() const { return backing != Backing::anonymous; }
 };
 
+// Somebody leases it, wherever.
+inline bool leased(const Region& r, core::BlockIndex b) {
+  return r.leases.leased(b);
+}
+
+// What was advised of it last.
+inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) {
+  for (auto it = r.advised.rbegin(); it != r.advised.rend(); ++it) {
+    if (b < it->first || b > it->last) continue;
+    *pinned = it->pinned;
+    return it->temperature;
+  }
+  *pinned = false;
+  return policy::Temperature::normal;
+}
+
 // What the store or the file has is certainly the same.
 inline bool proven_clean(const core::Block& block) {
   return (block.flags & (core::kDirty | core::kUnknown)) == 0;

@@ -78,7 +78,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     }
     Move* m = begin_take(r, b, keep, false);
     if (m == nullptr) {
-      admit(r, b, stamp_now());
+      admit(r, b, clock_.stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }
