@@ -54,7 +54,7 @@ void Pager::evict_loop() {
     }
     lift_cap(now);
     // Who starves while nothing moves needs what a held block has: a buffer.
-    const bool stuck = !queues_.starved.empty() && moves_.size() == free_moves_.size();
+    const bool stuck = !queues_.starved.empty() && !moves_.in_flight();
     // Or there is no memory to know one more block by.
     const bool too_many = !queues_.starved.empty() && residents_.free() == 0;
     const bool host_short = must_evict() || stuck || too_many;

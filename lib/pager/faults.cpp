@@ -90,7 +90,7 @@ void Pager::renew_loop() {
     for (uint64_t now = now_ns(); !threads_.stop && now < until && ms == machine_.knobs.fault_timeout_ms;
          now = now_ns())
       renew_.wait_for(lock, std::chrono::nanoseconds(until - now));
-    for (const auto& m : moves_)
+    for (const auto& m : moves_.all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
     for (const Starved& s : queues_.starved) renew(*s.region, s.block);
     for (const CpuAccess& a : shown_) renew(*a.region, a.block);

@@ -621,7 +621,7 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
 
 // Locked; whoever waits for memory comes by more often than each Progress::kSlice.
 uint64_t Pager::look(uint64_t now) {
-  return progress_.look(now, moves_.size() != free_moves_.size());
+  return progress_.look(now, moves_.in_flight());
 }
 
 // Locked. A call that waits since `mark` is to be given up: for the whole time-out nothing went on, and nothing can. It
@@ -629,7 +629,7 @@ uint64_t Pager::look(uint64_t now) {
 bool Pager::hopeless(uint64_t mark) {
   const uint64_t now = now_ns();
   look(now);
-  if (moves_.size() != free_moves_.size()) return false;
+  if (moves_.in_flight()) return false;
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
   return progress_.over(mark, write_back_.pause(now) != 0 ? limit + WriteBack::kLongestPause : limit);
 }
@@ -650,7 +650,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
   look(now);
   // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
   // a write that is to be tried again.
-  if (moves_.size() != free_moves_.size() || write_back_.pause(now) != 0) return false;
+  if (moves_.in_flight() || write_back_.pause(now) != 0) return false;
   while (!queues_.starved.empty()) {
     const Starved s = queues_.starved.front();
     if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;

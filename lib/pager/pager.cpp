@@ -224,13 +224,8 @@ void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
 
 // After reserve_move(), or reserve_block().
 Move* Pager::new_move(Region& r, BlockIndex b) {
-  Move* m = free_moves_.back();
-  free_moves_.pop_back();
-  *m = Move{};
+  Move* m = moves_.take(r, b, now_ns());
   m->pager = this;
-  m->region = &r;
-  m->block = b;
-  m->begun_ns = now_ns();
   ++r.in_flight;
   return m;
 }
@@ -252,9 +247,7 @@ void Pager::free_move(Move* m) {
     --m->job->outstanding;
     if (m->job->status.ok()) m->job->status = m->status;
   }
-  m->status = {};
-  m->begun_ns = 0;
-  free_moves_.push_back(m);
+  moves_.give(m);
   if (core::in_memory(m->region->table[m->block].state)) go_on_to_ssd(*m->region, m->block);
   if (m->region->dying) trap_->wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
   waiters_.wake(*m->region, m->block);
@@ -437,10 +430,11 @@ std::string Pager::check() {
   if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = write_back_.check(moves_, now_ns()); !s.empty()) return s;
+  if (std::string s = moves_.check(); !s.empty()) return s;
+  if (std::string s = write_back_.check(moves_.all(), now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
-  if (std::string s = queues_.speculation.check(moves_); !s.empty()) return s;
+  if (std::string s = queues_.speculation.check(moves_.all()); !s.empty()) return s;
   for (const Together& t : queues_.together)
     if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
   if (charged != budget_.charged(Use::blocks)) {

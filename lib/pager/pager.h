@@ -20,6 +20,7 @@
 #include "pager/eviction_clock.h"
 #include "pager/host_copies.h"
 #include "pager/host_reserve.h"
+#include "pager/move_pool.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
@@ -273,8 +274,7 @@ class Pager final : private WaitClock {
   HostBudget budget_;
   FramePool frames_;
   Residents residents_;
-  core::OwnVector<std::unique_ptr<Move>> moves_;
-  core::OwnVector<Move*> free_moves_;  // room for all: giving one back needs no memory
+  MovePool moves_;
   Queues queues_;
   Sums sums_;
   EvictionClock clock_;

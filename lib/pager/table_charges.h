@@ -9,16 +9,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 
-#include "core/own_memory.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"
 #include "pager/host_reserve.h"
-#include "pager/moves.h"
+#include "pager/move_pool.h"
 #include "pager/queue.h"
 #include "pager/region.h"
 #include "pager/residents.h"
@@ -30,10 +28,9 @@ class TableCharges {
  public:
   static constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
   static constexpr size_t kMostRefused = 256;
-  using Moves = core::OwnVector<std::unique_ptr<Move>>;
 
-  TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const Residents& residents, const Moves& moves,
-               trap::Trap& trap)
+  TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const Residents& residents,
+               const MovePool& moves, trap::Trap& trap)
       : budget_(budget), reserve_(reserve), residents_(residents), moves_(moves), trap_(trap) {}
 
   uint64_t bytes() const { return bytes_; }  // of regions' tables and leases
@@ -72,7 +69,7 @@ class TableCharges {
   memory::HostBudget& budget_;
   const HostReserve& reserve_;
   const Residents& residents_;
-  const Moves& moves_;
+  const MovePool& moves_;
   trap::Trap& trap_;
   uint64_t bytes_ = 0;
   Queue<std::pair<Region*, core::BlockIndex>> refused_;

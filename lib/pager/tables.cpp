@@ -31,22 +31,13 @@ bool Pager::reserve_residents(size_t count) noexcept try {
 }
 
 bool Pager::reserve_move(size_t free) noexcept try {
-  if (free_moves_.size() >= free) return true;
-  const size_t count = moves_.size() + free - free_moves_.size();
-  if (free_moves_.capacity() < count) {
-    const size_t room = std::max(count, 2 * moves_.size() + 16);
+  if (const size_t room = moves_.grows_to(free); room != 0) {
     for (Gpu& g : gpus_) {
       g.ready.reserve(room);
       g.from_peers.reserve(room);
     }
-    moves_.reserve(room);
-    free_moves_.reserve(room);  // as above
   }
-  while (moves_.size() < count) {
-    moves_.push_back(std::make_unique<Move>());
-    free_moves_.push_back(moves_.back().get());
-  }
-  return true;
+  return moves_.reserve(free);
 } catch (const std::bad_alloc&) {
   return false;
 }

@@ -62,7 +62,7 @@ class PagerTableCharges : public ::testing::Test {
   FakeClock clock;
   vmem::core::Counters counters;
   Residents residents;
-  TableCharges::Moves moves;
+  vmem::pager::MovePool moves;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
   ShownCopies shown{trap, residents, clock, counters, true};
