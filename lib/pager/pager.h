@@ -228,7 +228,7 @@ class Pager final : private WaitClock {
   void show(Move* m);
   core::Status copy_shown(Move*m), check_stale(std::span<const SpanOf> spans, bool*wait);
   bool hide(Lock&lock, Region&r, core::BlockIndex b), serve_accesses(Lock&lock);
-  // device_leases.cpp
+  // device_acquire.cpp, device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask);

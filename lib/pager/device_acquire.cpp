@@ -1,0 +1,324 @@
+// An acquire at a device: the leases are taken all at once, what is missing is asked for, and the stream is ordered
+// after its copies.
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+
+#include "core/break.h"
+#include "core/on_exit.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::error;
+using core::State;
+using core::Status;
+using core::Urgency;
+
+namespace {
+
+constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+// The same blocks, each once: one that is named twice is needed once. `out` has room for as many.
+void join_spans(std::span<const SpanOf> spans, std::vector<SpanOf>* out) {
+  out->assign(spans.begin(), spans.end());
+  std::sort(out->begin(), out->end(), [](const SpanOf& a, const SpanOf& b) {
+    return a.region != b.region ? std::less<>()(a.region, b.region) : a.first < b.first;
+  });
+  size_t kept = 0;
+  for (size_t i = 1; i < out->size(); ++i) {
+    SpanOf& last = (*out)[kept];
+    const SpanOf& next = (*out)[i];
+    if (next.region != last.region || next.first > last.last) {
+      (*out)[++kept] = next;
+    } else {
+      last.last = std::max(last.last, next.last);
+    }
+  }
+  out->resize(kept + 1);
+}
+
+}  // namespace
+
+// Locked on entry and on return. Each range of an acquire in a region that has devices, which may be accessed so.
+Status Pager::check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    const Region& r = *out[i].region;
+    if (!r.gpu) {
+      return error(EINVAL, "range %zu is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag",
+                   i);
+    }
+    if (r.backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
+      return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
+    }
+  }
+  return {};
+}
+
+// Locked on entry and on return. The policy learns of blocks that have been leased at device d, and those that are
+// there already are counted.
+void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
+  for (const SpanOf& s : spans) {
+    Region& r = *s.region;
+    uint64_t hits = 0;
+    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
+      hits += r.table[b].state == State::on_device && r.table[b].device == d;
+      match_hold(r, b);
+      if (b % kTurn == 0) lock.give_way();
+    }
+    core::add(counters_.lease_blocks, s.last - s.first + 1);
+    core::add(counters_.lease_hits, hits);
+  }
+}
+
+// Locked on entry and on return. Everything that is not on device d is asked for, before anything is waited for, in the
+// name of the spans; what failed before is tried again.
+Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) {
+  bool missing = false;
+  for (const SpanOf& s : spans) {
+    Region& r = *s.region;
+    BlockIndex b = s.first;
+    while (b <= s.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
+    if (b > s.last) continue;
+    if (!r.reasons.empty()) {
+      for (BlockIndex i = b; i <= s.last; ++i) {
+        const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
+        // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
+        const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
+        if (r.table[i].state == State::failed && !lost && !only_copy) {
+          if ((r.table[i].flags & core::kShowsFile) == 0) {
+            if (Status revived = revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
+          } else if (own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
+            return error(EIO,
+                         "the file became shorter, and its own pages are shown: free the region and map it again, %s",
+                         where(r, i).c_str());
+          } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
+            return shown;
+          }
+        }
+        if (r.table[i].state != State::failed) r.reasons.erase(i);
+      }
+    }
+    const auto at =
+        std::find_if(queues_.wishes.begin(), queues_.wishes.end(), [](const Wish& w) { return w.owner == nullptr; });
+    if (!queues_.wishes.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, spans.data()})) return no_memory();
+    missing = true;
+  }
+  if (!missing) return {};
+  After after;
+  pump_devices(after, false);
+  Batch mine;
+  if (ask == nullptr && own_page_tables()) mine = take_ready(spans, d);  // an ask may be withdrawn any time
+  wake_for_ready();
+  lock.unlock();
+  core::step("acquire.started");
+  run(after);
+  if (!mine.empty()) begin_batch(mine, d);
+  lock.lock();
+  return {};
+}
+
+// Locked. All that is to be stored to is there, and the stream knows of all its copies.
+bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
+                             const std::vector<device::Ticket>& ordered, int d) const {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    const Region& r = *spans[i].region;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      if (!has_come(r, b, d)) return false;
+      const Resident& resident = residents_[r.table[b].aux];
+      if (resident.shown) return false;
+      const device::Ticket& copy = resident.ticket;  // of who came again the stream knows nothing yet
+      if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
+    }
+  }
+  return true;
+}
+
+Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
+  if (Status s = use_device(d); !s.ok()) return s;
+  if (ask == nullptr) {  // else it was, where "the default stream" meant the asker's
+    if (Status s = check_stream(d, stream); !s.ok()) return s;
+  }
+  // Before the lock, so that tickets end after it, and nothing has to grow under it.
+  std::vector<SpanOf> spans(ranges.size()), apart;
+  std::vector<device::Ticket> tickets;
+  size_t most = ranges.size();
+  for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
+  apart.reserve(ranges.size());
+  tickets.reserve(std::min(most, size_t{1} << 20));
+  Lock lock(mutex_);
+  if (Status s = check_device_ranges(ranges, spans); !s.ok()) return s;
+  if (Status s = check_asked(spans, ask); !s.ok()) return s;
+  join_spans(spans, &apart);
+  for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
+  const core::OnExit let_regions_go([&] {
+    queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
+    for (const SpanOf& span : spans) --span.region->in_flight;
+    notify();
+  });
+  if (Status s = wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
+  // However this ends but well, also for want of memory: nothing is leased.
+  size_t done = 0;
+  core::OnExit undo([&] {
+    if (!lock.owns_lock()) lock.lock();
+    // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
+    queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
+    for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
+    gpu_work_.notify_all();
+  });
+  for (; done < spans.size(); ++done) {
+    if (Status s = lease(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+  }
+  hold_leased(lock, spans, d);
+  if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
+  size_t ordered = 0;
+  do {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      if (Status s = bring_to_device(lock, spans[i], ranges[i].access, d, spans.data(), &tickets, ask); !s.ok())
+        return s;
+    }
+    lock.unlock();
+    core::step("acquire.ordering");
+    Status s;
+    for (; ordered < tickets.size() && s.ok(); ++ordered) {
+      if (!core::broken("stream_order")) s = devices_->order_after(tickets[ordered], stream, d);
+    }
+    lock.lock();
+    if (!s.ok()) return s;
+  } while (!stores_may_begin(spans, ranges, tickets, d));
+  // What is to be stored to counts as changed from here on and not sooner: until this returns no kernel stores, and
+  // were the device lost the bytes that came would be good. Marked under one hold of the lock with finding all of it
+  // there.
+  for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) will_change(*spans[i].region, b);
+  }
+  undo.dismiss();
+  return {};
+}
+
+// It is on device d, or its copy there has been issued.
+bool Pager::has_come(const Region& r, BlockIndex b, int d) const {
+  const Block& block = r.table[b];
+  return core::on_a_device(block.state) && block.device == d &&
+         (block.state == State::on_device || (block.state == State::entering && residents_[block.aux].issued));
+}
+
+// Locked; it has come. A copy that is under way is noted.
+void Pager::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (resident.hinted) {
+    resident.hinted = false;
+    block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
+    core::add(counters_.prefetch_hits);
+  }
+  if (block.state == State::entering) {
+    if (resident.ticket != nullptr && (tickets->empty() || tickets->back() != resident.ticket))
+      tickets->push_back(resident.ticket);
+  } else if (resident.admitted) {
+    policy(block.aux).touched(block.aux);
+  }
+}
+
+// Locked. Why a block does not come to device d: nothing went on for the whole time-out.
+Status Pager::cannot_come(const Region& r, int d) {
+  const Gpu& g = gpus_[static_cast<size_t>(d)];
+  if (!write_back_.error().ok()) return write_back_.take_error();
+  if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
+  return error(ENOMEM,
+               "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
+               core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
+               staging_.of(r).frames.free(), staging_.of(r).frames.total(), config_.fault_timeout_ms);
+}
+
+// Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
+Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
+                              std::vector<device::Ticket>* tickets, const Ask* ask) {
+  Region& r = *span.region;
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  uint64_t mark = Progress::kNone, failures = g.failures;
+  std::chrono::milliseconds paused{0};
+  BlockIndex tried = UINT64_MAX;
+  for (BlockIndex b = span.first; b <= span.last;) {
+    if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (Status s = Ask::check(ask); !s.ok()) return s;
+    Block& block = r.table[b];
+    if (block.state == State::on_device && residents_[block.aux].shown && !residents_[block.aux].stale &&
+        (block.device != d || (access & VMEM_WRITE) != 0)) {
+      if (!hide(lock, r, b)) lock.sleep_for(changed_, kPause);
+      continue;
+    }
+    if (has_come(r, b, d)) {
+      note_come(r, b, tickets);
+      mark = Progress::kNone;
+      paused = {};
+      ++b;
+      continue;
+    }
+    if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
+      if (tried == b || block.state == State::failed) {
+        if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+        return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
+      }
+      r.reasons.erase(why);  // an older try that was still under way
+      tried = b;
+    } else if (block.state == State::failed) {
+      if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+      return r.reason(b);
+    }
+    if (block.state == State::untouched && !tables_.may_grow(r, b)) return no_table(r, b);
+    if (mark == Progress::kNone) mark = look(now_ns());
+    if (hopeless(mark)) return cannot_come(r, d);
+    const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
+      return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
+    });
+    if (!wished && block.state != State::entering && !(block.state == State::leaving && block.device == d)) {
+      if (g.failures != failures) {
+        // A move in failed: not again at once, and not for ever, whatever else goes on.
+        failures = g.failures;
+        paused += kPause;
+        if (paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
+          return Status(-g.failure.code(), g.failure.text());
+        const auto until = std::chrono::steady_clock::now() + kPause;
+        for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())
+          lock.sleep_for(changed_, until - now);
+        lock.unlock();
+        Status health = devices_->health(d);
+        lock.lock();
+        if (!health.ok()) return health;
+        continue;
+      }
+      // It went another way meanwhile: somebody had it.
+      if (!queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
+      After after;
+      pump_devices(after);
+      run(lock, after);
+      continue;
+    }
+    if (lock.sleep_for(changed_, std::chrono::milliseconds(20)) == std::cv_status::timeout) {
+      After after;
+      pump_devices(after);
+      lock.unlock();
+      run(after);
+      Status health = devices_->health(d);
+      lock.lock();
+      if (!health.ok()) return health;
+    }
+  }
+  return {};
+}
+
+}  // namespace vmem::pager
