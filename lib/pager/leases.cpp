@@ -158,7 +158,11 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   });
   for (; done < spans.size(); ++done) {
     Status s = lease(spans[done], ranges[done].access, location, stream);
-    while (s.code() == -ENOMEM && frees_staging(lock)) s = lease(spans[done], ranges[done].access, location, stream);
+    while (s.code() == -ENOMEM && frees_staging(lock)) {
+      // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
+      if (s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) break;
+      s = lease(spans[done], ranges[done].access, location, stream);
+    }
     if (!s.ok()) return s;
   }
   for (const SpanOf& s : spans) {

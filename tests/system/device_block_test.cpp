@@ -403,6 +403,28 @@ TEST_F(UnusedFrames, RefuseNoLeaseOnTheHost) {
   EXPECT_EQ(vmem_release(r.data(), r.size(), nullptr), 0) << said();
 }
 
+TEST_F(UnusedFrames, LetALeaseOnTheHostWaitForKernelsThatCameMeanwhile) {
+  if (IsSkipped()) return;
+  const vmem::region host(128 * kMiB, VMEM_HOST_ONLY), small = with_blocks(2 * kMiB, 2 * kMiB);
+  const vmem_range ranges[] = {{host.data(), host.size(), VMEM_READ, 0}, {small.data(), small.size(), VMEM_READ, 0}};
+  std::atomic<int> result{1};
+  std::atomic<bool> stored{false};
+  stop_at("staging.ending");
+  aside([&] { result = vmem_acquire_ranges(ranges, 2, VMEM_HOST, nullptr); });
+  ASSERT_TRUE(stopped());
+  auto* const word = static_cast<uint64_t*>(small.data());
+  ASSERT_EQ(vmem_acquire(word, small.size(), VMEM_READ | VMEM_WRITE, 0, stream_), 0) << said();
+  launch_store(stream_, word, 7, &stored);
+  ASSERT_EQ(vmem_release(word, small.size(), stream_), 0) << said();
+  go_on();
+  vmem::test::eventually([&] { return result != 1; }, std::chrono::milliseconds(200));  // it must not return
+  stored = true;
+  join();
+  ASSERT_EQ(result, 0);
+  EXPECT_EQ(*word, 7u);
+  EXPECT_EQ(vmem_release_ranges(ranges, 2, nullptr), 0) << said();
+}
+
 TEST_F(UnusedFrames, RefuseNoBudget) {
   if (IsSkipped()) return;
   EXPECT_EQ(vmem_set("host_budget", "96MiB"), 0) << said();
