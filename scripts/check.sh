@@ -64,7 +64,10 @@ check_interfaces() {
 
 # The public header alone, as C99 and as C++, with every warning; and without CUDA's headers, but for cuda.h.
 check_header() {
-  local toolkit=${CUDA_HOME:-/usr/local/cuda}/include language header cuda
+  local toolkit=${CUDA_HOME:-/usr/local/cuda}/include language header cuda extra
+  # What programs build with that ask for more than most; with their own -Werror a header may not stop them.
+  local strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wsign-conversion -Wcast-qual -Wundef -Wfloat-equal -Werror"
+  local strict_cxx="$strict -Wold-style-cast -Wzero-as-null-pointer-constant -Wnon-virtual-dtor -Woverloaded-virtual"
   { for language in "c -std=c99" "c -std=c17" "c++ -std=c++11" "c++ -std=c++20"; do
       for header in include/vmem/*.h; do
         # The ioctl header may use what the kernel's headers give, which is not strict C99.
@@ -73,15 +76,17 @@ check_header() {
           [ -e "$toolkit/cuda_runtime_api.h" ] || continue
           cuda="-isystem $toolkit -DVMEM_CUDA_CALLS"
         fi
-        # shellcheck disable=SC2086  # language and cuda hold several words
-        echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x $language -Iinclude $cuda -Wall -Wextra -pedantic -Werror -fsyntax-only - 2>&1
+        extra=$strict
+        case $language in c++*) extra=$strict_cxx ;; esac
+        # shellcheck disable=SC2086  # language, cuda and extra hold several words
+        echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x $language -Iinclude $cuda $extra -fsyntax-only - 2>&1
       done
     done
     for header in include/vmem/*.hpp; do
-      [ -f "$header" ] && echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++20 -Iinclude -Wall -Wextra -Wshadow -Werror -fsyntax-only - 2>&1
+      [ -f "$header" ] && echo "#include \"vmem/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++20 -Iinclude $strict_cxx -fsyntax-only - 2>&1
     done
     for header in include/vmem/detail/*.h; do
-      echo "#include \"vmem/detail/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++17 -Iinclude -Wall -Wextra -Wshadow -Werror -fsyntax-only - 2>&1
+      echo "#include \"vmem/detail/${header##*/}\"" | ${CXX:-g++} -x c++ -std=c++17 -Iinclude $strict_cxx -fsyntax-only - 2>&1
     done
     ! grep -rnE --exclude=cuda.h 'include *<cuda' include/vmem
   } | report header

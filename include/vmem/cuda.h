@@ -69,7 +69,7 @@ static inline int vmem_cuda_advice(enum cudaMemoryAdvise advice)
 
 /* CUDA's calls do without a stream in C++. */
 #ifdef __cplusplus
-#define VMEM_CUDA_NO_STREAM = 0
+#define VMEM_CUDA_NO_STREAM = NULL
 #else
 #define VMEM_CUDA_NO_STREAM
 #endif
@@ -98,7 +98,7 @@ static inline cudaError_t vmem_cudaMemPrefetchAsync(const void *ptr, size_t size
 		return cudaMemPrefetchAsync(ptr, size, location, flags, stream);
 	if (flags != 0)
 		return cudaErrorInvalidValue;
-	return vmem_cuda_error(vmem_prefetch(ptr, size, vmem_cuda_location(location), (void *)stream));
+	return vmem_cuda_error(vmem_prefetch(ptr, size, vmem_cuda_location(location), stream));
 }
 
 static inline cudaError_t vmem_cudaMemAdvise(const void *ptr, size_t size, enum cudaMemoryAdvise advice,
@@ -122,7 +122,7 @@ static inline cudaError_t vmem_cudaMemPrefetchAsync(const void *ptr, size_t size
 {
 	if (!vmem_cuda_is_region(ptr))
 		return cudaMemPrefetchAsync(ptr, size, device, stream);
-	return vmem_cuda_error(vmem_prefetch(ptr, size, vmem_cuda_location(device), (void *)stream));
+	return vmem_cuda_error(vmem_prefetch(ptr, size, vmem_cuda_location(device), stream));
 }
 
 static inline cudaError_t vmem_cudaMemAdvise(const void *ptr, size_t size, enum cudaMemoryAdvise advice, int device)

@@ -66,7 +66,7 @@ class granule_map {
         const auto first = static_cast<index>(begin);
         if (first > g) insert(g, first - g);
         if (first + length < end) insert(first + length, end - first - length);
-        granules_[first].length = length;
+        granules_[first].length = length & longest;
         granules_[first].tag = used;
         free_ -= length;
         ++used_runs_;
@@ -161,8 +161,10 @@ class granule_map {
 
  private:
   enum tag_of : unsigned { inside, used, free, free_end };
+  static constexpr unsigned length_bits = 30;
+  static constexpr index longest = (index{1} << length_bits) - 1;
   struct granule {
-    index length : 30 = 0;
+    index length : length_bits = 0;
     index tag : 2 = inside;
     index next = none, previous = none;  // in the list of its class, where tag is free
   };
@@ -186,8 +188,8 @@ class granule_map {
   void insert(index begin, index length) {
     const unsigned c = class_of(length);
     granules_[begin + length - 1].tag = free_end;
-    granules_[begin + length - 1].length = length;
-    granules_[begin].length = length;
+    granules_[begin + length - 1].length = length & longest;
+    granules_[begin].length = length & longest;
     granules_[begin].tag = free;
     granules_[begin].previous = none;
     granules_[begin].next = heads_[c];
