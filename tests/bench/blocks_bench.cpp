@@ -3,7 +3,6 @@
 // machine with other work; the time that passes is not: compare it within a row, and look at the load, which is
 // printed. What it does not measure: a device tier, the page cache (files are read with O_DIRECT where that can be),
 // other machines' disks.
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -40,13 +39,6 @@ struct Size {
 };
 constexpr Size kSizes[] = {{"2 MiB", 2 << 20}, {"64 KiB", 64 << 10}, {"auto", VMEM_BLOCK_AUTO}};
 
-double cpu_seconds() {
-  rusage u;
-  getrusage(RUSAGE_SELF, &u);
-  return static_cast<double>(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-         static_cast<double>(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
-}
-
 // Of an operation.
 struct Sample {
   double cpu_us = 0, us = 0, read = 0, written = 0;
@@ -55,11 +47,12 @@ struct Sample {
 template <typename F>
 Sample measured(uint64_t operations, F&& work) {
   const auto before = vmem::stats();
-  const double start = rawdisk::now(), cpu = cpu_seconds();
+  const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
   work();
   const double n = static_cast<double>(operations), us = (rawdisk::now() - start) * 1e6;
   const auto after = vmem::stats();
-  return {(cpu_seconds() - cpu) * 1e6 / n, us / n, static_cast<double>(after.read_bytes - before.read_bytes) / n,
+  return {(rawdisk::cpu_seconds() - cpu) * 1e6 / n, us / n,
+          static_cast<double>(after.read_bytes - before.read_bytes) / n,
           static_cast<double>(after.write_bytes - before.write_bytes) / n};
 }
 

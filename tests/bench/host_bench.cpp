@@ -1,7 +1,6 @@
 // Host and SSD tiers beside the limit (raw io_uring with huge-page buffers) and beside mmap with the best advice under
 // an equal memory limit, in one run, as ratios. What it does not measure: other machines' disks, memory pressure from
 // other processes, and anything after the first few GiB.
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -31,13 +30,6 @@ struct Settings {
   uint64_t operations = 40000;
 };
 
-double cpu_seconds() {
-  rusage u;
-  getrusage(RUSAGE_SELF, &u);
-  return static_cast<double>(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-         static_cast<double>(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
-}
-
 struct Sample {
   double value = 0;          // GB/s, operations/s or us
   double cores_per_gbs = 0;  // 0: not taken
@@ -57,19 +49,19 @@ volatile uint64_t sink;
 // ---- what is measured; each takes plain memory, whoever is behind it
 
 Sample sequential_read(const void* p, uint64_t bytes) {
-  const double start = rawdisk::now(), cpu = cpu_seconds();
+  const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
   sink = sum_words(p, bytes);
   const double seconds = rawdisk::now() - start, gbs = static_cast<double>(bytes) / 1e9 / seconds;
-  return {gbs, (cpu_seconds() - cpu) / seconds / gbs, 0, ""};
+  return {gbs, (rawdisk::cpu_seconds() - cpu) / seconds / gbs, 0, ""};
 }
 
 Sample read_modify_write(void* p, uint64_t bytes, const std::function<void()>& sync) {
-  const double start = rawdisk::now(), cpu = cpu_seconds();
+  const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
   auto* w = static_cast<uint64_t*>(p);
   for (size_t i = 0; i < bytes / 8; ++i) w[i] += i;
   sync();
   const double seconds = rawdisk::now() - start, gbs = static_cast<double>(bytes) / 1e9 / seconds;
-  return {gbs, (cpu_seconds() - cpu) / seconds / gbs, 0, ""};
+  return {gbs, (rawdisk::cpu_seconds() - cpu) / seconds / gbs, 0, ""};
 }
 
 Sample random_reads(const void* p, uint64_t bytes, unsigned threads, uint64_t operations) {
@@ -122,11 +114,11 @@ extsort::Memory sort_of(const void* input, void* runs, void* output, uint64_t by
 }
 
 Sample timed_sort(const extsort::Memory& m, uint64_t bytes, const std::function<void()>& sync) {
-  const double start = rawdisk::now(), cpu = cpu_seconds();
+  const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
   extsort::sort(m);
   sync();
   const double seconds = rawdisk::now() - start, gbs = static_cast<double>(bytes) / 1e9 / seconds;
-  Sample s{gbs, (cpu_seconds() - cpu) / seconds / gbs, 0, ""};
+  Sample s{gbs, (rawdisk::cpu_seconds() - cpu) / seconds / gbs, 0, ""};
   if (!extsort::right(m.input, m.output, m.count)) s.error = "sorted wrong";
   return s;
 }
@@ -382,10 +374,10 @@ class Bench {
     rawdisk::Plan p;
     p.span = p.total = s_.bytes;
     p.write_back = mixed;
-    const double cpu = cpu_seconds();
+    const double cpu = rawdisk::cpu_seconds();
     const auto r = rawdisk::run(file_, p);
     Sample s = from(r, r.read_gbs);
-    s.cores_per_gbs = (cpu_seconds() - cpu) / r.seconds / r.read_gbs;
+    s.cores_per_gbs = (rawdisk::cpu_seconds() - cpu) / r.seconds / r.read_gbs;
     return s;
   }
   // What a sort moves: all of it read and written, twice.
