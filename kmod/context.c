@@ -71,16 +71,11 @@ static kuid_t vmem_payer(void)
 	return uid;
 }
 
-/* The user's account, or NULL: the caller's, made at first use (NULL then: no memory). */
-struct vmem_user *vmem_user_get(struct vmem_user *user)
+/* The caller's account, made at first use, or NULL: no memory. */
+static struct vmem_user *vmem_user_get(void)
 {
-	struct vmem_user *fresh;
+	struct vmem_user *user, *fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT);
 
-	if (user) {
-		refcount_inc(&user->ref);
-		return user;
-	}
-	fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT);
 	if (!fresh)
 		return NULL;
 	fresh->uid = vmem_payer();
@@ -284,7 +279,7 @@ static int vmem_open(struct inode *inode, struct file *file)
 	ctx = kzalloc(sizeof(*ctx), GFP_KERNEL_ACCOUNT);
 	if (!ctx)
 		return -ENOMEM;
-	ctx->user = vmem_user_get(NULL);
+	ctx->user = vmem_user_get();
 	ctx->unlimited = ns_capable_noaudit(&init_user_ns, CAP_SYS_RESOURCE);
 	ctx->inode = alloc_anon_inode(vmem_mnt->mnt_sb);
 	err = ctx->user ? PTR_ERR_OR_ZERO(ctx->inode) : -ENOMEM;

@@ -160,32 +160,28 @@ static DEFINE_SPINLOCK(vmem_left_lock);
 static unsigned long vmem_left_pause;	/* vmem_left_lock */
 static DECLARE_DELAYED_WORK(vmem_left_later, vmem_left_work);
 
-/* Gives one piece back. False: somebody refers to it (then it stays, unless @anyway). */
-static bool vmem_piece_free(struct page *page, unsigned int order, bool anyway)
+/* Frees the pieces that nobody refers to, or @anyway; true: those were all. */
+static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
 {
-	s64 bytes = (s64)PAGE_SIZE << order;
-	bool broken = vmem_piece_broken(page, order);
+	s64 bytes = (s64)PAGE_SIZE << frame->order;
+	unsigned int i, left = 0;
 
-	if (!broken && !anyway && page_ref_count(page) > 1)
-		return false;
-	atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
-	if (broken) {
-		vmem_add(vmem_broken_bytes, bytes);
-	} else {
+	for (i = 0; i < frame->pieces; i++) {
+		struct page *page = frame->piece[i];
+		bool broken = vmem_piece_broken(page, frame->order);
+
+		if (!broken && !anyway && page_ref_count(page) > 1) {
+			frame->piece[left++] = page;
+			continue;
+		}
+		atomic64_sub(bytes, &vmem_node_files[page_to_nid(page)].value);
+		if (broken) {
+			vmem_add(vmem_broken_bytes, bytes);
+			continue;
+		}
 		ClearPageDirty(page);
 		put_page(page);
 	}
-	return true;
-}
-
-/* Frees the pieces that nobody refers to; true: those were all. */
-static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
-{
-	unsigned int i, left = 0;
-
-	for (i = 0; i < frame->pieces; i++)
-		if (!vmem_piece_free(frame->piece[i], frame->order, anyway))
-			frame->piece[left++] = frame->piece[i];
 	frame->pieces = left;
 	return !left;
 }
@@ -243,7 +239,8 @@ void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 	list_lru_del_obj(&vmem_frames, &frame->link);	/* nobody looks at it from here on */
 	if (!vmem_pieces_free(frame, false)) {
 		left = (s64)frame->pieces * (PAGE_SIZE << frame->order);
-		frame->user = vmem_user_get(pool->ctx->user);
+		frame->user = pool->ctx->user;
+		refcount_inc(&frame->user->ref);
 		vmem_add(vmem_left_bytes, left);
 		vmem_add(vmem_frame_bytes, left);
 		atomic64_add(left, &frame->user->frame_bytes);

@@ -15,12 +15,6 @@ struct vmem_task {
 	struct vmem_block *block;	/* in use while steps 2 and 3 are due, else NULL */
 };
 
-static u32 vmem_block_state(const struct vmem_block *block)
-{
-	return block->flags | (block->frame ? VMEM_STATE_PRESENT : 0) |
-	       (block->state == VMEM_FAILED ? VMEM_STATE_FAILED : 0);
-}
-
 /* Puts @frame into the block, or (NULL) gives the block's back to its pool. ctx->lock. */
 static void vmem_put_frame(struct vmem_block *block, struct vmem_frame *frame, u32 flags)
 {
@@ -140,7 +134,8 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 	if (op->op == VMEM_OP_INSTALL)
 		pool = vmem_units_find(ctx, op->frame, VMEM_KIND_POOL, 1, &slot);
 	vmem_lock(ctx);
-	op->state = vmem_block_state(block);
+	op->state = block->flags | (block->frame ? VMEM_STATE_PRESENT : 0) |
+		    (block->state == VMEM_FAILED ? VMEM_STATE_FAILED : 0);
 	if (IS_ERR(pool))
 		err = PTR_ERR(pool);
 	else if (pool && pool->dead)

@@ -207,7 +207,6 @@ struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u
 				   unsigned long *index);
 void vmem_range_put(struct vmem_range *range);
 bool vmem_record(struct vmem_ctx *ctx, int n);
-struct vmem_user *vmem_user_get(struct vmem_user *user);
 void vmem_user_put(struct vmem_user *user);
 
 static inline u64 vmem_unit_bytes(const struct vmem_range *range)
@@ -237,8 +236,7 @@ int vmem_unpin(struct vmem_ctx *ctx, void *argument);
 void vmem_unpin_all(struct vmem_ctx *ctx);
 
 /* trap.c, ops.c */
-extern const struct vm_operations_struct vmem_vm_ops;
-extern const struct vm_operations_struct vmem_watched_vm_ops;
+extern const struct vm_operations_struct vmem_vm_ops, vmem_watched_vm_ops;
 struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create);
 void vmem_block_put(struct vmem_block *block);
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block);
