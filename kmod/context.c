@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * context.c - loading; an open file, its ranges of offsets, its mappings, its calls
- * All opens of one device node share its address_space, and zapping an offset there would zap it
- * in all. So each context has an inode of its own, of a pseudo file system nobody can mount.
+ * Each context has an inode and address_space of its own: zapping an offset zaps it in no other.
  */
 
 #include <linux/miscdevice.h>
@@ -53,10 +52,7 @@ bool vmem_record(struct vmem_ctx *ctx, int n)
 	return true;
 }
 
-/*
- * Who pays for the caller. Inside of user namespaces that is who made the outermost one, or, of one
- * that root made, its uid 0: otherwise subordinate uids would have a limit each.
- */
+/* Who pays for the caller: docs/kernel-module.md, "Users and their namespaces". */
 static kuid_t vmem_payer(void)
 {
 	struct user_namespace *ns;
@@ -145,10 +141,7 @@ struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind)
 	return range;
 }
 
-/*
- * The range of @kind that has @count units from @offset on, referenced, and the number of the
- * first, or an error. @offset is the start of a unit.
- */
+/* The same with @count whole units from @offset on, and the number of the first; or an error. */
 struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
 				   unsigned long *index)
 {
@@ -329,9 +322,8 @@ static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 }
 
 /*
- * Each close(2), the one at exit included. Mappings hold the file, so ->release would come too late
- * for whoever waits in one of them, in another process or for the GPU: when the process that opened
- * closes, nobody will answer any more.
+ * Each close(2), also at exit. When the process that opened closes, nobody will answer any more;
+ * mappings hold the file, so ->release would come too late for who waits in one of them.
  */
 static int vmem_flush(struct file *file, fl_owner_t id)
 {

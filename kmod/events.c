@@ -142,11 +142,9 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 }
 
 /*
- * When memory is short the shrinker frees nothing itself, as only the runtime knows which frame can
- * go: it asks contexts, by an event, and reports who does not answer. Frames are listed by who pays
- * (memory cgroup) and node, so those are asked who hold what is short: the machine's memory, a
- * node's, or that below a cgroup's limit. Amid other people's allocations it waits for no context's
- * lock. Only who is about to fail for its own cgroup's limit gives contexts there time to answer.
+ * The shrinker: docs/kernel-module.md, "Memory is short". It asks contexts, by an event. Amid other
+ * people's allocations it waits for no context's lock. Only who is about to fail for its own
+ * cgroup's limit gives contexts there time to answer.
  */
 struct list_lru vmem_frames;
 DECLARE_WAIT_QUEUE_HEAD(vmem_given);

@@ -6,9 +6,7 @@
  */
 
 #include <linux/delay.h>
-#include <linux/sched/mm.h>
 #include <linux/sched/user.h>
-#include <linux/workqueue.h>
 
 #include "vmem.h"
 
@@ -46,10 +44,7 @@ unsigned int vmem_frame_pins(struct vmem_frame *frame)
 	return pins;
 }
 
-/*
- * Whether an error was found in the memory of a piece. It looks at each page: the mark that core
- * code keeps of a folio as a whole is not set on each kernel for pages that it cannot deal with.
- */
+/* Whether an error was found in a piece, in any page: not each kernel marks the folio for each. */
 static bool vmem_piece_broken(struct page *page, unsigned int order)
 {
 	unsigned long i;
@@ -146,9 +141,8 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 }
 
 /*
- * Frames that nobody owns any more, but somebody refers to: pages in a pipe or in a socket's queue,
- * a transfer or a long pin under way when the context ended. They stay charged, to user and
- * machine, until the last reference goes. Core code tells nobody: they are looked at now and then.
+ * Frames that nobody owns any more, but somebody refers to: a pipe, a socket's queue, a transfer.
+ * They stay charged until the last reference goes, of which nobody is told: we look now and then.
  */
 #define VMEM_LEFT_SOON	(HZ / 20)
 #define VMEM_LEFT_LATE	(10 * HZ)

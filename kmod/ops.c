@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * ops.c - batches of operations on blocks, and the end of a region
- * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT and WATCH
- * unmap, which sleeps: (1) the new state, and busy, which turns every other operation on the block
- * away; (2) barrier (vmem_frame_barrier()) and unmapping: no entry of the old state is left, the
- * GPU's included; (3) if somebody still pins the frame the old state comes back. A batch does each
- * step for all of its operations. docs/kernel-module.md: "How a block leaves".
+ * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT and WATCH have
+ * steps, see docs/kernel-module.md, "How a block leaves": (1) the new state, and busy, which turns
+ * other operations on the block away; (2) barrier and unmapping; (3) if somebody still pins the
+ * frame the old state comes back. A batch does each step for all of its operations.
  */
 
 #include "vmem.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * trap.c - faults: serve, or report and wait
- * Who waits, and until when: docs/kernel-module.md, "Why each wait ends". The deadline is the
- * report's: however often a caller comes back, it gets SIGBUS then.
+ * Who waits, and until when: docs/kernel-module.md, "Why each wait ends".
  */
 
 #include <linux/file.h>
@@ -123,10 +122,8 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 }
 
 /*
- * Whether a wait of this fault harms nobody. Of user code: it ends by itself. Of a device: it is
- * short. Of the kernel, for a system call or another's memory (ptrace, a pin, KVM's workers): if
- * that was granted, as userfaultfd has it, and not when the task is to freeze with its cgroup, came
- * back once and still is without its block: it cannot freeze there, nor can who would answer.
+ * Whether a wait of this fault harms nobody. Of the kernel, for a system call or another's memory:
+ * if that was granted, and not when the task is to freeze and came back once: it cannot in there.
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
@@ -334,9 +331,8 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 }
 
 /*
- * The first store through an entry. A store that must wait loses its entry, so that it comes again
- * as a fault: that may wait without mmap_lock, and without the reference to the page that core code
- * holds here.
+ * The first store through an entry. A store that must wait loses its entry and comes again as a
+ * fault: that may wait without mmap_lock, and without core code's reference to the page.
  */
 static vm_fault_t vmem_mkwrite(struct vm_fault *vmf)
 {

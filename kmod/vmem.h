@@ -1,34 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * vmem.h - what the files of vmem.ko share
- * Who may see an object, and until when. Each is complete before it can be found; what is decided
- * about it is decided under one lock, where the decision is also looked at. So of two calls that
- * race, the later one sees what the earlier one did.
- *
- * context: found through its file and vmem_ctx_list. Each mapping, parked thread, poll and
- *   system call holds the file; the list is walked under its lock, under which ->release takes the
- *   context out before it frees anything.
- * range: found in ctx->ranges under RCU, by kref_get_unless_zero(); freed after a grace period,
- *   when its context, mappings, parked threads and calls let go. DESTROY sets @dead under
- *   ctx->lock, once; who changes anything in a range looks at @dead under ctx->lock: it comes
- *   first, and DESTROY finds what it did, or it comes second and is refused.
- * frame: found in pool->units, and in vmem_frames under its lock, under which it is taken out
- *   before it is freed. POPULATE puts it there as MOVING, when nobody may use it, map it
- *   or release it, and frees it to use only under ctx->lock, if the pool is not dead; a pool with
- *   anything in it does not die. So a frame in use has a pool that lives. RELEASE turns a FREE one
- *   to MOVING, and erases it, under ctx->lock, and then frees it. Whoever follows a pointer to a
- *   frame holds ctx->lock, or made it MOVING, or made the block it stands in busy, or found, under
- *   ctx->lock, that block not busy in a region that it marked dead itself: nobody else changes
- *   those.
- * page: of a frame: a fault references it under ctx->lock, locks it, and looks again under both
- *   before it is mapped; see vmem_frame_barrier().
- * block: found in region->units, ABSENT at first, which is no promise to anybody. Followed under
- *   ctx->lock, or by those counted in @users under it. The last of them erases one that says
- *   nothing (absent, nobody waits) under the same lock; else it lives until the region goes.
- * event: is a block in ctx->events. It gets there under ctx->lock while its region is not dead,
- *   and DESTROY and ->release empty every block after that, so a region that is freed has none.
- *   read(2) references the region before it lets go of ctx->lock.
- * pin: found in ctx->pins once PIN is done with it; xa_erase() gives it to one UNPIN alone.
+ * Who may see an object, and until when, one by one: docs/kernel-module.md. Each is complete before
+ * it can be found; what is decided about it is decided under one lock, where the decision is also
+ * looked at. So of two calls that race, the later one sees what the earlier one did.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
@@ -40,9 +15,11 @@
 #include <linux/mutex.h>
 #include <linux/pagemap.h>
 #include <linux/pid.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
+#include <linux/workqueue.h>
 #include <linux/xarray.h>
 
 #include "../include/vmem/vmem_uapi.h"
@@ -86,10 +63,7 @@ struct vmem_user {
 
 /*
  * struct vmem_ctx - one open file
- *
- * Lock order, outermost first: mmap_lock (of who faults), page lock of a frame's pieces (trap.c),
- * i_mmap_rwsem, mmu notifiers and page table locks (in unmap_mapping_range()), vmem_frames' locks,
- * ctx->lock, wait queues. vmem_ctx_list_lock is outside ctx->lock. Under none of them is mmap_lock
+ * Lock order: docs/kernel-module.md, "Who holds what". Under none of those locks is mmap_lock
  * taken, so no copy to or from user memory, nor memory allocated that may sleep.
  */
 struct vmem_ctx {
