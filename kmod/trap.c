@@ -292,16 +292,14 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 		vmem_add(vmem_fault_remote(vmf) ? vmem_faults_remote :
 			 vmf->flags & FAULT_FLAG_WRITE ? vmem_faults_write : vmem_faults_read, 1);
 	vmem_lock(ctx);
-	page = vmem_standing(vmf, range, 0);
-	if (!page && range->kind == VMEM_KIND_REGION) {
+	while (!(page = vmem_standing(vmf, range, 0)) && range->kind == VMEM_KIND_REGION) {
+		if (block)
+			return vmem_wait(vmf, block);
 		vmem_unlock(ctx);
 		block = vmem_block_get(range, index, true);
 		if (IS_ERR(block))
 			return PTR_ERR(block) == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 		vmem_lock(ctx);
-		page = vmem_standing(vmf, range, 0);
-		if (!page)
-			return vmem_wait(vmf, block);
 	}
 	/* User code comes again; the kernel would ask again and again with mmap_lock held. */
 	moving = !page && vmf->flags & FAULT_FLAG_USER && xa_load(&range->units, index);
