@@ -496,6 +496,8 @@ static struct miscdevice vmem_misc = {
 static void vmem_cleanup(void)
 {
 	vmem_frames_end();
+	if (vmem_line_wq)
+		destroy_workqueue(vmem_line_wq);
 	if (vmem_shrinker) {
 		shrinker_free(vmem_shrinker);
 		list_lru_destroy(&vmem_frames);
@@ -522,8 +524,9 @@ static int __init vmem_init(void)
 	vmem_mnt = kern_mount(&vmem_fs);
 	vmem_shrinker = vmem_shrinker_start(&vmem_shrinker_model, &vmem_frames);
 	vmem_frame_cache = KMEM_CACHE(vmem_frame, SLAB_ACCOUNT);
+	vmem_line_wq = alloc_workqueue("vmem", WQ_UNBOUND | WQ_HIGHPRI, WQ_MAX_ACTIVE);
 	err = PTR_ERR_OR_ZERO(vmem_mnt) ?:
-	      (vmem_shrinker && vmem_frame_cache ? vmem_sysfs_init() : -ENOMEM);
+	      (vmem_shrinker && vmem_frame_cache && vmem_line_wq ? vmem_sysfs_init() : -ENOMEM);
 	if (!err)
 		err = misc_register(&vmem_misc);
 	if (err)

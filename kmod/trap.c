@@ -121,6 +121,64 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 			    PAGE_SIZE, 1);
 }
 
+/* A reader in line for the mmap_lock of a process, behind who wants it to write. */
+struct vmem_line {
+	struct list_head link;		/* vmem_lines */
+	struct work_struct work;
+	struct mm_struct *mm;
+	unsigned int looks;		/* of faults that held the lock meanwhile */
+	unsigned long since;		/* jiffies: the first of them */
+};
+
+static LIST_HEAD(vmem_lines);
+static DEFINE_SPINLOCK(vmem_lines_lock);	/* innermost */
+struct workqueue_struct *vmem_line_wq;
+
+static void vmem_line_work(struct work_struct *work)
+{
+	struct vmem_line *line = container_of(work, struct vmem_line, work);
+
+	mmap_read_lock(line->mm);
+	mmap_read_unlock(line->mm);
+	spin_lock(&vmem_lines_lock);
+	list_del(&line->link);
+	spin_unlock(&vmem_lines_lock);
+	mmdrop(line->mm);
+	kfree(line);
+}
+
+/*
+ * Whether faults have kept @mm's lock from a writer for too long. Who lets go of it between faults,
+ * as a device does, cannot be told apart by looks. But readers queue behind a writer that waits: so
+ * one of ours stands there, and until it has had the lock, who holds it has held it all along.
+ */
+static bool vmem_holds_up(struct mm_struct *mm)
+{
+	struct vmem_line *line;
+	bool late = false;
+
+	spin_lock(&vmem_lines_lock);
+	list_for_each_entry(line, &vmem_lines, link)
+		if (line->mm == mm)
+			break;
+	if (!list_entry_is_head(line, &vmem_lines, link)) {
+		if (work_pending(&line->work) || !line->looks++)
+			line->since = jiffies;	/* it has not been there before */
+		late = line->looks > VMEM_HELD_LOOKS && time_after(jiffies, line->since + HZ);
+	} else if (mmap_lock_is_contended(mm)) {
+		line = kzalloc(sizeof(*line), GFP_NOWAIT | __GFP_NOWARN);
+		if (line) {	/* else the next look tries again */
+			mmgrab(mm);
+			line->mm = mm;
+			INIT_WORK(&line->work, vmem_line_work);
+			list_add(&line->link, &vmem_lines);
+			queue_work(vmem_line_wq, &line->work);
+		}
+	}
+	spin_unlock(&vmem_lines_lock);
+	return late;
+}
+
 /*
  * Whether a wait of this fault harms nobody. Of the kernel, for a system call or another's memory:
  * if that was granted, and not when the task is to freeze and came back once: it cannot in there.
@@ -252,7 +310,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		fput(file);
 		return VM_FAULT_RETRY;
 	}
-	if (!served && !vmem_fault_hmm(vmf)) {
+	if ((!served && !vmem_fault_hmm(vmf)) || vmem_holds_up(vmf->vma->vm_mm)) {
 		vmem_add(vmem_sigbus, 1);
 		return VM_FAULT_SIGBUS;
 	}

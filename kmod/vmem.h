@@ -41,6 +41,7 @@ static inline void vmem_point(void) { }
 #define VMEM_CTX_RECORDS	16	/* an open file weighs as much */
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
 #define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
+#define VMEM_HELD_LOOKS		50	/* so many, and a second, while somebody wants to write */
 #define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
 #define VMEM_FREEZE_LOOK	(HZ / 2)	/* so often a system call that waits looks */
 #define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
@@ -211,6 +212,7 @@ void vmem_unpin_all(struct vmem_ctx *ctx);
 
 /* trap.c, ops.c */
 extern const struct vm_operations_struct vmem_vm_ops, vmem_watched_vm_ops;
+extern struct workqueue_struct *vmem_line_wq;
 struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create);
 void vmem_block_put(struct vmem_block *block);
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block);

@@ -3,7 +3,8 @@
  * peek.c - for the tests alone: a kernel thread that reads a page of the caller's memory
  * As drivers do that must not let go of mmap_lock: get_user_pages_remote() without leave to retry.
  * Tells what came of it, and for how long the lock was held. With a notifier the process looks as
- * if it had a virtual machine or a GPU.
+ * if it had a virtual machine or a GPU. Or as a device's fault through HMM or an IOMMU does, which
+ * lets go of the lock after each try.
  */
 #include <linux/highmem.h>
 #include <linux/kthread.h>
@@ -29,6 +30,28 @@ struct peek_work {
 	struct completion done;
 };
 
+/* Until the page is there, or an error: one fault after another, each with the lock for itself. */
+static long peek_letting_go(struct mm_struct *mm, u64 address, struct page **page)
+{
+	for (;;) {
+		vm_fault_t fault = VM_FAULT_SIGBUS;
+		struct vm_area_struct *vma;
+		long got;
+
+		mmap_read_lock(mm);
+		got = get_user_pages_remote(mm, address, 1, FOLL_NOWAIT, page, PEEK_NO_VMAS NULL);
+		vma = find_vma(mm, address);
+		if (got != 1 && vma && vma->vm_start <= address)
+			fault = handle_mm_fault(vma, address, FAULT_FLAG_REMOTE, NULL);
+		mmap_read_unlock(mm);
+		if (got == 1)
+			return 1;
+		if (fault & VM_FAULT_ERROR)
+			return -EFAULT;
+		cond_resched();
+	}
+}
+
 static int peek_thread(void *argument)
 {
 	struct peek_work *work = argument;
@@ -37,6 +60,12 @@ static int peek_thread(void *argument)
 	ktime_t start;
 	long got;
 
+	start = ktime_get();
+	if (arg->how & PEEK_LETS_GO) {
+		got = peek_letting_go(work->mm, arg->address, &page);
+		arg->held_us = ktime_us_delta(ktime_get(), start);
+		goto done;
+	}
 	mmap_read_lock(work->mm);
 	start = ktime_get();
 	if (arg->how & PEEK_LONG_PIN)
@@ -46,6 +75,7 @@ static int peek_thread(void *argument)
 		got = get_user_pages_remote(work->mm, arg->address, 1, 0, &page, PEEK_NO_VMAS NULL);
 	arg->held_us = ktime_us_delta(ktime_get(), start);
 	mmap_read_unlock(work->mm);
+done:
 	arg->result = got == 1 ? 0 : got ? got : -EAGAIN;
 	if (got == 1) {
 		void *from = kmap_local_page(page);

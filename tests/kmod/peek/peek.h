@@ -8,12 +8,13 @@
 
 #define PEEK_LONG_PIN 1      /* pinned for long, as for VFIO; else a plain reference */
 #define PEEK_WITH_NOTIFIER 2 /* the process has an mmu notifier meanwhile */
+#define PEEK_LETS_GO 4       /* of mmap_lock after each fault, as a device's does, and tries again */
 
 struct peek {
   __u64 address; /* in: of a word */
   __u64 value;   /* out: the word */
-  __u64 held_us; /* out: mmap_lock was held for so long */
-  __u32 how;     /* in: PEEK_LONG_PIN, PEEK_WITH_NOTIFIER */
+  __u64 held_us; /* out: mmap_lock was held for so long, PEEK_LETS_GO: or asked for */
+  __u32 how;     /* in: PEEK_LONG_PIN, PEEK_WITH_NOTIFIER, PEEK_LETS_GO */
   __s32 result;  /* out: 0 or a negative errno */
 };
 
