@@ -2,8 +2,10 @@
 // memory that has failed. The time that a fault may wait is left at 30 s, so that a wait shows; what must end, ends
 // long before.
 #include <linux/futex.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -384,6 +386,44 @@ TEST_F(KmodHostile, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
   }
 }
 
+// RELEASE waits a little for a reference to go, and the frame is nobody's meanwhile. An error that the machine finds in
+// its memory just then must not let it go on to somebody else.
+TEST_F(KmodHostile, AMemoryErrorInAFrameThatIsBeingReleasedRetiresIt) {
+  const int offline = open("/sys/devices/system/memory/hard_offline_page", O_WRONLY | O_CLOEXEC);
+  const int pages = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  if (offline < 0 || pages < 0) GTEST_SKIP() << "a kernel without memory failure handling by address";
+  Context c;
+  Pair p(c, 1, kPage);
+  p.frame_word(0) = 1;
+  uint64_t entry = 0;
+  ASSERT_EQ(pread(pages, &entry, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(p.frames) / kPage * 8)), 8);
+  const std::string physical = std::to_string((entry & ((uint64_t{1} << 55) - 1)) * kPage);
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  iovec v{p.frames, 8};
+  ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
+  const uint64_t broken = knob("broken_bytes");
+  // Again and again, so that the error comes while it is at work; until then the pipe refuses it.
+  std::thread releaser([&] {
+    while (c.release(p.pool, 1) == -EBUSY) {
+    }
+  });
+  usleep(20 * 1000);
+  const ssize_t told = write(offline, physical.data(), physical.size());
+  const int err = errno;
+  close(ends[0]);
+  close(ends[1]);
+  releaser.join();
+  if (told < 0) printf("[   note   ] hard_offline_page: %s\n", strerror(err));
+  EXPECT_EQ(knob("broken_bytes"), broken + kPage);
+  ASSERT_EQ(c.populate(p.pool, 1), 0) << "the slot is as good as new";
+  EXPECT_EQ(p.frame_word(0), 0u);
+  ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
+  EXPECT_EQ(p.word(0), 0u);
+  close(offline);
+  close(pages);
+}
+
 // Runs `attempt` as nobody; its answer is 0, or the step that failed.
 int as_nobody(const std::function<int()>& attempt) {
   const pid_t child = fork();
@@ -427,6 +467,52 @@ TEST_F(KmodHostile, FramesStayChargedWhileAPipeRefersToThem) {
   close(ends[0]);
   close(ends[1]);
   EXPECT_TRUE(eventually([&] { return knob("frame_bytes") == before && knob("left_bytes") == 0; }));
+}
+
+// What is sent without a copy waits in the sender's queue, as long as the receiver has no room for it.
+TEST_F(KmodHostile, FramesStayChargedWhileASocketHasYetToSendThem) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (listener < 0 || bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0)
+    GTEST_SKIP() << "a kernel without TCP";
+  int small = 4096, large = 4 << 20, one = 1;
+  ASSERT_EQ(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof small), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  const int sender = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(setsockopt(sender, SOL_SOCKET, SO_SNDBUF, &large, sizeof large), 0);
+  ASSERT_EQ(setsockopt(sender, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one), 0);
+  ASSERT_EQ(connect(sender, reinterpret_cast<sockaddr*>(&address), length), 0);
+  const int receiver = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  ASSERT_GE(receiver, 0);
+  // More than the receiver takes goes ahead.
+  std::vector<char> filler(64 << 10, 'x');
+  ASSERT_EQ(send(sender, filler.data(), filler.size(), MSG_DONTWAIT), static_cast<ssize_t>(filler.size()));
+  const uint64_t before = knob("frame_bytes");
+  constexpr uint32_t kCount = 4;
+  {
+    Context c;
+    Pair p(c, kCount, kPage);
+    for (uint32_t i = 0; i < kCount; ++i) {
+      p.frame_word(i) = 100 + i;
+      ASSERT_EQ(send(sender, p.frames + i * kPage, kPage, MSG_ZEROCOPY | MSG_DONTWAIT), static_cast<ssize_t>(kPage));
+    }
+    EXPECT_EQ(c.release(p.pool, 1), -EBUSY);
+  }
+  EXPECT_EQ(knob("frame_bytes"), before + kCount * kPage) << "the context is gone, its memory is not";
+  EXPECT_EQ(knob("left_bytes"), kCount * kPage);
+  std::vector<char> all(filler.size() + kCount * kPage);
+  ASSERT_EQ(recv(receiver, all.data(), all.size(), MSG_WAITALL), static_cast<ssize_t>(all.size()));
+  for (uint32_t i = 0; i < kCount; ++i) {
+    uint64_t value = 0;
+    memcpy(&value, all.data() + filler.size() + i * kPage, sizeof value);
+    EXPECT_EQ(value, 100 + i);
+  }
+  EXPECT_TRUE(eventually([&] { return knob("frame_bytes") == before && knob("left_bytes") == 0; }));
+  for (const int fd : {listener, sender, receiver}) close(fd);
 }
 
 TEST_F(KmodHostile, AFrameOutOfADestroyedRegionIsNotInstalledWhileAPipeShowsIt) {
