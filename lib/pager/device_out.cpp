@@ -488,11 +488,9 @@ bool Pager::serve_departure(Lock& lock) {
     }
     ++r.in_flight;
     leave_batch(lock, batch.all());
-    if (on && !r.dying &&
-        queues_.evict_requests.size() < Queues::kMaxSpeculative &&  // what is in staging frames now goes on
-        queues_.evict_requests.push_back({*on, false})) {
+    // What is in staging frames now goes on.
+    if (on && !r.dying && !queues_.evict_requests.full() && queues_.evict_requests.add(*on, false))
       need_evict_.notify_one();
-    }
     --r.in_flight;
     notify();
     return true;

@@ -123,15 +123,13 @@ void Pager::evict_loop() {
 void Pager::go_on_to_ssd(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (!std::exchange(residents_[r.table[b].aux].leaves, false) || r.dying) return;
-  if ((state != State::resident && state != State::held) || queues_.evict_requests.size() >= Queues::kMaxSpeculative)
-    return;
-  if (queues_.evict_requests.push_back({{&r, b, b}, false})) need_evict_.notify_one();
+  if ((state != State::resident && state != State::held) || queues_.evict_requests.full()) return;
+  if (queues_.evict_requests.add({&r, b, b}, false)) need_evict_.notify_one();
 }
 
 // A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
 void Pager::serve_evict_request(Lock& lock) {
-  const bool behind = queues_.evict_requests.front().behind;
-  SpanOf& span = queues_.evict_requests.front().span;
+  const auto [span, behind] = queues_.evict_requests.first();
   Region& r = *span.region;
   Batch batch;
   BlockIndex b = r.table.next_touched(span.first);
@@ -152,8 +150,7 @@ void Pager::serve_evict_request(Lock& lock) {
       admit(r, b, clock_.stamp());
     }
   }
-  span.first = b;
-  if (b > span.last || b >= r.blocks) queues_.evict_requests.pop_front();
+  queues_.evict_requests.go_on(b);
   evict_batch(lock, batch.all());
 }
 

@@ -375,12 +375,12 @@ void Pager::give_up_idle(uint64_t bytes) {
 // What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
 // and write-back keeps step with the stores.
 void Pager::drop_behind(Region& r) {
-  if (!scanned(r, frames_.room()) || queues_.evict_requests.size() >= Queues::kMaxSpeculative) return;
+  if (!scanned(r, frames_.room()) || queues_.evict_requests.full()) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
-  if (!queues_.evict_requests.push_back({{&r, std::min(run.first, last), std::max(run.first, last)}, true})) return;
+  if (!queues_.evict_requests.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
   need_evict_.notify_one();
 }
 

@@ -107,8 +107,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
     if (location == VMEM_SSD) return {};
   }
   if (location == VMEM_SSD) {
-    if (queues_.evict_requests.size() < Queues::kMaxSpeculative && !queues_.evict_requests.push_back({span, false}))
-      return no_memory();
+    if (!queues_.evict_requests.full() && !queues_.evict_requests.add(span, false)) return no_memory();
     need_evict_.notify_one();
     return {};
   }

@@ -178,10 +178,6 @@ struct SpanOf {  // a checked range
   Region* region;
   core::BlockIndex first, last;  // inclusive
 };
-struct EvictRequest {  // vmem_prefetch to the SSD, or what a scan left behind
-  SpanOf span;
-  bool behind;  // what somebody else has ahead of him in there stays
-};
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
   core::OwnVector<Move*> ready;       // entering: to be prepared and copied

@@ -434,6 +434,7 @@ std::string Pager::check() {
   if (std::string s = write_back_.check(moves_.all(), now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
+  if (std::string s = queues_.evict_requests.check(); !s.empty()) return s;
   if (std::string s = queues_.speculation.check(moves_.all()); !s.empty()) return s;
   for (const Together& t : queues_.together)
     if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";

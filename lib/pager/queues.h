@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/types.h"
+#include "pager/evict_requests.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
 #include "pager/retries.h"
@@ -29,7 +30,7 @@ struct Queues {
   StarvedQueue starved;                                 // blocks that wait for memory
   Speculation speculation;                              // what is to be read before anybody accesses it
   std::array<Together, 16> together;                    // neighbours without one are put in place one by one
-  Queue<EvictRequest> evict_requests;                   // at most kMaxSpeculative
+  EvictRequests evict_requests;                         // blocks that are to leave memory without anybody's need for it
   Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
   Queue<Wish> wishes;                                   // acquires first
   Queue<Departure> departures;

@@ -338,7 +338,7 @@ void Pager::forget_region(Region& r) {
   queues_.starved.forget(r);
   queues_.retries.forget(r);
   queues_.speculation.forget(r);
-  queues_.evict_requests.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
+  queues_.evict_requests.forget(r);
   tables_.forget(r);
   queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
