@@ -124,6 +124,8 @@ int main(int argc, char** argv) {
   app.add_option("--budget", s.budget, "device_budget (a quarter of the data)")->transform(size);
   app.add_option("--host-budget", s.host_budget, "host_budget (2 GiB)")->transform(size);
   app.add_option("--part", s.part, "bytes leased at once where data is streamed (32 MiB)")->transform(size);
+  app.add_option("--span", s.span, "bytes that are moved between host memory and the device at once (256 MiB)")
+      ->transform(size);
   app.add_option("--rounds", s.rounds, "times each row is measured")->check(CLI::Range(1, 100));
   app.add_option("--folder", s.folder, "where the disk's files are made ($TMPDIR, or /var/tmp)");
   app.add_option("--fast", s.fast, "a folder in memory for the rows named fast (/dev/shm)");

@@ -189,7 +189,7 @@ class HostRows : public DiskRows {
     return m.rate(2 * kTimes * half);
   }
   Sample vmem_both(const vmem::region& r) {
-    const uint64_t half = span_ / 2;
+    const uint64_t half = span_ / 2, step = std::min(half, std::max<uint64_t>(8 * kMiB, s_.block));
     double seconds = 0, cpu = 0;
     for (int i = 0; i < kTimes; ++i) {
       const uint64_t away = i % 2 == 0 ? 0 : half, here = half - away;
@@ -200,12 +200,12 @@ class HostRows : public DiskRows {
       const double start = rawdisk::now(), before = Meter::cpu();
       std::thread other([&] {
         try {
-          take(r, away, half, std::min<uint64_t>(half, 8 * kMiB), true);
+          take(r, away, half, step, true);
         } catch (const std::exception& e) {
           failed = e.what();
         }
       });
-      bring(r, here, half, std::min<uint64_t>(half, 8 * kMiB), true);
+      bring(r, here, half, step, true);
       stream_.synchronize();
       other.join();
       seconds += rawdisk::now() - start;
@@ -218,8 +218,11 @@ class HostRows : public DiskRows {
   void both_ways() {
     if (!table_.wanted("duplex", true)) return;
     const vmem::region r = on_device(span_);
-    table_.row("duplex", "host frames -> device and device -> host frames at once, 8 MiB a call (sum)", "GB/s",
-               {{"raw", [&] { return raw_both(); }}, {"vmem", [&] { return vmem_both(r); }}});
+    const uint64_t step = std::max<uint64_t>(8 * kMiB, s_.block);
+    table_.row(
+        "duplex",
+        "host frames -> device and device -> host frames at once, " + std::to_string(step / kMiB) + " MiB a call (sum)",
+        "GB/s", {{"raw", [&] { return raw_both(); }}, {"vmem", [&] { return vmem_both(r); }}});
   }
 
   // ---- no data to move
@@ -276,9 +279,10 @@ class HostRows : public DiskRows {
   }
   void leases() {
     if (!table_.wanted("lease", true)) return;
-    const vmem::region r = on_device(std::min<uint64_t>(span_, 32 * kMiB));
-    verify(r);  // leases for writing are over
-    for (const size_t bytes : {kBlock, r.size()}) {
+    for (const size_t bytes : {kBlock, size_t{32 * kMiB}, size_t{1} << 30}) {
+      if (bytes < s_.block || bytes > std::max(kBlock, s_.budget / 4 * 3)) continue;
+      const vmem::region r = on_device(std::min<uint64_t>(std::max(bytes, 32 * kMiB), s_.budget / 4 * 3));
+      verify(r);  // leases for writing are over
       const std::string size = std::to_string(bytes / kMiB), of = " of " + size + " MiB that are there, ";
       const auto figure = [&](const char* key, const std::string& what, Figure f) {
         table_.row("lease-" + size + key, what, "us", {{"vmem", [&, f] { return lease_cost(r, bytes, f); }}}, true);

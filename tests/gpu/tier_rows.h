@@ -18,7 +18,7 @@ inline constexpr size_t kBlock = 2 * kMiB;
 struct Settings {
   std::string device = "auto", json, only, fast = "/dev/shm";
   std::string folder = getenv("TMPDIR") != nullptr ? getenv("TMPDIR") : "/var/tmp";
-  uint64_t bytes = 0, budget = 0, host_budget = 0, part = 0, block = kBlock;
+  uint64_t bytes = 0, budget = 0, host_budget = 0, part = 0, span = 0, block = kBlock;
   int rounds = 3;
 };
 
@@ -38,7 +38,7 @@ class Rows {
         table_(s.rounds, s.only),
         file_(s.folder + "/vmem-tier." + std::to_string(getpid())),
         fast_(s.fast + "/vmem-tier." + std::to_string(getpid())),
-        span_(std::min<uint64_t>(256 * kMiB, s.budget / 2)) {}
+        span_(std::min<uint64_t>(s.span != 0 ? s.span : 256 * kMiB, s.budget / 2)) {}
   ~Rows() {
     unlink(file_.c_str());
     unlink(fast_.c_str());
