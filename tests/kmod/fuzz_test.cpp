@@ -1,5 +1,7 @@
-// Calls made of pieces that are nearly right, from several threads, while others touch, fork, map and kill. Nothing may
-// hang, leak or be reported by the kernel; the guest's log is searched after it. KMOD_FUZZ_CALLS sets the number.
+// Calls made of pieces that are nearly right, from several threads, while others touch, fork, map and kill, and use the
+// same memory through io_uring, userfaultfd, pipes and remote accesses, in one memory cgroup or another. Nothing may
+// hang, leak or be reported by the kernel; the guest's log is searched after it. There are KMOD_FUZZ_CALLS calls at
+// least, for KMOD_FUZZ_SECONDS at least.
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
@@ -7,6 +9,7 @@
 #include <random>
 
 #include "kmod/context.h"
+#include "kmod/neighbours.h"
 
 namespace kmod_test {
 
@@ -45,7 +48,7 @@ struct Fuzzed {
   void one_call(int fd) {
     alignas(8) char raw[128];
     memset(raw, 0, sizeof raw);
-    switch (random() % 24) {
+    switch (random() % 28) {
       case 0: {
         auto* a = reinterpret_cast<vmem_hello*>(raw);
         a->version = static_cast<uint32_t>(pick({1, 1, 1, 0, 2, ~0u}));
@@ -132,6 +135,10 @@ struct Fuzzed {
           }
         }
         break;
+      case 13:
+      case 14:
+        beside();
+        break;
       default: {
         std::vector<vmem_op> ops(random() % 8 + (random() % 64 == 0 ? 1000 : 1));
         for (vmem_op& o : ops) {
@@ -149,9 +156,28 @@ struct Fuzzed {
       }
     }
   }
+  // Calls of others at the same memory.
+  void beside() {
+    const size_t size = pick({kPage, 64 << 10}), at = random() % (kHuge / size) * size + random() % 4 * kHuge;
+    const Places places{blocks + at, frames + at, size};
+    const auto number = static_cast<uint32_t>(random());
+    switch (random() % 5) {
+      case 0:
+        return io_uring_reads(places, number);
+      case 1:
+        return a_userfaultfd(places, number);
+      case 2:
+        return MemoryCgroups::use(number);
+      case 3:
+        return remote_reads(places, number);
+      default:
+        return references_in_a_pipe(places, number);
+    }
+  }
   std::mt19937 random;
   std::vector<uint64_t>* ranges = nullptr;
   char* blocks = nullptr;
+  char* frames = nullptr;
   char* scratch = nullptr;
 };
 
@@ -167,16 +193,21 @@ std::string stacks(pid_t process) {
 }
 
 TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
-  const char* set = getenv("KMOD_FUZZ_CALLS");
-  const uint64_t calls = set != nullptr ? strtoull(set, nullptr, 10) : 40000;
+  const auto set = [](const char* name, uint64_t otherwise) {
+    const char* value = getenv(name);
+    return value != nullptr ? strtoull(value, nullptr, 10) : otherwise;
+  };
+  const uint64_t calls = set("KMOD_FUZZ_CALLS", 40000), seconds = set("KMOD_FUZZ_SECONDS", 0);
   KnobGuard timeout("fault_timeout_ms", 100);
   // A call may fill it with frames of a page each, and the process that ends gives back every one of them.
   KnobGuard limit("frame_limit_bytes", 64ull << 20);
+  // Less than that, so that a group is short now and then, and its OOM killer the last resort.
+  const MemoryCgroups groups(40ull << 20);
   std::atomic<uint64_t> made{0};
   const double start = now();
   const uint64_t contexts = knob("contexts");
   // A process a round: it ends by SIGKILL in the middle of its calls, or runs to the end.
-  for (uint32_t round = 0; made < calls; ++round) {
+  for (uint32_t round = 0; made < calls || now() - start < static_cast<double>(seconds); ++round) {
     auto* progress = static_cast<std::atomic<uint64_t>*>(
         mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     const pid_t child = fork();
@@ -193,6 +224,7 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
           Fuzzed f(round * 3 + t);
           f.ranges = &ranges;
           f.blocks = p->blocks;
+          f.frames = p->frames;
           f.scratch = scratch;
           for (int i = 0; i < 700; ++i) {
             f.one_call(c.fd);
@@ -224,7 +256,7 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
         call(c.fd, VMEM_IOC_SHUTDOWN);
       }
       for (std::thread& t : threads) t.join();
-      _exit(0);
+      _exit(HasFailure() ? 1 : 0);
     }
     int status = 0;
     // Nobody may hang: each wait ends after 100 ms, so a round takes seconds at most.
@@ -250,11 +282,6 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
 
 // Every allocation of the module may fail: the call says -ENOMEM (or is done), and nothing leaks.
 TEST_F(KmodFuzz, FailingAllocationsAreReportedAndLeakNothing) {
-  const auto put = [](const std::string& path, const std::string& value) {
-    std::ofstream out(path);
-    out << value;
-    return out.flush().good();
-  };
   if (!put("/sys/kernel/debug/failslab/probability", "0")) GTEST_SKIP() << "a kernel without failslab";
   for (const char* kind : {"failslab", "fail_page_alloc"}) {
     const std::string base = std::string("/sys/kernel/debug/") + kind + "/";

@@ -2,18 +2,16 @@
 // beside them; then, more often, the threes whose order decides who owns a frame. After each round the context's own
 // account must agree with what its blocks and slots say, and another context's frames must hold what was written to
 // them. With a module built for it (delay_us) the calls sleep where they could be overtaken. KMOD_RACE_SWEEPS is how
-// often all pairs are met.
-#include <liburing.h>
-#include <linux/userfaultfd.h>
+// often all pairs are met, KMOD_RACE_SECONDS how long at least.
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 
 #include <iterator>
+#include <optional>
 #include <random>
 
 #include "kmod/context.h"
+#include "kmod/neighbours.h"
 
 namespace kmod_test {
 namespace {
@@ -35,6 +33,7 @@ struct World {
   uint64_t frame(uint32_t i) const { return pool + i * kUnit; }
   const volatile uint64_t* word(uint32_t i) const { return reinterpret_cast<uint64_t*>(blocks + i * kUnit); }
   const volatile uint64_t* frame_word(uint32_t i) const { return reinterpret_cast<uint64_t*>(frames + i * kUnit); }
+  Places places(uint32_t i) const { return {blocks + i * kUnit, frames + i * kUnit, kUnit}; }
 
   Context c;
   uint64_t pool = 0, region = 0;
@@ -80,18 +79,6 @@ void a_mapping_of_its_own(World& w, uint32_t random) {
   load(static_cast<uint64_t*>(moved == MAP_FAILED ? m : moved));
   drop(m, kUnits * kUnit);
 }
-void references_in_a_pipe(World& w, uint32_t random) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
-  iovec v{random % 2 ? w.blocks : w.frames, 1};
-  if (vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK) == 1 && random % 4 != 0) {
-    char byte = 0;
-    const ssize_t n = read(ends[0], &byte, 1);
-    (void)n;
-  }
-  close(ends[0]);
-  close(ends[1]);
-}
 void a_child(World& w, uint32_t random) {
   const pid_t child = fork();
   if (child == 0) {
@@ -106,92 +93,6 @@ void events(World& w, uint32_t) {
   vmem_event e[4];
   const ssize_t n = read(w.c.fd, e, sizeof e);
   (void)n;
-}
-
-bool put(const std::string& path, const std::string& value) {
-  std::ofstream out(path);
-  out << value;
-  return out.flush().good();
-}
-// A unit's worth of a file, for direct I/O where the file system has that; -1 where there is no room for one.
-int unit_of_a_file() {
-  static const int fd = [] {
-    const char* folder = getenv("TMPDIR");
-    int made = open(folder != nullptr ? folder : "/var/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC | O_DIRECT, 0600);
-    if (made < 0) made = open(folder != nullptr ? folder : "/var/tmp", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (made >= 0 && ftruncate(made, kUnit) != 0) made = -1;
-    return made;
-  }();
-  return fd;
-}
-// Reads into a block or a frame, by address or as a registered buffer, and sometimes leaves while that is under way.
-void io_uring_reads(World& w, uint32_t random) {
-  io_uring ring;
-  if (unit_of_a_file() < 0 || io_uring_queue_init(4, &ring, 0) != 0) return;
-  const iovec v{(random % 2 ? w.blocks : w.frames) + random / 2 % 2 * kUnit, kUnit};
-  const bool fixed = random / 4 % 2 && io_uring_register_buffers(&ring, &v, 1) == 0;
-  for (int i = 0; i < 2; ++i) {
-    io_uring_sqe* const sqe = io_uring_get_sqe(&ring);
-    if (fixed) {
-      io_uring_prep_read_fixed(sqe, unit_of_a_file(), v.iov_base, kUnit, 0, 0);
-    } else {
-      io_uring_prep_read(sqe, unit_of_a_file(), v.iov_base, kUnit, 0);
-    }
-  }
-  if (io_uring_submit(&ring) > 0 && random / 8 % 4 != 0) {
-    io_uring_cqe* cqe = nullptr;
-    io_uring_wait_cqe(&ring, &cqe);
-  }
-  io_uring_queue_exit(&ring);
-}
-// Blocks are nobody's to register or to move; they may be what is copied from.
-void a_userfaultfd(World& w, uint32_t random) {
-  const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
-  if (fd < 0) return;
-  uffdio_api api{};
-  api.api = UFFD_API;
-  void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  uffdio_register ours{}, theirs{};
-  ours.range = {reinterpret_cast<uintptr_t>(page), kPage};
-  theirs.range = {reinterpret_cast<uintptr_t>(random % 2 ? w.blocks : w.frames), kUnits * kUnit};
-  ours.mode = UFFDIO_REGISTER_MODE_MISSING;
-  theirs.mode = random / 2 % 2 ? UFFDIO_REGISTER_MODE_MISSING : UFFDIO_REGISTER_MODE_WP;
-  if (page != MAP_FAILED && call(fd, UFFDIO_API, &api) == 0 && call(fd, UFFDIO_REGISTER, &ours) == 0) {
-    EXPECT_NE(call(fd, UFFDIO_REGISTER, &theirs), 0) << "a mapping of the module's has another trap";
-    struct {
-      uint64_t to, from, size, mode;
-      int64_t done;
-    } move{ours.range.start, theirs.range.start, kPage, 0, 0};
-    EXPECT_NE(call(fd, _IOWR(UFFDIO, 0x05, move), &move), 0) << "a frame's page was moved away";
-    uffdio_copy copy{};
-    copy.dst = ours.range.start;
-    copy.src = theirs.range.start;
-    copy.len = kPage;
-    call(fd, UFFDIO_COPY, &copy);
-  }
-  drop(page, kPage);
-  close(fd);
-}
-// From one group to the other, where the frames that come next are charged; or memory of it is asked back.
-const std::string kGroup = "/sys/fs/cgroup/vmem-race-";
-void memory_cgroups(World&, uint32_t random) {
-  const std::string group = kGroup + (random % 2 ? "a" : "b");
-  if (random / 2 % 2) {
-    put(group + "/cgroup.procs", "0");
-  } else {
-    put(group + "/memory.reclaim", "256K");
-  }
-}
-// What a debugger does, to itself.
-void remote_reads(World& w, uint32_t random) {
-  uint64_t value = 0;
-  char* const at = (random % 2 ? w.blocks : w.frames) + random / 2 % 2 * kUnit;
-  iovec here{&value, 8}, there{at, 8};
-  ssize_t n = process_vm_readv(getpid(), &here, 1, &there, 1, 0);
-  const int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
-  n = pread(fd, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(at)));
-  (void)n;
-  close(fd);
 }
 
 constexpr Act kActs[] = {
@@ -229,13 +130,14 @@ constexpr Act kActs[] = {
     {"load of a frame", [](World& w, uint32_t random) { load(w.frame_word(random % 2)); }},
     {"madvise", [](World& w, uint32_t) { madvise(w.blocks, kUnits * kUnit, MADV_DONTNEED); }},
     {"mmap, munmap and mremap", a_mapping_of_its_own, true},
-    {"vmsplice", references_in_a_pipe, true},
+    {"vmsplice", [](World& w, uint32_t random) { references_in_a_pipe(w.places(0), random); }, true},
     {"fork and exit", a_child, true},
     {"close", [](World& w, uint32_t) { close(dup(w.c.fd)); }},
-    {"io_uring", io_uring_reads, true},
-    {"userfaultfd", a_userfaultfd, true},
-    {"memory cgroups", memory_cgroups},
-    {"process_vm_readv and /proc/PID/mem", remote_reads, true},
+    {"io_uring", [](World& w, uint32_t random) { io_uring_reads(w.places(random / 2 % 2), random); }, true},
+    {"userfaultfd", [](World& w, uint32_t random) { a_userfaultfd(w.places(0), random); }, true},
+    {"memory cgroups", [](World&, uint32_t random) { MemoryCgroups::use(random); }},
+    {"process_vm_readv and /proc/PID/mem",
+     [](World& w, uint32_t random) { remote_reads(w.places(random / 2 % 2), random); }, true},
 };
 constexpr uint32_t kCount = std::size(kActs);
 
@@ -271,17 +173,16 @@ class KmodRace : public Kmod {
     Kmod::SetUp();
     if (IsSkipped()) return;
     if (std::ofstream delay(kDelay); delay) delay << 1500;
-    put("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
-    for (const char* which : {"a", "b"}) mkdir((kGroup + which).c_str(), 0755);
+    groups_.emplace();
   }
   void TearDown() override {
     if (std::ofstream delay(kDelay); delay) delay << 0;
-    put("/sys/fs/cgroup/cgroup.procs", "0");
-    for (const char* which : {"a", "b"}) rmdir((kGroup + which).c_str());
+    groups_.reset();
   }
 
   // One world in a random state, the two acts at once, the third over and over until both are done.
   void round(uint32_t a, uint32_t b, uint32_t beside) {
+    ++rounds_;
     SCOPED_TRACE(std::string(kActs[a].name) + ", " + kActs[b].name + ", beside them " + kActs[beside].name);
     World w;
     ASSERT_EQ(w.c.create(VMEM_KIND_POOL, kUnits * kUnit, kUnit, &w.pool), 0);
@@ -371,24 +272,26 @@ class KmodRace : public Kmod {
     const uint64_t contexts = knob("contexts"), bytes = knob("frame_bytes");
     {
       Bystander bystander;
-      for (uint32_t i = 0; i < sweeps() && !HasFailure(); ++i) {
+      for (uint32_t i = 0; (i < set("SWEEPS", 1) || now() - start < set("SECONDS", 0)) && !HasFailure(); ++i) {
         rounds();
         bystander.check();
       }
     }
-    printf("[   note   ] %u sweeps in %.0f s\n", sweeps(), now() - start);
+    printf("[   note   ] %u rounds in %.0f s\n", rounds_, now() - start);
     EXPECT_TRUE(eventually([&] { return knob("contexts") == contexts && knob("frame_bytes") == bytes; }));
     EXPECT_EQ(knob("installed_bytes"), 0u);
     EXPECT_EQ(knob("pinned_bytes"), 0u);
     EXPECT_EQ(knob("regions"), 0u);
   }
-  static uint32_t sweeps() {
-    const char* set = getenv("KMOD_RACE_SWEEPS");
-    return set != nullptr ? static_cast<uint32_t>(strtoul(set, nullptr, 10)) : 1;
+  static uint32_t set(const char* what, uint32_t otherwise) {
+    const char* value = getenv((std::string("KMOD_RACE_") + what).c_str());
+    return value != nullptr ? static_cast<uint32_t>(strtoul(value, nullptr, 10)) : otherwise;
   }
 
   uint32_t dice() { return static_cast<uint32_t>(random_()); }
   std::mt19937 random_{static_cast<uint32_t>(getpid())};
+  uint32_t rounds_ = 0;
+  std::optional<MemoryCgroups> groups_;
 };
 
 TEST_F(KmodRace, EveryTwoActsAtOnceLeaveTheAccountTrue) {
