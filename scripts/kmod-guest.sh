@@ -3,13 +3,18 @@
 # system and stress tests on it (not on 6.1, and with blocks of 64 KiB where the size does not matter; VMEM_VM_FULL=1 runs
 # them all).
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
-# KMOD_FUZZ_CALLS (10,000), KMOD_STRESS_SECONDS (10) and KMOD_RACE_SWEEPS (1) make the long tests longer; VMEM_LONG=1 makes
-# them a million calls, ten minutes and forty sweeps on the debug kernel, which then takes an hour and more.
+# KMOD_FUZZ_CALLS (10,000) and KMOD_FUZZ_SECONDS (0), KMOD_RACE_SWEEPS (1) and KMOD_RACE_SECONDS (0, for pairs and for
+# threes) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them half an hour, twice a quarter
+# and ten minutes on the debug kernel.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build} options=()
-label=$kernel calls=10000 seconds=10 sweeps=1 limit=1100
-[ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && calls=1000000 seconds=600 sweeps=40 limit=5400
+label=$kernel fuzz=0 race=0 stress=10
+[ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && fuzz=1800 race=900 stress=600
+export KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-10000} KMOD_FUZZ_SECONDS=${KMOD_FUZZ_SECONDS:-$fuzz} KMOD_RACE_SWEEPS=${KMOD_RACE_SWEEPS:-1} \
+  KMOD_RACE_SECONDS=${KMOD_RACE_SECONDS:-$race} KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-$stress}
+limit=$((1100 + KMOD_FUZZ_SECONDS + 2 * KMOD_RACE_SECONDS + KMOD_STRESS_SECONDS))
+for name in ${!KMOD_*}; do options+=(--env "$name=${!name}"); done
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }
 # On the debug kernel the module is the one that can sleep where calls race; it does so in race_test alone.
 delay=(); [ "$kernel" = debug ] && delay=(--delay)
@@ -31,6 +36,4 @@ if [ "$label" != numa ] && { [ "$label" != 6.1 ] || [ -n "${VMEM_VM_FULL:-}" ]; 
   [ -x "$build/tests/stress/stress" ] && programs+=(-- "$build/tests/stress/stress" --seconds 5 --bytes 48MiB --budget 24MiB --threads 4)
 fi
 exec scripts/vm/run-guest.sh --kernel "$kernel" --label "$label" --module "$module" --timeout "$limit" \
-  --env "KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-$calls}" --env "KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-$seconds}" \
-  --env "KMOD_RACE_SWEEPS=${KMOD_RACE_SWEEPS:-$sweeps}" \
   ${options[@]+"${options[@]}"} "${programs[@]}"
