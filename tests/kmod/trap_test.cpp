@@ -1,4 +1,5 @@
 // Faults: who waits, who is told, and that each wait ends.
+#include <linux/futex.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -490,6 +491,22 @@ TEST_F(KmodTrap, UnalignedMappingsOfLargeFramesWork) {
   for (size_t at = 0; at < kHuge; at += kPage) ASSERT_EQ(p.word(0, at), at);
   ASSERT_EQ(c.remove(p.block(0)), 0) << "entries of both mappings are told from pins";
   munmap(odd, 2 * kHuge);
+}
+
+// By its address a futex has a name in every mapping; by its page's file it has none, as there is no file.
+TEST_F(KmodTrap, AFutexInABlockIsForTheThreadsOfAProcess) {
+  Context c;
+  Pair p(c, 1, kPage);
+  ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
+  p.word(0) = 1;
+  const auto futex = [&](int operation, uint32_t value, const timespec* until) {
+    return syscall(SYS_futex, p.blocks, operation, value, until, nullptr, 0) == -1 ? -errno : 0;
+  };
+  const timespec none{};
+  EXPECT_EQ(futex(FUTEX_WAIT_PRIVATE, 2, nullptr), -EAGAIN);
+  EXPECT_EQ(futex(FUTEX_WAIT_PRIVATE, 1, &none), -ETIMEDOUT);
+  EXPECT_EQ(futex(FUTEX_WAKE_PRIVATE, 1, nullptr), 0);
+  EXPECT_EQ(futex(FUTEX_WAKE, 1, nullptr), -EFAULT);
 }
 
 }  // namespace kmod_test
