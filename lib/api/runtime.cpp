@@ -79,7 +79,9 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
   if (numa_available() < 0) {
     return error(ENOTSUP, "numa_nodes is \"%s\", but this kernel has no NUMA support; leave it unset", text.c_str());
   }
-  bitmask* nodes = numa_parse_nodestring_all(text.c_str());
+  // libnuma prints other text to stderr as it is, and takes names of files and devices too.
+  const bool is_list = text == "all" || text.find_first_not_of("0123456789,-!+") == std::string::npos;
+  bitmask* nodes = is_list ? numa_parse_nodestring_all(text.c_str()) : nullptr;
   if (nodes == nullptr) {
     return error(EINVAL,
                  "numa_nodes: \"%s\" is not accepted; give nodes of this machine (0 to %d) as in \"0\", \"0,2\", "

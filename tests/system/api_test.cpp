@@ -229,6 +229,22 @@ TEST(ApiChild, DISABLED_InitPrintsItsError) {
   EXPECT_EQ(vmem_init(), 0) << vmem_last_error();
 }
 
+// libnuma prints what it cannot read, as it is.
+TEST_F(Api, NodesThatAreNoListOfNumbersAreRefusedAndNobodyPrintsThemToATerminal) {
+  vmem_shutdown();
+  for (const char* nodes : {"\033]0;owned\007\xe2\x80\xae", "0\n1", "file:/etc/passwd", "netdev:lo", "nodes"}) {
+    ASSERT_EQ(vmem_set("numa_nodes", nodes), 0);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(vmem_init(), -EINVAL) << nodes;
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+    const std::string words = vmem_last_error();
+    EXPECT_NE(words.find("give nodes of this machine"), std::string::npos) << words;
+    EXPECT_EQ(words.find_first_of("\033\007\n"), std::string::npos) << words;
+  }
+  ASSERT_EQ(vmem_set("numa_nodes", "all"), 0);
+  EXPECT_EQ(vmem_init(), 0) << vmem_last_error();
+}
+
 TEST_F(Api, AForkedChildIsRefusedAndTheParentGoesOn) {
   vmem::region region(8 << 20, VMEM_HOST_ONLY);
   auto words = region.view<uint64_t>();
