@@ -226,12 +226,18 @@ $(GPU_EXAMPLES): $(BUILD)/gpu/%: $(BUILD)/examples/%.o $(SIM_OBJ) $(BUILD)/libvm
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
+# Benchmarks of the host tier: that machine is often the quieter one.
+GPU_HOST := $(BUILD)/gpu/host/host_bench $(BUILD)/gpu/host/programs_bench
+$(GPU_HOST): $(BUILD)/gpu/host/%: $(BUILD)/tests/bench/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
+	@mkdir -p $(@D)
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 $(GPU_STRESS): $(BUILD)/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/stress_work.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 .PHONY: gpu-tests
-gpu-tests: $(GPU_BIN) $(GPU_STRESS) $(GPU_EXAMPLES)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
+gpu-tests: $(GPU_BIN) $(GPU_STRESS) $(GPU_EXAMPLES) $(GPU_HOST)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
 	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
 # These build in a make of their own: two of them at once would write the same files.

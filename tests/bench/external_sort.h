@@ -1,6 +1,6 @@
-// An external merge sort over plain pointers, one thread: runs of the input are sorted in place, then merged. The same
-// code for libvmem and for mmap: only the hints differ. For the algorithm: Knuth, The Art of Computer Programming,
-// volume 3, section 5.4.1.
+// An external merge sort over plain pointers: runs of the input are sorted in place, then merged, by one thread or by
+// several that take turns with the runs and have a part of the keys each. The same code for libvmem and for mmap: only
+// the hints differ. For the algorithm: Knuth, The Art of Computer Programming, volume 3, section 5.4.1.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <queue>
+#include <thread>
 #include <vector>
 
 namespace extsort {
@@ -21,29 +22,49 @@ struct Memory {
   const Record* input = nullptr;
   Record* runs = nullptr;
   Record* output = nullptr;
-  size_t count = 0;                                           // records of each
-  size_t in_core = 0;                                         // records of a run
-  size_t step = 0;                                            // records of a block: in_core and ahead are multiples
-  size_t ahead = 0;                                           // records each run of the merge is fetched ahead
+  size_t count = 0;    // records of each
+  size_t in_core = 0;  // records of a run
+  size_t step = 0;     // records of a block: in_core and ahead are multiples
+  size_t ahead = 0;    // records each run of the merge is fetched ahead
+  unsigned threads = 1;
   std::function<void(const void*, size_t)> fetch, done_with;  // hints: soon needed; not needed any more, as it is
   std::function<void(const void*, size_t)> write_out;         // hint: complete, not wanted again soon
 };
 
-inline void sort(const Memory& m) {
+// A fifth of the memory is a run, another its successor on the way in, and one the run that is written.
+inline Memory plan(const void* input, void* runs, void* output, uint64_t bytes, uint64_t memory, unsigned threads = 1) {
+  constexpr uint64_t kStep = 2 << 20;
+  Memory m;
+  m.input = static_cast<const Record*>(input);
+  m.runs = static_cast<Record*>(runs);
+  m.output = static_cast<Record*>(output);
+  m.count = bytes / sizeof(Record);
+  m.step = kStep / sizeof(Record);
+  m.in_core = memory / 5 / threads / kStep * kStep / sizeof(Record);
+  const uint64_t run_count = (m.count + m.in_core - 1) / m.in_core;
+  m.ahead = std::clamp<uint64_t>(memory / 8 / threads / run_count / kStep, 1, 16) * kStep / sizeof(Record);
+  m.threads = threads;
+  return m;
+}
+
+template <typename F>
+void in_threads(unsigned threads, const F& work) {
+  std::vector<std::thread> team;
+  for (unsigned t = 1; t < threads; ++t) team.emplace_back([&work, t] { work(t); });
+  work(0);
+  for (std::thread& each : team) each.join();
+}
+
+struct Run {
+  const Record *at, *end;
+};
+
+// Merges the runs to `to`, in the order of their keys.
+inline void merge(const Memory& m, const std::vector<Run>& runs, Record* to) {
   struct Head {
     const Record *at, *end, *fetched, *done;
   };
   std::vector<Head> heads;
-  m.fetch(m.input, std::min(m.in_core, m.count) * sizeof(Record));
-  for (size_t at = 0; at < m.count; at += m.in_core) {
-    const size_t n = std::min(m.in_core, m.count - at), next = at + n;
-    if (next < m.count) m.fetch(m.input + next, std::min(m.in_core, m.count - next) * sizeof(Record));
-    memcpy(static_cast<void*>(m.runs + at), m.input + at, n * sizeof(Record));
-    m.done_with(m.input + at, n * sizeof(Record));
-    std::sort(m.runs + at, m.runs + next);
-    m.write_out(m.runs + at, n * sizeof(Record));
-    heads.push_back({m.runs + at, m.runs + next, m.runs + at, m.runs + at});
-  }
   const auto need = [&](Head& h) {
     if (h.at + m.ahead / 2 < h.fetched || h.fetched == h.end) return;
     const size_t n = std::min(m.ahead, static_cast<size_t>(h.end - h.fetched));
@@ -55,12 +76,15 @@ inline void sort(const Memory& m) {
   };
   const auto later = [&](size_t a, size_t b) { return *heads[b].at < *heads[a].at; };
   std::priority_queue<size_t, std::vector<size_t>, decltype(later)> queue(later);
+  for (const Run& run : runs) {
+    if (run.at != run.end) heads.push_back({run.at, run.end, run.at, run.at});
+  }
   for (size_t i = 0; i < heads.size(); ++i) {
     need(heads[i]);
     queue.push(i);
   }
   const size_t part = 8 * m.step;
-  for (Record *to = m.output, *written = to; !queue.empty(); ++to) {
+  for (Record* written = to; !queue.empty(); ++to) {
     if (static_cast<size_t>(to - written) == part) {
       m.write_out(written, part * sizeof(Record));
       written = to;
@@ -72,6 +96,47 @@ inline void sort(const Memory& m) {
     need(heads[i]);
     queue.push(i);
   }
+}
+
+inline void sort(const Memory& m) {
+  std::vector<Run> runs;
+  for (size_t at = 0; at < m.count; at += m.in_core)
+    runs.push_back({m.runs + at, m.runs + at + std::min(m.in_core, m.count - at)});
+  const auto soon = [&](size_t i) {
+    if (i < runs.size())
+      m.fetch(m.input + (runs[i].at - m.runs), static_cast<size_t>(runs[i].end - runs[i].at) * sizeof(Record));
+  };
+  in_threads(m.threads, [&](unsigned t) {
+    soon(t);
+    for (size_t i = t; i < runs.size(); i += m.threads) {
+      soon(i + m.threads);
+      Record* const to = m.runs + (runs[i].at - m.runs);
+      const Record* const from = m.input + (runs[i].at - m.runs);
+      const size_t n = static_cast<size_t>(runs[i].end - runs[i].at);
+      memcpy(static_cast<void*>(to), from, n * sizeof(Record));
+      m.done_with(from, n * sizeof(Record));
+      std::sort(to, to + n);
+      m.write_out(to, n * sizeof(Record));
+    }
+  });
+  // Each thread has a part of the keys, by the quantiles of the first run: near enough for keys at random.
+  std::vector<std::vector<Run>> parts(m.threads);
+  for (unsigned left = m.threads; left > 0; --left) {
+    const Run first = runs.front();
+    const Record bound = first.at == first.end ? Record{} : first.at[(first.end - first.at - 1) / left];
+    for (Run& run : runs) {
+      const Record* const to = left == 1 ? run.end : std::lower_bound(run.at, run.end, bound);
+      parts[m.threads - left].push_back({run.at, to});
+      run.at = to;
+    }
+  }
+  std::vector<Record*> to = {m.output};
+  for (const auto& part : parts) {
+    Record* end = to.back();
+    for (const Run& run : part) end += run.end - run.at;
+    to.push_back(end);
+  }
+  in_threads(m.threads, [&](unsigned t) { merge(m, parts[t], to[t]); });
 }
 
 inline uint64_t sum_of(const Record* r, size_t count) {

@@ -16,6 +16,7 @@
 
 #include "common/raw_disk.h"
 #include "external_sort.h"
+#include "memory_limit.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -98,21 +99,6 @@ Sample touch_latency(const void* p, uint64_t bytes, size_t block, uint64_t touch
   return {times[times.size() / 2], 0, times[times.size() * 99 / 100], ""};
 }
 
-// A fifth of the memory is a run, another its successor on the way in, and one the run that is written.
-extsort::Memory sort_of(const void* input, void* runs, void* output, uint64_t bytes, uint64_t memory) {
-  extsort::Memory m;
-  m.input = static_cast<const extsort::Record*>(input);
-  m.runs = static_cast<extsort::Record*>(runs);
-  m.output = static_cast<extsort::Record*>(output);
-  m.count = bytes / sizeof(extsort::Record);
-  constexpr uint64_t kStep = 2 << 20;
-  m.step = kStep / sizeof(extsort::Record);
-  m.in_core = memory / 5 / kStep * kStep / sizeof(extsort::Record);
-  const uint64_t run_count = (m.count + m.in_core - 1) / m.in_core;
-  m.ahead = std::clamp<uint64_t>(memory / 8 / run_count / kStep, 1, 16) * kStep / sizeof(extsort::Record);
-  return m;
-}
-
 Sample timed_sort(const extsort::Memory& m, uint64_t bytes, const std::function<void()>& sync) {
   const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
   extsort::sort(m);
@@ -125,30 +111,14 @@ Sample timed_sort(const extsort::Memory& m, uint64_t bytes, const std::function<
 
 // ---- peers that need a memory limit run in a child inside a memory cgroup
 
-std::string make_cgroup(uint64_t limit) {
-  for (const char* base : {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"}) {
-    const bool v1 = std::string(base).ends_with("memory");
-    if (access((std::string(base) + (v1 ? "/memory.limit_in_bytes" : "/cgroup.controllers")).c_str(), R_OK) != 0)
-      continue;
-    const std::string folder = std::string(base) + "/vmem-bench." + std::to_string(getpid());
-    if (mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST) continue;
-    std::ofstream out(folder + (v1 ? "/memory.limit_in_bytes" : "/memory.max"));
-    out << limit;
-    out.flush();
-    if (out.good()) return folder;
-    rmdir(folder.c_str());
-  }
-  return "";
-}
-
 Sample peer(const Settings& s, const std::string& what, const std::string& file, uint64_t limit) {
-  const std::string group = make_cgroup(limit);
-  if (group.empty()) return {0, 0, 0, "no permission to make a memory cgroup"};
+  const memlimit::Group group(limit);
+  if (!group) return {0, 0, 0, "no permission to make a memory cgroup"};
   int out[2];
   if (pipe(out) != 0) return {0, 0, 0, "pipe"};
   const pid_t child = fork();
   if (child == 0) {
-    std::ofstream(group + "/cgroup.procs") << getpid() << std::flush;
+    group.enter();
     dup2(out[1], 1);
     execl("/proc/self/exe", "host_bench", "--peer", what.c_str(), "--folder", file.c_str(), "--bytes",
           std::to_string(s.bytes).c_str(), "--operations", std::to_string(s.operations).c_str(), nullptr);
@@ -161,72 +131,19 @@ Sample peer(const Settings& s, const std::string& what, const std::string& file,
   fclose(f);
   int status;
   waitpid(child, &status, 0);
-  for (int i = 0; i < 100 && rmdir(group.c_str()) != 0; ++i) usleep(10000);
   return sample;
 }
 
-// Linux's own way: files mapped shared. MADV_WILLNEED is its prefetch. msync(MS_ASYNC) does nothing since Linux 2.6.19:
-// what is complete is written by sync_file_range(2), and dropped when the part after it is complete.
-class MappedFile {
- public:
-  MappedFile(const std::string& path, int flags, uint64_t bytes) : bytes_(bytes) {
-    fd_ = open(path.c_str(), flags, 0600);
-    if ((flags & O_CREAT) != 0) unlink(path.c_str());
-    if (fd_ < 0 || ((flags & O_CREAT) != 0 && ftruncate(fd_, static_cast<off_t>(bytes)) != 0)) return;
-    posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
-    void* const at =
-        mmap(nullptr, bytes, PROT_READ | ((flags & O_ACCMODE) == O_RDWR ? PROT_WRITE : 0), MAP_SHARED, fd_, 0);
-    if (at != MAP_FAILED) at_ = static_cast<std::byte*>(at);
-  }
-  ~MappedFile() {
-    if (at_ != nullptr) munmap(at_, bytes_);
-    if (fd_ >= 0) close(fd_);
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-  std::byte* data() const { return at_; }
-  bool has(const void* p) const { return p >= at_ && p < at_ + bytes_; }
-  void fetch(const void* p, size_t n) const { madvise(at_ + pages(p), up(p, n) - pages(p), MADV_WILLNEED); }
-  void drop(const void* p, size_t n) const {
-    madvise(at_ + pages(p), up(p, n) - pages(p), MADV_DONTNEED);
-    posix_fadvise(fd_, static_cast<off_t>(pages(p)), static_cast<off_t>(up(p, n) - pages(p)), POSIX_FADV_DONTNEED);
-  }
-  void write(const void* p, size_t n) {
-    sync_file_range(fd_, static_cast<off_t>(pages(p)), static_cast<off_t>(up(p, n) - pages(p)), SYNC_FILE_RANGE_WRITE);
-    if (size_ != 0) {
-      sync_file_range(fd_, static_cast<off_t>(pages(part_)), static_cast<off_t>(up(part_, size_) - pages(part_)),
-                      SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-      drop(part_, size_);
-    }
-    part_ = p;
-    size_ = n;
-  }
-  void sync() const { msync(at_, bytes_, MS_SYNC); }
-
- private:
-  uint64_t pages(const void* p) const {
-    return static_cast<uint64_t>(static_cast<const std::byte*>(p) - at_) & ~4095ull;
-  }
-  uint64_t up(const void* p, size_t n) const {
-    return (static_cast<uint64_t>(static_cast<const std::byte*>(p) - at_) + n + 4095) & ~4095ull;
-  }
-  uint64_t bytes_;
-  int fd_ = -1;
-  std::byte* at_ = nullptr;
-  const void* part_ = nullptr;  // on its way to the disk
-  size_t size_ = 0;
-};
-
 Sample mmap_sort(const std::string& file, uint64_t bytes, uint64_t memory) {
-  MappedFile files[] = {{file, O_RDONLY, bytes},
-                        {file + ".runs", O_RDWR | O_CREAT | O_TRUNC, bytes},
-                        {file + ".out", O_RDWR | O_CREAT | O_TRUNC, bytes}};
-  for (const MappedFile& f : files)
+  memlimit::MappedFile files[] = {{file, O_RDONLY, bytes},
+                                  {file + ".runs", O_RDWR | O_CREAT | O_TRUNC, bytes},
+                                  {file + ".out", O_RDWR | O_CREAT | O_TRUNC, bytes}};
+  for (const memlimit::MappedFile& f : files)
     if (f.data() == nullptr) return {0, 0, 0, "no file to map"};
-  const auto of = [&](const void* p) -> MappedFile& {
+  const auto of = [&](const void* p) -> memlimit::MappedFile& {
     return *std::ranges::find_if(files, [&](auto& f) { return f.has(p); });
   };
-  extsort::Memory m = sort_of(files[0].data(), files[1].data(), files[2].data(), bytes, memory);
+  extsort::Memory m = extsort::plan(files[0].data(), files[1].data(), files[2].data(), bytes, memory);
   m.fetch = [&](const void* p, size_t n) { of(p).fetch(p, n); };
   m.done_with = [&](const void* p, size_t n) { of(p).drop(p, n); };
   m.write_out = [&](const void* p, size_t n) { of(p).write(p, n); };
@@ -464,7 +381,7 @@ class Bench {
     vmem::region input(s_.bytes, file_, 0, VMEM_MAP_READ | VMEM_HOST_ONLY), runs(s_.bytes, VMEM_HOST_ONLY),
         output(s_.bytes, out, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
     unlink(out.c_str());
-    extsort::Memory m = sort_of(input.data(), runs.data(), output.data(), s_.bytes, budget_);
+    extsort::Memory m = extsort::plan(input.data(), runs.data(), output.data(), s_.bytes, budget_);
     m.fetch = [&](const void* p, size_t n) { vmem::check(vmem_prefetch(p, n, VMEM_HOST, nullptr)); };
     m.done_with = [&](const void* p, size_t n) { vmem::check(vmem_advise(p, n, VMEM_ADVISE_DONT_NEED, 0)); };
     m.write_out = [&](const void* p, size_t n) { vmem::check(vmem_prefetch(p, n, VMEM_SSD, nullptr)); };
