@@ -82,7 +82,8 @@ def _entry(path: str, name: str, value: Any, start: int, data: int) -> Entry:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_whole(n) for n in offsets):
         raise bad(f"data_offsets {short(offsets)} are not two whole numbers")
     begin, end = offsets
-    nbytes = product(shape, dtype.itemsize, LARGEST)
+    strides = product([n or 1 for n in shape], dtype.itemsize, LARGEST)  # must fit where there are no bytes, too
+    nbytes = 0 if strides is not None and 0 in shape else strides
     if nbytes is None or end - begin != nbytes:
         needs = f"more than {LARGEST}" if nbytes is None else str(nbytes)
         raise bad(

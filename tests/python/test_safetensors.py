@@ -58,6 +58,7 @@ REFUSED = [
     ("a dtype that is no text", content({"a": tensor([4], 0, 16, 7)}, bytes(16)), "dtype 7"),
     ("a negative shape", content({"a": tensor([-4], 0, 16)}, bytes(16)), "[-4]"),
     ("a number of a million digits", content(b'{"a": [' + b"9" * 1000000 + b"]}"), "digits"),
+    ("no bytes, and strides without end", content({"a": tensor([0, 1 << 62, 1 << 62], 0, 0)}, b""), "more than"),
     ("a product without end", content({"a": tensor([1 << 62] * 64, 0, 16)}, bytes(16)), "more than"),
     ("a million dimensions", content({"a": tensor([9] * 1000000, 0, 16)}, bytes(16)), "1000000 dimensions"),
     ("a shape of truth", content({"a": tensor([True], 0, 4)}, bytes(4)), "[True]"),
