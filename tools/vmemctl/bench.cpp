@@ -14,6 +14,7 @@
 #include <ctime>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <system_error>
 
 #include "commands.h"
