@@ -284,6 +284,16 @@ $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
 	@scripts/lib/once.sh $(BUILD)/$*.d clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
 	@touch $@
 
+# What another compiler says, without code: make syntax CXX=g++-14 (scripts/compilers.sh --syntax).
+SYNTAX    := $(TIDY_SRC:%.cpp=$(BUILD)/syntax/%.ok)
+.PHONY: syntax
+syntax: $(SYNTAX)
+$(BUILD)/syntax/%.ok: %.cpp $(BUILD)/flags | $(call SETUP,build)
+	@mkdir -p $(@D)
+	$(call say,SYN,$<)
+	$(Q)$(CXX) $(CPPFLAGS) -Itools $(STD) -fsyntax-only $<
+	@touch $@
+
 # Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime. And
 # what a lock protects is accessed with it held (lib/core/mutex.h).
 STATICS   := $(LIB_SRC:%.cpp=$(BUILD)/statics/%.ok)

@@ -1,10 +1,12 @@
 #!/bin/bash
-# compilers.sh [--quick] [--unit] [--flags FLAGS] [RELEASE/COMPILER..]: builds the library, the tools, the examples and every test
-# with other compilers, each in a clean system of a Debian release that packages it.
+# compilers.sh [--quick] [--syntax] [--unit] [--flags FLAGS] [RELEASE/COMPILER..]: builds the library, the tools, the examples
+# and every test with other compilers, each in a clean system of a Debian release that packages it; "here": in this system, where
+# it has the compiler.
 #
-# Without names: the oldest and the newest that are supported. "all": every one of the list below. --quick leaves the tests out;
-# --unit runs the unit tests of the last one, there. --flags: "-O0" unless given; some warnings need "-O2". The last line is
-# "N passed, N failed, N skipped".
+# Without names: the oldest and the newest that are supported. "all": every one of the list below. --quick leaves the tests out.
+# --syntax leaves the code out as well: public headers, library, tools and examples are parsed with all their warnings, a minute
+# or so on two quiet cores. --unit runs the unit tests of the last one, there. --flags: "-O0" unless given; some warnings need
+# "-O2". The last line is "N passed, N failed, N skipped".
 #
 # scripts/lib/clean_system.sh says where the systems (350 MB each) come from and are kept, and what that needs.
 set -uo pipefail
@@ -23,25 +25,53 @@ targets="lib tools examples build-tests" flags=-O0 unit='' wanted=()
 while [ $# -gt 0 ]; do
   case $1 in
     --quick) targets="lib tools examples" ;;
+    --syntax) targets=syntax ;;
     --unit) unit=1 ;;
     --flags) flags=$2; shift ;;
     all) for release in bookworm trixie sid; do for compiler in ${compilers[$release]}; do wanted+=("$release/$compiler"); done; done ;;
     ?*/?*) wanted+=("$1") ;;
-    *) sed -n '2,7s/^# \?//p' "$0"; exit 2 ;;
+    *) sed -n '2,9s/^# \?//p' "$0"; exit 2 ;;
   esac
   shift
 done
 [ ${#wanted[@]} -gt 0 ] || wanted=(bookworm/g++-11 sid/g++-15)
 
 work=$(realpath -m "${BUILD:-build}")/compilers
+mkdir -p "$work"
 . scripts/lib/clean_system.sh
-need_clean_systems
+[[ " ${wanted[*]/#here\/*/}" != *[a-z]* ]] || need_clean_systems
 
 # The programs and libraries of the packages of a compiler: g++-14 is both, clang++-19 lies in clang-19.
 package_of() { echo "${1/clang++/clang}"; }
 
+# made COMPILER MAKE..: builds, with the words before the targets.
+made() {
+  local compiler=$1 cc; shift
+  cc=${compiler/clang++/clang}; cc=${cc/g++/gcc}
+  # shellcheck disable=SC2086  # targets are words
+  "$@" -k -j"$(nproc)" NO_SETUP=1 CUDA=no CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets
+}
+# said STATUS: the line of one compiler.
+said() {
+  if [ "$1" = 0 ]; then
+    passed=$((passed + 1)); printf 'ok   %s, %s: %s (%d s)\n' "$each" "$flags" "$targets" $((SECONDS - began))
+  else
+    failed=$((failed + 1)); printf 'FAIL %s, %s (%s)\n' "$each" "$flags" "$log"; grep -E 'error|undefined' "$log" | head -20 | sed 's/^/       /'; grep -qE 'error|undefined' "$log" || tail -5 "$log"
+  fi
+}
+# And the public headers, with what strict programs build with.
+headers() { [ "$targets" != syntax ] || "$@"; }
+
 for each in "${wanted[@]}"; do
   release=${each%%/*} compiler=${each#*/} began=$SECONDS
+  if [ "$release" = here ]; then
+    command -v "$compiler" >/dev/null || { skipped=$((skipped + 1)); printf 'skip %s\nskipped: %s is not installed\n' "$each" "$compiler"; continue; }
+    log=$work/here-$compiler.log; rm -rf "$work/here"
+    made "$compiler" make BUILD="$work/here" >"$log" 2>&1 && headers env CXX="$compiler" scripts/check.sh header >>"$log" 2>&1
+    said $?
+    rm -rf "$work/here"
+    continue
+  fi
   # All compilers of the default, or of "all", share one system a release.
   include=$libraries
   for other in $(printf '%s\n' "${wanted[@]}" | sed -n "s|^$release/||p"); do include+=,$(package_of "$other"); done
@@ -54,14 +84,9 @@ for each in "${wanted[@]}"; do
     echo "$include" >"$root/.made"
     echo "     a clean $release is there ($((SECONDS - began)) s)"; began=$SECONDS
   fi
-  cc=${compiler/clang++/clang}; cc=${cc/g++/gcc}
   rm -rf "$root/made"; copy_sources "$root"; log=$work/$release-$compiler.log
-  # shellcheck disable=SC2086  # targets are words
-  if inside "$root" make -C /src -k -j"$(nproc)" NO_SETUP=1 CUDA=no BUILD=/made CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets >"$log" 2>&1; then
-    passed=$((passed + 1)); printf 'ok   %s, %s: %s (%d s)\n' "$each" "$flags" "$targets" $((SECONDS - began))
-  else
-    failed=$((failed + 1)); printf 'FAIL %s, %s (%s)\n' "$each" "$flags" "$log"; grep -E 'error|undefined' "$log" | head -20 | sed 's/^/       /'; grep -qE 'error|undefined' "$log" || tail -5 "$log"
-  fi
+  made "$compiler" inside "$root" make -C /src BUILD=/made >"$log" 2>&1 && headers inside "$root" env CXX="$compiler" /src/scripts/check.sh header >>"$log" 2>&1
+  said $?
   if [ -n "$unit" ] && [ "$each" = "${wanted[-1]}" ] && [ -x "$root/made/tests/unit_tests" ]; then
     began=$SECONDS log=$work/$release-$compiler-unit.log
     inside "$root" sh -c 'cd /src && BUILD=/made scripts/run-tests.sh unit' >"$log" 2>&1

@@ -4,7 +4,7 @@
 # Groups: build (default), test, check, vm, kernel; wheel (make wheel, and an environment to install it into); package (Debian packages: debhelper, lintian and what makes a clean
 # system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
 # Prometheus server, for the tests of the dashboard); model (model checkers for the paging protocol, 2 MB: their test skips
-# without them). CUDA is never installed: the library builds without it and takes a toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
+# without them); compilers (the oldest that is supported, for scripts/compilers.sh here/..). CUDA is never installed: the library builds without it and takes a toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
 # the essentials are there. Does nothing, at once, when nothing is missing; --quiet says nothing in that case. --check installs
 # nothing and says what is missing. Exit: 0; 1: an essential is missing; with --check 3: something else is.
 set -euo pipefail
@@ -19,6 +19,7 @@ declare -A packages=(
   [check]="clang clang-format clang-tidy shellcheck groff-base"
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev dwarves sparse"
   [package]="dpkg-dev debhelper dh-dkms dh-python lintian mmdebstrap zstd"
+  [compilers]="g++-11"
   [bench]="gnuplot-nox python3-minimal"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
