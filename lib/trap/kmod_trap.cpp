@@ -537,7 +537,7 @@ Status KmodTrap::populate_frames(void* address, size_t size, int node) {
     call(fd_, VMEM_IOC_RELEASE, &r);
   }
   return system_error(err, "no memory for %s of frames%s", core::human_bytes(size).c_str(),
-                      err == -EDQUOT ? "; see frame_limit_bytes and context_limit_bytes in /sys/class/misc/vmem" : "");
+                      err == -EDQUOT ? "; a limit in /sys/class/misc/vmem: of the machine, a user or a context" : "");
 }
 
 Status KmodTrap::release_frames(void* address, size_t size) {
