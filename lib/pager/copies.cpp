@@ -50,7 +50,7 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
   }
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
-    if (policies_[staging_pool(r)]->victims(1, {&victim, 1}) == 0) break;
+    if (map_.policy_of(staging_pool(r)).victims(1, {&victim, 1}) == 0) break;
     Resident& resident = residents_[victim.id];
     if (resident.is_copy) {
       if (!evict_copy(victim.id)) break;

@@ -441,7 +441,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   if (budget.missing() == 0) return false;
   std::array<policy::Victim, kDeviceBatch> victims;
   const uint64_t bytes = std::min<uint64_t>(budget.missing(), kBatchBytes);
-  policy::Evictor& policy = *policies_[kDevicePools + static_cast<size_t>(d)];
+  policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   Batch batch;
   for (size_t i = 0; i < count; ++i) {

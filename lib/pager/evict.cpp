@@ -79,9 +79,9 @@ void Pager::evict_loop() {
     // A batch is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
     const uint64_t pages =
         std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * reserve_.largest_block()) / core::kPage);
-    size_t count = host_short ? policies_[kHostPool]->victims(pages, victims) : 0;
+    size_t count = host_short ? map_.policy_of(kHostPool).victims(pages, victims) : 0;
     if (count == 0 && staging_short) {
-      count = policies_[*staging_short]->victims(pages, victims);
+      count = map_.policy_of(*staging_short).victims(pages, victims);
       next_short =
           static_cast<uint8_t>(*staging_short + 1);  // frames of another size may be short as well, and have their turn
     }
@@ -103,7 +103,7 @@ void Pager::evict_loop() {
       if (m != nullptr) {
         batch.push_back(m);
       } else if (!victims[i].probe && !r.dying) {
-        admit(r, b, clock_.stamp());
+        map_.admit(r, b, clock_.stamp());
       }
     }
     if (batch.empty() && !copies) need_evict_.wait_for(lock, std::chrono::milliseconds(5));
@@ -120,10 +120,9 @@ void Pager::evict_loop() {
 }
 
 // Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
-void Pager::go_on_to_ssd(Region& r, BlockIndex b) {
+void Pager::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
-  if (!std::exchange(residents_[r.table[b].aux].leaves, false) || r.dying) return;
-  if ((state != State::resident && state != State::held) || queues_.evict_requests.full()) return;
+  if (r.dying || (state != State::resident && state != State::held) || queues_.evict_requests.full()) return;
   if (queues_.evict_requests.add({&r, b, b}, false)) need_evict_.notify_one();
 }
 
@@ -142,12 +141,12 @@ void Pager::serve_evict_request(Lock& lock) {
       continue;
     }
     if (behind && resident.ahead) continue;
-    if (resident.admitted) policy(r.table[b].aux).remove(r.table[b].aux);
+    if (resident.admitted) map_.policy(r.table[b].aux).remove(r.table[b].aux);
     resident.admitted = false;
     if (Move* m = begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
-      admit(r, b, clock_.stamp());
+      map_.admit(r, b, clock_.stamp());
     }
   }
   queues_.evict_requests.go_on(b);
@@ -166,12 +165,12 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
                      : r.transfer == Transfer::install ? resident.frame
                                                        : frames_.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
-  if (!reserve_move()) {
+  if (!map_.reserve_move()) {
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
   r.table.change(b, block.state, State::taking);
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
   m->keep = keep;
@@ -188,7 +187,7 @@ Move* Pager::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
   }
   if (!keep && !probe) leaves(m);
-  if ((keep || probe) && resident.admitted) policy(block.aux).hold(block.aux);
+  if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }
 
@@ -262,9 +261,9 @@ void Pager::evict_batch(std::span<Move*> batch) {
       if (m->probe && m->status.ok()) {
         r.table.change(m->block, State::taking, State::held);
         residents_[r.table[m->block].aux].frame = m->image;
-        policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
+        map_.policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
         settle_probe(r, m->block, after);
-        free_move(m);
+        map_.free_move(m);
       } else if (m->torn) {
         lose_taken(m);
       } else if (!m->status.ok()) {
@@ -288,7 +287,7 @@ void Pager::evict_batch(std::span<Move*> batch) {
 
 void Pager::settle_probe(Region& r, BlockIndex b, After& after) {
   if ((r.table[b].flags & core::kWanted) == 0) return;
-  policy(r.table[b].aux).touched(r.table[b].aux);
+  map_.policy(r.table[b].aux).touched(r.table[b].aux);
   begin_install(r, b, after);
 }
 
@@ -378,12 +377,12 @@ void Pager::let_go(Move* m, State from, After& after) {
     frames_.put(m->image, r.block_size);
   }
   write_back_.settled(m->leaving);
-  free_resident(m->block, r);
+  map_.free_resident(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
   tables_.charge(r);
   const BlockIndex b = m->block;
-  free_move(m);
+  map_.free_move(m);
   settle(r, b, after);
 }
 
@@ -396,7 +395,7 @@ void Pager::put_back(Move* m, After& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   Resident& resident = residents_[block.aux];
-  if ((m->keep || m->probe) && resident.admitted) policy(block.aux).unhold(block.aux);
+  if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
 
   if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
     // Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
@@ -412,17 +411,17 @@ void Pager::put_back(Move* m, After& after) {
     }
     if ((block.flags & core::kWanted) != 0) trap_->wake(r.address(m->block), r.block_size).ignore();
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-    admit(r, m->block, clock_.stamp());
-    free_move(m);
+    map_.admit(r, m->block, clock_.stamp());
+    map_.free_move(m);
     return;
   }
   resident.frame = m->image;
   const bool wanted = (block.flags & core::kWanted) != 0;
   if (m->from_held && (!wanted || m->staged)) {
     r.table.change(m->block, from, State::held);
-    admit(r, m->block, clock_.stamp());
+    map_.admit(r, m->block, clock_.stamp());
     const BlockIndex b = m->block;
-    free_move(m);
+    map_.free_move(m);
     if (wanted) begin_install(r, b, after);
     return;
   }
@@ -442,6 +441,7 @@ void Pager::forget_store_copy(Region& r, BlockIndex b) {
 // Locked; state writing.
 void Pager::to_store(Move* m, After& after) {
   Region& r = *m->region;
+  m->pager = this;
   const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
     io.op = store::Io::Op::write;
     io.urgency = m->job != nullptr ? Urgency::acquire : Urgency::writeback;
@@ -485,7 +485,7 @@ void Pager::note_write_failure(Move* m) {
   core::add(counters_.io_errors);
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
-                                   where(*m->region, m->block).c_str());
+                                   map_.where(*m->region, m->block).c_str());
   }
   if (write_back_.failed(m->status, m->job != nullptr || core::broken("write_report"), now_ns()))
     core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
@@ -578,7 +578,7 @@ void Pager::finish_write(Move* m, After& after) {
 void Pager::drop_cut_off(Move* m) {
   Region& r = *m->region;
   core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-            m->stored - m->io.transferred, place(r, m->block).c_str());
+            m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   {
     Lock lock(mutex_);
     const ResidentId id = r.table[m->block].aux;
@@ -586,8 +586,8 @@ void Pager::drop_cut_off(Move* m) {
     if (m->keep) {
       if (leased(r, m->block)) return;
       if (resident.admitted) {
-        policy(id).unhold(id);
-        policy(id).remove(id);
+        map_.policy(id).unhold(id);
+        map_.policy(id).remove(id);
         resident.admitted = false;
       }
       m->keep = false;
@@ -658,19 +658,19 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 // block again, as by revive(); else it goes on showing the file. Locked, and not meanwhile: to take a file's pages away
 // may mean that the file system writes them first. For that time nobody else acts on the block.
 Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
-  if (!reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
+  if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   Block& block = r.table[b];
   const uint32_t stamp = block.aux;
-  const ResidentId id = new_resident(r, b, nullptr);
+  const ResidentId id = map_.new_resident(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   const bool hides = r.gpu && !own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
   core::step("file.hiding");
   Status s = hides ? hide_file(*trap_, r, b, &shown) : drop_shown(*trap_, r, b);
   lock.lock();
-  give_resident(id);
+  map_.give_resident(id);
   block.aux = stamp;
   After after;
   if (s.ok() && hides) {
@@ -678,7 +678,7 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
     tables_.charge(r);
     r.reasons.erase(b);
-    free_move(m);
+    map_.free_move(m);
     settle(r, b, after);
   } else {
     if (!s.ok()) core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
@@ -686,7 +686,7 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::filling, State::failed);
     trap_->wake(r.address(b), r.block_size).ignore();
-    free_move(m);
+    map_.free_move(m);
   }
   pump(after);
   run(lock, after);

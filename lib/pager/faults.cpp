@@ -141,7 +141,7 @@ void Pager::touch_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
 }
 
 void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
-  Region* r = find(fault.address);
+  Region* r = map_.find(fault.address);
   if (r == nullptr) {
     // Its region was freed between the touch and this report: let the thread meet what is there now.
     trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
@@ -186,7 +186,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       core::add(counters_.soft_faults);
       block.flags |= wish;
       used(*r, b);
-      if (residents_[block.aux].admitted) policy(block.aux).touched(block.aux);
+      if (residents_[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
       begin_install(*r, b, after);
       counters_.fault_took(now_ns() - now);
       break;
@@ -270,7 +270,7 @@ void Pager::used(Region& r, BlockIndex b) {
     before.flags &= kForgetReadAhead;
     residents_.seen(residents_[before.aux]);
     core::add(counters_.prefetch_hits);
-    if (residents_[before.aux].admitted) policy(before.aux).touched(before.aux);
+    if (residents_[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
   }
   follow(r, b, marker);
 }
@@ -343,7 +343,7 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
     if (block.state != State::resident && (used || block.state != State::held)) continue;
     Resident& resident = residents_[block.aux];
     if (!used && !resident.ahead) continue;
-    if ((block.flags & core::kReadAhead) != 0 && resident.admitted) policy(block.aux).touched(block.aux);
+    if ((block.flags & core::kReadAhead) != 0 && resident.admitted) map_.policy(block.aux).touched(block.aux);
     if (used && (block.flags & core::kReadAhead) != 0) {
       block.flags &= kForgetReadAhead;
       core::add(counters_.prefetch_hits);
@@ -352,7 +352,7 @@ void Pager::pass(Region& r, const policy::Run& run, bool used) {
     if (!leave || !resident.admitted) continue;
     bool pinned = false;
     if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
-    policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
+    map_.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
   }
 }
 

@@ -35,7 +35,7 @@ constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead |
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   Block& block = r.table[b];
-  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !reserve_block()) return false;
+  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
@@ -46,11 +46,11 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
   }
   const uint32_t stamp = block.aux;
   const State from = block.state;
-  const ResidentId id = new_resident(r, b, frame, staging_pool(r));
+  const ResidentId id = map_.new_resident(r, b, frame, staging_pool(r));
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->image = frame;
   m->coded = scratch;
   m->staged = true;
@@ -65,7 +65,7 @@ bool Pager::start_staging(Region& r, BlockIndex b, After& after) {
 bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, const Starved* waited) {
   Block& block = r.table[b];
   if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
-  if (!reserve_block()) {
+  if (!map_.reserve_block()) {
     need_evict_.notify_one();
     return false;
   }
@@ -96,11 +96,11 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
 
   const uint32_t stamp = block.aux;
   const State from = block.state;
-  const ResidentId id = new_resident(r, b, image);
+  const ResidentId id = map_.new_resident(r, b, image);
   residents_[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->image = image;
   m->coded = scratch;
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
@@ -136,11 +136,11 @@ void Pager::verify_read(Move* m) {
   core::add(counters_.read_bytes, m->io.transferred);
   if (m->io.result != 0) {
     core::add(counters_.io_errors);
-    m->status = core::system_error(m->io.result, "reading failed, %s", place(r, m->block).c_str());
+    m->status = core::system_error(m->io.result, "reading failed, %s", map_.place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
     m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
-                            m->io.transferred, r.file_bytes(m->block), place(r, m->block).c_str());
+                            m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
   } else if (m->coded != nullptr) {
     m->status =
         store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
@@ -152,7 +152,7 @@ void Pager::verify_read(Move* m) {
     if (verify && !core::broken("digest_check") && !(store::digest(m->image, r.block_size) == block.digest)) {
       core::add(counters_.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
-                              place(r, m->block).c_str());
+                              map_.place(r, m->block).c_str());
     }
   } else if (m->status.ok() && r.writable()) {
     m->digest = store::digest(m->image, r.block_size);
@@ -185,6 +185,7 @@ bool Pager::show_file(Move* m) {
 void Pager::prepare_read(Move* m, Urgency urgency, void (*done)(store::Io&)) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
+  m->pager = this;
   store::Io& io = m->io;
   io.op = store::Io::Op::read;
   io.urgency = urgency;
@@ -209,10 +210,10 @@ void Pager::abandon_fill(Move* m, After& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   give_frame(r, m->image);
-  free_resident(m->block, r);
+  map_.free_resident(m->block, r);
   block.flags &= kForgetReadAhead;
   r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
-  free_move(m);
+  map_.free_move(m);
   pump(after);
 }
 
@@ -268,13 +269,13 @@ void Pager::finish_read(Move* m, After& after) {
   }
   if (fatal_for_touch) {
     give_frame(r, m->image);
-    free_resident(m->block, r);
+    map_.free_resident(m->block, r);
     r.table.change(m->block, State::filling, State::failed);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
     if (shows_file) block.flags |= core::kShowsFile;
     r.keep_reason(m->block, m->status);
     if (!shows_file) fail_touches(r, m->block);
-    free_move(m);
+    map_.free_move(m);
     pump(after);
     return;
   }
@@ -286,9 +287,9 @@ void Pager::finish_read(Move* m, After& after) {
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
   if (m->staged) {
     r.table.change(m->block, State::filling, State::held);
-    admit(r, m->block, residents_[block.aux].stamp);
+    map_.admit(r, m->block, residents_[block.aux].stamp);
     const BlockIndex b = m->block;
-    free_move(m);
+    map_.free_move(m);
     settle(r, b, after);
     pump(after);
     return;
@@ -297,8 +298,8 @@ void Pager::finish_read(Move* m, After& after) {
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
     r.table.change(m->block, State::filling, State::held);
-    admit(r, m->block, residents_[block.aux].stamp);
-    free_move(m);
+    map_.admit(r, m->block, residents_[block.aux].stamp);
+    map_.free_move(m);
     pump(after);
     return;
   }
@@ -320,7 +321,7 @@ void Pager::start_installing(Move* m, State from, MoveList& install) {
     retry->bus = !trap_->unfail(r.address(m->block), r.block_size).ok();
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = residents_[id].admitted;
-  if (m->pinned_in_policy) policy(id).hold(id);
+  if (m->pinned_in_policy) map_.policy(id).hold(id);
   install.push_back(m);
 }
 
@@ -335,12 +336,12 @@ bool Pager::begin_install(Region& r, BlockIndex b, After& after) {
 
 // False, and nothing changed, when there is no memory.
 bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* waited) {
-  if (!reserve_move()) return false;
+  if (!map_.reserve_move()) return false;
   Block& block = r.table[b];
   const bool staged = in_staging(residents_[block.aux].pool);
   // The bytes will be in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
   m->image = residents_[block.aux].frame;
@@ -390,7 +391,7 @@ void Pager::installed(Move* m, const Status& s, After& after) {
   const bool torn = !s.ok() && torn_by_fill(m, s);
   Lock lock(mutex_);
   Block& block = r.table[m->block];
-  if (m->pinned_in_policy) policy(block.aux).unhold(block.aux);
+  if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
   if (torn) {
     lose_filled(m, s);
     pump(after);
@@ -400,11 +401,11 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     // The trap's own copy of it was refused memory: as for any frame, others leave for it.
     r.table.change(m->block, State::installing, State::held);
     budget_.credit(r.block_size);
-    admit(r, m->block, 0);
+    map_.admit(r, m->block, 0);
     hold_back_after_refusal(s);
     block.flags |= core::kWanted;
     starve_fault(r, m->block, m->since_ns, m->mark);
-    free_move(m);
+    map_.free_move(m);
     pump(after);
     return;
   }
@@ -412,11 +413,11 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
     r.table.change(m->block, State::installing, State::held);
     if (m->staged) budget_.credit(r.block_size);
-    admit(r, m->block, 0);
+    map_.admit(r, m->block, 0);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     m->status = s;
     answer_later(r, m->block, s);
-    free_move(m);
+    map_.free_move(m);
     return;
   }
   Resident& resident = residents_[block.aux];
@@ -426,7 +427,7 @@ void Pager::installed(Move* m, const Status& s, After& after) {
   } else if (m->staged) {  // from now on it is a block like any other in host memory
     staging_.of(r).frames.put(m->image);
     resident.frame = nullptr;
-    if (resident.admitted) policy(block.aux).remove(block.aux);
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
     resident.admitted = false;
     resident.pool = kHostPool;
     block.flags &= static_cast<uint16_t>(~core::kDirty);
@@ -445,9 +446,9 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     }
   }
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  admit(r, m->block, resident.stamp);
+  map_.admit(r, m->block, resident.stamp);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
-  free_move(m);
+  map_.free_move(m);
   pump(after);
 }
 
@@ -533,7 +534,7 @@ void Pager::pump(After& after) {
     if (block.state == State::untouched && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       if (s.urgency == Urgency::fault) refuse_touch(*s.region, s.block);
-      notify();  // an acquire says why
+      map_.notify();  // an acquire says why
     } else if (block.state == State::untouched || block.state == State::stored) {
       if (!start_fill(*s.region, s.block, s.urgency, after, &s)) return;
     } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
@@ -660,7 +661,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
       // Its bytes are here and nowhere else: they stay, and so does the toucher.
       core::log(core::Level::error,
                 "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
-                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, where(r, s.block).c_str());
+                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, map_.where(r, s.block).c_str());
       queues_.starved.wait_again(now, look(now));
       return false;
     }
@@ -676,7 +677,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
         core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
                     write_back_.error().ok() ? "" : ": ", static_cast<int>(write_back_.error().text().size()),
-                    write_back_.error().text().data(), where(r, s.block).c_str());
+                    write_back_.error().text().data(), map_.where(r, s.block).c_str());
     core::log(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
               static_cast<int>(why.text().size()), why.text().data());
     // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
@@ -686,7 +687,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     core::step("starved.said");
     lock.lock();
     --r.in_flight;
-    notify();
+    map_.notify();
     queues_.starved.unmark(r, s.block);
     if (r.dying) return true;
     if (brought()) return true;
@@ -700,7 +701,7 @@ bool Pager::check_starved(Lock& lock, uint64_t now) {
     tables_.charge(r);
     r.keep_reason(s.block, why);
     fail_touches(r, s.block);
-    notify();
+    map_.notify();
     return true;
   }
   return false;

@@ -48,7 +48,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
   {
     Lock lock(mutex_);
     if (!queues_.endings.empty()) reap(lock);
-    if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu)
       return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
     if (!span.region->gpu) stream = nullptr;  // what is in a stream's order does not use it
@@ -61,7 +61,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
   After after;
   {
     Lock lock(mutex_);
-    if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu) return error(EINVAL, "the region at %p was freed meanwhile", ptr);
     if (!later.empty()) {
       if (queues_.stream_hints.size() >= Queues::kMaxSpeculative) return {};
@@ -168,7 +168,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   if (advice == VMEM_ADVISE_DONT_NEED) return drop_contents(ptr, size);
   Lock lock(mutex_);
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   AdvisedRange range{span.first, span.last, Temperature::normal, false};
   switch (advice) {
@@ -251,10 +251,10 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
     if (!residents_[block.aux].admitted) continue;
     bool pinned = false;
     const Temperature t = temperature(r, b, &pinned);
-    policy(block.aux).advise(block.aux, t, r.priority, pinned);
+    map_.policy(block.aux).advise(block.aux, t, r.priority, pinned);
   }
   --r.in_flight;
-  notify();
+  map_.notify();
   return {};
 }
 
@@ -266,46 +266,35 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
   ++r.in_flight;
   Status result;
   for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
-    if (!wait_stable(lock, r, b)) {
+    if (!map_.wait_stable(lock, r, b)) {
       result = error(EINVAL, "the region was freed meanwhile");
       break;
     }
     const bool claimed = r.table[b].state == State::on_device;
     if (claimed) {
       r.table.change(b, State::on_device, State::leaving);
-      if (residents_[r.table[b].aux].admitted) policy(r.table[b].aux).hold(r.table[b].aux);
+      if (residents_[r.table[b].aux].admitted) map_.policy(r.table[b].aux).hold(r.table[b].aux);
     }
     lock.unlock();
     core::step("advise.device");
     result = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, what, location, set);
     lock.lock();
     if (claimed) {
-      if (residents_[r.table[b].aux].admitted) policy(r.table[b].aux).unhold(r.table[b].aux);
+      if (residents_[r.table[b].aux].admitted) map_.policy(r.table[b].aux).unhold(r.table[b].aux);
       stays(r, b);
-      notify();
+      map_.notify();
     }
   }
   --r.in_flight;
-  notify();
+  map_.notify();
   return result;
-}
-
-bool Pager::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
-  if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
-  for (Waiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
-    if (wait_on(lock, sweep, waiter.changed)) continue;
-    sweep->leave(b);
-    return true;
-  }
-  if (sweep != nullptr) sweep->progress.made();
-  return !r.dying;
 }
 
 // Blocks wholly inside lose their contents. Shared files lose nothing: their blocks are written and leave memory.
 Status Pager::drop_contents(const void* ptr, size_t size) {
   Lock lock(mutex_);
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   const std::byte* from = static_cast<const std::byte*>(ptr);
   const std::byte* to = from + size;
@@ -335,14 +324,14 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
     }
   }
   --r.in_flight;
-  notify();
+  map_.notify();
   if (result.ok() && skipped)
     return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");
   return result;
 }
 
 Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
-  if (!wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
   if (leased(r, b)) {  // .. while it was waited for
     *skipped = true;
     return {};
@@ -351,11 +340,11 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   After after;
   switch (block.state) {
     case State::resident: {
-      if (!reserve_move()) return no_memory();
-      if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
+      if (!map_.reserve_move()) return no_memory();
+      if (residents_[block.aux].admitted) map_.policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::resident, State::taking);
-      Move* m = new_move(r, b);
+      Move* m = map_.new_move(r, b);
       m->in_place = r.transfer != trap::Transfer::install;
       residents_[block.aux].in_place = m->in_place;
       residents_[block.aux].dropping = true;
@@ -376,11 +365,11 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     }
     case State::held: {
-      if (!reserve_move()) return no_memory();
-      if (residents_[block.aux].admitted) policy(block.aux).remove(block.aux);
+      if (!map_.reserve_move()) return no_memory();
+      if (residents_[block.aux].admitted) map_.policy(block.aux).remove(block.aux);
       residents_[block.aux].admitted = false;
       r.table.change(b, State::held, State::taking);
-      Move* m = new_move(r, b);
+      Move* m = map_.new_move(r, b);
       m->image = residents_[block.aux].frame;
       m->from_held = true;
       m->staged = in_staging(residents_[block.aux].pool);
@@ -404,7 +393,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       tables_.charge(r);
       break;
     case State::failed:
-      if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
+      if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
       forget_store_copy(r, b);
       // Where the file itself is mapped only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};

@@ -42,31 +42,6 @@ Status no_memory() {
 
 }  // namespace
 
-// Locked. After a change of the block's leases, and when it is admitted: the policy holds it once for all of them.
-void Pager::match_hold(Region& r, BlockIndex b) {
-  const Block& block = r.table[b];
-  if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
-  Resident& resident = residents_[block.aux];
-  if (!resident.admitted || resident.leased == holds_for_lease(r, b)) return;
-  resident.leased = !resident.leased;
-  if (resident.leased) {
-    policy(block.aux).hold(block.aux);
-  } else {
-    policy(block.aux).unhold(block.aux);
-  }
-}
-
-// Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
-// there are by then. An evictor may get to a block first that was leased just now, and leaves it alone; one that was
-// released just now it finds when this has passed it.
-void Pager::match_holds(Lock& lock, const SpanOf& span) {
-  Region& r = *span.region;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {
-    match_hold(r, b);
-    if (b % kTurn == 0) lock.give_way();
-  }
-}
-
 // Locked. So many blocks are leased, and of them so many under ending leases alone: more than before, or fewer.
 void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
   const uint64_t bytes = leased * r.block_size;
@@ -88,7 +63,7 @@ Status Pager::lease(const SpanOf& span, unsigned access, int location, void* str
     return other == location;
   });
   if (other != location) {
-    return error(EBUSY, "%s is leased at location %d; release it there first", where(r, at).c_str(), other);
+    return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(r, at).c_str(), other);
   }
   const uint64_t tables = budget_.charged(memory::Use::tables);
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
@@ -135,7 +110,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   std::vector<SpanOf> spans(ranges.size());
   Lock lock(mutex_);
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     if (spans[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
@@ -144,7 +119,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   for (const SpanOf& s : spans) ++s.region->in_flight;
   const core::OnExit let_regions_go([&] {
     for (const SpanOf& s : spans) --s.region->in_flight;
-    notify();
+    map_.notify();
   });
   if (!queues_.endings.empty()) {
     if (Status s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) return s;
@@ -154,7 +129,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   core::OnExit undo([&] {
     if (!lock.owns_lock()) lock.lock();
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, location, stream);
-    for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
+    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
   });
   for (; done < spans.size(); ++done) {
     Status s = lease(spans[done], ranges[done].access, location, stream);
@@ -170,7 +145,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     uint64_t hits = 0;
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
       hits += r.table[b].state == State::resident;
-      match_hold(r, b);
+      map_.match_hold(r, b);
       if (b % kTurn == 0) lock.give_way();
     }
     core::add(counters_.lease_blocks, s.last - s.first + 1);
@@ -230,7 +205,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       if (starving != Progress::kNone) queues_.starved.give_up_acquire(r, b);
       return s;
     }
-    if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", where(r, b).c_str());
+    if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
     Block& block = r.table[b];
     After after;
     switch (block.state) {
@@ -301,7 +276,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       if (refused++ == 0) refused_ns = now;
       if (refused > kRefusals && now - refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {
         return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", refused,
-                     config_.fault_timeout_ms, where(r, b).c_str());
+                     config_.fault_timeout_ms, map_.where(r, b).c_str());
       }
       lock.sleep_for(changed_, std::chrono::milliseconds(20));
       continue;

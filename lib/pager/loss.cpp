@@ -140,7 +140,7 @@ void Pager::answer_later(Region& r, BlockIndex b, const Status& why) {
   const bool known = queues_.retries.find(r, b) != nullptr;
   if (!known) {
     core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
-              static_cast<int>(why.text().size()), why.text().data(), where(r, b).c_str());
+              static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
   }
   if (queues_.retries.add(r, b, now_ns()) == nullptr) trap_->wake(r.address(b), r.block_size).ignore();
   need_evict_.notify_one();
@@ -175,7 +175,7 @@ bool Pager::ask_again(Lock& lock, uint64_t now) {
     core::log(Level::error,
               "a block could not be put in place, %u times in %u ms: an access gets SIGBUS; the contents "
               "are intact, %s",
-              retry->times, config_.fault_timeout_ms, where(r, b).c_str());
+              retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
     ++r.in_flight;
@@ -184,7 +184,7 @@ bool Pager::ask_again(Lock& lock, uint64_t now) {
     core::step("retry.said");
     lock.lock();
     --r.in_flight;
-    notify();
+    map_.notify();
     if (r.dying) return true;
     retry = queues_.retries.find(r, b);
     if (retry != nullptr && absent() && trap_->fail(r.address(b), r.block_size).ok()) {
@@ -215,8 +215,8 @@ Status Pager::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again
   if (lost == 0) return {};
   const Status why = r.reason(at);
   return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
-                     static_cast<unsigned long long>(lost), where(r, at).c_str(), static_cast<int>(why.text().size()),
-                     why.text().data());
+                     static_cast<unsigned long long>(lost), map_.where(r, at).c_str(),
+                     static_cast<int>(why.text().size()), why.text().data());
 }
 
 namespace {
@@ -246,7 +246,7 @@ bool Pager::torn_by_fill(const Move* m, const Status& why) {
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
   if (torn) {
     core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
-              place(r, m->block).c_str());
+              map_.place(r, m->block).c_str());
     core::settle_log();
   }
   return torn;
@@ -255,7 +255,7 @@ bool Pager::torn_by_fill(const Move* m, const Status& why) {
 // Locked; state installing, after torn_by_fill().
 void Pager::lose_filled(Move* m, const Status& why) {
   Region& r = *m->region;
-  free_resident(m->block, r);
+  map_.free_resident(m->block, r);
   if (m->staged) {
     staging_.of(r).frames.put(m->image);
     budget_.credit(r.block_size);
@@ -264,7 +264,7 @@ void Pager::lose_filled(Move* m, const Status& why) {
   }
   mark_lost(r, m->block, State::installing, why);
   m->status = r.reason(m->block);
-  free_move(m);
+  map_.free_move(m);
 }
 
 // Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
@@ -274,7 +274,7 @@ void Pager::settle_torn_take(Move* m) {
   if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
   if (half_way(m->status)) {
     core::log(Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-              m->status.text().data(), place(r, m->block).c_str());
+              m->status.text().data(), map_.place(r, m->block).c_str());
     core::settle_log();
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
     if (Status s = trap_->drop({&range, 1}); !s.ok())
@@ -290,14 +290,14 @@ void Pager::lose_taken(Move* m) {
   const core::ResidentId id = r.table[m->block].aux;
   write_back_.settled(m->leaving);
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  if ((m->keep || m->probe) && residents_[id].admitted) policy(id).unhold(id);
+  if ((m->keep || m->probe) && residents_[id].admitted) map_.policy(id).unhold(id);
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);
-  free_resident(m->block, r);
+  map_.free_resident(m->block, r);
   mark_lost(r, m->block, State::taking, m->status);
   m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
-  free_move(m);
+  map_.free_move(m);
 }
 
 // Locked. Some call failed, and the device was asked then: if it is lost, that is said, once. The books say how things

@@ -20,34 +20,21 @@ using core::ResidentId;
 using core::State;
 using core::Status;
 
-namespace {
-
-// By Resident::pool.
-std::vector<std::unique_ptr<policy::Evictor>> make_policies(const device::Devices* devices, policy::EvictorKind kind) {
-  std::vector<std::unique_ptr<policy::Evictor>> policies(kDevicePools);
-  if (devices != nullptr) policies.resize(kDevicePools + static_cast<size_t>(devices->count()));
-  for (auto& policy : policies) policy = policy::make_evictor(kind);
-  return policies;
-}
-
-}  // namespace
-
 Pager::Pager(Parts parts, Config config)
     : trap_(std::move(parts.trap)),
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
       devices_(std::move(parts.devices)),
       config_(std::move(config)),
-      policies_(make_policies(devices_.get(), config_.evictor)),
       budget_(config_.host_budget),
       frames_(*trap_, budget_, config_.numa_nodes),
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
-      copies_(residents_, staging_, policies_, clock_),
+      map_(*trap_, *space_, staging_, counters_, config_, gpus_.size(), *this),
       shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()),
       reserve_(budget_, frames_, shown_),
       tables_(budget_, reserve_, residents_, moves_, *trap_) {
-  policies_[kHostPool]->resize(0, config_.host_budget / core::kPage);
+  map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
   machine_.wanted_timeout_ms = config_.fault_timeout_ms;
@@ -110,28 +97,6 @@ Pager::~Pager() {
   if (drains != 0) static_cast<void>(devices_.release());
 }
 
-Region* Pager::find(uintptr_t address) {
-  auto it = regions_.upper_bound(address);
-  if (it == regions_.begin()) return nullptr;
-  Region* r = std::prev(it)->second.get();
-  return address - reinterpret_cast<uintptr_t>(r->base) < r->span ? r : nullptr;
-}
-
-Status Pager::check_range(const void* ptr, size_t size, SpanOf* out) {
-  const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
-  if (size == 0) return error(EINVAL, "size is 0; give the bytes of the range at %p", ptr);
-  Region* r = find(at);
-  if (r == nullptr || r->dying) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
-  const size_t offset = at - reinterpret_cast<uintptr_t>(r->base);
-  if (size > r->size || offset > r->size - size) {
-    return error(EINVAL, "the range at %p, %zu bytes, ends %zu bytes after its region%s%s (%p, %zu bytes)", ptr, size,
-                 offset >= r->size ? size : size - (r->size - offset), r->name.empty() ? "" : " ", r->name.c_str(),
-                 static_cast<void*>(r->base), r->size);
-  }
-  *out = {r, r->index(ptr), r->index(static_cast<const std::byte*>(ptr) + size - 1)};
-  return {};
-}
-
 Status Pager::check_location(int location, bool allow_ssd) const {
   if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
   if (location >= 0 && static_cast<size_t>(location) < gpus_.size()) return {};
@@ -146,118 +111,26 @@ Status Pager::check_location(int location, bool allow_ssd) const {
                allow_ssd ? " or VMEM_SSD" : "");
 }
 
-core::OwnString Pager::where(const Region& r, BlockIndex b) const try {
-  core::OwnString text =
-      core::textf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
-                  static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
-                  static_cast<unsigned long long>(b) * r.block_size);
-  const core::Block& block = r.table[b];
-  if (block.extent) {
-    text += ", " + space_->describe(block.extent);
-  } else if (r.has_file) {
-    text += core::textf(", file %s, offset %llu", r.file.path.c_str(),
-                        static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
+// The blocks of a pool have so much at most, as it is now.
+uint64_t Pager::pages(uint8_t pool) const {
+  if (pool == kHostPool) return frames_.room() / core::kPage;
+  if (pool >= kDevicePools)
+    return std::max<uint64_t>(gpus_[pool - kDevicePools].budget.limit(), core::kHugePage) / core::kPage;
+  const Staging& frames = staging_.of(core::kHugePage << (pool - kStagingPools)).frames;
+  return std::max<uint64_t>(frames.bytes(), frames.frame()) / core::kPage;
+}
+
+void Pager::reserve_queues(size_t moves) {
+  for (Gpu& g : gpus_) {
+    g.ready.reserve(moves);
+    g.from_peers.reserve(moves);
   }
-  return text;
-} catch (const std::bad_alloc&) {
-  return "";
-}
-
-core::OwnString Pager::place(const Region& r, BlockIndex b) {
-  Lock lock(mutex_);
-  return where(r, b);
-}
-
-void Pager::give_resident(ResidentId id) {
-  if (residents_[id].admitted) policy(id).remove(id);
-  residents_.give(id);
-}
-
-// After reserve_block(), or where one has been given back under the same hold of the lock.
-ResidentId Pager::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
-  const ResidentId id = residents_.take(r, b, frame, pool);
-  r.table[b].aux = id;
-  return id;
-}
-
-void Pager::resize_policies(size_t residents) {
-  for (size_t i = 0; i < policies_.size(); ++i) {
-    const Staging* const frames =
-        i >= kStagingPools && i < kDevicePools ? &staging_.of(core::kHugePage << (i - kStagingPools)).frames : nullptr;
-    const uint64_t bytes = i == kHostPool ? frames_.room()
-                           : frames != nullptr
-                               ? std::max<uint64_t>(frames->bytes(), frames->frame())
-                               : std::max<uint64_t>(gpus_[i - kDevicePools].budget.limit(), core::kHugePage);
-    policies_[i]->resize(std::max(residents, residents_.size()), bytes / core::kPage);
-  }
-}
-
-// The block leaves memory: it gets the stamp of its eviction in place of its resident number.
-void Pager::free_resident(BlockIndex b, Region& r) {
-  core::Block& block = r.table[b];
-  const ResidentId id = block.aux;
-  copies_.drop(id);
-  give_resident(id);
-  clock_.left(r.block_size);
-  block.aux = clock_.stamp();
-}
-
-void Pager::admit(Region& r, BlockIndex b, uint32_t stamp) {
-  core::Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
-  if (resident.admitted) return;
-  policy::Admission a;
-  a.id = block.aux;
-  a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
-  a.priority = r.priority;
-  a.temperature = temperature(r, b, &a.pinned);
-  a.sequential = r.access == policy::Access::sequential;
-  a.probes = r.probes && resident.pool == kHostPool;
-  a.ahead = (block.flags & core::kReadAhead) != 0;
-  a.hinted = (block.flags & core::kPrefetched) != 0;
-  if (stamp != 0) a.age = clock_.age(stamp);
-  policy(a.id).admit(a);
-  resident.admitted = true;
-  resident.leased = false;
-  match_hold(r, b);
-}
-
-// After reserve_move(), or reserve_block().
-Move* Pager::new_move(Region& r, BlockIndex b) {
-  Move* m = moves_.take(r, b, now_ns());
-  m->pager = this;
-  ++r.in_flight;
-  return m;
-}
-
-// Something happened that anybody may wait for.
-void Pager::notify() {
-  changed_.notify_all();
-  waiters_.wake_all();
-}
-
-// The transition is over: whoever waits for the block hears of it, and those who wait for more than one.
-void Pager::free_move(Move* m) {
-  --m->region->in_flight;
-  const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
-  if (m->way != core::Way::none && moved && m->status.ok())
-    counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
-  if (m->device >= 0 && moved && m->status.ok()) progress_.made();
-  if (m->job != nullptr) {
-    --m->job->outstanding;
-    if (m->job->status.ok()) m->job->status = m->status;
-  }
-  moves_.give(m);
-  if (core::in_memory(m->region->table[m->block].state)) go_on_to_ssd(*m->region, m->block);
-  if (m->region->dying) trap_->wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
-  waiters_.wake(*m->region, m->block);
-  changed_.notify_all();
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {
   if (name == nullptr) return error(EINVAL, "name is null; give a string");
   Lock lock(mutex_);
-  Region* r = find(reinterpret_cast<uintptr_t>(ptr));
+  Region* r = map_.find(reinterpret_cast<uintptr_t>(ptr));
   if (r == nullptr) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
   r->name.assign(name, strnlen(name, 63));
   return {};
@@ -266,7 +139,7 @@ Status Pager::set_name(const void* ptr, const char* name) {
 Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
   Lock lock(mutex_);
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
   ++r.in_flight;
@@ -292,7 +165,7 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
   }
   (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
   --r.in_flight;
-  notify();
+  map_.notify();
   return {};
 }
 
@@ -351,7 +224,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
   }
   progress_.made();
   budget_.trim();
-  resize_policies();
+  map_.resize_policies();
   need_evict_.notify_all();
   pump(after);
   lock.unlock();
@@ -394,43 +267,28 @@ bool Pager::has_regions() {
 std::string Pager::check() {
   Lock lock(mutex_);
   while (staging_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
-  uint64_t blocks_in_memory = 0, leased = 0, charged = 0, tables = 0;
+  if (std::string s = map_.check(); !s.empty()) return s;
+  uint64_t leased = 0, charged = 0, tables = 0;
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : regions_) {
-    if (std::string s = r->table.check(); !s.empty()) return s;
     tables += r->table_charged + r->leases_charged;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (StarvedQueue::marked(r->table[b]) && !queues_.starved.accounts_for(*r, b))
-        return "a block is marked as one that waits for memory, and does not: " + std::string(where(*r, b));
+        return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
-        ++blocks_in_memory;
         const Resident& resident = residents_[r->table[b].aux];
-        if (resident.region != r.get() || resident.block != b)
-          return "a resident points elsewhere: " + std::string(where(*r, b));
         if (in_staging(resident.pool) && resident.frame != nullptr) ++staged[resident.pool - kStagingPools];
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
       }
     }
-    if (std::string s = r->leases.check(); !s.empty()) return s;
     r->leases.visit(0, r->blocks - 1,
                     [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
                       if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * size;
                       return true;
                     });
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
-      if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
-      const Resident& resident = residents_[r->table[b].aux];
-      if (resident.admitted && resident.leased != holds_for_lease(*r, b))
-        return "a lease holds no block: " + std::string(where(*r, b));
-    }
   }
-  const size_t copies = copies_.count();
-  if (blocks_in_memory + copies != residents_.used()) return "residents and tables disagree";
-  if (std::string s = residents_.check(); !s.empty()) return s;
-  if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = moves_.check(); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_.all(), now_ns()); !s.empty()) return s;
   if (std::string s = queues_.starved.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;

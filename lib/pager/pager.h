@@ -16,25 +16,21 @@
 #include "core/counters.h"
 #include "core/options.h"
 #include "pager/ask.h"
+#include "pager/block_map.h"
 #include "pager/config.h"
-#include "pager/eviction_clock.h"
-#include "pager/host_copies.h"
 #include "pager/host_reserve.h"
-#include "pager/move_pool.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
 #include "pager/region.h"
-#include "pager/residents.h"
 #include "pager/shown_copies.h"
 #include "pager/staging_pools.h"
 #include "pager/table_charges.h"
-#include "pager/waiters.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
 
-class Pager final : private WaitClock {
+class Pager final : private WaitClock, private BlockMap::Above {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -80,25 +76,38 @@ class Pager final : private WaitClock {
   using Lock = core::BigLock;
 
   // pager.cpp
-  core::Status check_range(const void* ptr, size_t size, SpanOf* out);
   core::Status check_location(int location, bool allow_ssd) const;
-  Region* find(uintptr_t address);
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
-  void give_resident(core::ResidentId id);
-  void resize_policies(size_t residents = 0);  // 0: as many as there are
-  policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
+  uint64_t pages(uint8_t pool) const override;
+  void reserve_queues(size_t moves) override;
+  void leaves(Region& r, core::BlockIndex b) override;
   void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
-  void free_resident(core::BlockIndex b, Region&r), admit(Region&r, core::BlockIndex b, uint32_t stamp);
-  Move* new_move(Region& r, core::BlockIndex b);
-  void free_move(Move* m);
-  void notify();
-  core::OwnString where(const Region& r, core::BlockIndex b) const;  // locked
-  core::OwnString place(const Region& r, core::BlockIndex b);        // unlocked
 
-  // tables.cpp. reserve_move: memory for one; reserve_block: and for one resident. What begins with it is not refused.
-  bool reserve_residents(size_t count) noexcept;
-  bool reserve_move(size_t free = 1) noexcept;
-  bool reserve_block(), reserve_blocks(Lock&lock, Region&r);
+  // The map's, as the device half calls them.
+  core::Status check_range(const void* ptr, size_t size, SpanOf* out) { return map_.check_range(ptr, size, out); }
+  Region* find(uintptr_t address) { return map_.find(address); }
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) {
+    return map_.new_resident(r, b, frame, pool);
+  }
+  void resize_policies() { map_.resize_policies(); }
+  policy::Evictor& policy(core::ResidentId id) { return map_.policy(id); }
+  void free_resident(core::BlockIndex b, Region& r) { map_.free_resident(b, r); }
+  void admit(Region& r, core::BlockIndex b, uint32_t stamp) { map_.admit(r, b, stamp); }
+  Move* new_move(Region& r, core::BlockIndex b) { return map_.new_move(r, b); }
+  void free_move(Move* m) { map_.free_move(m); }
+  void notify() { map_.notify(); }
+  core::OwnString where(const Region& r, core::BlockIndex b) const { return map_.where(r, b); }
+  core::OwnString place(const Region& r, core::BlockIndex b) { return map_.place(r, b); }
+  bool reserve_move() { return map_.reserve_move(); }
+  bool reserve_block() { return map_.reserve_block(); }
+  void match_hold(Region& r, core::BlockIndex b) { map_.match_hold(r, b); }
+  void match_holds(Lock& lock, const SpanOf& span) { map_.match_holds(lock, span); }
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) {
+    return map_.wait_stable(lock, r, b, sweep);
+  }
+  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) { return map_.wait_on(lock, sweep, what); }
+
+  // tables.cpp
+  bool reserve_blocks(Lock& lock, Region& r);
   core::Status no_table(const Region& r, core::BlockIndex b) const;
   void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
@@ -153,14 +162,13 @@ class Pager final : private WaitClock {
   void prepare_writes(std::span<Move* const> moves);
   void finish_clean(Move*m, After&after), to_store(Move*m, After&after), finish_write(Move*m, After&after);
   void note_write_failure(Move* m);
-  void serve_evict_request(Lock&lock), go_on_to_ssd(Region&r, core::BlockIndex b);
+  void serve_evict_request(Lock& lock);
   void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
   void forget_store_copy(Region& r, core::BlockIndex b);
   core::Status revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
-  void match_hold(Region&r, core::BlockIndex b), match_holds(Lock&lock, const SpanOf&span);
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
   void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream);
   core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
@@ -170,8 +178,6 @@ class Pager final : private WaitClock {
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
   core::Status drop_contents(const void* ptr, size_t size);
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);  // false: it is being freed
-  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what);
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
   core::Status write_for_free(Lock& lock, Region& r, bool force);
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
@@ -264,29 +270,31 @@ class Pager final : private WaitClock {
   Config config_;
   core::Counters counters_;
 
-  core::BigMutex mutex_;
-  Waiters waiters_;                                           // for one block each
-  std::condition_variable changed_;                           // .. for more: some block came to rest, memory came free
-  std::condition_variable need_evict_, renew_;                // the evictors, .. have work
-  core::EventCount gpu_work_;                                 // .. the devices' workers
-  core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;    // by Resident::pool
   HostBudget budget_;
   FramePool frames_;
-  Residents residents_;
-  MovePool moves_;
+  std::vector<Gpu> gpus_;
+  StagingPools staging_;
+  BlockMap map_;
+  // What of it is used as it is.
+  core::BigMutex& mutex_ = map_.mutex();
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions_ = map_.regions();
+  Residents& residents_ = map_.residents();
+  MovePool& moves_ = map_.moves();
+  EvictionClock& clock_ = map_.clock();
+  Progress& progress_ = map_.progress();
+  HostCopies& copies_ = map_.copies();
+  Waiters& waiters_ = map_.waiters();
+  std::condition_variable& changed_ = map_.changed();
+
+  std::condition_variable need_evict_, renew_;  // the evictors, .. have work
+  core::EventCount gpu_work_;                   // .. the devices' workers
   Queues queues_;
   Sums sums_;
-  EvictionClock clock_;
-  Progress progress_;
   WriteBack write_back_;
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
   Machine machine_;
   Threads threads_;
-  std::vector<Gpu> gpus_;
-  StagingPools staging_;
-  HostCopies copies_;
   ShownCopies shown_;
   HostReserve reserve_;
   TableCharges tables_;

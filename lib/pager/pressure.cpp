@@ -41,13 +41,13 @@ bool Pager::populate(Move* m, After& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   queues_.speculation.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
-  free_resident(b, r);
+  map_.free_resident(b, r);
   block.flags &= kForgetReadAhead;
   r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
   hold_back_after_refusal(s);
   if ((block.flags & core::kWanted) != 0) starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again
-  free_move(m);
+  map_.free_move(m);
   pump(after);
   return false;
 }
@@ -70,7 +70,7 @@ void Pager::hold_back(uint64_t bytes, uint64_t ns, bool pressed) {
   machine_.cap_until_ns = machine_.pressed ? std::max(until, machine_.cap_until_ns) : until;
   machine_.pressed |= pressed;
   budget_.trim();
-  resize_policies();
+  map_.resize_policies();
   need_evict_.notify_all();
 }
 
@@ -85,7 +85,7 @@ void Pager::lift_cap(uint64_t now) {
   if (!budget_.capped() || now < machine_.cap_until_ns) return;
   budget_.lift_cap();
   machine_.pressed = false;
-  resize_policies();
+  map_.resize_policies();
 }
 
 // Locked; an evictor with nothing to do. Frames that were kept for another region, and that none has asked for in time,
@@ -127,7 +127,7 @@ void Pager::on_knobs() {
   budget_.set_ceiling(std::max(limit, reserve_.least()));
   if (!machine_.pressed) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();
-  resize_policies();
+  map_.resize_policies();
   need_evict_.notify_all();
 }
 

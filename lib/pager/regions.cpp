@@ -444,7 +444,7 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
           drain();
           const Lock ended(mutex_);
           drained = true;
-          notify();
+          map_.notify();
         },
         &draining);
   } catch (const std::bad_alloc&) {
@@ -459,14 +459,14 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
     lock.lock();
   }
   --r.in_flight;
-  notify();
+  map_.notify();
 }
 
 Status Pager::destroy(void* ptr, bool force) {
   Lock lock(mutex_);
   auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
   if (it == regions_.end() || it->second->dying) {
-    const Region* inside = find(reinterpret_cast<uintptr_t>(ptr));
+    const Region* inside = map_.find(reinterpret_cast<uintptr_t>(ptr));
     return inside != nullptr && !inside->dying
                ? error(EINVAL, "%p is %zu bytes inside a region; give its start, %p", ptr,
                        static_cast<size_t>(static_cast<std::byte*>(ptr) - inside->base),
@@ -493,7 +493,7 @@ Status Pager::destroy(void* ptr, bool force) {
     ++r.in_flight;
     wait_for_region_endings(lock, r);
     --r.in_flight;
-    notify();
+    map_.notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
   }
   if (!force) {
@@ -506,7 +506,7 @@ Status Pager::destroy(void* ptr, bool force) {
     ++r.in_flight;
     Status s = write_for_free(lock, r, force);
     --r.in_flight;
-    notify();
+    map_.notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     if (!s.ok()) {
       if (!force) return s;
@@ -522,7 +522,7 @@ Status Pager::destroy(void* ptr, bool force) {
   // Who accesses it is reported again, and answered by touch_of_dying(): a signal handler, perhaps, that somebody waits
   // for.
   if (!r.lost) trap_->wake(r.base, r.span).ignore();
-  notify();
+  map_.notify();
   while (r.in_flight != 0) lock.sleep(changed_);
   if (force) finish_kernels(lock, r);  // of leases that came last
   while (r.in_flight != 0) lock.sleep(changed_);
@@ -569,7 +569,7 @@ Status Pager::destroy(void* ptr, bool force) {
       on_devices[block.device] += r.block_size;
       if (residents_[block.aux].shown) budget_.credit(r.block_size);
       shown_.forget(r, b);
-      free_resident(b, r);
+      map_.free_resident(b, r);
       continue;
     }
     if (!core::in_memory(block.state)) continue;
@@ -582,7 +582,7 @@ Status Pager::destroy(void* ptr, bool force) {
     } else {
       budget_.credit(r.block_size);
     }
-    free_resident(b, r);
+    map_.free_resident(b, r);
   }
   credit_region(r);
   if (kept) {

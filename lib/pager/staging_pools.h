@@ -41,6 +41,7 @@ class StagingPools final : public StagingOthers {
   StagingPools(const StagingPools&) = delete;
   StagingPools& operator=(const StagingPools&) = delete;
   StagingPool& of(size_t block) { return pools_[device::unit_class(block)]; }
+  const StagingPool& of(size_t block) const { return pools_[device::unit_class(block)]; }
   StagingPool& of(const Region& r) { return of(r.block_size); }
   auto begin() { return pools_.begin(); }
   auto end() { return pools_.end(); }

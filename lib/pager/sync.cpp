@@ -46,7 +46,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (b % kTurn == 0) lock.give_way();
     if (core::in_transition(r.table[b].state)) {
       flush();  // never wait while holding transitions of our own
-      if (!wait_stable(lock, r, b, sweep)) break;
+      if (!map_.wait_stable(lock, r, b, sweep)) break;
     }
     // It came to a device when that had been looked through, or was on its way: what it brought is not written.
     for (uint64_t seen = arrived; !sweep->host && r.table[b].state == State::on_device && seen != r.arrived;) {
@@ -54,7 +54,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       flush();
       const Status late = leave_range(lock, r, b, b, how, sweep);
       if (job.status.ok()) job.status = late;
-      if (!late.ok() || !wait_stable(lock, r, b, sweep)) break;
+      if (!late.ok() || !map_.wait_stable(lock, r, b, sweep)) break;
     }
     if (r.dying) break;
     core::add(counters_.swept_blocks);
@@ -73,12 +73,12 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (keep && (!r.writable() || (block.flags & core::kProtected) != 0)) continue;
     Resident& resident = residents_[block.aux];
     if (!keep && resident.admitted) {
-      policy(block.aux).remove(block.aux);
+      map_.policy(block.aux).remove(block.aux);
       resident.admitted = false;
     }
     Move* m = begin_take(r, b, keep, false);
     if (m == nullptr) {
-      admit(r, b, clock_.stamp());
+      map_.admit(r, b, clock_.stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }
@@ -150,7 +150,7 @@ Status Pager::flush_host() {
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (first.ok()) first = std::move(s);
     --r.in_flight;
-    notify();
+    map_.notify();
   }
   return first;
 }
@@ -168,7 +168,7 @@ Status Pager::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
   }
   if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
-  notify();
+  map_.notify();
   *skipped |= sweep.skipped;
   return result;
 }
@@ -189,7 +189,7 @@ Status synced(Status result, Status earlier, bool skipped) {
 Status Pager::sync(const void* ptr, size_t size) {
   Lock lock(mutex_);
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped);
   return synced(std::move(result), write_back_.take_error(), skipped);
@@ -220,7 +220,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
     return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
   }
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   if (location == VMEM_HOST && !r.gpu) return tell_lost(r, span.first, span.last, true);
   forget_hints(queues_.wishes, span);
@@ -235,22 +235,8 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   }
   if (result.ok()) result = tell_lost(r, span.first, span.last, true);
   --r.in_flight;
-  notify();
+  map_.notify();
   return result;
-}
-
-// Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
-bool Pager::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
-  if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
-    lock.sleep(what);
-    return true;
-  }
-  sweep->progress.look(now_ns(), false);
-  const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
-  if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
-  core::add(counters_.swept_blocks);  // it ends by itself
-  lock.sleep_for(what, std::chrono::milliseconds(5));
-  return true;
 }
 
 namespace {
@@ -354,12 +340,12 @@ Status Pager::write_under_leases(Lock& lock) {
         s = error(ETIMEDOUT,
                   "device %d has work under a live lease with VMEM_WRITE, whose end was not seen within %llu ms; what "
                   "it stores from now on is lost. The first such block: %s",
-                  left->device, static_cast<unsigned long long>(timeout_ms), where(r, first).c_str());
+                  left->device, static_cast<unsigned long long>(timeout_ms), map_.where(r, first).c_str());
       }
     }
     if (result.ok()) result = std::move(s);
     --r.in_flight;
-    notify();
+    map_.notify();
   }
   return result;
 }
@@ -397,12 +383,12 @@ Status Pager::flush_shared() {
                   "%llu blocks did not come to rest for %u ms: a stream has not come to their release, or they are on "
                   "their way; what they may still become is lost. The first: %s",
                   static_cast<unsigned long long>(sweep.left), config_.fault_timeout_ms,
-                  where(r, sweep.first_left).c_str());
+                  map_.where(r, sweep.first_left).c_str());
       }
       if (s.ok() && !r.unfinished) s = tell_lost(r, 0, r.blocks - 1, false);
       if (!s.ok()) tell(s);
       --r.in_flight;
-      notify();
+      map_.notify();
     }
   }
   if (core::broken("live_streams")) return first;

@@ -19,33 +19,6 @@ using core::ResidentId;
 using core::State;
 using core::Status;
 
-// At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
-bool Pager::reserve_residents(size_t count) noexcept try {
-  while (residents_.size() < count) {
-    resize_policies(residents_.size() + Residents::kStep);
-    residents_.grow();
-  }
-  return true;
-} catch (const std::bad_alloc&) {
-  return false;
-}
-
-bool Pager::reserve_move(size_t free) noexcept try {
-  if (const size_t room = moves_.grows_to(free); room != 0) {
-    for (Gpu& g : gpus_) {
-      g.ready.reserve(room);
-      g.from_peers.reserve(room);
-    }
-  }
-  return moves_.reserve(free);
-} catch (const std::bad_alloc&) {
-  return false;
-}
-
-bool Pager::reserve_block() {
-  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
-}
-
 // Locked, and now and then not; a new region. So that its blocks can move without asking for memory, as many of them as
 // fit the budget, or kMostReserved. Beyond that memory is asked for when it is needed, and without it blocks wait for
 // others to leave.
@@ -53,10 +26,10 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
   const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
   while (residents_.size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
-    if (!reserve_residents(residents_.size() + 1)) return false;
+    if (!map_.reserve_residents(residents_.size() + 1)) return false;
     lock.give_way();
   }
-  if (!frames_.want_slots(r.block_size) || !reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
+  if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
       !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) || !tables_.reserve() ||
       !queues_.retries.reserve(kWaiting))
     return false;
@@ -78,7 +51,7 @@ Status Pager::no_table(const Region& r, BlockIndex b) const {
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
       core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
       core::human_bytes(reserve_.pinned()).c_str(),
-      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), where(r, b).c_str());
+      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
 }
 
 // Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.

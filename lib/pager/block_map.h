@@ -1,0 +1,121 @@
+// The blocks of all regions: what is known of each that is in memory or on a device, who moves it, and who waits for
+// it. Here is the lock. It protects every Region, all that is kept here, and the classes above that say so; it is never
+// held across I/O, a wait for another block, a hash or copy of a block, or an access of paged memory.
+//
+//   a block that is in memory or on a device has one resident, which names it; a move is one block's, and from
+//   new_move() to free_move() its region is in flight; what is leased the policy holds, once it has it
+//
+// Knows nothing of what a move does: who makes one owns the transition of its block, and works on it without the lock.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/big_lock.h"
+#include "core/counters.h"
+#include "core/own_memory.h"
+#include "pager/config.h"
+#include "pager/eviction_clock.h"
+#include "pager/host_copies.h"
+#include "pager/move_pool.h"
+#include "pager/moves.h"
+#include "pager/progress.h"
+#include "pager/region.h"
+#include "pager/residents.h"
+#include "pager/waiters.h"
+
+namespace vmem::pager {
+
+class BlockMap {
+ public:
+  using Lock = core::BigLock;
+
+  // What is asked of those above, under the lock.
+  class Above {
+   public:
+    virtual uint64_t pages(uint8_t pool) const = 0;          // of 4 KiB, that the blocks of a pool have at most
+    virtual void reserve_queues(size_t moves) = 0;           // room for so many. Throws bad_alloc
+    virtual void leaves(Region& r, core::BlockIndex b) = 0;  // at rest in memory, and somebody asked it to the SSD
+
+   protected:
+    ~Above() = default;
+  };
+
+  // devices: so many have a pool of their own.
+  BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& staging, core::Counters& counters,
+           const Config& config, size_t devices, Above& above);
+  BlockMap(const BlockMap&) = delete;
+  BlockMap& operator=(const BlockMap&) = delete;
+
+  core::BigMutex& mutex() { return mutex_; }
+
+  // The region at an address; null: there is none. check_range(): and all of the range lies in it.
+  Region* find(uintptr_t address);
+  core::Status check_range(const void* ptr, size_t size, SpanOf* out);
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() { return regions_; }  // by base
+  core::OwnString where(const Region& r, core::BlockIndex b) const;                 // locked
+  core::OwnString place(const Region& r, core::BlockIndex b);                       // unlocked
+
+  // What is known of a block: from new_resident(), after reserve_block(), or where one has been given back under the
+  // same hold of the lock, to free_resident(), with which the block has left memory.
+  Residents& residents() { return residents_; }
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
+  void give_resident(core::ResidentId id);
+  void free_resident(core::BlockIndex b, Region& r);
+  HostCopies& copies() { return copies_; }
+  EvictionClock& clock() { return clock_; }
+
+  // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
+  policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
+  policy::Evictor& policy_of(uint8_t pool) { return *policies_[pool]; }
+  void admit(Region& r, core::BlockIndex b, uint32_t stamp);
+  void resize_policies(size_t residents = 0);  // 0: as many as there are
+  // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
+  void match_hold(Region& r, core::BlockIndex b);
+  void match_holds(Lock& lock, const SpanOf& span);
+
+  // Memory for moves and residents. reserve_block(): for one of each. False: there is none.
+  bool reserve_residents(size_t count) noexcept;
+  bool reserve_move(size_t free = 1) noexcept;
+  bool reserve_block();
+
+  // A block's way somewhere, after reserve_move() or reserve_block(). free_move(): it is over, and who waits hears it.
+  Move* new_move(Region& r, core::BlockIndex b);
+  void free_move(Move* m);
+  MovePool& moves() { return moves_; }
+  Progress& progress() { return progress_; }
+
+  // Something happened that anybody may wait for, in changed().
+  void notify();
+  std::condition_variable& changed() { return changed_; }
+  Waiters& waiters() { return waiters_; }
+  // Until no move has the block. False: its region is being freed.
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);
+  // A piece of a wait that the sweep is in. False: it is not to wait any longer.
+  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what);
+
+  // Tests: recounts what is kept here. What is wrong; empty: nothing.
+  std::string check();
+
+ private:
+  trap::Trap& trap_;
+  const store::Space& space_;
+  core::Counters& counters_;
+  const Config& config_;
+  Above& above_;
+
+  core::BigMutex mutex_;
+  Waiters waiters_;                                           // for one block each
+  std::condition_variable changed_;                           // .. for more: some block came to rest, memory came free
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;    // by Resident::pool
+  Residents residents_;
+  MovePool moves_;
+  EvictionClock clock_;
+  Progress progress_;
+  HostCopies copies_;
+};
+
+}  // namespace vmem::pager
