@@ -97,7 +97,7 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
         const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
         if (r.table[i].state == State::failed && !lost && !only_copy) {
           if ((r.table[i].flags & core::kShowsFile) == 0) {
-            if (Status revived = revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
+            if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
           } else if (own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
             return error(EIO,
                          "the file became shorter, and its own pages are shown: free the region and map it again, %s",
@@ -279,9 +279,9 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return r.reason(b);
     }
-    if (block.state == State::untouched && !tables_.may_grow(r, b)) return no_table(r, b);
-    if (mark == Progress::kNone) mark = look(now_ns());
-    if (hopeless(mark)) return cannot_come(r, d);
+    if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+    if (mark == Progress::kNone) mark = progress_clock_.look(now_ns());
+    if (progress_clock_.hopeless(mark)) return cannot_come(r, d);
     const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
     });

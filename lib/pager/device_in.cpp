@@ -536,7 +536,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   if (lent) {
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     free_resident(b, r);
-    mark_lost(r, b, State::entering, why);
+    failed_.mark_lost(r, b, State::entering, why);
     free_move(m);
     return;
   }

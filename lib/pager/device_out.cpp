@@ -308,7 +308,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
               copied.text().data(), where(r, b).c_str());
-    mark_lost(r, b, State::leaving, copied);
+    failed_.mark_lost(r, b, State::leaving, copied);
     m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
                       copied.text().data(), where(r, b).c_str());
     if (m->job != nullptr && m->job->status.ok()) block.flags |= core::kTold;
@@ -348,7 +348,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     block.flags &= static_cast<uint16_t>(~core::kDirty);
-    if (m->leave == Leave::drop) forget_store_copy(r, b);  // older still: nobody may be given it
+    if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // older still: nobody may be given it
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
     r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
   }
@@ -407,7 +407,7 @@ void Pager::finish_device_write(Move* m, After& after) {
       block.digest = m->digest;
       block.flags |= core::kDigest;
       if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
-      clear_unknown(block);
+      failed_.clear_unknown(block);
     }
     // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
     if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
@@ -617,8 +617,8 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     Move* m = begin_leave(r, b, goes ? Leave::evict : how);
     if (m == nullptr) {
       flush();
-      if (mark == Progress::kNone) mark = look(now_ns());
-      if (hopeless(mark)) {
+      if (mark == Progress::kNone) mark = progress_clock_.look(now_ns());
+      if (progress_clock_.hopeless(mark)) {
         starved = cannot_leave(r, b);
         break;
       }

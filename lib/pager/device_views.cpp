@@ -232,9 +232,9 @@ void Pager::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now
 // Locked on entry and on return. Does what it can for those who wait, and makes room where memory is short.
 bool Pager::serve_accesses(Lock& lock) {
   using Next = ShownCopies::Next;
-  if (!shown_.waits() && (!shown_.any() || !must_evict())) return false;
+  if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
   reap(lock);
-  if (shown_.any() && must_evict()) {
+  if (shown_.any() && waits_.must_evict()) {
     if (const Shown* s = shown_.oldest(now_ns(), [&](size_t d) { return gpus_[d].lost; })) {
       hide(lock, *s->region, s->block);
       return true;

@@ -331,7 +331,7 @@ Status Pager::want_staging(const Region& r, uint64_t mark) {
     if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
     const uint64_t frames = kLeast * pool.frames.frame();
     const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !reserve_.fits(frames);
-    if (never || hopeless(mark)) {
+    if (never || progress_clock_.hopeless(mark)) {
       reserve_.want_nothing();
       return error(ENOMEM,
                    "host_budget %s has no room for the staging frames of the device tier (at least %s for blocks of "

@@ -43,31 +43,31 @@ void Pager::evict_loop() {
   Lock lock(mutex_);
   while (!threads_.stop) {
     const uint64_t now = now_ns();
-    if (check_starved(lock, now)) {
+    if (waits_.check_starved(lock, now)) {
       pump(lock);
       continue;
     }
-    if (ask_again(lock, now)) continue;
+    if (failed_.ask_again(lock, now)) continue;
     if (!queues_.evict_requests.empty()) {
       serve_evict_request(lock);
       continue;
     }
-    lift_cap(now);
+    pressure_.lift_cap(now);
     // Who starves while nothing moves needs what a held block has: a buffer.
-    const bool stuck = !queues_.starved.empty() && !moves_.in_flight();
+    const bool stuck = !waits_.queue().empty() && !moves_.in_flight();
     // Or there is no memory to know one more block by.
-    const bool too_many = !queues_.starved.empty() && residents_.free() == 0;
-    const bool host_short = must_evict() || stuck || too_many;
+    const bool too_many = !waits_.queue().empty() && residents_.free() == 0;
+    const bool host_short = waits_.must_evict() || stuck || too_many;
     if (host_short && shown_.any()) gpu_work_.notify_one();
     reserve_.set_refilling(host_short && !stuck);
     const std::optional<uint8_t> staging_short = short_of_staging(next_short);
-    if (!host_short && !staging_short && queues_.starved.empty()) {
+    if (!host_short && !staging_short && waits_.queue().empty()) {
       wait_for_work(lock);
       continue;
     }
     if (const uint64_t pause = write_back_.pause(now); pause != 0) {
-      uint64_t most = queues_.starved.empty() ? UINT64_MAX : Progress::kSlice / 2;
-      if (!queues_.retries.empty()) most = std::min(most, queues_.retries.kShortest);
+      uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
+      if (!failed_.retries().empty()) most = std::min(most, failed_.retries().kShortest);
       need_evict_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
       continue;
     }
@@ -344,7 +344,7 @@ void Pager::finish_clean(Move* m, After& after) {
   Block& block = r.table[m->block];
   const bool gone = m->in_place && !m->keep;
   if (m->zeros) {  // the store's copy, if any, is out of date: zeros need none
-    forget_store_copy(r, m->block);
+    failed_.forget_store_copy(r, m->block);
     block.digest = m->digest;
     block.flags |= core::kDigest;
   }
@@ -430,14 +430,6 @@ void Pager::put_back(Move* m, After& after) {
   start_installing(m, from, after.install);
 }
 
-void Pager::forget_store_copy(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  if (block.extent) space_->release(block.extent);
-  block.extent = {};
-  block.flags &= static_cast<uint16_t>(~core::kDigest);
-  clear_unknown(block);
-}
-
 // Locked; state writing.
 void Pager::to_store(Move* m, After& after) {
   Region& r = *m->region;
@@ -481,7 +473,7 @@ void Pager::on_written(store::Io& io) {
 
 // Locked. The mark, words, back-off, and a status for whoever asks next.
 void Pager::note_write_failure(Move* m) {
-  if (m->io.size != 0 && !core::broken("unknown_mark")) mark_unknown(*m->region, m->block);  // it was begun
+  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
@@ -560,14 +552,14 @@ void Pager::finish_write(Move* m, After& after) {
   block.flags |= core::kDigest;
   if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
   block.flags &= static_cast<uint16_t>(~core::kDirty);
-  clear_unknown(block);
+  failed_.clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
     put_back(m, after);
   } else {
     let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
   }
   pump(after);
-  revive_dropped();
+  failed_.revive_dropped();
   lock.unlock();
   if (old) space_->release(old);
 }
@@ -599,36 +591,6 @@ void Pager::drop_cut_off(Move* m) {
   const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
   if (Status s = trap_->drop({&range, 1}); !s.ok())
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
-}
-
-// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
-// that the trap does not take back stays in the queue, until the next call.
-void Pager::revive_dropped() {
-  for (size_t left = queues_.dropped.size(); left != 0; --left) {
-    const auto [r, b] = queues_.dropped.front();
-    const Block& block = r->table[b];
-    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
-      queues_.dropped.move_front(queues_.dropped.end());
-    } else {
-      queues_.dropped.pop_front();
-    }
-  }
-}
-
-// Locked. On error it is failed as it was: no access would reach the trap.
-Status Pager::revive(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  Status s = core::broken("revive") ? Status() : trap_->unfail(r.address(b), r.block_size);
-  if (!s.ok()) {
-    if ((block.flags & core::kUnanswered) == 0)
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags |= core::kUnanswered;  // a part of it may trap
-    return s;
-  }
-  block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
-  r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
-  r.reasons.erase(b);
-  return {};
 }
 
 namespace {

@@ -92,7 +92,7 @@ void Pager::renew_loop() {
       renew_.wait_for(lock, std::chrono::nanoseconds(until - now));
     for (const auto& m : moves_.all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
-    for (const Starved& s : queues_.starved) renew(*s.region, s.block);
+    for (const Starved& s : waits_.queue()) renew(*s.region, s.block);
     for (const CpuAccess& a : shown_) renew(*a.region, a.block);
   }
 }
@@ -150,7 +150,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return touch_of_dying(*r, b, fault);
   Block& block = r->table[b];
-  if (!core::in_transition(block.state) && block.state != State::resident && queues_.retries.asleep(*r, b)) return;
+  if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().asleep(*r, b)) return;
   const uint16_t wish =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
@@ -166,10 +166,10 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::stored: {
       if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
       core::add(counters_.faults);
-      if (block.state == State::untouched && !tables_.may_grow(*r, b)) return refuse_touch(*r, b);
+      if (block.state == State::untouched && !tables_.may_grow(*r, b)) return failed_.refuse_growth(*r, b);
       block.flags |= wish;
       After fill;
-      if (!start_fill(*r, b, Urgency::fault, fill)) starve_fault(*r, b);
+      if (!start_fill(*r, b, Urgency::fault, fill)) waits_.starve_fault(*r, b);
       follow(*r, b, false);
       if (r->adapts && !fill.submit.empty()) read_beside(*r, b, fill.submit);
       after.submit.append(fill.submit);
@@ -225,10 +225,10 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
     case State::failed:
-      if ((block.flags & core::kUnanswered) != 0) fail_touches(*r, b);
+      if ((block.flags & core::kUnanswered) != 0) failed_.fail_accesses(*r, b);
       // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
       if ((block.flags & core::kUnanswered) != 0 &&
-          !trap_->fail(reinterpret_cast<void*>(fault.address), core::kPage).ok() && queues_.retries.asleep(*r, b))
+          !trap_->fail(reinterpret_cast<void*>(fault.address), core::kPage).ok() && failed_.retries().asleep(*r, b))
         break;
       trap_->wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
       break;
@@ -293,7 +293,7 @@ void Pager::follow(Region& r, BlockIndex b, bool marker) {
 // used. It stays the first, and the others follow in the order of their places, so that upwards all are one read, and
 // downwards the others are one that nobody waits for. A stream reads ahead in its own time.
 void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
-  if (r.access != policy::Access::normal || r.readahead.streams() || !queues_.starved.empty()) return;
+  if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
   const BlockIndex first = r.neighbours.first(b);
   uint64_t present = 0;
   for (uint32_t i = 0; i < r.neighbours.count(b); ++i)

@@ -75,7 +75,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
   bool fresh = false;
-  if (overtakes(r)) return false;
+  if (waits_.overtakes(r)) return false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
   bool no_buffer = false;  // one comes free with a read, and not with a block that leaves
   if (r.transfer == Transfer::copy) {
@@ -92,7 +92,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
     if (!no_buffer) need_evict_.notify_one();
     return false;
   }
-  if (must_evict()) need_evict_.notify_one();
+  if (waits_.must_evict()) need_evict_.notify_one();
 
   const uint32_t stamp = block.aux;
   const State from = block.state;
@@ -104,7 +104,7 @@ bool Pager::start_fill(Region& r, BlockIndex b, Urgency urgency, After& after, c
   m->image = image;
   m->coded = scratch;
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
-  m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
+  m->mark = waited != nullptr ? waited->mark : progress_clock_.look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
   m->was_untouched = from == State::untouched;
   m->fresh = fresh && r.transfer == Transfer::install;
@@ -274,7 +274,7 @@ void Pager::finish_read(Move* m, After& after) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
     if (shows_file) block.flags |= core::kShowsFile;
     r.keep_reason(m->block, m->status);
-    if (!shows_file) fail_touches(r, m->block);
+    if (!shows_file) failed_.fail_accesses(r, m->block);
     map_.free_move(m);
     pump(after);
     return;
@@ -316,7 +316,7 @@ void Pager::finish_read(Move* m, After& after) {
 void Pager::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
-  if (Retry* const retry = queues_.retries.empty() ? nullptr : queues_.retries.find(r, m->block);
+  if (Retry* const retry = failed_.retries().empty() ? nullptr : failed_.retries().find(r, m->block);
       retry != nullptr && retry->bus)
     retry->bus = !trap_->unfail(r.address(m->block), r.block_size).ok();
   const ResidentId id = r.table[m->block].aux;
@@ -331,7 +331,7 @@ bool Pager::begin_install(Region& r, BlockIndex b, After& after) {
   if (r.lost) return true;  // there is no place any more
   if (start_install(r, b, after)) return true;
   r.table[b].flags |= core::kWanted;
-  return starve_fault(r, b);
+  return waits_.starve_fault(r, b);
 }
 
 // False, and nothing changed, when there is no memory.
@@ -343,7 +343,7 @@ bool Pager::start_install(Region& r, BlockIndex b, After& after, const Starved* 
   if (staged && !budget_.charge(r.block_size, 0)) return false;
   Move* m = map_.new_move(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
-  m->mark = waited != nullptr ? waited->mark : look(m->begun_ns);
+  m->mark = waited != nullptr ? waited->mark : progress_clock_.look(m->begun_ns);
   m->image = residents_[block.aux].frame;
   m->staged = staged;
   m->io.size = 0;
@@ -402,9 +402,9 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     r.table.change(m->block, State::installing, State::held);
     budget_.credit(r.block_size);
     map_.admit(r, m->block, 0);
-    hold_back_after_refusal(s);
+    pressure_.hold_back_after_refusal(s);
     block.flags |= core::kWanted;
-    starve_fault(r, m->block, m->since_ns, m->mark);
+    waits_.starve_fault(r, m->block, m->since_ns, m->mark);
     map_.free_move(m);
     pump(after);
     return;
@@ -416,7 +416,7 @@ void Pager::installed(Move* m, const Status& s, After& after) {
     map_.admit(r, m->block, 0);
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
     m->status = s;
-    answer_later(r, m->block, s);
+    failed_.answer_later(r, m->block, s);
     map_.free_move(m);
     return;
   }
@@ -507,44 +507,25 @@ void Pager::run(After& after) {
   }
 }
 
-// Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
-// remember it by, and nothing has changed.
-bool Pager::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {
-  if (urgency != Urgency::fault && StarvedQueue::marked(r.table[b])) return true;
-  const uint64_t now = now_ns();
-  const uint64_t lived = look(now);
-  need_evict_.notify_all();
-  return queues_.starved.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived});
-}
-
-// A touch waits for memory. False: there is none to remember it by. The toucher looks again then, and is reported
-// again.
-bool Pager::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark) {
-  if (starve(r, b, Urgency::fault, since_ns, mark)) return true;
-  r.table[b].flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  trap_->wake(r.address(b), r.block_size).ignore();
-  return false;
-}
-
 // Memory or a buffer came free: whoever waits for it, most urgent first.
 void Pager::pump(After& after) {
-  while (!queues_.starved.empty()) {
-    const Starved s = queues_.starved.front();
+  while (!waits_.queue().empty()) {
+    const Starved s = waits_.queue().front();
     Block& block = s.region->table[s.block];
     if (block.state == State::untouched && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-      if (s.urgency == Urgency::fault) refuse_touch(*s.region, s.block);
+      if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
       map_.notify();  // an acquire says why
     } else if (block.state == State::untouched || block.state == State::stored) {
       if (!start_fill(*s.region, s.block, s.urgency, after, &s)) return;
     } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
       if (!start_install(*s.region, s.block, after, &s)) return;
     }
-    queues_.starved.pop();
+    waits_.queue().pop();
   }
   // Memory came free another way than by a write that works again: a region was freed, a lease released.
   tables_.try_again();
-  if (!queues_.dropped.empty() && budget_.available() >= reserve_.largest_block()) revive_dropped();
+  if (failed_.any_dropped() && budget_.available() >= reserve_.largest_block()) failed_.revive_dropped();
   pump_speculative(after);
   if (!gpus_.empty()) pump_devices(after);
 }
@@ -610,7 +591,7 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
     case State::untouched:
     case State::stored:
       if (r.dying) break;
-      if (!start_fill(r, b, Urgency::fault, after)) starve_fault(r, b);
+      if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
       break;
     case State::resident:
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
@@ -618,93 +599,6 @@ void Pager::settle(Region& r, BlockIndex b, After& after) {
     default:
       break;
   }
-}
-
-// Locked; whoever waits for memory comes by more often than each Progress::kSlice.
-uint64_t Pager::look(uint64_t now) {
-  return progress_.look(now, moves_.in_flight());
-}
-
-// Locked. A call that waits since `mark` is to be given up: for the whole time-out nothing went on, and nothing can. It
-// has to ask more often than each Progress::kSlice. A write that failed is tried once more before that.
-bool Pager::hopeless(uint64_t mark) {
-  const uint64_t now = now_ns();
-  look(now);
-  if (moves_.in_flight()) return false;
-  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
-  return progress_.over(mark, write_back_.pause(now) != 0 ? limit + WriteBack::kLongestPause : limit);
-}
-
-// A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
-// given to smaller ones.
-bool Pager::overtakes(const Region& r) const {
-  if (queues_.starved.empty() || queues_.starved.front().urgency != Urgency::fault) return false;
-  const Starved& first = queues_.starved.front();
-  return first.region->block_size > r.block_size &&
-         progress_.waited(first.mark) > config_.fault_timeout_ms * uint64_t{1000000} / 4;
-}
-
-// Faults that wait for memory while nothing goes on get SIGBUS after the time-out; the bytes stay where they are. True:
-// one did, and who waits behind it may be served.
-bool Pager::check_starved(Lock& lock, uint64_t now) {
-  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
-  look(now);
-  // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
-  // a write that is to be tried again.
-  if (moves_.in_flight() || write_back_.pause(now) != 0) return false;
-  while (!queues_.starved.empty()) {
-    const Starved s = queues_.starved.front();
-    if (s.urgency != Urgency::fault || !progress_.over(s.mark, limit)) return false;
-    Region& r = *s.region;
-    Block& block = r.table[s.block];
-    if (block.state == State::held) {
-      // Its bytes are here and nowhere else: they stay, and so does the toucher.
-      core::log(core::Level::error,
-                "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
-                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, map_.where(r, s.block).c_str());
-      queues_.starved.wait_again(now, look(now));
-      return false;
-    }
-    const auto brought = [&] { return block.state != State::untouched && block.state != State::stored; };
-    if (brought()) {
-      queues_.starved.pop();
-      continue;
-    }
-    // Without memory to know it by when there is room again, it waits on.
-    if (!queues_.dropped.reserve(queues_.dropped.size() + 1)) return false;
-    queues_.starved.take();
-    const Status why =
-        core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
-                    core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
-                    write_back_.error().ok() ? "" : ": ", static_cast<int>(write_back_.error().text().size()),
-                    write_back_.error().text().data(), map_.where(r, s.block).c_str());
-    core::log(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
-              static_cast<int>(why.text().size()), why.text().data());
-    // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
-    ++r.in_flight;
-    lock.unlock();
-    core::settle_log();
-    core::step("starved.said");
-    lock.lock();
-    --r.in_flight;
-    map_.notify();
-    queues_.starved.unmark(r, s.block);
-    if (r.dying) return true;
-    if (brought()) return true;
-    if (!queues_.dropped.push_back({&r, s.block})) {
-      starve_fault(r, s.block, s.since_ns, s.mark);
-      return true;
-    }
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-    block.flags |= core::kDropped;
-    r.table.change(s.block, block.state, State::failed);
-    tables_.charge(r);
-    r.keep_reason(s.block, why);
-    fail_touches(r, s.block);
-    map_.notify();
-    return true;
-  }
-  return false;
 }
 
 }  // namespace vmem::pager

@@ -360,7 +360,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
         put_back(m, after);
         return dropped;
       }
-      forget_store_copy(r, b);
+      failed_.forget_store_copy(r, b);
       let_go(m, State::taking, after);
       break;
     }
@@ -374,7 +374,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       m->from_held = true;
       m->staged = in_staging(residents_[block.aux].pool);
       leaves(m);
-      forget_store_copy(r, b);
+      failed_.forget_store_copy(r, b);
       let_go(m, State::taking, after);
       break;
     }
@@ -388,17 +388,17 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     }
     case State::stored:
-      forget_store_copy(r, b);
+      failed_.forget_store_copy(r, b);
       r.table.change(b, State::stored, State::untouched);
       tables_.charge(r);
       break;
     case State::failed:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
-      forget_store_copy(r, b);
+      failed_.forget_store_copy(r, b);
       // Where the file itself is mapped only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
       if ((block.flags & core::kShowsFile) != 0) return revive_shown(lock, r, b);
-      if (Status s = revive(r, b); !s.ok()) return s;
+      if (Status s = failed_.revive(r, b); !s.ok()) return s;
       break;
     default:
       break;

@@ -202,7 +202,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) {
-      if (starving != Progress::kNone) queues_.starved.give_up_acquire(r, b);
+      if (starving != Progress::kNone) waits_.queue().give_up_acquire(r, b);
       return s;
     }
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
@@ -236,15 +236,15 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
           return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
         }
         tried = true;  // an old failure: the disk may have recovered
-        if (Status s = revive(r, b); !s.ok()) return s;
+        if (Status s = failed_.revive(r, b); !s.ok()) return s;
         continue;
       case State::untouched:
       case State::stored:
         tried = true;
-        if (block.state == State::untouched && !tables_.may_grow(r, b)) return no_table(r, b);
+        if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if (!StarvedQueue::marked(block) && !start_fill(r, b, Urgency::acquire, after)) {
-          if (!starve(r, b, Urgency::acquire)) return no_memory();
+          if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::held:
@@ -254,8 +254,8 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         Job job{1, {}};
         Move* m = begin_leave(r, b, Leave::host);
         if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
-          if (starving == Progress::kNone) starving = look(now_ns());
-          if (hopeless(starving)) return cannot_leave(r, b);
+          if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
+          if (progress_clock_.hopeless(starving)) return cannot_leave(r, b);
           lock.sleep_for(changed_, std::chrono::milliseconds(20));
           continue;
         }
@@ -282,9 +282,9 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       continue;
     }
     if (StarvedQueue::marked(block)) {
-      if (starving == Progress::kNone) starving = look(now_ns());
-      if (hopeless(starving)) {
-        queues_.starved.give_up_acquire(r, b);
+      if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
+      if (progress_clock_.hopeless(starving)) {
+        waits_.queue().give_up_acquire(r, b);
         if (!write_back_.error().ok()) return write_back_.take_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());

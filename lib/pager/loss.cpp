@@ -90,135 +90,6 @@ core::OwnString place_of(const Region& r, const core::Block& block) {
 
 }  // namespace
 
-// Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
-// before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
-void Pager::mark_unknown(Region& r, BlockIndex b) {
-  core::Block& block = r.table[b];
-  if ((block.flags & core::kUnknown) == 0) ++sums_.unknown_blocks;
-  block.flags |= core::kUnknown;
-  if (r.gpu) block.flags |= core::kDirty;
-  block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
-}
-
-// Locked. The block was written, or its contents are of no interest any more.
-void Pager::clear_unknown(core::Block& block) {
-  if ((block.flags & core::kUnknown) == 0) return;
-  --sums_.unknown_blocks;
-  block.flags &= static_cast<uint16_t>(~core::kUnknown);
-}
-
-// Locked. The only copy of the block's changes is gone, and so is whatever the block held in memory or on a device.
-// What the store has is older, and must not be taken for it.
-void Pager::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
-  forget_store_copy(r, b);
-  core::Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
-                                         core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
-  block.flags |= core::kLost;
-  core::add(counters_.lost_blocks);
-  r.table.change(b, from, State::failed);
-  r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
-  fail_touches(r, b);
-}
-
-// Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
-void Pager::fail_touches(Region& r, BlockIndex b) {
-  if (r.lost) return;
-  core::Block& block = r.table[b];
-  const Status s = trap_->fail(r.address(b), r.block_size);
-  if (s.ok()) {
-    block.flags &= static_cast<uint16_t>(~core::kUnanswered);
-    return;
-  }
-  block.flags |= core::kUnanswered;
-  answer_later(r, b, s);
-}
-
-// Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
-// while.
-void Pager::answer_later(Region& r, BlockIndex b, const Status& why) {
-  const bool known = queues_.retries.find(r, b) != nullptr;
-  if (!known) {
-    core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
-              static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
-  }
-  if (queues_.retries.add(r, b, now_ns()) == nullptr) trap_->wake(r.address(b), r.block_size).ignore();
-  need_evict_.notify_one();
-}
-
-// Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
-// time-out get SIGBUS, and the next ones begin anew. False: there is none.
-bool Pager::ask_again(Lock& lock, uint64_t now) {
-  Retry* retry = queues_.retries.due(now);
-  if (retry == nullptr) return false;
-  Region& r = *retry->region;
-  const BlockIndex b = retry->block;
-  const auto absent = [&] {
-    const State state = r.table[b].state;
-    return !r.dying && (state == State::untouched || state == State::stored || state == State::held);
-  };
-  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
-  if (retry->bus &&
-      (core::in_transition(r.table[b].state) || (absent() && !trap_->unfail(r.address(b), r.block_size).ok()))) {
-    retry->due_ns = now + Retries::kSlice;
-    return true;
-  }
-  if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
-    if (retry->asleep) trap_->wake(r.address(b), r.block_size).ignore();
-    queues_.retries.erase(r, b);
-    return true;
-  }
-  const bool over = Retries::over(*retry, limit);
-  retry->asleep = false;
-  retry->due_ns = now + 2 * Retries::kLongest;
-  if (over) {
-    core::log(Level::error,
-              "a block could not be put in place, %u times in %u ms: an access gets SIGBUS; the contents "
-              "are intact, %s",
-              retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
-    retry->times = 0;
-    retry->lived_ns = 0;
-    ++r.in_flight;
-    lock.unlock();
-    core::settle_log();  // said before the signal
-    core::step("retry.said");
-    lock.lock();
-    --r.in_flight;
-    map_.notify();
-    if (r.dying) return true;
-    retry = queues_.retries.find(r, b);
-    if (retry != nullptr && absent() && trap_->fail(r.address(b), r.block_size).ok()) {
-      retry->bus = true;
-      retry->due_ns = now_ns() + Retries::kSlice;
-      return true;
-    }
-  }
-  trap_->wake(r.address(b), r.block_size).ignore();
-  return true;
-}
-
-// Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
-// said so before.
-Status Pager::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
-  if (!r.writable() || r.table.count(State::failed) == 0) return {};
-  uint64_t lost = 0;
-  BlockIndex at = 0;
-  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
-    core::Block& block = r.table[b];
-    if (block.state != State::failed || (block.flags & core::kDropped) != 0) continue;
-    const bool unreadable = (block.flags & core::kLost) == 0;
-    if (unreadable && (!again || !block.extent)) continue;
-    if (!again && (block.flags & core::kTold) != 0) continue;
-    block.flags |= core::kTold;
-    if (lost++ == 0) at = b;
-  }
-  if (lost == 0) return {};
-  const Status why = r.reason(at);
-  return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
-                     static_cast<unsigned long long>(lost), map_.where(r, at).c_str(),
-                     static_cast<int>(why.text().size()), why.text().data());
-}
-
 namespace {
 
 // The trap says that it moved a part of the block and could not take it back.
@@ -262,7 +133,7 @@ void Pager::lose_filled(Move* m, const Status& why) {
   } else {
     give_frame(r, m->image);
   }
-  mark_lost(r, m->block, State::installing, why);
+  failed_.mark_lost(r, m->block, State::installing, why);
   m->status = r.reason(m->block);
   map_.free_move(m);
 }
@@ -294,7 +165,7 @@ void Pager::lose_taken(Move* m) {
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);
   map_.free_resident(m->block, r);
-  mark_lost(r, m->block, State::taking, m->status);
+  failed_.mark_lost(r, m->block, State::taking, m->status);
   m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
   map_.free_move(m);

@@ -17,7 +17,7 @@
 #include "pager/progress.h"
 #include "pager/queue.h"
 #include "pager/region.h"
-#include "pager/write_back.h"
+#include "pager/write_back_state.h"
 #include "store/codec.h"
 #include "store/io.h"
 
@@ -73,7 +73,7 @@ enum class Leave : uint8_t {
 struct Move : core::OwnNew {
   store::Io io;
   Move* next = nullptr;  // in a MoveList
-  Leaving leaving;       // as WriteBack counts it
+  Leaving leaving;       // as WriteBackState counts it
   Pager* pager = nullptr;
   Region* region = nullptr;
   core::BlockIndex block = 0;

@@ -31,9 +31,15 @@ Pager::Pager(Parts parts, Config config)
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       map_(*trap_, *space_, staging_, counters_, config_, gpus_.size(), *this),
-      shown_(*trap_, residents_, *this, counters_, devices_ != nullptr && own_page_tables()),
+      progress_clock_(map_, write_back_, config_),
+      shown_(*trap_, residents_, progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
       reserve_(budget_, frames_, shown_),
-      tables_(budget_, reserve_, residents_, moves_, *trap_) {
+      tables_(budget_, reserve_, residents_, moves_, *trap_),
+      shared_{*trap_,   *engine_, *space_,     config_,         counters_, budget_, frames_,
+              staging_, map_,     write_back_, progress_clock_, reserve_,  tables_},
+      pressure_(shared_),
+      failed_(shared_, pressure_.evictors()),
+      waits_(shared_, pressure_, failed_) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
@@ -196,7 +202,7 @@ void Pager::stats(struct vmem_stats* out) {
   out->device_bytes = 0;
   for (const Gpu& g : gpus_) out->device_bytes += g.budget.charged();
   out->regions = regions_.size();
-  out->unknown_blocks = sums_.unknown_blocks;
+  out->unknown_blocks = failed_.unknown_blocks();
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {
@@ -273,7 +279,7 @@ std::string Pager::check() {
   for (auto& [base, r] : regions_) {
     tables += r->table_charged + r->leases_charged;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
-      if (StarvedQueue::marked(r->table[b]) && !queues_.starved.accounts_for(*r, b))
+      if (StarvedQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         const Resident& resident = residents_[r->table[b].aux];
@@ -290,7 +296,8 @@ std::string Pager::check() {
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = write_back_.check(moves_.all(), now_ns()); !s.empty()) return s;
-  if (std::string s = queues_.starved.check(); !s.empty()) return s;
+  if (std::string s = waits_.queue().check(); !s.empty()) return s;
+  if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
   if (std::string s = queues_.evict_requests.check(); !s.empty()) return s;
   if (std::string s = queues_.speculation.check(moves_.all()); !s.empty()) return s;

@@ -19,6 +19,7 @@
 #include "pager/block_map.h"
 #include "pager/config.h"
 #include "pager/host_reserve.h"
+#include "pager/memory_waits.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
@@ -30,7 +31,7 @@
 
 namespace vmem::pager {
 
-class Pager final : private WaitClock, private BlockMap::Above {
+class Pager final : private BlockMap::Above {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -108,8 +109,6 @@ class Pager final : private WaitClock, private BlockMap::Above {
 
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r);
-  core::Status no_table(const Region& r, core::BlockIndex b) const;
-  void refuse_touch(Region& r, core::BlockIndex b);
   // faults.cpp, fill.cpp
   void fault_loop(), renew_loop();
   bool serve_events(int timeout_ms);
@@ -134,27 +133,20 @@ class Pager final : private WaitClock, private BlockMap::Above {
   void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);
   void follow(Region&r, core::BlockIndex b, bool marker), read_beside(Region&r, core::BlockIndex b, MoveList&reads);
   void pass(Region&r, const policy::Run&run, bool used), drop_behind(Region&r);
-  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
-  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
   void pump(After&after), pump(Lock&lock), pump_speculative(After&after);
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
   void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
-  bool overtakes(const Region& r) const;
-  uint64_t look(uint64_t now) override;
-  bool hopeless(uint64_t mark) override;
-  bool check_starved(Lock& lock, uint64_t now);
+  uint64_t look(uint64_t now) { return progress_clock_.look(now); }
+  bool hopeless(uint64_t mark) { return progress_clock_.hopeless(mark); }
 
   // pressure.cpp
-  bool must_evict() const;
   void on_pressure(uint64_t bytes);
   void on_knobs();
   bool populate(Move* m, After& after);
-  void hold_back(uint64_t bytes, uint64_t ns, bool pressed);
-  void hold_back_after_refusal(const core::Status& why);
-  void lift_cap(uint64_t now), give_up_idle(uint64_t bytes);
+  void give_up_idle(uint64_t bytes);
 
   // evict.cpp
-  void evict_loop(), revive_dropped();
+  void evict_loop();
   void evict_batch(std::span<Move*> batch), evict_batch(Lock&lock, std::span<Move*> batch);
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
   void take_one(Move* m);
@@ -164,8 +156,6 @@ class Pager final : private WaitClock, private BlockMap::Above {
   void note_write_failure(Move* m);
   void serve_evict_request(Lock& lock);
   void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
-  void forget_store_copy(Region& r, core::BlockIndex b);
-  core::Status revive(Region& r, core::BlockIndex b);
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
@@ -256,11 +246,7 @@ class Pager final : private WaitClock, private BlockMap::Above {
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   // loss.cpp
   void saw_loss(int d, const core::Status& health);
-  void mark_unknown(Region&r, core::BlockIndex b), clear_unknown(core::Block&block);
-  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
-  void fail_touches(Region&r, core::BlockIndex b), answer_later(Region&r, core::BlockIndex b, const core::Status&why);
-  core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
-  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock), ask_again(Lock&lock, uint64_t now);
+  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock);
   void settle_torn_take(Move*m), lose_taken(Move*m), lose_filled(Move*m, const core::Status&why);
 
   std::unique_ptr<trap::Trap> trap_;
@@ -286,18 +272,25 @@ class Pager final : private WaitClock, private BlockMap::Above {
   Waiters& waiters_ = map_.waiters();
   std::condition_variable& changed_ = map_.changed();
 
-  std::condition_variable need_evict_, renew_;  // the evictors, .. have work
-  core::EventCount gpu_work_;                   // .. the devices' workers
+  WriteBackState write_back_;
+  ProgressClock progress_clock_;
+  ShownCopies shown_;
+  HostReserve reserve_;
+  TableCharges tables_;
+  const Shared shared_;
+  MemoryPressure pressure_;
+  FailedBlocks failed_;
+  MemoryWaits waits_;
+  std::condition_variable& need_evict_ = pressure_.evictors();
+
+  std::condition_variable renew_;
+  core::EventCount gpu_work_;  // the devices' workers have some
   Queues queues_;
   Sums sums_;
-  WriteBack write_back_;
   uintptr_t last_spurious_ = 0;
   std::atomic<bool> verify_{true};  // setting checksum
   Machine machine_;
   Threads threads_;
-  ShownCopies shown_;
-  HostReserve reserve_;
-  TableCharges tables_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };
 

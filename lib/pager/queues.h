@@ -9,16 +9,13 @@
 #include <cstdint>
 #include <list>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "core/types.h"
 #include "pager/evict_requests.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
-#include "pager/retries.h"
 #include "pager/speculation.h"
-#include "pager/starved.h"
 #include "pager/stream_leases.h"
 #include "trap/trap.h"
 
@@ -27,14 +24,11 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  StarvedQueue starved;                                 // blocks that wait for memory
-  Speculation speculation;                              // what is to be read before anybody accesses it
-  std::array<Together, 16> together;                    // neighbours without one are put in place one by one
-  EvictRequests evict_requests;                         // blocks that are to leave memory without anybody's need for it
-  Queue<std::pair<Region*, core::BlockIndex>> dropped;  // failed for want of memory; bytes intact
-  Queue<Wish> wishes;                                   // acquires first
+  Speculation speculation;            // what is to be read before anybody accesses it
+  std::array<Together, 16> together;  // neighbours without one are put in place one by one
+  EvictRequests evict_requests;       // blocks that are to leave memory without anybody's need for it
+  Queue<Wish> wishes;                 // acquires first
   Queue<Departure> departures;
-  Retries retries;  // blocks whose accesses the trap refused to have answered
   StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
@@ -42,7 +36,6 @@ struct Queues {
 
 struct Sums {
   uint64_t looked_ahead = 0;     // the clock when streams that nobody reads were last looked for
-  uint64_t unknown_blocks = 0;   // with kUnknown
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
 };
@@ -63,9 +56,6 @@ struct Machine {
   trap::Knobs knobs;  // zeros: there are none
   uint64_t wanted_readahead = 0;
   unsigned wanted_timeout_ms = 0;
-  uint64_t cap_until_ns = 0;
-  uint64_t keep_until_ns = 0;  // frames of regions that were freed
-  bool pressed = false;        // the cap is what pressure left, and not only a refusal's
 };
 
 }  // namespace vmem::pager

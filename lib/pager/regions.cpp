@@ -123,7 +123,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   // All sizes that are tried wait for memory together: no longer than one would.
   const uint64_t mark = [this] {
     Lock lock(mutex_);
-    return look(now_ns());
+    return progress_clock_.look(now_ns());
   }();
   Status s;
   for (;; one.device_block /= 2) {
@@ -300,7 +300,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-      if (!reserve_.fits(least) || hopeless(mark)) {
+      if (!reserve_.fits(least) || progress_clock_.hopeless(mark)) {
         reserve_.want_nothing();
         sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
         return s;
@@ -335,12 +335,10 @@ void Pager::credit_region(Region& r) {
 
 // Nothing that waits in a queue names the region any more.
 void Pager::forget_region(Region& r) {
-  queues_.starved.forget(r);
-  queues_.retries.forget(r);
+  waits_.queue().forget(r);
+  failed_.forget(r);
   queues_.speculation.forget(r);
   queues_.evict_requests.forget(r);
-  tables_.forget(r);
-  queues_.dropped.erase_if([&](const auto& d) { return d.first == &r; });
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
   shown_.forget(r);
@@ -359,7 +357,7 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
     sweep.frees = true;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (!s.ok()) return s;
-    if (force || r.dying || granted == r.granted) return tell_lost(r, 0, r.blocks - 1, false);
+    if (force || r.dying || granted == r.granted) return failed_.tell_lost(r, 0, r.blocks - 1, false);
     const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
       return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
     });
@@ -563,7 +561,7 @@ Status Pager::destroy(void* ptr, bool force) {
     if (extents.full()) release_extents();
     if (b % kTurn == 0) lock.give_way();
     if (block.extent) extents.push_back(block.extent);
-    clear_unknown(block);
+    failed_.clear_unknown(block);
     if (core::on_a_device(block.state)) {
       gpus_[block.device].budget.frees(r.block_size);
       on_devices[block.device] += r.block_size;
@@ -586,7 +584,7 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   credit_region(r);
   if (kept) {
-    machine_.keep_until_ns = now_ns() + config_.keep_ms * uint64_t{1000000};
+    pressure_.keep_until(now_ns() + config_.keep_ms * uint64_t{1000000});
     need_evict_.notify_one();
   }
   progress_.made();

@@ -166,7 +166,7 @@ Status Pager::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
     const Status flushed = flush_file(lock, r);
     if (result.ok()) result = flushed;
   }
-  if (result.ok()) result = tell_lost(r, span.first, span.last, true);
+  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   map_.notify();
   *skipped |= sweep.skipped;
@@ -222,7 +222,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
-  if (location == VMEM_HOST && !r.gpu) return tell_lost(r, span.first, span.last, true);
+  if (location == VMEM_HOST && !r.gpu) return failed_.tell_lost(r, span.first, span.last, true);
   forget_hints(queues_.wishes, span);
   ++r.in_flight;
   Sweep sweep;
@@ -233,7 +233,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   } else {
     result = write_out(lock, r, span.first, span.last, false, &sweep);
   }
-  if (result.ok()) result = tell_lost(r, span.first, span.last, true);
+  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   map_.notify();
   return result;
@@ -385,7 +385,7 @@ Status Pager::flush_shared() {
                   static_cast<unsigned long long>(sweep.left), config_.fault_timeout_ms,
                   map_.where(r, sweep.first_left).c_str());
       }
-      if (s.ok() && !r.unfinished) s = tell_lost(r, 0, r.blocks - 1, false);
+      if (s.ok() && !r.unfinished) s = failed_.tell_lost(r, 0, r.blocks - 1, false);
       if (!s.ok()) tell(s);
       --r.in_flight;
       map_.notify();

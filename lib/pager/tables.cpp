@@ -29,36 +29,13 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
     if (!map_.reserve_residents(residents_.size() + 1)) return false;
     lock.give_way();
   }
-  if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !queues_.starved.reserve(kWaiting) ||
-      !queues_.speculation.reserve(kWaiting) || !queues_.dropped.reserve(kWaiting) || !tables_.reserve() ||
-      !queues_.retries.reserve(kWaiting))
+  if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !waits_.queue().reserve(kWaiting) ||
+      !queues_.speculation.reserve(kWaiting) || !failed_.reserve(kWaiting))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;
   tables_.count();
   return true;
-}
-
-Status Pager::no_table(const Region& r, BlockIndex b) const {
-  return core::error(
-      ENOMEM,
-      "host_budget %s has no room for more of the tables of blocks: %s, of which %s are this region's (%s "
-      "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
-      "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
-      "VMEM_ADVISE_DONT_NEED; %s",
-      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(tables_.bytes()).c_str(),
-      core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
-      core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
-      core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
-      core::human_bytes(reserve_.pinned()).c_str(),
-      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
-}
-
-// Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
-void Pager::refuse_touch(Region& r, BlockIndex b) {
-  const Status why = no_table(r, b);
-  core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
-  if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 
 }  // namespace vmem::pager

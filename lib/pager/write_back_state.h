@@ -22,18 +22,18 @@ namespace vmem::pager {
 
 struct Move;
 
-// A move's part of what will come free: nothing until WriteBack counts it, and when it does so no more.
+// A move's part of what will come free: nothing until WriteBackState counts it, and when it does so no more.
 class Leaving {
  public:
   bool counted() const { return bytes_ != 0; }
 
  private:
-  friend class WriteBack;
+  friend class WriteBackState;
   uint64_t bytes_ = 0;
   uint8_t pool_ = kHostPool;
 };
 
-class WriteBack {
+class WriteBackState {
  public:
   static constexpr uint64_t kShortestPause = 10000000, kLongestPause = kShortestPause << 6;  // ns
   static constexpr uint64_t kPinnedPause = 5000000;                                          // ns

@@ -1,4 +1,4 @@
-#include "pager/write_back.h"
+#include "pager/write_back_state.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,18 +9,18 @@ namespace vmem::pager {
 
 using core::Status;
 
-void WriteBack::leaves(Leaving& move, uint64_t bytes, uint8_t pool) {
+void WriteBackState::leaves(Leaving& move, uint64_t bytes, uint8_t pool) {
   settled(move);
   move.bytes_ = bytes;
   move.pool_ = pool;
   leaving_[pool] += bytes;
 }
 
-void WriteBack::settled(Leaving& move) {
+void WriteBackState::settled(Leaving& move) {
   leaving_[move.pool_] -= std::exchange(move.bytes_, 0);
 }
 
-bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
+bool WriteBackState::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
   const bool repeated = said_ == why.code() && now_ns - said_ns_ < kSayAgain;
   const bool say = failures_in_row_ == 0 && !repeated;
   if (say) {
@@ -35,16 +35,16 @@ bool WriteBack::failed(const Status& why, bool somebody_hears, uint64_t now_ns) 
   return say;
 }
 
-bool WriteBack::has_room() {
+bool WriteBackState::has_room() {
   next_try_ns_ = 0;
   return std::exchange(retry_ns_, 0) != 0;
 }
 
-Status WriteBack::take_error() {
+Status WriteBackState::take_error() {
   return std::exchange(error_, {});
 }
 
-std::string WriteBack::check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const {
+std::string WriteBackState::check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const {
   std::array<uint64_t, kDevicePools> counted{};
   for (const auto& m : moves) {
     const Leaving& part = m->leaving;

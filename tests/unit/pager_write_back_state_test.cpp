@@ -7,7 +7,7 @@
 
 #include "pager/moves.h"
 #include "pager/region.h"
-#include "pager/write_back.h"
+#include "pager/write_back_state.h"
 
 namespace {
 
@@ -17,13 +17,13 @@ using vmem::pager::kHostPool;
 using vmem::pager::kStagingPools;
 using vmem::pager::Move;
 using vmem::pager::Region;
-using vmem::pager::WriteBack;
+using vmem::pager::WriteBackState;
 
 constexpr uint64_t kMs = 1000000, kNow = 3600000 * kMs;
 
-class PagerWriteBack : public ::testing::Test {
+class PagerWriteBackState : public ::testing::Test {
  protected:
-  PagerWriteBack() {
+  PagerWriteBackState() {
     small.block_size = 4096;
     large.block_size = 2 << 20;
   }
@@ -39,12 +39,12 @@ class PagerWriteBack : public ::testing::Test {
   }
   std::string check(uint64_t now = kNow) { return write_back.check(moves, now); }
 
-  WriteBack write_back;
+  WriteBackState write_back;
   Region small{16, 4}, large{16, 4};
   std::vector<std::unique_ptr<Move>> moves;
 };
 
-TEST_F(PagerWriteBack, WhatLeavesIsCountedByWhoseMemoryItIs) {
+TEST_F(PagerWriteBackState, WhatLeavesIsCountedByWhoseMemoryItIs) {
   Move &a = move(small), &b = move(large), &c = move(large);
   leaves(a);
   leaves(b);
@@ -59,7 +59,7 @@ TEST_F(PagerWriteBack, WhatLeavesIsCountedByWhoseMemoryItIs) {
   EXPECT_EQ(check(), "");
 }
 
-TEST_F(PagerWriteBack, AMoveIsCountedOnceAndSettledOnce) {
+TEST_F(PagerWriteBackState, AMoveIsCountedOnceAndSettledOnce) {
   Move& m = move(large);
   write_back.settled(m.leaving);
   EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
@@ -75,7 +75,7 @@ TEST_F(PagerWriteBack, AMoveIsCountedOnceAndSettledOnce) {
   EXPECT_EQ(check(), "");
 }
 
-TEST_F(PagerWriteBack, TheCheckSeesAMoveThatEndedAndLeavesStill) {
+TEST_F(PagerWriteBackState, TheCheckSeesAMoveThatEndedAndLeavesStill) {
   Move& m = move(large);
   leaves(m);
   EXPECT_EQ(check(), "");
@@ -83,30 +83,30 @@ TEST_F(PagerWriteBack, TheCheckSeesAMoveThatEndedAndLeavesStill) {
   EXPECT_NE(check().find("a move is over"), std::string::npos) << check();
 }
 
-TEST_F(PagerWriteBack, TheCheckSeesAMoveThatWasForgotten) {
+TEST_F(PagerWriteBackState, TheCheckSeesAMoveThatWasForgotten) {
   leaves(move(large));
   moves.clear();
   EXPECT_NE(check().find("said to leave, moves have 0"), std::string::npos) << check();
 }
 
-TEST_F(PagerWriteBack, TheCheckSeesABlockOfAnotherSize) {
+TEST_F(PagerWriteBackState, TheCheckSeesABlockOfAnotherSize) {
   Move& m = move(large);
   leaves(m);
   m.region = &small;
   EXPECT_NE(check().find("another size"), std::string::npos) << check();
 }
 
-TEST_F(PagerWriteBack, EachFailureInARowWaitsLongerUpToALimit) {
+TEST_F(PagerWriteBackState, EachFailureInARowWaitsLongerUpToALimit) {
   uint64_t before = 0, now = kNow;
   for (int n = 1; n <= 10; ++n) {
     now += before;
     write_back.failed(error(EIO, "no"), false, now);
     const uint64_t pause = write_back.pause(now);
     if (n <= 6) {
-      EXPECT_EQ(pause, WriteBack::kShortestPause << n) << n;
+      EXPECT_EQ(pause, WriteBackState::kShortestPause << n) << n;
     }
     EXPECT_GE(pause, before) << n;
-    EXPECT_LE(pause, WriteBack::kLongestPause) << n;
+    EXPECT_LE(pause, WriteBackState::kLongestPause) << n;
     EXPECT_EQ(check(now), "") << n;
     before = pause;
   }
@@ -118,47 +118,47 @@ TEST_F(PagerWriteBack, EachFailureInARowWaitsLongerUpToALimit) {
 
 // Else most of a batch that fails would keep the rest of memory from being written for as long as a disk that fails
 // altogether does.
-TEST_F(PagerWriteBack, BlocksThatFailTogetherAreOneFailure) {
+TEST_F(PagerWriteBackState, BlocksThatFailTogetherAreOneFailure) {
   for (uint64_t i = 0; i < 32; ++i) write_back.failed(error(EIO, "no"), false, kNow + i);
-  EXPECT_EQ(write_back.pause(kNow), 2 * WriteBack::kShortestPause);
-  const uint64_t next = kNow + 2 * WriteBack::kShortestPause;
+  EXPECT_EQ(write_back.pause(kNow), 2 * WriteBackState::kShortestPause);
+  const uint64_t next = kNow + 2 * WriteBackState::kShortestPause;
   for (uint64_t i = 0; i < 32; ++i) write_back.failed(error(EIO, "no"), false, next + i);
-  EXPECT_EQ(write_back.pause(next), 4 * WriteBack::kShortestPause) << "the second try";
+  EXPECT_EQ(write_back.pause(next), 4 * WriteBackState::kShortestPause) << "the second try";
 }
 
 // A program that pins a block, beside a disk that takes nothing: the disk is not asked more often for that.
-TEST_F(PagerWriteBack, APinnedBlockShortensNoPause) {
+TEST_F(PagerWriteBackState, APinnedBlockShortensNoPause) {
   uint64_t now = kNow;
   for (unsigned n = 1; n <= 6; ++n) {
     write_back.pinned(now);
     write_back.failed(error(EIO, "no"), false, now + 1);
-    EXPECT_GE(write_back.pause(now + 1), WriteBack::kShortestPause << n) << n;
+    EXPECT_GE(write_back.pause(now + 1), WriteBackState::kShortestPause << n) << n;
     write_back.pinned(now + 2);
-    EXPECT_GE(write_back.pause(now + 2) + 1, WriteBack::kShortestPause << n) << n;
+    EXPECT_GE(write_back.pause(now + 2) + 1, WriteBackState::kShortestPause << n) << n;
     now += 1 + write_back.pause(now + 1);
   }
 }
 
-TEST_F(PagerWriteBack, AWriteThatWorksBeginsTheRowAnewAndEndsNoPause) {
+TEST_F(PagerWriteBackState, AWriteThatWorksBeginsTheRowAnewAndEndsNoPause) {
   for (int n = 0; n < 5; ++n) write_back.failed(error(EIO, "no"), false, kNow);
   write_back.succeeded();
   EXPECT_NE(write_back.pause(kNow), 0u) << "another one's success says little of the block that failed";
   write_back.failed(error(EIO, "no"), false, kNow);
-  EXPECT_EQ(write_back.pause(kNow), 2 * WriteBack::kShortestPause);
+  EXPECT_EQ(write_back.pause(kNow), 2 * WriteBackState::kShortestPause);
 }
 
-TEST_F(PagerWriteBack, RoomEndsThePauseOfWhoWaitsForIt) {
+TEST_F(PagerWriteBackState, RoomEndsThePauseOfWhoWaitsForIt) {
   EXPECT_FALSE(write_back.has_room()) << "nobody waits";
   write_back.failed(error(ENOSPC, "full"), false, kNow);
   EXPECT_TRUE(write_back.has_room());
   EXPECT_EQ(write_back.pause(kNow), 0u);
   EXPECT_FALSE(write_back.has_room());
   write_back.pinned(kNow);
-  EXPECT_EQ(write_back.pause(kNow), WriteBack::kPinnedPause);
+  EXPECT_EQ(write_back.pause(kNow), WriteBackState::kPinnedPause);
   EXPECT_TRUE(write_back.error().code() == -ENOSPC) << "a pause is no failure, and its end does not undo one";
 }
 
-TEST_F(PagerWriteBack, TheSameFailureIsSaidOnceAMinute) {
+TEST_F(PagerWriteBackState, TheSameFailureIsSaidOnceAMinute) {
   EXPECT_TRUE(write_back.failed(error(EIO, "no"), false, kNow));
   EXPECT_FALSE(write_back.failed(error(EIO, "no"), false, kNow + kMs)) << "in a row";
   write_back.succeeded();
@@ -166,12 +166,12 @@ TEST_F(PagerWriteBack, TheSameFailureIsSaidOnceAMinute) {
   write_back.succeeded();
   EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs)) << "that is another";
   write_back.succeeded();
-  EXPECT_FALSE(write_back.failed(error(ENOSPC, "full"), false, kNow + 2 * kMs + WriteBack::kSayAgain));
+  EXPECT_FALSE(write_back.failed(error(ENOSPC, "full"), false, kNow + 2 * kMs + WriteBackState::kSayAgain));
   write_back.succeeded();
-  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs + WriteBack::kSayAgain));
+  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs + WriteBackState::kSayAgain));
 }
 
-TEST_F(PagerWriteBack, TheFirstFailureThatNobodyHeardOfIsKeptUntilItIsTaken) {
+TEST_F(PagerWriteBackState, TheFirstFailureThatNobodyHeardOfIsKeptUntilItIsTaken) {
   EXPECT_TRUE(write_back.error().ok());
   write_back.failed(error(EIO, "a sync says so"), true, kNow);
   EXPECT_TRUE(write_back.error().ok()) << "who waits for the write has it from there";

@@ -1,0 +1,238 @@
+#include "pager/failed_blocks.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::Level;
+using core::State;
+using core::Status;
+
+// Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
+// before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
+void FailedBlocks::mark_unknown(Region& r, BlockIndex b) {
+  core::Block& block = r.table[b];
+  if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
+  block.flags |= core::kUnknown;
+  if (r.gpu) block.flags |= core::kDirty;
+  block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
+}
+
+// Locked. The block was written, or its contents are of no interest any more.
+void FailedBlocks::clear_unknown(core::Block& block) {
+  if ((block.flags & core::kUnknown) == 0) return;
+  --unknown_blocks_;
+  block.flags &= static_cast<uint16_t>(~core::kUnknown);
+}
+
+// Locked. The only copy of the block's changes is gone, and so is whatever the block held in memory or on a device.
+// What the store has is older, and must not be taken for it.
+void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
+  forget_store_copy(r, b);
+  core::Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
+                                         core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
+  block.flags |= core::kLost;
+  core::add(counters_.lost_blocks);
+  r.table.change(b, from, State::failed);
+  r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
+  fail_accesses(r, b);
+}
+
+// Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
+void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
+  if (r.lost) return;
+  core::Block& block = r.table[b];
+  const Status s = trap_.fail(r.address(b), r.block_size);
+  if (s.ok()) {
+    block.flags &= static_cast<uint16_t>(~core::kUnanswered);
+    return;
+  }
+  block.flags |= core::kUnanswered;
+  answer_later(r, b, s);
+}
+
+// Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
+// while.
+void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
+  const bool known = retries_.find(r, b) != nullptr;
+  if (!known) {
+    core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+              static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+  }
+  if (retries_.add(r, b, now_ns()) == nullptr) trap_.wake(r.address(b), r.block_size).ignore();
+  evictors_.notify_one();
+}
+
+// Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
+// time-out get SIGBUS, and the next ones begin anew. False: there is none.
+bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
+  Retry* retry = retries_.due(now);
+  if (retry == nullptr) return false;
+  Region& r = *retry->region;
+  const BlockIndex b = retry->block;
+  const auto absent = [&] {
+    const State state = r.table[b].state;
+    return !r.dying && (state == State::untouched || state == State::stored || state == State::held);
+  };
+  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  if (retry->bus &&
+      (core::in_transition(r.table[b].state) || (absent() && !trap_.unfail(r.address(b), r.block_size).ok()))) {
+    retry->due_ns = now + Retries::kSlice;
+    return true;
+  }
+  if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
+    if (retry->asleep) trap_.wake(r.address(b), r.block_size).ignore();
+    retries_.erase(r, b);
+    return true;
+  }
+  const bool over = Retries::over(*retry, limit);
+  retry->asleep = false;
+  retry->due_ns = now + 2 * Retries::kLongest;
+  if (over) {
+    core::log(Level::error,
+              "a block could not be put in place, %u times in %u ms: an access gets SIGBUS; the contents "
+              "are intact, %s",
+              retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
+    retry->times = 0;
+    retry->lived_ns = 0;
+    ++r.in_flight;
+    lock.unlock();
+    core::settle_log();  // said before the signal
+    core::step("retry.said");
+    lock.lock();
+    --r.in_flight;
+    map_.notify();
+    if (r.dying) return true;
+    retry = retries_.find(r, b);
+    if (retry != nullptr && absent() && trap_.fail(r.address(b), r.block_size).ok()) {
+      retry->bus = true;
+      retry->due_ns = now_ns() + Retries::kSlice;
+      return true;
+    }
+  }
+  trap_.wake(r.address(b), r.block_size).ignore();
+  return true;
+}
+
+// Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
+// said so before.
+Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
+  if (!r.writable() || r.table.count(State::failed) == 0) return {};
+  uint64_t lost = 0;
+  BlockIndex at = 0;
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    core::Block& block = r.table[b];
+    if (block.state != State::failed || (block.flags & core::kDropped) != 0) continue;
+    const bool unreadable = (block.flags & core::kLost) == 0;
+    if (unreadable && (!again || !block.extent)) continue;
+    if (!again && (block.flags & core::kTold) != 0) continue;
+    block.flags |= core::kTold;
+    if (lost++ == 0) at = b;
+  }
+  if (lost == 0) return {};
+  const Status why = r.reason(at);
+  return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
+                     static_cast<unsigned long long>(lost), map_.where(r, at).c_str(),
+                     static_cast<int>(why.text().size()), why.text().data());
+}
+
+void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if (block.extent) space_.release(block.extent);
+  block.extent = {};
+  block.flags &= static_cast<uint16_t>(~core::kDigest);
+  clear_unknown(block);
+}
+
+// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
+// that the trap does not take back stays in the queue, until the next call.
+void FailedBlocks::revive_dropped() {
+  for (size_t left = dropped_.size(); left != 0; --left) {
+    const auto [r, b] = dropped_.front();
+    const Block& block = r->table[b];
+    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
+      dropped_.move_front(dropped_.end());
+    } else {
+      dropped_.pop_front();
+    }
+  }
+}
+
+// Locked. On error it is failed as it was: no access would reach the trap.
+Status FailedBlocks::revive(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
+  if (!s.ok()) {
+    if ((block.flags & core::kUnanswered) == 0)
+      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    block.flags |= core::kUnanswered;  // a part of it may trap
+    return s;
+  }
+  block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
+  r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
+  r.reasons.erase(b);
+  return {};
+}
+
+Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
+  return core::error(
+      ENOMEM,
+      "host_budget %s has no room for more of the tables of blocks: %s, of which %s are this region's (%s "
+      "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
+      "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
+      "VMEM_ADVISE_DONT_NEED; %s",
+      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(tables_.bytes()).c_str(),
+      core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
+      core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
+      core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
+      core::human_bytes(reserve_.pinned()).c_str(),
+      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
+}
+
+// Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
+void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
+  const Status why = no_table(r, b);
+  core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
+  if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
+}
+
+// A fault waited for it for too long: its accesses get SIGBUS, until there may be memory again. False: there is none to
+// know it by, and nothing has changed.
+bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
+  if (!dropped_.push_back({&r, b})) return false;
+  core::Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags |= core::kDropped;
+  r.table.change(b, block.state, State::failed);
+  tables_.charge(r);
+  r.keep_reason(b, why);
+  fail_accesses(r, b);
+  return true;
+}
+
+void FailedBlocks::forget(const Region& r) {
+  retries_.forget(r);
+  tables_.forget(r);
+  dropped_.erase_if([&](const auto& d) { return d.first == &r; });
+}
+
+std::string FailedBlocks::check() const {
+  uint64_t unknown = 0;
+  for (const auto& [base, r] : map_.regions())
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1))
+      unknown += (r->table[b].flags & core::kUnknown) != 0;
+  if (unknown == unknown_blocks_) return "";
+  return core::strprintf("%llu blocks are said to be unknown, %llu are",
+                         static_cast<unsigned long long>(unknown_blocks_), static_cast<unsigned long long>(unknown));
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,97 @@
+// Blocks whose bytes nobody can have: lost, unreadable, or refused for want of memory; what is said of them, to the
+// threads that access them, to calls and to the log; and what makes them good again. And blocks of which it is not
+// known any more what the SSD has of them.
+//
+//   a block that is failed has a reason, if there was memory for it; one that was refused for want of memory (kDropped)
+//   waits here for some, and its contents are intact; unknown_blocks() = the blocks with kUnknown
+//   accesses that the trap refused to have answered are made again after a while, and are known by their block
+//
+// The pager's lock protects it.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "pager/queue.h"
+#include "pager/retries.h"
+#include "pager/shared.h"
+
+namespace vmem::pager {
+
+class FailedBlocks {
+ public:
+  using Lock = core::BigLock;
+  // evictors: they ask again.
+  FailedBlocks(const Shared& shared, std::condition_variable& evictors)
+      : trap_(shared.trap),
+        space_(shared.space),
+        config_(shared.config),
+        counters_(shared.counters),
+        map_(shared.map),
+        budget_(shared.budget),
+        frames_(shared.frames),
+        reserve_(shared.reserve),
+        tables_(shared.tables),
+        evictors_(evictors) {}
+
+  // A write of the block failed; it was written, or its contents are of no interest any more.
+  void mark_unknown(Region& r, core::BlockIndex b);
+  void clear_unknown(core::Block& block);
+  uint64_t unknown_blocks() const { return unknown_blocks_; }
+  // What the SSD has of it is out of date.
+  void forget_store_copy(Region& r, core::BlockIndex b);
+
+  // Its only copy is gone, and the block was in state `from`.
+  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
+  // -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has said
+  // so before.
+  core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
+
+  // State failed: accesses get SIGBUS from here on.
+  void fail_accesses(Region& r, core::BlockIndex b);
+  // The trap refused what would answer accesses of the block.
+  void answer_later(Region& r, core::BlockIndex b, const core::Status& why);
+  // Those that are due are made again. Locked on entry and on return. False: there are none.
+  bool ask_again(Lock& lock, uint64_t now_ns);
+  Retries& retries() { return retries_; }
+
+  // A fault has waited for memory for too long. reserve_dropped(): to know one more by. False: no memory for that.
+  bool reserve_dropped() { return dropped_.reserve(dropped_.size() + 1); }
+  bool drop(Region& r, core::BlockIndex b, const core::Status& why);
+  bool any_dropped() const { return !dropped_.empty(); }
+  // There may be room for all that were dropped.
+  void revive_dropped();
+  // State failed. On error it is failed as it was: no access would reach the trap.
+  core::Status revive(Region& r, core::BlockIndex b);
+
+  // State untouched, and there is no room for it in its region's table: accesses get SIGBUS until there is.
+  void refuse_growth(Region& r, core::BlockIndex b);
+  core::Status no_table(const Region& r, core::BlockIndex b) const;
+
+  // Room for a region's blocks; false: no memory. It goes.
+  bool reserve(size_t blocks) { return dropped_.reserve(blocks) && tables_.reserve() && retries_.reserve(blocks); }
+  void forget(const Region& r);
+
+  // Tests: recounts what is unknown. What is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  trap::Trap& trap_;
+  store::Space& space_;
+  const Config& config_;
+  core::Counters& counters_;
+  BlockMap& map_;
+  const HostBudget& budget_;
+  const FramePool& frames_;
+  const HostReserve& reserve_;
+  TableCharges& tables_;
+  std::condition_variable& evictors_;
+  Queue<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
+  Retries retries_;                                      // blocks whose accesses the trap refused to have answered
+  uint64_t unknown_blocks_ = 0;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,57 @@
+// How much of the host budget the machine lets the library have, which frames are kept for the next region, and the
+// evictors' bell.
+//
+// Without the module a frame is ordinary memory, and nothing is ever held back. With it each frame is asked for, and a
+// refusal is no failure: the budget is capped at what there is, so that the evictors make room within it, and after a
+// while it is tried again.
+//
+//   a refusal takes nothing back of what pressure asked for: while pressed(), the cap only falls
+//
+// Not thread-safe: the pager's lock protects it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+
+#include "pager/shared.h"
+
+namespace vmem::pager {
+
+class MemoryPressure {
+ public:
+  using Lock = core::BigLock;
+  explicit MemoryPressure(const Shared& shared)
+      : map_(shared.map), budget_(shared.budget), frames_(shared.frames), reserve_(shared.reserve) {}
+
+  // The machine wants so many bytes back; refused some.
+  void press(uint64_t bytes);
+  void hold_back_after_refusal(const core::Status& why);
+  bool pressed() const { return pressed_; }
+  // The time of either is over.
+  void lift_cap(uint64_t now_ns);
+  // What an administrator allows; 0: all.
+  void set_ceiling(uint64_t bytes);
+
+  // Frames of regions that were freed stay until then, unless somebody needs them.
+  void keep_until(uint64_t ns) { keep_until_ns_ = ns; }
+  // When something is to be done about them: UINT64_MAX: never.
+  uint64_t next_ns() const { return frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_; }
+  // A few of those that none has asked for in time go back to the system.
+  void release_kept(uint64_t now_ns);
+
+  // Evictors sleep here until somebody needs memory.
+  std::condition_variable& evictors() { return evictors_; }
+
+ private:
+  void hold_back(uint64_t bytes, uint64_t ns, bool pressed);
+
+  BlockMap& map_;
+  HostBudget& budget_;
+  FramePool& frames_;
+  const HostReserve& reserve_;
+  std::condition_variable evictors_;
+  uint64_t cap_until_ns_ = 0, keep_until_ns_ = 0;
+  bool pressed_ = false;  // the cap is what pressure left, and not only a refusal's
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,62 @@
+// Who waits for memory: blocks that a fault or an acquire wants, in the order in which they are served, and when a wait
+// is given up. Memory that comes free is given to the first of them (Pager::came_free), not here.
+//
+//   whoever waits has called the evictors; a fault that waited for the whole time-out, while nothing went on and
+//   nothing can, gets SIGBUS, and the block's contents are intact
+//
+// The pager's lock protects it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "pager/failed_blocks.h"
+#include "pager/memory_pressure.h"
+#include "pager/shared.h"
+#include "pager/starved.h"
+
+namespace vmem::pager {
+
+class MemoryWaits {
+ public:
+  using Lock = core::BigLock;
+  MemoryWaits(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
+      : trap_(shared.trap),
+        config_(shared.config),
+        map_(shared.map),
+        budget_(shared.budget),
+        reserve_(shared.reserve),
+        writes_(shared.writes),
+        clock_(shared.clock),
+        pressure_(pressure),
+        failed_(failed) {}
+
+  // The block waits. Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False:
+  // there is no memory to remember it by, and nothing has changed.
+  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
+  // .. for a fault. False: the access is made again, and is reported again.
+  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
+  StarvedQueue& queue() { return queue_; }
+
+  // What is free now is for a larger block, which has waited long.
+  bool overtakes(const Region& r) const;
+  // Somebody waits for memory, or will soon: evictors have work.
+  bool must_evict() const;
+  // Faults that wait while nothing goes on get SIGBUS after the time-out. Locked on entry and on return. True: one did,
+  // and who waits behind it may be served.
+  bool check_starved(Lock& lock, uint64_t now_ns);
+
+ private:
+  trap::Trap& trap_;
+  const Config& config_;
+  BlockMap& map_;
+  const HostBudget& budget_;
+  const HostReserve& reserve_;
+  const WriteBackState& writes_;
+  ProgressClock& clock_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  StarvedQueue queue_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,40 @@
+// How long waits have lasted, and what may still end them: the time in which nothing went on, and a write that failed
+// and is tried again. Whoever waits asks more often than each Progress::kSlice.
+//
+// Not thread-safe: the pager's lock protects it. Needs no memory.
+#pragma once
+
+#include <cstdint>
+
+#include "pager/block_map.h"
+#include "pager/clock.h"
+#include "pager/config.h"
+#include "pager/progress.h"
+#include "pager/write_back_state.h"
+
+namespace vmem::pager {
+
+class ProgressClock final : public WaitClock {
+ public:
+  ProgressClock(BlockMap& map, const WriteBackState& writes, const Config& config)
+      : map_(map), writes_(writes), config_(config) {}
+
+  uint64_t look(uint64_t now_ns) override { return map_.progress().look(now_ns, map_.moves().in_flight()); }
+  // A write that failed is tried once more before that.
+  bool hopeless(uint64_t mark) override {
+    const uint64_t now = now_ns();
+    look(now);
+    if (map_.moves().in_flight()) return false;
+    return map_.progress().over(mark,
+                                writes_.pause(now) != 0 ? limit_ns() + WriteBackState::kLongestPause : limit_ns());
+  }
+  // For so long nothing goes on until a wait is given up.
+  uint64_t limit_ns() const { return config_.fault_timeout_ms * uint64_t{1000000}; }
+
+ private:
+  BlockMap& map_;
+  const WriteBackState& writes_;
+  const Config& config_;
+};
+
+}  // namespace vmem::pager
