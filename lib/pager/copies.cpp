@@ -68,14 +68,9 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
         admit(other, b, clock_.stamp());
         break;
       }
-      other.table.change(b, State::held, State::taking);
-      Move* m = new_move(other, b);
-      m->image = resident.frame;
-      m->from_held = m->staged = true;
-      leaves(m);
       core::add(counters_.clean_drops);
       After nothing;  // nobody wants it
-      let_go(m, State::taking, nothing);
+      write_back_.drop_held(other, b, nothing);
     }
     if (std::byte* frame = frames.get(keep)) return frame;
   }

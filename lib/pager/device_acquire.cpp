@@ -236,7 +236,7 @@ void Pager::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tick
 // Locked. Why a block does not come to device d: nothing went on for the whole time-out.
 Status Pager::cannot_come(const Region& r, int d) {
   const Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (!write_back_.error().ok()) return write_back_.take_error();
+  if (!writes_.error().ok()) return writes_.take_error();
   if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
   return error(ENOMEM,
                "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,

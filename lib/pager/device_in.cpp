@@ -162,7 +162,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     resident.admitted = false;
     resident.changed = false;
     resident.hinted = hinted;
-    if ((block.flags & core::kReadAhead) != 0) used(r, b);
+    if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
     Move* m = new_move(r, b);
     m->device = d;
     m->way = core::Way::to_device;
@@ -209,24 +209,27 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     g.ready.push_back(m);
     return Start::done;
   }
-  prepare_read(m, urgency, on_device_read);
+  page_in_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return Start::done;
 }
 
-void Pager::on_device_read(store::Io& io) {
-  Move* m = static_cast<Move*>(io.user);
-  Pager& self = *m->pager;
+void Pager::io_ended(Move* m) {
   After after;
-  self.finish_device_read(m, after);
-  self.run(after);
+  if (m->io.op == store::Io::Op::read) {
+    finish_device_read(m, after);
+  } else {
+    if (m->io.result != 0) m->status = Status(m->io.result, "");
+    finish_device_write(m, after);
+  }
+  run(after);
 }
 
 // Unlocked; state entering, the trap still in place.
 void Pager::finish_device_read(Move* m, After& after) {
   Region& r = *m->region;
   core::step("device.read");
-  verify_read(m);
+  page_in_.verify_read(m);
   Lock lock(mutex_);
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
@@ -250,7 +253,7 @@ void Pager::finish_device_read(Move* m, After& after) {
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
   const BlockIndex b = m->block;
   free_move(m);
-  settle(r, b, after);
+  page_in_.settle(r, b, after);
   pump(after);
 }
 
@@ -550,7 +553,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
     admit(r, b, clock_.stamp());
   }
   free_move(m);
-  if (!r.lost) settle(r, b, after);
+  if (!r.lost) page_in_.settle(r, b, after);
 }
 
 // Locked; a block that was claimed, and is on a device still, or on another one.

@@ -267,14 +267,14 @@ void Pager::leave_batch(std::span<Move*> batch) {
       m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
       if (!m->clean) changed.push_back(m);
     }
-    prepare_writes(changed.all());
+    writer_.prepare_writes(changed.all());
     for (Move* m : writes) {
       if (!m->status.ok() || m->clean) {
         finish_device_write(m, after);
         continue;
       }
       Lock lock(mutex_);
-      to_store(m, after);
+      writer_.to_store(m, *this, after);
     }
     run(after);
   };
@@ -353,7 +353,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
   }
   free_move(m);
-  if (!r.lost) settle(r, b, after);
+  if (!r.lost) page_in_.settle(r, b, after);
 }
 
 // Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
@@ -413,8 +413,8 @@ void Pager::finish_device_write(Move* m, After& after) {
     if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
       block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
-    note_write_failure(m);
-    give_back_extent(m);
+    writer_.note_write_failure(m);
+    writer_.give_back_extent(m);
   }
   if (!m->status.ok() || cut) residents_[block.aux].saved = false;
   if (m->kept) {
@@ -489,8 +489,7 @@ bool Pager::serve_departure(Lock& lock) {
     ++r.in_flight;
     leave_batch(lock, batch.all());
     // What is in staging frames now goes on.
-    if (on && !r.dying && !queues_.evict_requests.full() && queues_.evict_requests.add(*on, false))
-      need_evict_.notify_one();
+    if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) need_evict_.notify_one();
     --r.in_flight;
     notify();
     return true;
@@ -504,7 +503,7 @@ Status Pager::cannot_leave(const Region& r, BlockIndex b) {
     return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
                  config_.fault_timeout_ms, where(r, b).c_str());
   }
-  Status why = write_back_.take_error();
+  Status why = writes_.take_error();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
                config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),

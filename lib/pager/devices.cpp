@@ -310,7 +310,7 @@ std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
   for (uint8_t i = 0; i < device::kUnitSizes && !gpus_.empty(); ++i) {
     const auto pool = static_cast<uint8_t>(kStagingPools + (first - kStagingPools + i) % device::kUnitSizes);
     const StagingGrowth& growth = staging_.of(core::kHugePage << (pool - kStagingPools)).growth;
-    if (growth.blocks_must_leave(write_back_.leaving(pool))) return pool;
+    if (growth.blocks_must_leave(writes_.leaving(pool))) return pool;
   }
   return std::nullopt;
 }

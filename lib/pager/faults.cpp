@@ -56,7 +56,7 @@ bool Pager::serve_events(int timeout_ms) {
     for (const trap::Event& e : events) {
       if (e.kind == trap::Event::Kind::fault) on_fault(e.fault, now, after);
     }
-    pump_speculative(after);
+    read_ahead_.pump_speculative(after);
   }
   run(after);
   return timeout_ms < 0 || count == room.size();
@@ -169,9 +169,9 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       if (block.state == State::untouched && !tables_.may_grow(*r, b)) return failed_.refuse_growth(*r, b);
       block.flags |= wish;
       After fill;
-      if (!start_fill(*r, b, Urgency::fault, fill)) waits_.starve_fault(*r, b);
-      follow(*r, b, false);
-      if (r->adapts && !fill.submit.empty()) read_beside(*r, b, fill.submit);
+      if (!page_in_.start_fill(*r, b, Urgency::fault, fill)) waits_.starve_fault(*r, b);
+      read_ahead_.follow(*r, b, false);
+      if (r->adapts && !fill.submit.empty()) read_ahead_.read_beside(*r, b, fill.submit);
       after.submit.append(fill.submit);
       after.zero.append(fill.zero);
       break;
@@ -179,20 +179,20 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::filling:
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wish;
-      used(*r, b);
+      read_ahead_.used(*r, b);
       break;
     case State::held:
       core::add(counters_.faults);
       core::add(counters_.soft_faults);
       block.flags |= wish;
-      used(*r, b);
+      read_ahead_.used(*r, b);
       if (residents_[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
-      begin_install(*r, b, after);
+      installer_.begin_install(*r, b, after);
       counters_.fault_took(now_ns() - now);
       break;
     case State::installing:
       block.flags |= wish;
-      used(*r, b);
+      read_ahead_.used(*r, b);
       break;
     case State::taking:
     case State::writing:
@@ -207,7 +207,7 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
       block.flags |= wish;
       break;
     case State::resident:
-      used(*r, b);
+      read_ahead_.used(*r, b);
       if (protection) {
         core::add(counters_.write_protect_faults);
         block.flags &= static_cast<uint16_t>(~core::kProtected);
@@ -252,136 +252,6 @@ void Pager::on_fault(const trap::Fault& fault, uint64_t now, After& after) {
     case State::count_:
       break;
   }
-}
-
-// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
-void Pager::used(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  if ((block.flags & core::kReadAhead) == 0) return;
-  const bool marker = (block.flags & core::kMarker) != 0;
-  const int64_t stride = std::max<int32_t>(1, std::abs(residents_[block.aux].stride));
-  const int64_t step = residents_[block.aux].stride < 0 ? stride : -stride;
-  block.flags &= kForgetReadAhead;
-  residents_.seen(residents_[block.aux]);
-  core::add(counters_.prefetch_hits);
-  for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
-    Block& before = r.table[static_cast<BlockIndex>(i)];
-    if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
-    before.flags &= kForgetReadAhead;
-    residents_.seen(residents_[before.aux]);
-    core::add(counters_.prefetch_hits);
-    if (residents_[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
-  }
-  follow(r, b, marker);
-}
-
-// Tells read-ahead of a fault, and does what follows from it.
-void Pager::follow(Region& r, BlockIndex b, bool marker) {
-  const uint64_t limit = budget_.ahead_limit();
-  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, clock_.pages()});
-  pass(r, r.readahead.passed(), true);
-  pass(r, r.readahead.given_up(), false);
-  if (w) {
-    const uint64_t bytes = w->count * r.block_size;
-    if (residents_.ahead_bytes() + bytes > limit) give_up_idle(bytes);
-    speculate(r, *w, Urgency::readahead);
-  }
-  drop_behind(r);
-}
-
-// Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region is
-// used. It stays the first, and the others follow in the order of their places, so that upwards all are one read, and
-// downwards the others are one that nobody waits for. A stream reads ahead in its own time.
-void Pager::read_beside(Region& r, BlockIndex b, MoveList& reads) {
-  if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
-  const BlockIndex first = r.neighbours.first(b);
-  uint64_t present = 0;
-  for (uint32_t i = 0; i < r.neighbours.count(b); ++i)
-    present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
-  policy::Run run = r.neighbours.around(b, present);
-  if (run.count < 2) return;
-  run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
-  // The run goes on as it is used: one that was stored to will be.
-  const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
-  const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
-                      (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
-  const uint64_t cap = speculative_limit(r);
-  MoveList others;
-  for (uint64_t i = 1; i < run.count; ++i) {
-    const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
-    Block& block = r.table[n];
-    // Zeros are made faster than they are moved, and what is waited for has its turn.
-    const bool stored = block.state == State::stored;
-    const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
-    After fill;
-    if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
-        !queues_.speculation.may_start(r.block_size, cap) || !start_fill(r, n, Urgency::readahead, fill)) {
-      run.count = i;
-      break;
-    }
-    Move* m = fill.submit.pop();
-    m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
-    m->stored_soon = stores;
-    queues_.speculation.started(*m);
-    core::add(counters_.neighbour_blocks);
-    run.stride > 0 ? others.push_back(m) : others.push_front(m);
-  }
-  if (r.transfer == trap::Transfer::copy && !stores) place_together(others, queues_.together);
-  reads.append(others);
-  r.readahead.presume(run);
-}
-
-// The reader of a stream is past these (used), or nobody comes for them. In a declared scan they leave before anything
-// else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
-// that is true.
-void Pager::pass(Region& r, const policy::Run& run, bool used) {
-  const bool leave = !used || scanned(r, frames_.room());
-  queues_.speculation.forget(r, run);
-  for (uint64_t i = 0; i < run.count; ++i) {
-    const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
-    Block& block = r.table[b];
-    if (block.state != State::resident && (used || block.state != State::held)) continue;
-    Resident& resident = residents_[block.aux];
-    if (!used && !resident.ahead) continue;
-    if ((block.flags & core::kReadAhead) != 0 && resident.admitted) map_.policy(block.aux).touched(block.aux);
-    if (used && (block.flags & core::kReadAhead) != 0) {
-      block.flags &= kForgetReadAhead;
-      core::add(counters_.prefetch_hits);
-    }
-    if (used) residents_.seen(resident);
-    if (!leave || !resident.admitted) continue;
-    bool pinned = false;
-    if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
-    map_.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
-  }
-}
-
-// There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
-// make some.
-void Pager::give_up_idle(uint64_t bytes) {
-  const uint64_t room = frames_.room() / core::kPage;
-  if (clock_.pages() < sums_.looked_ahead + room / 8 || clock_.pages() < kIdleRooms * room) return;
-  sums_.looked_ahead = clock_.pages();
-  for (auto& [base, region] : regions_) {
-    for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(clock_.pages() - kIdleRooms * room);
-      if (run.count == 0) break;
-      pass(*region, run, false);
-      bytes -= std::min(bytes, run.count * region->block_size);
-    }
-  }
-}
-
-// What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
-// and write-back keeps step with the stores.
-void Pager::drop_behind(Region& r) {
-  if (!scanned(r, frames_.room()) || queues_.evict_requests.full()) return;
-  const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
-  if (run.count == 0) return;
-  const auto last =
-      static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
-  if (!queues_.evict_requests.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
-  need_evict_.notify_one();
 }
 
 }  // namespace vmem::pager

@@ -107,7 +107,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
     if (location == VMEM_SSD) return {};
   }
   if (location == VMEM_SSD) {
-    if (!queues_.evict_requests.full() && !queues_.evict_requests.add(span, false)) return no_memory();
+    if (!evict_requests_.full() && !evict_requests_.add(span, false)) return no_memory();
     need_evict_.notify_one();
     return {};
   }
@@ -115,8 +115,8 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
   const uint64_t most = std::max<uint64_t>(1, frames_.room() / 4 * 3 / span.region->block_size);
   const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
                               UINT64_MAX};
-  speculate(*span.region, window, Urgency::prefetch);
-  pump_speculative(after);
+  read_ahead_.speculate(*span.region, window, Urgency::prefetch);
+  read_ahead_.pump_speculative(after);
   return {};
 }
 
@@ -339,45 +339,10 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   Block& block = r.table[b];
   After after;
   switch (block.state) {
-    case State::resident: {
-      if (!map_.reserve_move()) return no_memory();
-      if (residents_[block.aux].admitted) map_.policy(block.aux).remove(block.aux);
-      residents_[block.aux].admitted = false;
-      r.table.change(b, State::resident, State::taking);
-      Move* m = map_.new_move(r, b);
-      m->in_place = r.transfer != trap::Transfer::install;
-      residents_[block.aux].in_place = m->in_place;
-      residents_[block.aux].dropping = true;
-      m->image = m->in_place ? r.address(b) : residents_[block.aux].frame;
-      leaves(m);
-      lock.unlock();
-      const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-      Status dropped = trap_->drop({&range, 1});
-      lock.lock();
-      if (!dropped.ok()) {
-        m->in_place = true;
-        m->status = dropped;
-        put_back(m, after);
-        return dropped;
-      }
-      failed_.forget_store_copy(r, b);
-      let_go(m, State::taking, after);
+    case State::resident:
+    case State::held:
+      if (Status s = write_back_.drop_contents(lock, r, b, after); !s.ok()) return s;
       break;
-    }
-    case State::held: {
-      if (!map_.reserve_move()) return no_memory();
-      if (residents_[block.aux].admitted) map_.policy(block.aux).remove(block.aux);
-      residents_[block.aux].admitted = false;
-      r.table.change(b, State::held, State::taking);
-      Move* m = map_.new_move(r, b);
-      m->image = residents_[block.aux].frame;
-      m->from_held = true;
-      m->staged = in_staging(residents_[block.aux].pool);
-      leaves(m);
-      failed_.forget_store_copy(r, b);
-      let_go(m, State::taking, after);
-      break;
-    }
     case State::on_device: {
       Job job{1, {}};
       Move* m = begin_leave(r, b, Leave::drop);

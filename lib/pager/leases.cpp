@@ -185,7 +185,7 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
     const Block& block = r.table[*next];
     if ((block.state != State::untouched && block.state != State::stored) || StarvedQueue::marked(block)) continue;
     try {
-      if (!start_fill(r, *next, Urgency::acquire, after)) return false;
+      if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
       return false;  // what has begun must go on
     }
@@ -243,12 +243,12 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         tried = true;
         if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
-        if (!StarvedQueue::marked(block) && !start_fill(r, b, Urgency::acquire, after)) {
+        if (!StarvedQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
           if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::held:
-        if (!StarvedQueue::marked(block) && !begin_install(r, b, after)) return no_memory();
+        if (!StarvedQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device: {
         Job job{1, {}};
@@ -285,7 +285,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
       if (progress_clock_.hopeless(starving)) {
         waits_.queue().give_up_acquire(r, b);
-        if (!write_back_.error().ok()) return write_back_.take_error();
+        if (!writes_.error().ok()) return writes_.take_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }

@@ -23,8 +23,8 @@
 
 namespace vmem::pager {
 
-class Pager;
 struct Census;
+struct Move;
 struct Together;
 
 // What the kernel's write protection keeps from changing meanwhile. By a name of its own, for tests/tsan.supp.
@@ -69,12 +69,21 @@ enum class Leave : uint8_t {
   sync,   // copied and written, and stays
   drop,   // contents of no interest
 };
+// Who goes on with a move when its read or write has ended: on an I/O thread, with no lock held.
+class IoEnd {
+ public:
+  virtual void io_ended(Move* m) = 0;
+  static void ended(store::Io& io);  // for store::Io::done, of a move's io
+
+ protected:
+  ~IoEnd() = default;
+};
 // One block's way in or out. Owned by whoever owns the block's transition.
 struct Move : core::OwnNew {
   store::Io io;
-  Move* next = nullptr;  // in a MoveList
-  Leaving leaving;       // as WriteBackState counts it
-  Pager* pager = nullptr;
+  Move* next = nullptr;   // in a MoveList
+  Leaving leaving;        // as WriteBackState counts it
+  IoEnd* then = nullptr;  // of io
   Region* region = nullptr;
   core::BlockIndex block = 0;
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
@@ -120,6 +129,10 @@ struct Move : core::OwnNew {
   Together* together = nullptr;  // fill: with whom it is put in place
   core::Status status;
 };
+inline void IoEnd::ended(store::Io& io) {
+  Move* const m = static_cast<Move*>(io.user);
+  m->then->io_ended(m);
+}
 // Whose memory comes free when it has left, as Resident::pool has it.
 inline uint8_t leaves_pool(const Move& m) {
   return m.staged ? staging_pool(*m.region) : kHostPool;
@@ -168,13 +181,14 @@ struct Together {
   MoveList ready;     // state installing
   uint32_t left = 0;  // that are being read; 0: nobody's, and nothing is ready
 };
-struct After {       // work for when the lock is gone
-  MoveList submit;   // their `io`
-  MoveList zero;     // frames to clear, then as if read
-  MoveList install;  // state installing
+struct DeferredWork {  // what is done when the lock has been dropped (PageIn::run)
+  MoveList submit;     // their `io`
+  MoveList zero;       // frames to clear, then as if read
+  MoveList install;    // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
-struct SpanOf {  // a checked range
+using After = DeferredWork;  // what the device half calls it
+struct SpanOf {              // a checked range
   Region* region;
   core::BlockIndex first, last;  // inclusive
 };

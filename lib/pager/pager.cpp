@@ -11,14 +11,17 @@
 #include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/insist.h"
+#include "pager/io_buffers.h"
 
 namespace vmem::pager {
 
+using core::Block;
 using core::BlockIndex;
 using core::error;
 using core::ResidentId;
 using core::State;
 using core::Status;
+using core::Urgency;
 
 Pager::Pager(Parts parts, Config config)
     : trap_(std::move(parts.trap)),
@@ -31,17 +34,22 @@ Pager::Pager(Parts parts, Config config)
       gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       map_(*trap_, *space_, staging_, counters_, config_, gpus_.size(), *this),
-      progress_clock_(map_, write_back_, config_),
+      progress_clock_(map_, writes_, config_),
       shown_(*trap_, residents_, progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
       reserve_(budget_, frames_, shown_),
       tables_(budget_, reserve_, residents_, moves_, *trap_),
-      shared_{*trap_,   *engine_, *space_,     config_,         counters_, budget_, frames_,
-              staging_, map_,     write_back_, progress_clock_, reserve_,  tables_},
+      shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
+              staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       pressure_(shared_),
       failed_(shared_, pressure_.evictors()),
-      waits_(shared_, pressure_, failed_) {
+      waits_(shared_, pressure_, failed_),
+      installer_(shared_, pressure_, failed_, waits_, *this),
+      page_in_(shared_, pressure_, failed_, waits_, installer_, speculation_, *this),
+      read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_.evictors()),
+      writer_(shared_, pressure_, failed_),
+      write_back_(shared_, failed_, installer_, page_in_, writer_, *this),
+      evictor_(shared_, pressure_, failed_, waits_, page_in_, write_back_, evict_requests_, *this, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
-  verify_.store(config_.checksum);
   machine_.wanted_readahead = config_.readahead_bytes;
   machine_.wanted_timeout_ms = config_.fault_timeout_ms;
 }
@@ -69,15 +77,7 @@ Status Pager::start() {
         !s.ok())
       return s;
   }
-  threads_.evictors.reserve(config_.evict_threads);
-  for (unsigned i = 0; i < config_.evict_threads; ++i) {
-    std::thread evictor;
-    Status s = core::start_thread(
-        core::strprintf("vmem-evict-%u", i).c_str(), [this] { evict_loop(); }, &evictor);
-    if (!s.ok() && i == 0) return s;
-    if (!s.ok()) break;  // fewer are slower, not wrong
-    threads_.evictors.push_back(std::move(evictor));
-  }
+  if (Status s = evictor_.start(config_.evict_threads); !s.ok()) return s;
   return start_devices();
 }
 
@@ -85,7 +85,7 @@ Pager::~Pager() {
   {
     Lock lock(mutex_);
     threads_.stop = true;
-    need_evict_.notify_all();
+    evictor_.stop();
     gpu_work_.notify_all();
     renew_.notify_all();
   }
@@ -97,7 +97,7 @@ Pager::~Pager() {
     trap_->interrupt();
     threads_.faults.join();
   }
-  for (std::thread& t : threads_.evictors) t.join();
+  evictor_.join();
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());
@@ -131,6 +131,40 @@ void Pager::reserve_queues(size_t moves) {
     g.ready.reserve(moves);
     g.from_peers.reserve(moves);
   }
+}
+
+void Pager::host_is_short() {
+  if (shown_.any()) gpu_work_.notify_one();
+}
+
+// Whoever waits for it, most urgent first.
+void Pager::came_free(DeferredWork& after) {
+  while (!waits_.queue().empty()) {
+    const Starved s = waits_.queue().front();
+    Block& block = s.region->table[s.block];
+    if (block.state == State::untouched && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
+      map_.notify();  // an acquire says why
+    } else if (block.state == State::untouched || block.state == State::stored) {
+      if (!page_in_.start_fill(*s.region, s.block, s.urgency, after, &s)) return;
+    } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
+      if (!installer_.start_install(*s.region, s.block, after, &s)) return;
+    }
+    waits_.queue().pop();
+  }
+  // Memory came free another way than by a write that works again: a region was freed, a lease released.
+  tables_.try_again();
+  if (failed_.any_dropped() && budget_.available() >= reserve_.largest_block()) failed_.revive_dropped();
+  read_ahead_.pump_speculative(after);
+  if (!gpus_.empty()) pump_devices(after);
+}
+
+// The same, for those whom memory that came free helps.
+void Pager::pump(Lock& lock) {
+  After after;
+  pump(after);
+  run(lock, after);
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {
@@ -226,7 +260,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
   budget_.set(bytes);
   reserve_.follow_budget();
   for (const auto& [base, r] : regions_) {
-    if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r));
+    if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r, config_, budget_));
   }
   progress_.made();
   budget_.trim();
@@ -247,7 +281,7 @@ void Pager::set_readahead(uint64_t bytes) {
 }
 
 void Pager::set_checksum(bool on) {
-  verify_.store(on, std::memory_order_relaxed);
+  page_in_.set_verify(on);
 }
 
 void Pager::set_fault_timeout(unsigned ms) {
@@ -261,7 +295,7 @@ void Pager::set_fault_timeout(unsigned ms) {
 void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
   Lock lock(mutex_);
-  write_back_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
+  writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
   need_evict_.notify_all();
 }
 
@@ -295,14 +329,13 @@ std::string Pager::check() {
   }
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = write_back_.check(moves_.all(), now_ns()); !s.empty()) return s;
+  if (std::string s = writes_.check(moves_.all(), now_ns()); !s.empty()) return s;
   if (std::string s = waits_.queue().check(); !s.empty()) return s;
   if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
-  if (std::string s = queues_.evict_requests.check(); !s.empty()) return s;
-  if (std::string s = queues_.speculation.check(moves_.all()); !s.empty()) return s;
-  for (const Together& t : queues_.together)
-    if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
+  if (std::string s = evict_requests_.check(); !s.empty()) return s;
+  if (std::string s = speculation_.check(moves_.all()); !s.empty()) return s;
+  if (std::string s = page_in_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
                            static_cast<unsigned long long>(budget_.charged(Use::blocks)),

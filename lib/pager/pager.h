@@ -18,11 +18,13 @@
 #include "pager/ask.h"
 #include "pager/block_map.h"
 #include "pager/config.h"
+#include "pager/evictor.h"
 #include "pager/host_reserve.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
+#include "pager/read_ahead.h"
 #include "pager/region.h"
 #include "pager/shown_copies.h"
 #include "pager/staging_pools.h"
@@ -31,7 +33,7 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above {
+class Pager final : private BlockMap::Above, private Evictor::Above, private Room, private IoEnd {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -80,8 +82,8 @@ class Pager final : private BlockMap::Above {
   core::Status check_location(int location, bool allow_ssd) const;
   uint64_t pages(uint8_t pool) const override;
   void reserve_queues(size_t moves) override;
-  void leaves(Region& r, core::BlockIndex b) override;
-  void leaves(Move* m) { write_back_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
+  void leaves(Region& r, core::BlockIndex b) override { evictor_.leaves(r, b); }
+  void host_is_short() override;
 
   // The map's, as the device half calls them.
   core::Status check_range(const void* ptr, size_t size, SpanOf* out) { return map_.check_range(ptr, size, out); }
@@ -115,47 +117,20 @@ class Pager final : private BlockMap::Above {
   static void events_ready(void* self);
   void touch_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
   void on_fault(const trap::Fault& fault, uint64_t now, After& after);
-  bool start_staging(Region& r, core::BlockIndex b, After& after);
-  // waited: the wait that this ends, which began with the fault; null: it begins now.
-  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, After& after, const Starved* waited = nullptr);
-  bool start_install(Region& r, core::BlockIndex b, After& after, const Starved* waited = nullptr);
-  bool begin_install(Region& r, core::BlockIndex b, After& after);
-  void start_installing(Move* m, core::State from, MoveList& install);
-  void run(After&after), run(Lock&lock, After&after);
-  void install(MoveList&moves, After&after), installed(Move*m, const core::Status&s, After&after);
-  static void on_read(store::Io&io), on_device_read(store::Io&io), on_written(store::Io&io);
-  void verify_read(Move*m), drop_cut_off(Move*m);
-  static bool find_hole(Move* m);
-  bool show_file(Move* m);
-  void give_back_extent(Move*m), store_has_room(), abandon_fill(Move*m, After&after);
-  void prepare_read(Move* m, core::Urgency urgency, void (*done)(store::Io&));
-  void finish_read(Move* m, After& after);
-  void give_frame(Region&r, std::byte*image), used(Region&r, core::BlockIndex b);
-  void follow(Region&r, core::BlockIndex b, bool marker), read_beside(Region&r, core::BlockIndex b, MoveList&reads);
-  void pass(Region&r, const policy::Run&run, bool used), drop_behind(Region&r);
-  void pump(After&after), pump(Lock&lock), pump_speculative(After&after);
-  void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
-  void settle(Region& r, core::BlockIndex b, After& after);  // its state is stable: grants the wishes in its flags
+  void run(After& after) { page_in_.run(after); }
+  void run(Lock& lock, After& after) { page_in_.run(lock, after); }
+  void io_ended(Move* m) override;
+  void came_free(DeferredWork& after) override;
+  void pump(After& after) { came_free(after); }
+  void pump(Lock& lock);
   uint64_t look(uint64_t now) { return progress_clock_.look(now); }
   bool hopeless(uint64_t mark) { return progress_clock_.hopeless(mark); }
 
   // pressure.cpp
   void on_pressure(uint64_t bytes);
   void on_knobs();
-  bool populate(Move* m, After& after);
-  void give_up_idle(uint64_t bytes);
 
-  // evict.cpp
-  void evict_loop();
-  void evict_batch(std::span<Move*> batch), evict_batch(Lock&lock, std::span<Move*> batch);
-  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
-  void take_one(Move* m);
-  void settle_probe(Region& r, core::BlockIndex b, After& after);
-  void prepare_writes(std::span<Move* const> moves);
-  void finish_clean(Move*m, After&after), to_store(Move*m, After&after), finish_write(Move*m, After&after);
-  void note_write_failure(Move* m);
-  void serve_evict_request(Lock& lock);
-  void let_go(Move*m, core::State from, After&after), put_back(Move*m, After&after);
+  // shown_file.cpp
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
@@ -173,10 +148,9 @@ class Pager final : private BlockMap::Above {
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
   core::Status flush_file(Lock&lock, Region&r), write_under_leases(Lock&lock);
   core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
-  void forget_region(Region&r), keep_frames(Region&r), wait_for_work(Lock&lock), finish_kernels(Lock&lock, Region&r);
+  void forget_region(Region&r), keep_frames(Region&r), finish_kernels(Lock&lock, Region&r);
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark);
   void credit_region(Region& r);
-  uint64_t bounce_limit(const Region&r) const, speculative_limit(const Region&r) const;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
@@ -194,12 +168,12 @@ class Pager final : private BlockMap::Above {
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in), end_in(InBatch&in);
   void migrate_batch(std::span<Move* const> batch, int d);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools);
+  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) override;
   // copies.cpp
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
   void will_change(Region& r, core::BlockIndex b);
-  bool evict_copy(core::ResidentId id);
-  std::byte* staging_frame(const Region& r, size_t keep);
+  bool evict_copy(core::ResidentId id) override;
+  std::byte* staging_frame(const Region& r, size_t keep) override;
   // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
   void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch), begin_out(OutPart&part);
@@ -246,8 +220,7 @@ class Pager final : private BlockMap::Above {
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
   // loss.cpp
   void saw_loss(int d, const core::Status& health);
-  bool torn_by_fill(const Move*m, const core::Status&why), rescue(Lock&lock);
-  void settle_torn_take(Move*m), lose_taken(Move*m), lose_filled(Move*m, const core::Status&why);
+  bool rescue(Lock& lock);
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
@@ -272,7 +245,7 @@ class Pager final : private BlockMap::Above {
   Waiters& waiters_ = map_.waiters();
   std::condition_variable& changed_ = map_.changed();
 
-  WriteBackState write_back_;
+  WriteBackState writes_;
   ProgressClock progress_clock_;
   ShownCopies shown_;
   HostReserve reserve_;
@@ -281,6 +254,14 @@ class Pager final : private BlockMap::Above {
   MemoryPressure pressure_;
   FailedBlocks failed_;
   MemoryWaits waits_;
+  Speculation speculation_;
+  EvictRequests evict_requests_;
+  Installer installer_;
+  PageIn page_in_;
+  ReadAhead read_ahead_;
+  StoreWriter writer_;
+  WriteBack write_back_;
+  Evictor evictor_;
   std::condition_variable& need_evict_ = pressure_.evictors();
 
   std::condition_variable renew_;
@@ -288,7 +269,6 @@ class Pager final : private BlockMap::Above {
   Queues queues_;
   Sums sums_;
   uintptr_t last_spurious_ = 0;
-  std::atomic<bool> verify_{true};  // setting checksum
   Machine machine_;
   Threads threads_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where

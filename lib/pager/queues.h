@@ -12,10 +12,8 @@
 #include <vector>
 
 #include "core/types.h"
-#include "pager/evict_requests.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
-#include "pager/speculation.h"
 #include "pager/stream_leases.h"
 #include "trap/trap.h"
 
@@ -24,10 +22,7 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  Speculation speculation;            // what is to be read before anybody accesses it
-  std::array<Together, 16> together;  // neighbours without one are put in place one by one
-  EvictRequests evict_requests;       // blocks that are to leave memory without anybody's need for it
-  Queue<Wish> wishes;                 // acquires first
+  Queue<Wish> wishes;  // acquires first
   Queue<Departure> departures;
   StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
@@ -35,7 +30,6 @@ struct Queues {
 };
 
 struct Sums {
-  uint64_t looked_ahead = 0;     // the clock when streams that nobody reads were last looked for
   uint64_t reserved_blocks = 0;  // of all regions
   uint64_t next_region_id = 1;
 };
@@ -43,7 +37,7 @@ struct Sums {
 // The pager's own. stop and stop_devices are under its lock.
 struct Threads {
   std::thread faults, renew;
-  std::vector<std::thread> evictors, devices;
+  std::vector<std::thread> devices;
   bool stop = false, stop_devices = false;
   unsigned arriving = 0;    // devices' workers at what arrives. Under its lock
   bool ended_last = false;  // .. the last that may be at it has ended something, and begins something next

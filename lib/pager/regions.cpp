@@ -17,6 +17,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/io_buffers.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -31,7 +32,6 @@ using trap::Transfer;
 namespace {
 
 constexpr size_t kMaxRegion = size_t{1} << 46;
-constexpr size_t kReadTogether = 256 << 10;  // bytes that a transfer has at least, as a rule
 // Of regions whose blocks adapt; so many that they make a huge page lie together.
 constexpr size_t kAdaptingBlock = 64 << 10;
 constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
@@ -253,35 +253,6 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
   return {};
 }
 
-namespace {
-
-// A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault could
-// never be served.
-uint64_t least_bounce(const Region& r) {
-  return r.transfer == Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
-}
-
-}  // namespace
-
-// Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
-// what is held.
-uint64_t Pager::bounce_limit(const Region& r) const {
-  const uint64_t most = uint64_t{2} * config_.io_depth * std::max(r.block_size, kReadTogether);
-  return std::max(least_bounce(r), std::min<uint64_t>({most, budget_.limit() / 8, uint64_t{64} << 20}));
-}
-
-// Bytes of read-ahead, prefetch and neighbours that are read at a time where the next are of this region: they have
-// half of the buffers at most.
-uint64_t Pager::speculative_limit(const Region& r) const {
-  uint64_t most = config_.io_depth * std::max(r.block_size, kReadTogether);
-  if (r.bounces) {
-    const uint64_t limit = bounce_limit(r), slab = FramePool::least_bounce(r.block_size, 1);
-    const uint64_t buffers = limit < slab ? limit : core::round_down(limit, slab);
-    most = std::min(most, buffers / 2 / (least_bounce(r) / r.block_size));
-  }
-  return std::max<uint64_t>(most, r.block_size);
-}
-
 // Locked. Charges what region r needs besides its blocks, or says with the numbers why that does not fit.
 Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
   const uint64_t budget = budget_.limit(), overhead = frames_.least_overhead();
@@ -297,7 +268,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
     for (Status s;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
-      s = frames_.want_bounce(r.block_size, bounce_limit(r), least_bounce(r));
+      s = frames_.want_bounce(r.block_size, bounce_limit(r, config_, budget_), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
       if (!reserve_.fits(least) || progress_clock_.hopeless(mark)) {
@@ -337,8 +308,8 @@ void Pager::credit_region(Region& r) {
 void Pager::forget_region(Region& r) {
   waits_.queue().forget(r);
   failed_.forget(r);
-  queues_.speculation.forget(r);
-  queues_.evict_requests.forget(r);
+  speculation_.forget(r);
+  evict_requests_.forget(r);
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
   queues_.departures.erase_if([&](const Departure& d) { return d.region == &r; });
   shown_.forget(r);
@@ -576,7 +547,7 @@ Status Pager::destroy(void* ptr, bool force) {
       frames_.keep(frame, r.block_size);
       kept = true;
     } else if (frame != nullptr) {
-      give_frame(r, frame);
+      installer_.give_frame(r, frame);
     } else {
       budget_.credit(r.block_size);
     }
@@ -594,7 +565,7 @@ Status Pager::destroy(void* ptr, bool force) {
   run(after);
   for (const core::Extent e : extents) space_->release(e);
   space_->unreserve(gone->stored_span);
-  if (gone->stored_span != 0) store_has_room();
+  if (gone->stored_span != 0) writer_.store_has_room();
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
   if (!gone->gpu) return trap_->unmap(gone->base, gone->span);

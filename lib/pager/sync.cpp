@@ -39,7 +39,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
   const auto flush = [&] {
     if (batch.empty()) return;
-    evict_batch(lock, batch.all());
+    write_back_.evict_batch(lock, batch.all());
     batch.clear();
   };
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
@@ -76,7 +76,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       map_.policy(block.aux).remove(block.aux);
       resident.admitted = false;
     }
-    Move* m = begin_take(r, b, keep, false);
+    Move* m = write_back_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       map_.admit(r, b, clock_.stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
@@ -192,7 +192,7 @@ Status Pager::sync(const void* ptr, size_t size) {
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped);
-  return synced(std::move(result), write_back_.take_error(), skipped);
+  return synced(std::move(result), writes_.take_error(), skipped);
 }
 
 // Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
@@ -211,7 +211,7 @@ Status Pager::sync_all() {
     if (first.ok()) first = std::move(s);
   }
   if (!any) return {};  // what failed went with its region
-  return synced(std::move(first), write_back_.take_error(), skipped);
+  return synced(std::move(first), writes_.take_error(), skipped);
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {

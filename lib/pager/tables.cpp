@@ -30,7 +30,7 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !waits_.queue().reserve(kWaiting) ||
-      !queues_.speculation.reserve(kWaiting) || !failed_.reserve(kWaiting))
+      !speculation_.reserve(kWaiting) || !failed_.reserve(kWaiting))
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;

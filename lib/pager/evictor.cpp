@@ -1,0 +1,186 @@
+#include "pager/evictor.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "core/text.h"
+#include "core/thread.h"
+#include "pager/clock.h"
+
+namespace vmem::pager {
+
+using core::BlockIndex;
+using core::State;
+using core::Status;
+
+Status Evictor::start(unsigned threads) {
+  threads_.reserve(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    std::thread evictor;
+    Status s = core::start_thread(
+        core::strprintf("vmem-evict-%u", i).c_str(), [this] { loop(); }, &evictor);
+    if (!s.ok() && i == 0) return s;
+    if (!s.ok()) break;
+    threads_.push_back(std::move(evictor));
+  }
+  return {};
+}
+
+void Evictor::stop() {
+  stop_ = true;
+  pressure_.evictors().notify_all();
+}
+
+void Evictor::join() {
+  for (std::thread& t : threads_) t.join();
+}
+
+void Evictor::loop() {
+  uint8_t next_staging = kStagingPools;
+  Lock lock(map_.mutex());
+  while (!stop_) {
+    const uint64_t now = now_ns();
+    if (waits_.check_starved(lock, now)) {
+      pump(lock);
+      continue;
+    }
+    if (failed_.ask_again(lock, now)) continue;
+    if (!requests_.empty()) {
+      serve_request(lock);
+      continue;
+    }
+    pressure_.lift_cap(now);
+    Short what;
+    // Who starves while nothing moves needs what a held block has: a buffer.
+    what.stuck = !waits_.queue().empty() && !map_.moves().in_flight();
+    // Or there is no memory to know one more block by.
+    const bool too_many = !waits_.queue().empty() && map_.residents().free() == 0;
+    what.host = waits_.must_evict() || what.stuck || too_many;
+    if (what.host) above_.host_is_short();
+    reserve_.set_refilling(what.host && !what.stuck);
+    what.staging = above_.short_of_staging(next_staging);
+    if (!what.host && !what.staging && waits_.queue().empty()) {
+      wait_for_work(lock);
+      continue;
+    }
+    if (wait_for_writes(lock, now)) continue;
+    if (!what.host && !what.staging) {  // starved for a buffer, or for what is leaving already
+      pressure_.evictors().wait_for(lock, std::chrono::milliseconds(5));
+      pump(lock);
+      continue;
+    }
+    evict_some(lock, what, &next_staging);
+  }
+}
+
+// A write failed lately: true, and the pause until the next try has gone by, or a part of it.
+bool Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
+  const uint64_t pause = writes_.pause(now_ns);
+  if (pause == 0) return false;
+  uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
+  if (!failed_.retries().empty()) most = std::min(most, failed_.retries().kShortest);
+  pressure_.evictors().wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
+  return true;
+}
+
+// Memory or a buffer came free, perhaps, without anybody's word.
+void Evictor::pump(Lock& lock) {
+  DeferredWork after;
+  room_.came_free(after);
+  page_in_.run(lock, after);
+}
+
+// A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
+void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging) {
+  Batch batch;
+  std::array<policy::Victim, 32> victims;
+  static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
+  const uint64_t pages =
+      std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * reserve_.largest_block()) / core::kPage);
+  size_t count = what.host ? map_.policy_of(kHostPool).victims(pages, victims) : 0;
+  if (count == 0 && what.staging) {
+    count = map_.policy_of(*what.staging).victims(pages, victims);
+    // Frames of another size may be short as well, and have their turn.
+    *next_staging = static_cast<uint8_t>(*what.staging + 1);
+  }
+  bool copies = false;
+  for (size_t i = 0; i < count; ++i) {
+    Resident& resident = map_.residents()[victims[i].id];
+    if (resident.is_copy) {
+      copies |= above_.evict_copy(victims[i].id);
+      continue;
+    }
+    Region& r = *resident.region;
+    const BlockIndex b = resident.block;
+    const bool probe = victims[i].probe && r.table[b].state == State::resident;
+    if (!victims[i].probe) resident.admitted = false;
+    if (victims[i].probe && !probe) continue;
+    // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
+    Move* m = r.dying || holds_for_lease(r, b) ? nullptr : write_back_.begin_take(r, b, false, probe);
+    if (m != nullptr) {
+      batch.push_back(m);
+    } else if (!victims[i].probe && !r.dying) {
+      map_.admit(r, b, map_.clock().stamp());
+    }
+  }
+  if (batch.empty() && !copies) pressure_.evictors().wait_for(lock, std::chrono::milliseconds(5));
+  if (copies || (batch.empty() && what.stuck)) {  // frames came free
+    DeferredWork after;
+    room_.came_free(after);
+    if (!after.empty()) page_in_.run(lock, after);
+  }
+  if (!batch.empty()) write_back_.evict_batch(lock, batch.all());
+}
+
+// Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
+void Evictor::leaves(Region& r, BlockIndex b) {
+  const State state = r.table[b].state;
+  if (r.dying || (state != State::resident && state != State::held) || requests_.full()) return;
+  if (requests_.add({&r, b, b}, false)) pressure_.evictors().notify_one();
+}
+
+// A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
+void Evictor::serve_request(Lock& lock) {
+  const auto [span, behind] = requests_.first();
+  Region& r = *span.region;
+  Batch batch;
+  BlockIndex b = r.table.next_touched(span.first);
+  for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
+    const State state = r.table[b].state;
+    if (!core::in_memory(state) || leased(r, b)) continue;
+    Resident& resident = map_.residents()[r.table[b].aux];
+    if (core::in_transition(state)) {
+      resident.leaves = !behind;
+      continue;
+    }
+    if (behind && resident.ahead) continue;
+    if (resident.admitted) map_.policy(r.table[b].aux).remove(r.table[b].aux);
+    resident.admitted = false;
+    if (Move* m = write_back_.begin_take(r, b, false, false)) {
+      batch.push_back(m);
+    } else {
+      map_.admit(r, b, map_.clock().stamp());
+    }
+  }
+  requests_.go_on(b);
+  write_back_.evict_batch(lock, batch.all());
+}
+
+// Locked; an evictor with nothing to do. Frames that were kept for another region, and that none has asked for in time,
+// go back to the system, a few at a time.
+void Evictor::wait_for_work(Lock& lock) {
+  const uint64_t now = now_ns();
+  const uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
+  if (next == UINT64_MAX) {
+    pressure_.evictors().wait(lock);
+  } else if (now < next) {
+    pressure_.evictors().wait_for(lock, std::chrono::nanoseconds(next - now));
+  } else if (now >= pressure_.next_ns()) {
+    pressure_.release_kept(now);
+    lock.give_way();
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,91 @@
+// Which blocks leave host memory, and when: for those who wait for memory, for the watermarks, for prefetches to the
+// SSD and behind scans. policy::Evictor names the victims, WriteBack takes them out. Here are the evictors' threads,
+// who also give up waits that nothing can end.
+//
+//   what is leased, or a region that is being freed, is not begun with; one that was chosen and could not be taken is
+//   admitted again
+//
+// The pager's lock protects it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "pager/evict_requests.h"
+#include "pager/shared.h"
+#include "pager/write_back.h"
+
+namespace vmem::pager {
+
+class Evictor {
+ public:
+  using Lock = core::BigLock;
+
+  // What is asked of those who know the devices, under the lock.
+  class Above {
+   public:
+    // Staging frames of which size blocks have to leave, looking from one pool on; nothing: none.
+    virtual std::optional<uint8_t> short_of_staging(uint8_t first) = 0;
+    // The policy has chosen a host copy. False: it stays, being all there is of its block.
+    virtual bool evict_copy(core::ResidentId copy) = 0;
+    // Host memory is short: what the CPU is shown of blocks on devices may go.
+    virtual void host_is_short() = 0;
+
+   protected:
+    ~Above() = default;
+  };
+
+  Evictor(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
+          WriteBack& write_back, EvictRequests& requests, Room& room, Above& above)
+      : map_(shared.map),
+        reserve_(shared.reserve),
+        writes_(shared.writes),
+        pressure_(pressure),
+        failed_(failed),
+        waits_(waits),
+        page_in_(page_in),
+        write_back_(write_back),
+        requests_(requests),
+        room_(room),
+        above_(above) {}
+
+  // Unlocked. So many threads, or fewer: that is slower, and not wrong.
+  core::Status start(unsigned threads);
+  // Locked: they end soon; unlocked: they have.
+  void stop();
+  void join();
+
+  // The block is at rest in host memory, and a prefetch to the SSD met it before that: it is asked again.
+  void leaves(Region& r, core::BlockIndex b);
+
+ private:
+  struct Short {
+    bool host = false;                    // host memory
+    bool stuck = false;                   // somebody waits, and nothing moves
+    std::optional<uint8_t> staging = {};  // staging frames, of this pool
+  };
+  void loop();
+  void wait_for_work(Lock& lock);
+  void serve_request(Lock& lock);
+  bool wait_for_writes(Lock& lock, uint64_t now_ns);
+  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging);
+  void pump(Lock& lock);
+
+  BlockMap& map_;
+  HostReserve& reserve_;
+  WriteBackState& writes_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  PageIn& page_in_;
+  WriteBack& write_back_;
+  EvictRequests& requests_;
+  Room& room_;
+  Above& above_;
+  std::vector<std::thread> threads_;
+  bool stop_ = false;
+};
+
+}  // namespace vmem::pager

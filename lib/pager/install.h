@@ -1,0 +1,63 @@
+// Puts blocks in place: from a frame that has their bytes to where threads access them.
+//
+//   state installing: the Installer owns the block, and its move is in a MoveList until install() takes it
+//   a fill that failed has left the block in its frame, or nowhere: then it is lost, and is said to be
+//
+// Called under the pager's lock, but for install().
+#pragma once
+
+#include "pager/failed_blocks.h"
+#include "pager/memory_pressure.h"
+#include "pager/memory_waits.h"
+#include "pager/shared.h"
+
+namespace vmem::pager {
+
+class Installer {
+ public:
+  using Lock = core::BigLock;
+  Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Room& room)
+      : trap_(shared.trap),
+        counters_(shared.counters),
+        budget_(shared.budget),
+        frames_(shared.frames),
+        staging_(shared.staging),
+        map_(shared.map),
+        clock_(shared.clock),
+        pressure_(pressure),
+        failed_(failed),
+        waits_(waits),
+        room_(room) {}
+
+  // The block is held: it goes in place, or waits for memory. False: not even that can be remembered.
+  bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after);
+  // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
+  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr);
+  // A move whose bytes are in its frame. From here on the policy does not name the block.
+  void start_installing(Move* m, core::State from, MoveList& install);
+  // Unlocked; owns the transitions of the first, and of others that the same call can put in place.
+  void install(MoveList& moves, DeferredWork& after);
+
+  // A frame that no block needs, of whatever kind.
+  void give_frame(Region& r, std::byte* image);
+
+ private:
+  void installed(Move* m, const core::Status& s, DeferredWork& after);
+  void refused(Move* m, const core::Status& why, DeferredWork& after);
+  bool torn_by_fill(const Move* m, const core::Status& why);
+  void lose_filled(Move* m, const core::Status& why);
+
+  trap::Trap& trap_;
+  core::Counters& counters_;
+  HostBudget& budget_;
+  FramePool& frames_;
+  StagingPools& staging_;
+  BlockMap& map_;
+  ProgressClock& clock_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,446 @@
+#include "pager/page_in.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "core/on_exit.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "store/digest.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+
+namespace {
+
+constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next will be one too
+
+constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+}  // namespace
+
+PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
+               Installer& installer, Speculation& speculation, Room& room)
+    : trap_(shared.trap),
+      engine_(shared.engine),
+      space_(shared.space),
+      counters_(shared.counters),
+      budget_(shared.budget),
+      frames_(shared.frames),
+      staging_(shared.staging),
+      map_(shared.map),
+      clock_(shared.clock),
+      reserve_(shared.reserve),
+      tables_(shared.tables),
+      pressure_(pressure),
+      failed_(failed),
+      waits_(waits),
+      installer_(installer),
+      speculation_(speculation),
+      room_(room),
+      verify_(shared.config.checksum) {}
+
+// As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+bool PageIn::start_staging(Region& r, BlockIndex b, DeferredWork& after) {
+  Block& block = r.table[b];
+  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
+  if (coded && scratch == nullptr) return false;
+  std::byte* const frame = room_.staging_frame(r, staging_.of(r).growth.reserve());
+  if (frame == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
+    return false;
+  }
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = map_.new_resident(r, b, frame, staging_pool(r));
+  map_.residents()[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  tables_.charge(r);
+  Move* m = map_.new_move(r, b);
+  m->image = frame;
+  m->coded = scratch;
+  m->staged = true;
+  m->was_untouched = from == State::untouched;
+  m->way = core::Way::ssd_to_host;
+  prepare_read(m, Urgency::prefetch, *this);
+  after.submit.push_back(m);
+  return true;
+}
+
+// Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
+bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const Starved* waited) {
+  Block& block = r.table[b];
+  if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
+  if (!map_.reserve_block()) {
+    pressure_.evictors().notify_one();
+    return false;
+  }
+  const size_t size = r.block_size;
+  const uint64_t grows = tables_.growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* image = nullptr;
+  std::byte* scratch = nullptr;
+  bool fresh = false;
+  if (waits_.overtakes(r)) return false;
+  if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
+  bool no_buffer = false;  // one comes free with a read, and not with a block that leaves
+  if (r.transfer == Transfer::copy) {
+    if (budget_.charge(size, keep)) {
+      image = frames_.get_bounce(size);
+      no_buffer = image == nullptr;
+      if (no_buffer) budget_.credit(size);
+    }
+  } else {
+    image = frames_.get(size, keep, &fresh);
+  }
+  if (image == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, size);
+    if (!no_buffer) pressure_.evictors().notify_one();
+    return false;
+  }
+  if (waits_.must_evict()) pressure_.evictors().notify_one();
+
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = map_.new_resident(r, b, image);
+  map_.residents()[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  tables_.charge(r);
+  Move* m = map_.new_move(r, b);
+  m->image = image;
+  m->coded = scratch;
+  if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
+  m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
+  m->way = core::Way::ssd_to_host;
+  m->was_untouched = from == State::untouched;
+  m->fresh = fresh && r.transfer == Transfer::install;
+  m->io.unpopulated = fresh && !m->fresh && !coded;
+  if (from == State::untouched && !r.from_file()) {
+    core::add(counters_.zero_fills);
+    block.digest = store::zero_digest(size);
+    block.flags |= core::kDigest;
+    after.zero.push_back(m);
+    return true;
+  }
+  prepare_read(m, urgency, *this);
+  after.submit.push_back(m);
+  return true;
+}
+
+void PageIn::io_ended(Move* m) {
+  DeferredWork after;
+  finish_read(m, after);
+  run(after);
+}
+
+// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
+void PageIn::verify_read(Move* m) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  core::add(counters_.read_bytes, m->io.transferred);
+  if (m->io.result != 0) {
+    core::add(counters_.io_errors);
+    m->status = core::system_error(m->io.result, "reading failed, %s", map_.place(r, m->block).c_str());
+  } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
+    m->cut = true;
+    m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
+                            m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
+  } else if (m->coded != nullptr) {
+    m->status =
+        store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
+    if (!m->status.ok()) core::add(counters_.checksum_errors);
+  }
+  if (m->status.ok() && block.extent) {
+    // The digest also tells later whether the block was changed, so it stays even where it is not verified.
+    const bool verify = r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
+    if (verify && !core::broken("digest_check") && !(store::digest(m->image, r.block_size) == block.digest)) {
+      core::add(counters_.checksum_errors);
+      m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
+                              map_.place(r, m->block).c_str());
+    }
+  } else if (m->status.ok() && r.writable()) {
+    m->digest = store::digest(m->image, r.block_size);
+  }
+}
+
+// Unlocked; state filling, and the file is too short for the block by now. Its pages are mapped there, so that a touch
+// meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
+// all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
+// if it has any bytes: the status is cleared. True: mapped.
+bool PageIn::show_file(Move* m) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  const size_t inside = core::round_up(r.file_bytes(m->block), core::kPage);
+  Status s;
+  if (inside < r.block_size) s = trap_.fail(at + inside, r.block_size - inside);
+  if (s.ok()) {
+    s = map_file(trap_, r, m->block);
+    if (s.ok()) return true;
+    // Nothing can be put there before that is taken back: the block stays failed, and an acquire tries anew.
+    if (inside < r.block_size && !trap_.unfail(at + inside, r.block_size - inside).ok()) return false;
+  }
+  if (m->io.transferred == 0) return false;
+  m->status = Status();
+  if (r.writable()) m->digest = store::digest(m->image, r.block_size);
+  return false;
+}
+
+// Describes the read of block b to `m`, whose image (and coded) are set.
+void PageIn::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  m->then = &end;
+  store::Io& io = m->io;
+  io.op = store::Io::Op::read;
+  io.urgency = urgency;
+  io.user = m;
+  io.done = IoEnd::ended;
+  if (block.extent) {
+    io.file = space_.file(block.extent);
+    io.offset = block.extent.offset();
+    io.size = block.extent.length();
+    io.buffer = m->coded != nullptr ? m->coded : m->image;
+  } else {
+    io.file = r.file_id;
+    io.offset = r.file_offset + m->block * r.block_size;
+    io.size = r.block_size;
+    io.buffer = m->image;
+    io.short_read_is_zero = true;
+  }
+}
+
+// Locked; nobody asked for the block. It is absent again.
+void PageIn::abandon_fill(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  installer_.give_frame(r, m->image);
+  map_.free_resident(m->block, r);
+  block.flags &= kForgetReadAhead;
+  r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
+  map_.free_move(m);
+  room_.came_free(after);
+}
+
+// Locked. The block could not be had, and somebody wants it.
+void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  installer_.give_frame(r, m->image);
+  map_.free_resident(m->block, r);
+  r.table.change(m->block, State::filling, State::failed);
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
+  if (shows_file) block.flags |= core::kShowsFile;
+  r.keep_reason(m->block, m->status);
+  if (!shows_file) failed_.fail_accesses(r, m->block);
+  map_.free_move(m);
+  room_.came_free(after);
+}
+
+// Locked; the frame has the block's bytes. It goes in place, or is held.
+void PageIn::settle_read(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  Together* const together = m->together;
+  map_.progress().made();
+  const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
+  if (m->staged) {
+    r.table.change(m->block, State::filling, State::held);
+    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    const BlockIndex b = m->block;
+    map_.free_move(m);
+    settle(r, b, after);
+    room_.came_free(after);
+    return;
+  }
+  const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
+                         (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
+  if (stay_held) {
+    r.table.change(m->block, State::filling, State::held);
+    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    map_.free_move(m);
+    room_.came_free(after);
+    return;
+  }
+  // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
+  const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+               (block.flags & core::kDigest) != 0 && !stored_soon;
+  // The others were read by the same transfer. One that is to be stored to is not protected as they are.
+  const bool waits = together != nullptr && (m->protect || !r.writable());
+  installer_.start_installing(m, State::filling, waits ? together->ready : after.install);
+}
+
+// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
+void PageIn::finish_read(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
+  core::step("fill.read");
+  if (!zero) verify_read(m);
+  Lock lock(map_.mutex());
+  Together* const together = m->together;
+  core::OnExit was_read([&] {
+    if (together != nullptr && --together->left == 0) after.install.append(together->ready);
+  });
+  const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
+  bool fatal_for_touch = !m->status.ok() && !nobody_asked;
+  bool shows_file = false;
+  if (fatal_for_touch) {
+    lock.unlock();  // still filling, so nobody else acts on the block
+    core::log(core::Level::error, "%.*s: an access %sgets SIGBUS", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), m->cut ? "beyond its end " : "");
+    core::settle_log();
+    if (m->cut) shows_file = show_file(m);
+    fatal_for_touch = !m->status.ok();
+    lock.lock();
+  }
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  speculation_.ended(*m);
+  if (m->hole) {
+    r.hole_first = m->block;
+    r.hole_end = std::min<uint64_t>((m->hole_end - r.file_offset) / r.block_size, r.blocks);
+    if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
+      abandon_fill(m, after);  // zeros are made faster than they are moved
+      return;
+    }
+    lock.unlock();  // still filling
+    if (!m->fresh) memset(m->image, 0, r.block_size);
+    lock.lock();
+    if (r.writable()) {
+      block.digest = store::zero_digest(r.block_size);
+      block.flags |= core::kDigest;
+    }
+  }
+  if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
+    if (!m->cut) {
+      core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
+                m->status.text().data());
+    }
+    abandon_fill(m, after);
+    return;
+  }
+  if (fatal_for_touch) {
+    fail_fill(m, shows_file, after);
+    return;
+  }
+  if (!zero && !block.extent && r.writable()) {
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+  }
+  settle_read(m, after);
+}
+
+// Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
+bool PageIn::find_hole(Move* m) {
+  const Region& r = *m->region;
+  if (!r.sparse || !m->was_untouched || m->then != this) return false;
+  if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
+  m->hole = true;
+  m->io.size = 0;
+  return true;
+}
+
+// Locked on entry and on return, and not meanwhile.
+void PageIn::run(Lock& lock, DeferredWork& after) {
+  lock.unlock();
+  run(after);
+  lock.lock();
+}
+
+void PageIn::run(DeferredWork& after) {
+  while (!after.empty()) {
+    DeferredWork now;
+    std::swap(now, after);
+    std::array<store::Io*, 64> batch;
+    size_t size = 0;
+    MoveList holes;
+    while (!now.submit.empty()) {  // the disk first: it is the slowest
+      Move* m = now.submit.pop();
+      if (populate(m, after)) {
+        if (find_hole(m)) {
+          holes.push_back(m);
+        } else {
+          batch[size++] = &m->io;
+        }
+      }
+      if (size != batch.size() && !now.submit.empty()) continue;
+      engine_.submit({batch.data(), size});
+      size = 0;
+    }
+    while (!holes.empty()) finish_read(holes.pop(), after);
+    while (!now.zero.empty()) {
+      Move* m = now.zero.pop();
+      if (!populate(m, after)) continue;
+      if (!m->fresh) memset(m->image, 0, m->region->block_size);
+      finish_read(m, after);
+    }
+    while (!now.install.empty()) installer_.install(now.install, after);
+  }
+}
+
+void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kWanted) == 0) return;
+  switch (block.state) {
+    case State::held:
+      installer_.begin_install(r, b, after);
+      break;
+    case State::untouched:
+    case State::stored:
+      if (r.dying) break;
+      if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
+      break;
+    case State::resident:
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      break;
+    default:
+      break;
+  }
+}
+
+// Unlocked; the owner of a fill. Gives its frame memory where it has none yet. False: there is none, the block is
+// absent again, whoever faulted on it waits for memory, and the move is over.
+bool PageIn::populate(Move* m, DeferredWork& after) {
+  if (!m->fresh) return true;
+  Region& r = *m->region;
+  core::step("fill.populate");
+  const Status s = frames_.populate(m->image, r.block_size);
+  if (s.ok()) return true;
+  Lock lock(map_.mutex());
+  core::Block& block = r.table[m->block];
+  const core::BlockIndex b = m->block;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  speculation_.ended(*m);
+  frames_.put_fresh(m->image, r.block_size);
+  map_.free_resident(b, r);
+  block.flags &= kForgetReadAhead;
+  r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+  pressure_.hold_back_after_refusal(s);
+  if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
+  m->status = {};  // who waits for the block looks again
+  map_.free_move(m);
+  room_.came_free(after);
+  return false;
+}
+
+std::string PageIn::check() const {
+  for (const Together& t : together_)
+    if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
+  return "";
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,81 @@
+// The way in: memory for a block, its bytes read and verified, and on to the Installer; for a fault, an acquire, or
+// with less urgency for read-ahead and prefetch. And the sole place where deferred work is done.
+//
+//   state filling: the block's move is in DeferredWork, or at the engine, or on the thread that verifies it
+//   blocks of one Together are put in place when the last of them has been read
+//
+// Called under the pager's lock, but for what says otherwise.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <span>
+#include <string>
+
+#include "pager/install.h"
+#include "pager/shared.h"
+#include "pager/speculation.h"
+
+namespace vmem::pager {
+
+class PageIn final : private IoEnd {
+ public:
+  using Lock = core::BigLock;
+  PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
+         Speculation& speculation, Room& room);
+
+  // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is none.
+  // waited: the wait that this ends, which began with the fault; null: it begins now.
+  bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
+                  const Starved* waited = nullptr);
+  // .. into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+  bool start_staging(Region& r, core::BlockIndex b, DeferredWork& after);
+  // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
+  void settle(Region& r, core::BlockIndex b, DeferredWork& after);
+
+  // The read of a move whose image (and coded) are set; `end` goes on with it. Unlocked: verify_read() decodes and
+  // verifies what was read; the status is the move's.
+  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end);
+  void verify_read(Move* m);
+
+  // Unlocked, or with a lock that is dropped meanwhile.
+  void run(DeferredWork& after);
+  void run(Lock& lock, DeferredWork& after);
+
+  void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
+  std::span<Together> together() { return together_; }
+  // Tests: nothing is in flight. What is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  void io_ended(Move* m) override;
+  void finish_read(Move* m, DeferredWork& after);
+  void settle_read(Move* m, DeferredWork& after);
+  void fail_fill(Move* m, bool shows_file, DeferredWork& after);
+  void abandon_fill(Move* m, DeferredWork& after);
+  bool populate(Move* m, DeferredWork& after);
+  bool find_hole(Move* m);
+  bool show_file(Move* m);
+
+  trap::Trap& trap_;
+  store::Engine& engine_;
+  store::Space& space_;
+  core::Counters& counters_;
+  HostBudget& budget_;
+  FramePool& frames_;
+  StagingPools& staging_;
+  BlockMap& map_;
+  ProgressClock& clock_;
+  const HostReserve& reserve_;
+  TableCharges& tables_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Installer& installer_;
+  Speculation& speculation_;
+  Room& room_;
+  std::atomic<bool> verify_;           // setting checksum
+  std::array<Together, 16> together_;  // neighbours without one are put in place one by one
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,67 @@
+// What is read before anybody accesses it: the windows of streams, the neighbours of a block that is missed, and what
+// a prefetch asks for; and what faults tell of how regions are used. policy::ReadAhead and policy::Neighbours decide.
+//
+//   what is read ahead and not used yet is no more than the budget allows (HostBudget::ahead_limit), and what nobody
+//   comes for leaves first
+//
+// The pager's lock protects it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+
+#include "pager/evict_requests.h"
+#include "pager/page_in.h"
+#include "pager/shared.h"
+#include "pager/speculation.h"
+
+namespace vmem::pager {
+
+class ReadAhead {
+ public:
+  ReadAhead(const Shared& shared, MemoryWaits& waits, PageIn& page_in, Speculation& speculation,
+            EvictRequests& evict_requests, std::condition_variable& evictors)
+      : config_(shared.config),
+        counters_(shared.counters),
+        budget_(shared.budget),
+        frames_(shared.frames),
+        map_(shared.map),
+        tables_(shared.tables),
+        waits_(waits),
+        page_in_(page_in),
+        speculation_(speculation),
+        evict_requests_(evict_requests),
+        evictors_(evictors) {}
+
+  // A block is accessed: if it was read ahead, that was worth it, as it was for those of its stream before it.
+  void used(Region& r, core::BlockIndex b);
+  // A block is missed, or the trigger of a window is met: what follows from that.
+  void follow(Region& r, core::BlockIndex b, bool trigger);
+  // Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region
+  // is used.
+  void read_beside(Region& r, core::BlockIndex b, MoveList& reads);
+
+  // Blocks that are to be read; pump_speculative() begins as much of it as there is room for.
+  void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
+  void pump_speculative(DeferredWork& after);
+
+ private:
+  void pass(Region& r, const policy::Run& run, bool used);
+  void give_up_idle(uint64_t bytes);
+  void drop_behind(Region& r);
+
+  const Config& config_;
+  core::Counters& counters_;
+  const HostBudget& budget_;
+  const FramePool& frames_;
+  BlockMap& map_;
+  TableCharges& tables_;
+  MemoryWaits& waits_;
+  PageIn& page_in_;
+  Speculation& speculation_;
+  EvictRequests& evict_requests_;
+  std::condition_variable& evictors_;
+  uint64_t looked_ahead_ = 0;  // the clock when streams that nobody reads were last looked for
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,143 @@
+#include "pager/store_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "pager/clock.h"
+#include "pager/neighbours.h"
+#include "store/codec.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+
+namespace {
+
+constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+
+constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+}  // namespace
+
+// Unlocked. Room for small blocks, which are to be stored raw.
+void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
+  // Blocks of one region that leave together lie together, in the order of their addresses.
+  std::sort(cluster.begin(), cluster.end(), lies_before);
+  for (size_t i = 0; i < cluster.size();) {
+    size_t n = 1;
+    while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
+    std::array<core::Extent, Batch::capacity()> extents;
+    if (space_.allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
+      for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
+    } else {
+      for (size_t k = 0; k < n; ++k) {
+        Move* const m = cluster[i + k];
+        m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
+        // Over its old copy rather than not at all: until it is whole there, it is in memory.
+        const core::Extent old = m->region->table[m->block].extent;
+        if (m->status.code() != -ENOSPC || !old || old.codec() != 0 || old.length() != m->stored) continue;
+        m->status = {};
+        m->extent = old;
+        m->new_extent = false;
+      }
+    }
+    i += n;
+  }
+}
+
+// Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
+void StoreWriter::prepare_writes(std::span<Move* const> moves) {
+  Batch cluster;
+  for (Move* m : moves) {
+    Region& r = *m->region;
+    if (r.backing == Backing::file_shared) continue;
+    m->stored = r.block_size;
+    m->codec = store::Codec::raw;
+    if (m->coded != nullptr) store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+    const core::Extent old = r.table[m->block].extent;
+    if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
+      m->extent = old;
+      m->new_extent = m->elsewhere && space_.allocate(m->stored, 0, {&m->extent, 1}).ok();
+      if (!m->new_extent) m->extent = old;
+      continue;
+    }
+    m->new_extent = true;
+    if (m->codec == store::Codec::raw && r.block_size <= kClusterBlock) {
+      cluster.push_back(m);
+    } else {
+      m->status = space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
+    }
+  }
+  allocate_cluster(cluster.all());
+}
+
+// Locked; state writing.
+void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
+  Region& r = *m->region;
+  m->then = &end;
+  const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
+    io.op = store::Io::Op::write;
+    io.urgency = m->job != nullptr ? Urgency::acquire : Urgency::writeback;
+    io.file = file;
+    io.offset = offset;
+    io.buffer = buffer;
+    io.size = size;
+    io.done = IoEnd::ended;
+    io.user = m;
+  };
+  if (r.backing == Backing::file_shared) {
+    m->stored = r.file_bytes(m->block);
+    prepare(m->io, r.file_id, r.file_offset + m->block * r.block_size, m->image, m->stored);
+    m->io.within_file = true;
+  } else {
+    prepare(m->io, space_.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
+            m->stored);
+    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
+  }
+  // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
+  if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
+    block.flags &= kForget;
+    map_.residents().seen(map_.residents()[block.aux]);
+    core::add(counters_.prefetch_hits);
+  }
+  after.submit.push_back(m);
+}
+
+// Locked. The mark, words, back-off, and a status for whoever asks next.
+void StoreWriter::note_write_failure(Move* m) {
+  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
+  core::add(counters_.io_errors);
+  if (m->status.text().empty()) {
+    m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
+                                   map_.where(*m->region, m->block).c_str());
+  }
+  if (writes_.failed(m->status, m->job != nullptr || core::broken("write_report"), now_ns()))
+    core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
+}
+
+// Unlocked. The store has room again, or may have: who waits to write tries at once.
+void StoreWriter::store_has_room() {
+  Lock lock(map_.mutex());
+  if (writes_.has_room()) pressure_.evictors().notify_all();
+}
+
+// Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
+void StoreWriter::give_back_extent(Move* m) {
+  if (!m->new_extent || !m->extent) return;
+  if (m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) {
+    space_.refuse(m->extent);
+  } else {
+    space_.release(m->extent);
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,49 @@
+// Writes images of blocks to the store, or to their file: compresses them, finds room on the SSD, and says what a write
+// that failed means. Small blocks that leave together lie together there, in the order of their addresses.
+//
+//   the store's copy of a block stays until a write of the new one has ended well; where that goes over the old one,
+//   the block stays in memory until then, and has no digest
+//   a write that was begun and failed leaves its block unknown, and what it had room in is given back
+#pragma once
+
+#include <span>
+
+#include "pager/failed_blocks.h"
+#include "pager/memory_pressure.h"
+#include "pager/shared.h"
+
+namespace vmem::pager {
+
+class StoreWriter {
+ public:
+  using Lock = core::BigLock;
+  StoreWriter(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
+      : space_(shared.space),
+        counters_(shared.counters),
+        map_(shared.map),
+        writes_(shared.writes),
+        pressure_(pressure),
+        failed_(failed) {}
+
+  // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
+  void prepare_writes(std::span<Move* const> moves);
+  // Locked. Its image is written when the lock has been dropped; `end` goes on with it.
+  void to_store(Move* m, IoEnd& end, DeferredWork& after);
+  // Locked. The mark, words, back-off, and a status for whoever asks next; and what had been allocated for it.
+  void note_write_failure(Move* m);
+  void give_back_extent(Move* m);
+  // Unlocked. The store has room again, or may have: who waits to write tries at once.
+  void store_has_room();
+
+ private:
+  void allocate_cluster(std::span<Move*> cluster);
+
+  store::Space& space_;
+  core::Counters& counters_;
+  BlockMap& map_;
+  WriteBackState& writes_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+};
+
+}  // namespace vmem::pager

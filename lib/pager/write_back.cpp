@@ -1,0 +1,451 @@
+#include "pager/write_back.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/neighbours.h"
+#include "store/digest.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+
+namespace {
+
+constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
+
+// The trap says that it moved a part of the block and could not take it back.
+bool half_way(const Status& s) {
+  return s.code() == -ENOTRECOVERABLE;
+}
+
+}  // namespace
+
+// Claims a resident or held block for the way out. nullptr: no address space for its image.
+Move* WriteBack::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  const bool held = block.state == State::held;
+  const bool in_place =
+      !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
+  std::byte* image = held                              ? resident.frame
+                     : in_place                        ? r.address(b)
+                     : r.transfer == Transfer::install ? resident.frame
+                                                       : frames_.get_slot(r.block_size);
+  if (image == nullptr) return nullptr;
+  if (!map_.reserve_move()) {
+    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
+    return nullptr;
+  }
+  r.table.change(b, block.state, State::taking);
+  Move* m = map_.new_move(r, b);
+  m->image = image;
+  m->way = core::Way::host_to_ssd;
+  m->keep = keep;
+  m->probe = probe;
+  m->from_held = held;
+  m->in_place = in_place;
+  m->staged = in_staging(resident.pool);
+  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  resident.in_place = in_place;
+  resident.dropping = false;
+  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
+    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+  }
+  if (!keep && !probe) leaves(m);
+  if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
+  return m;
+}
+
+// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
+void WriteBack::take_one(Move* m) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  std::byte* const at = r.address(m->block);
+  core::step("evict.taking");
+  if (!m->from_held) {
+    // What is in place is write-protected by now, or could not be.
+    if (!m->in_place) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
+    if (!m->status.ok()) {
+      settle_torn_take(m);
+      return;
+    }
+    m->out = !m->in_place;
+  }
+  core::step("evict.taken");
+  if (m->probe || m->clean) return;
+  m->digest = store::digest(m->image, r.block_size);
+  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
+  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
+    m->clean = m->zeros = true;
+  }
+}
+
+// Locked on entry and on return, and not meanwhile.
+void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
+  lock.unlock();
+  evict_batch(batch);
+  lock.lock();
+}
+
+// Unlocked; every move is in state taking. No more than a Batch holds.
+void WriteBack::evict_batch(std::span<Move*> batch) {
+  Batch writes;
+  Drops drops;
+  std::sort(batch.begin(), batch.end(), lies_before);
+  protect_in_place(trap_, batch);
+  for (Move* m : batch) {
+    take_one(m);
+    if (!m->status.ok() || m->probe) continue;
+    if (!m->clean) {
+      writes.push_back(m);
+    } else if (m->in_place && !m->keep) {
+      drops.add(*m);
+    }
+  }
+  if (!drops.empty()) drop_clean(batch, drops);
+  writer_.prepare_writes(writes.all());
+  core::step("evict.decided");
+
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    for (Move* m : batch) settle_taken(m, after);
+    room_.came_free(after);
+  }
+  page_in_.run(after);
+}
+
+// Unlocked. The pages of blocks that are in place, and that the store has.
+void WriteBack::drop_clean(std::span<Move* const> batch, const Drops& drops) {
+  {
+    // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->status.ok() && !m->probe && m->clean && m->in_place && !m->keep) {
+        map_.residents()[m->region->table[m->block].aux].dropping = true;
+      }
+    }
+  }
+  if (Status s = trap_.drop(drops.all()); !s.ok())
+    core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+}
+
+// Locked; state taking, and it is known what becomes of the block.
+void WriteBack::settle_taken(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  if (m->probe && m->status.ok()) {
+    r.table.change(m->block, State::taking, State::held);
+    map_.residents()[r.table[m->block].aux].frame = m->image;
+    map_.policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
+    settle_probe(r, m->block, after);
+    map_.free_move(m);
+  } else if (m->torn) {
+    lose_taken(m);
+  } else if (!m->status.ok()) {
+    if (m->stored != 0) {
+      writer_.note_write_failure(m);
+    } else {
+      writes_.pinned(now_ns());
+    }
+    put_back(m, after);
+  } else if (m->clean) {
+    finish_clean(m, after);
+  } else {
+    r.table.change(m->block, State::taking, State::writing);
+    writer_.to_store(m, *this, after);
+  }
+}
+
+void WriteBack::settle_probe(Region& r, BlockIndex b, DeferredWork& after) {
+  if ((r.table[b].flags & core::kWanted) == 0) return;
+  map_.policy(r.table[b].aux).touched(r.table[b].aux);
+  installer_.begin_install(r, b, after);
+}
+
+// Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
+void WriteBack::finish_clean(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const bool gone = m->in_place && !m->keep;
+  if (m->zeros) {  // the store's copy, if any, is out of date: zeros need none
+    failed_.forget_store_copy(r, m->block);
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+  }
+  if (m->keep || (!gone && (block.flags & core::kWanted) != 0)) {
+    put_back(m, after);
+    return;
+  }
+  core::add(counters_.clean_drops);
+  let_go(m, State::taking, after);
+}
+
+// Locked. Ends an eviction: memory back, block absent.
+void WriteBack::let_go(Move* m, State from, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  core::add(counters_.evictions);
+  map_.progress().made();
+  if ((block.flags & core::kReadAhead) != 0) {
+    core::add(counters_.prefetch_wasted);
+    r.readahead.on_waste(m->block);
+  }
+  block.flags &= kForget;
+  block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->in_place) {
+    if (!core::broken("credit")) budget_.credit(r.block_size);
+  } else if (m->from_held) {
+    installer_.give_frame(r, m->image);
+  } else {
+    frames_.put(m->image, r.block_size);
+  }
+  writes_.settled(m->leaving);
+  map_.free_resident(m->block, r);
+  if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
+  r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
+  tables_.charge(r);
+  const BlockIndex b = m->block;
+  map_.free_move(m);
+  page_in_.settle(r, b, after);
+}
+
+// Locked. Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
+// undoes it.
+void WriteBack::stay_in_place(Move* m, State from) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
+  r.table.change(m->block, from, State::resident);
+  if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0 && (block.flags & core::kDigest) != 0 &&
+      !lent_for_writing(r, m->block)) {
+    block.flags |= core::kProtected;
+  } else {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    if (m->in_place) trap_.unprotect(r.address(m->block), r.block_size).ignore();
+  }
+  if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  map_.admit(r, m->block, map_.clock().stamp());
+  map_.free_move(m);
+}
+
+// Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
+void WriteBack::put_back(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const State from = block.state;
+  writes_.settled(m->leaving);
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  Resident& resident = map_.residents()[block.aux];
+  if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
+
+  if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
+    stay_in_place(m, from);
+    return;
+  }
+  resident.frame = m->image;
+  const bool wanted = (block.flags & core::kWanted) != 0;
+  if (m->from_held && (!wanted || m->staged)) {
+    r.table.change(m->block, from, State::held);
+    map_.admit(r, m->block, map_.clock().stamp());
+    const BlockIndex b = m->block;
+    map_.free_move(m);
+    if (wanted) installer_.begin_install(r, b, after);
+    return;
+  }
+  resident.stamp = map_.clock().stamp();
+  m->protect = false;
+  installer_.start_installing(m, from, after.install);
+}
+
+void WriteBack::io_ended(Move* m) {
+  if (m->io.result != 0) m->status = Status(m->io.result, "");
+  DeferredWork after;
+  finish_write(m, after);
+  page_in_.run(after);
+}
+
+// Unlocked; state writing.
+void WriteBack::finish_write(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  core::step("evict.written");
+  const bool cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  if (cut) drop_cut_off(m);
+  const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
+  core::Extent old;
+  Lock lock(map_.mutex());
+  Block& block = r.table[m->block];
+  if (!m->status.ok()) {
+    writer_.note_write_failure(m);
+    writer_.give_back_extent(m);
+    put_back(m, after);
+    room_.came_free(after);
+    return;
+  }
+  writes_.succeeded();
+  map_.progress().made();
+  core::add(counters_.write_bytes, m->io.transferred);
+  if (r.backing != Backing::file_shared) {
+    if (m->new_extent) old = block.extent;
+    block.extent = m->extent;
+  }
+  block.digest = m->digest;
+  block.flags |= core::kDigest;
+  if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
+  block.flags &= static_cast<uint16_t>(~core::kDirty);
+  failed_.clear_unknown(block);
+  if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
+    put_back(m, after);
+  } else {
+    let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
+  }
+  room_.came_free(after);
+  failed_.revive_dropped();
+  lock.unlock();
+  if (old) space_.release(old);
+}
+
+// Unlocked; state writing, and its pages are in place. False: somebody wants the block, so that it stays.
+bool WriteBack::drop_written(Move* m) {
+  Region& r = *m->region;
+  {
+    Lock lock(map_.mutex());
+    if ((r.table[m->block].flags & core::kWanted) != 0) {
+      m->keep = true;  // spare the read
+      writes_.settled(m->leaving);
+      return false;
+    }
+    map_.residents()[r.table[m->block].aux].dropping = true;
+  }
+  const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
+  if (Status s = trap_.drop({&range, 1}); !s.ok())
+    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  return true;
+}
+
+// Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
+// those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
+// the file has grown again. Only a lease keeps it.
+void WriteBack::drop_cut_off(Move* m) {
+  Region& r = *m->region;
+  core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
+            m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+  {
+    Lock lock(map_.mutex());
+    const ResidentId id = r.table[m->block].aux;
+    Resident& resident = map_.residents()[id];
+    if (m->keep) {
+      if (leased(r, m->block)) return;
+      if (resident.admitted) {
+        map_.policy(id).unhold(id);
+        map_.policy(id).remove(id);
+        resident.admitted = false;
+      }
+      m->keep = false;
+      leaves(m);
+    }
+    resident.dropping = true;
+  }
+  if (!m->in_place) return;
+  const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
+  if (Status s = trap_.drop({&range, 1}); !s.ok())
+    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+}
+
+// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
+// goes, and the slot is empty again whatever was found in it.
+void WriteBack::settle_torn_take(Move* m) {
+  Region& r = *m->region;
+  if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (half_way(m->status)) {
+    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), map_.place(r, m->block).c_str());
+    core::settle_log();
+    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+    if (Status s = trap_.drop({&range, 1}); !s.ok())
+      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    m->torn = true;
+  }
+  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
+}
+
+// Locked; state taking, torn.
+void WriteBack::lose_taken(Move* m) {
+  Region& r = *m->region;
+  const core::ResidentId id = r.table[m->block].aux;
+  writes_.settled(m->leaving);
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if ((m->keep || m->probe) && map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  frames_.put_slot(m->image, r.block_size);
+  budget_.credit(r.block_size);
+  map_.free_resident(m->block, r);
+  failed_.mark_lost(r, m->block, State::taking, m->status);
+  m->status = r.reason(m->block);
+  if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
+  map_.free_move(m);
+}
+
+Move* WriteBack::hold_for_drop(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+  resident.admitted = false;
+  r.table.change(b, block.state, State::taking);
+  return map_.new_move(r, b);
+}
+
+void WriteBack::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
+  Move* m = hold_for_drop(r, b);
+  const Resident& resident = map_.residents()[r.table[b].aux];
+  m->image = resident.frame;
+  m->from_held = true;
+  m->staged = in_staging(resident.pool);
+  leaves(m);
+  let_go(m, State::taking, after);
+}
+
+Status WriteBack::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
+  if (!map_.reserve_move()) return core::error(ENOMEM, "no memory for bookkeeping");
+  if (r.table[b].state == State::held) {
+    failed_.forget_store_copy(r, b);
+    drop_held(r, b, after);
+    return {};
+  }
+  Move* m = hold_for_drop(r, b);
+  Resident& resident = map_.residents()[r.table[b].aux];
+  m->in_place = r.transfer != Transfer::install;
+  resident.in_place = m->in_place;
+  resident.dropping = true;
+  m->image = m->in_place ? r.address(b) : resident.frame;
+  leaves(m);
+  lock.unlock();
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+  Status dropped = trap_.drop({&range, 1});
+  lock.lock();
+  if (!dropped.ok()) {
+    m->in_place = true;
+    m->status = dropped;
+    put_back(m, after);
+    return dropped;
+  }
+  failed_.forget_store_copy(r, b);
+  let_go(m, State::taking, after);
+  return {};
+}
+
+}  // namespace vmem::pager

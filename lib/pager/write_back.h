@@ -1,0 +1,89 @@
+// The way out of host memory: a block is isolated, compared with what the store has, written if it differs, and only
+// then let go; or put back, where it is to stay, is wanted again, or could not be written.
+//
+// Whether a block must be written is never guessed from marks: the digest of an image that cannot change any more is
+// compared with the digest of what the store holds. The exceptions are blocks of read-only files, which are never
+// written, and blocks that stood write-protected since they were equal to the store.
+//
+//   state taking, writing: WriteBack owns the block, from begin_take() until it is let go or put back
+//   memory is credited only when the store has the bytes, or nobody wants them any more
+//
+// Called under the pager's lock, but for what says otherwise.
+#pragma once
+
+#include <span>
+
+#include "pager/neighbours.h"
+#include "pager/page_in.h"
+#include "pager/shared.h"
+#include "pager/store_writer.h"
+
+namespace vmem::pager {
+
+class WriteBack final : private IoEnd {
+ public:
+  using Lock = core::BigLock;
+  WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, StoreWriter& writer,
+            Room& room)
+      : trap_(shared.trap),
+        space_(shared.space),
+        counters_(shared.counters),
+        budget_(shared.budget),
+        frames_(shared.frames),
+        map_(shared.map),
+        writes_(shared.writes),
+        tables_(shared.tables),
+        failed_(failed),
+        installer_(installer),
+        page_in_(page_in),
+        writer_(writer),
+        room_(room) {}
+
+  // Claims a resident or held block. keep: it stays in memory, with the store's copy made equal; probe: it is only
+  // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
+  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
+  // Takes each move, in state taking, to its end, or to a write whose end comes later. No more than a Batch holds.
+  // Unlocked, or with a lock that is dropped meanwhile.
+  void evict_batch(std::span<Move*> batch);
+  void evict_batch(Lock& lock, std::span<Move*> batch);
+
+  // A block that is resident or held loses its contents, which nobody wants any more. Locked on entry and on return.
+  core::Status drop_contents(Lock& lock, Region& r, core::BlockIndex b, DeferredWork& after);
+  // A held block that the store has too; after reserve_move().
+  void drop_held(Region& r, core::BlockIndex b, DeferredWork& after);
+  // The memory of the move's block will come free.
+  void leaves(Move* m) { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
+
+ private:
+  void io_ended(Move* m) override;
+  void take_one(Move* m);
+  void drop_clean(std::span<Move* const> batch, const Drops& drops);
+  void settle_taken(Move* m, DeferredWork& after);
+  void settle_probe(Region& r, core::BlockIndex b, DeferredWork& after);
+  void settle_torn_take(Move* m);
+  void lose_taken(Move* m);
+  void finish_clean(Move* m, DeferredWork& after);
+  void finish_write(Move* m, DeferredWork& after);
+  bool drop_written(Move* m);
+  void drop_cut_off(Move* m);
+  void let_go(Move* m, core::State from, DeferredWork& after);
+  void put_back(Move* m, DeferredWork& after);
+  void stay_in_place(Move* m, core::State from);
+  Move* hold_for_drop(Region& r, core::BlockIndex b);
+
+  trap::Trap& trap_;
+  store::Space& space_;
+  core::Counters& counters_;
+  HostBudget& budget_;
+  FramePool& frames_;
+  BlockMap& map_;
+  WriteBackState& writes_;
+  TableCharges& tables_;
+  FailedBlocks& failed_;
+  Installer& installer_;
+  PageIn& page_in_;
+  StoreWriter& writer_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager
