@@ -28,8 +28,15 @@ check_format() {
 
 # Includes go one way: core below all; trap, policy, store, device and publish know core alone; memory knows trap and
 # device; the pager knows those; api knows the pager. Nobody outside lib may be included, except the public headers.
+floors=(block_map progress_clock shared 'memory_pressure failed_blocks' memory_waits install page_in 'read_ahead store_writer'
+  write_back 'evictor fault_service' pager)
+floor() {
+  local i
+  for i in "${!floors[@]}"; do [[ " ${floors[$i]} " == *" $1 "* ]] && { echo $((i + 1)); return; }; done
+  echo 0
+}
 check_layers() {
-  local file room target allowed
+  local file room target allowed layers stem mine line; layers=$(mktemp)
   tracked 'lib/*/*' | while read -r file; do
     room=${file#lib/}; room=${room%%/*}
     case $room in
@@ -47,7 +54,19 @@ check_layers() {
         *) [ -f "$(dirname "$file")/$target" ] && echo "$file:$line: include it as \"$room/$target\"" || echo "$file:$line: \"$target\" is in no room" ;;
       esac
     done
-  done | report layers
+  done | sort >"$layers"
+  # In lib/pager, too: a class includes those of floors below its own, and what is on none includes none.
+  { tracked 'lib/pager/*' | while read -r file; do
+      stem=${file##*/}; stem=${stem%.*}
+      mine=$(floor "$stem")
+      # Pager is one class in many files.
+      [ "$mine" = 0 ] && [[ $file == *.cpp ]] && grep -q '#include "pager/pager.h"' "$file" && continue
+      grep -noE '^#include "pager/[a-z_]+\.h"' "$file" | tr ':"/.' '    ' | while read -r line _ _ target _; do
+        [ "$target" = "$stem" ] || [ "$(floor "$target")" = 0 ] || [ "$(floor "$target")" -lt "$mine" ] ||
+          echo "$file:$line: $stem may not include \"pager/$target.h\": it is not below it"
+      done
+    done; cat "$layers"; } | report layers
+  rm -f "$layers"
 }
 
 # One room is the sole interface to each thing outside.

@@ -90,15 +90,6 @@ core::OwnString place_of(const Region& r, const core::Block& block) {
 
 }  // namespace
 
-namespace {
-
-// The trap says that it moved a part of the block and could not take it back.
-bool half_way(const Status& s) {
-  return s.code() == -ENOTRECOVERABLE;
-}
-
-}  // namespace
-
 // Locked. Some call failed, and the device was asked then: if it is lost, that is said, once. The books say how things
 // stood when libvmem noticed; between the illegal touch and now blocks may have moved.
 void Pager::saw_loss(int d, const Status& s) try {

@@ -48,10 +48,11 @@ Pager::Pager(Parts parts, Config config)
       read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_.evictors()),
       writer_(shared_, pressure_, failed_),
       write_back_(shared_, failed_, installer_, page_in_, writer_, *this),
-      evictor_(shared_, pressure_, failed_, waits_, page_in_, write_back_, evict_requests_, *this, *this) {
+      evictor_(shared_, pressure_, failed_, waits_, page_in_, write_back_, evict_requests_, *this, *this),
+      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpu_work_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
-  machine_.wanted_readahead = config_.readahead_bytes;
-  machine_.wanted_timeout_ms = config_.fault_timeout_ms;
+  wanted_readahead_ = config_.readahead_bytes;
+  wanted_timeout_ms_ = config_.fault_timeout_ms;
 }
 
 Status Pager::start() {
@@ -62,21 +63,8 @@ Status Pager::start() {
                    core::human_bytes(config_.host_budget).c_str(), core::human_bytes(config_.io_buffer_bytes).c_str());
     }
   }
-  on_knobs();
-  const int fd = trap_->event_descriptor();
-  threads_.watching = fd >= 0 && engine_->watch(fd, events_ready, this);
-  if (!threads_.watching) {
-    if (Status s = core::start_thread(
-            "vmem-fault", [this] { fault_loop(); }, &threads_.faults);
-        !s.ok())
-      return s;
-  }
-  if (machine_.knobs.fault_timeout_ms != 0) {
-    if (Status s = core::start_thread(
-            "vmem-renew", [this] { renew_loop(); }, &threads_.renew);
-        !s.ok())
-      return s;
-  }
+  tunables_changed();
+  if (Status s = faults_.start(); !s.ok()) return s;
   if (Status s = evictor_.start(config_.evict_threads); !s.ok()) return s;
   return start_devices();
 }
@@ -84,19 +72,12 @@ Status Pager::start() {
 Pager::~Pager() {
   {
     Lock lock(mutex_);
-    threads_.stop = true;
     evictor_.stop();
     gpu_work_.notify_all();
-    renew_.notify_all();
+    faults_.stop_renewing();
   }
   stop_devices();
-  if (threads_.renew.joinable()) threads_.renew.join();
-  if (threads_.watching) engine_->unwatch();
-  threads_.stop_faults.store(true);
-  if (threads_.faults.joinable()) {
-    trap_->interrupt();
-    threads_.faults.join();
-  }
+  faults_.stop();
   evictor_.join();
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
@@ -272,12 +253,28 @@ Status Pager::set_host_budget(uint64_t bytes) {
   return {};
 }
 
+// What an administrator says of the module, and what was set, are in force.
+void Pager::tunables_changed() {
+  trap::Knobs knobs;
+  const bool there = trap_->knobs(&knobs).ok();
+  Lock lock(mutex_);
+  reserve_.set_watermarks(knobs.watermark_low, knobs.watermark_high);
+  config_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
+  config_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
+  for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
+  faults_.set_deadline(knobs.fault_timeout_ms);
+  if (!there) return;
+  uint64_t limit = UINT64_MAX;
+  for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
+  pressure_.set_ceiling(limit);
+}
+
 void Pager::set_readahead(uint64_t bytes) {
   {
     Lock lock(mutex_);
-    machine_.wanted_readahead = bytes;
+    wanted_readahead_ = bytes;
   }
-  on_knobs();
+  tunables_changed();
 }
 
 void Pager::set_checksum(bool on) {
@@ -287,9 +284,9 @@ void Pager::set_checksum(bool on) {
 void Pager::set_fault_timeout(unsigned ms) {
   {
     Lock lock(mutex_);
-    machine_.wanted_timeout_ms = ms;
+    wanted_timeout_ms_ = ms;
   }
-  on_knobs();
+  tunables_changed();
 }
 
 void Pager::set_space_budget(uint64_t bytes) {

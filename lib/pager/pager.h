@@ -19,6 +19,7 @@
 #include "pager/block_map.h"
 #include "pager/config.h"
 #include "pager/evictor.h"
+#include "pager/fault_service.h"
 #include "pager/host_reserve.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
@@ -33,7 +34,11 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above, private Evictor::Above, private Room, private IoEnd {
+class Pager final : private BlockMap::Above,
+                    private Evictor::Above,
+                    private FaultService::Above,
+                    private Room,
+                    private IoEnd {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -111,12 +116,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Roo
 
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r);
-  // faults.cpp, fill.cpp
-  void fault_loop(), renew_loop();
-  bool serve_events(int timeout_ms);
-  static void events_ready(void* self);
-  void touch_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void on_fault(const trap::Fault& fault, uint64_t now, After& after);
+  // The way in, as the device half calls it.
   void run(After& after) { page_in_.run(after); }
   void run(Lock& lock, After& after) { page_in_.run(lock, after); }
   void io_ended(Move* m) override;
@@ -126,9 +126,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Roo
   uint64_t look(uint64_t now) { return progress_clock_.look(now); }
   bool hopeless(uint64_t mark) { return progress_clock_.hopeless(mark); }
 
-  // pressure.cpp
-  void on_pressure(uint64_t bytes);
-  void on_knobs();
+  void tunables_changed() override;
 
   // shown_file.cpp
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
@@ -262,14 +260,14 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Roo
   StoreWriter writer_;
   WriteBack write_back_;
   Evictor evictor_;
+  core::EventCount gpu_work_;  // the devices' workers have some
+  FaultService faults_;
   std::condition_variable& need_evict_ = pressure_.evictors();
 
-  std::condition_variable renew_;
-  core::EventCount gpu_work_;  // the devices' workers have some
   Queues queues_;
   Sums sums_;
-  uintptr_t last_spurious_ = 0;
-  Machine machine_;
+  uint64_t wanted_readahead_ = 0;  // as it was set: config_ has what is in force
+  unsigned wanted_timeout_ms_ = 0;
   Threads threads_;
   uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
 };

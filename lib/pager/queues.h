@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -15,7 +14,6 @@
 #include "pager/moves.h"
 #include "pager/queue.h"
 #include "pager/stream_leases.h"
-#include "trap/trap.h"
 
 namespace vmem::pager {
 
@@ -34,22 +32,12 @@ struct Sums {
   uint64_t next_region_id = 1;
 };
 
-// The pager's own. stop and stop_devices are under its lock.
+// The devices' workers. All under the pager's lock.
 struct Threads {
-  std::thread faults, renew;
   std::vector<std::thread> devices;
-  bool stop = false, stop_devices = false;
-  unsigned arriving = 0;    // devices' workers at what arrives. Under its lock
+  bool stop_devices = false;
+  unsigned arriving = 0;    // at what arrives
   bool ended_last = false;  // .. the last that may be at it has ended something, and begins something next
-  std::atomic<bool> stop_faults{false};
-  bool watching = false;  // the engine's serve faults, and there is no thread for them
-};
-
-// What the machine allows, and what was set: config has what is in force.
-struct Machine {
-  trap::Knobs knobs;  // zeros: there are none
-  uint64_t wanted_readahead = 0;
-  unsigned wanted_timeout_ms = 0;
 };
 
 }  // namespace vmem::pager

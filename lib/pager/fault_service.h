@@ -1,0 +1,103 @@
+// Serves faults: takes the trap's events, says what each means in the state that its block is in, and answers at once
+// what can be answered; the rest PageIn and the Installer do. Events are read on an I/O thread where the engine watches
+// the trap's descriptor, else on a thread of this class.
+//
+//   a fault is answered here, or its block is marked kWanted and somebody owns its transition or waits for memory: none
+//   is forgotten; a fault on a block that is marked already begins nothing
+//
+// The pager's lock protects it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <thread>
+
+#include "core/big_lock.h"
+#include "pager/page_in.h"
+#include "pager/read_ahead.h"
+#include "pager/shared.h"
+#include "pager/shown_copies.h"
+
+namespace vmem::pager {
+
+class FaultService {
+ public:
+  using Lock = core::BigLock;
+
+  // What is asked of those above, unlocked.
+  class Above {
+   public:
+    virtual void tunables_changed() = 0;  // of the module
+
+   protected:
+    ~Above() = default;
+  };
+
+  // devices: wait for accesses of blocks that are there.
+  FaultService(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
+               Installer& installer, PageIn& page_in, ReadAhead& read_ahead, ShownCopies& shown,
+               core::EventCount& devices, Above& above)
+      : trap_(shared.trap),
+        engine_(shared.engine),
+        counters_(shared.counters),
+        map_(shared.map),
+        tables_(shared.tables),
+        pressure_(pressure),
+        failed_(failed),
+        waits_(waits),
+        installer_(installer),
+        page_in_(page_in),
+        read_ahead_(read_ahead),
+        shown_(shown),
+        devices_(devices),
+        above_(above) {}
+
+  // Unlocked. From here on faults are served. stop_renewing() locked: the thread that renews ends soon; stop(): no
+  // fault is served any more.
+  core::Status start();
+  void stop_renewing();
+  void stop();
+
+  // Locked. A trap gives up accesses that are not answered for so long, unless their time begins anew; 0: it does not.
+  void set_deadline(unsigned ms);
+
+ private:
+  void loop();
+  void renew_loop();
+  void renew(const Region& r, core::BlockIndex b);
+  bool serve_events(int timeout_ms);
+  static void events_ready(void* self);
+  void on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after);
+  void access_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
+  void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now);
+  void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, DeferredWork& after);
+  void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault);
+  void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault);
+  void fill_hole(const Resident& resident, const trap::Fault& fault);
+
+  trap::Trap& trap_;
+  store::Engine& engine_;
+  core::Counters& counters_;
+  BlockMap& map_;
+  TableCharges& tables_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Installer& installer_;
+  PageIn& page_in_;
+  ReadAhead& read_ahead_;
+  ShownCopies& shown_;
+  core::EventCount& devices_;
+  Above& above_;
+
+  std::thread reads_, renews_;
+  std::condition_variable deadline_changed_;
+  unsigned deadline_ms_ = 0;
+  bool stop_renewing_ = false;
+  std::atomic<bool> stop_{false};
+  bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
+  uintptr_t last_spurious_ = 0;
+};
+
+}  // namespace vmem::pager
