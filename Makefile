@@ -93,7 +93,7 @@ LINK       = $(CXX) $(SANFLAGS) $(CXXFLAGS) $(LDFLAGS)
 .PHONY: all
 all: lib examples tools  ## the library, static and shared, examples, tools (tests: make build-tests)
 .PHONY: lib examples tools build-tests
-lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so
+lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so $(BUILD)/libvmem-cuda-calls.so
 examples: $(EXAMPLES)
 tools: $(TOOLS)
 build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
@@ -142,6 +142,13 @@ $(BUILD)/$(SONAME): $(LIB_OBJ) lib/api/libvmem.map
 	  -Wl,-z,relro -Wl,--exclude-libs,ALL $(LIB_OBJ) $(LIBS) -o $@
 $(BUILD)/libvmem.so: $(BUILD)/$(SONAME)
 	@ln -sf $(SONAME) $@
+# For LD_PRELOAD. It has neither libvmem nor CUDA in it: docs/device-tier.md.
+PRELOAD   := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tools/preload/*.c))
+$(PRELOAD): CSTD += -fPIC -fvisibility=hidden
+$(PRELOAD): CPPFLAGS += -DVMEM_SONAME='"$(SONAME)"'
+$(BUILD)/libvmem-cuda-calls.so: $(PRELOAD)
+	$(call say,LINK,$@)
+	$(Q)$(CC) $(SANFLAGS) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,libvmem-cuda-calls.so -Wl,-z,defs -Wl,-z,relro $^ -ldl -o $@
 # For the Python package's tests.
 $(BUILD)/sim/$(SONAME): $(SIM_LIB_OBJ) lib/api/libvmem.map
 	@mkdir -p $(@D)
@@ -341,7 +348,7 @@ DEB       ?= $(BUILD)/deb
 deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/packages.md)
 	@ls $(DEB)/*.deb
 DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* include/vmem/*/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
-$(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
+$(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/libvmem-cuda-calls.so $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
 	$(call say,DEB,$(DEB))
 	@rm -rf $(DEB)/stage && mkdir -p $(DEB)/stage
 	$(Q)$(MAKE) install DESTDIR=$(abspath $(DEB))/stage PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) MANDIR=/usr/share/man LINK_NAME=vmem-tier >$(DEB)/install.log
@@ -354,7 +361,7 @@ INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man
 INSTALL_MAN := $(DESTDIR)$(MANDIR)
 install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
-	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(DESTDIR)$(PREFIX)/include/vmem/detail $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
+	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(INSTALL_LIB)/vmem $(DESTDIR)$(PREFIX)/include/vmem/detail $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
 	install -m 755 $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 docs/man/*.1 $(INSTALL_MAN)/man1/
 	install -m 644 docs/man/*.3 $(BUILD)/man/*.3vmem $(INSTALL_MAN)/man3/
@@ -363,6 +370,7 @@ install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFI
 	install -m 644 include/vmem/detail/* $(DESTDIR)$(PREFIX)/include/vmem/detail/
 	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/lib$(LINK_NAME).a
 	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
+	install -m 755 $(BUILD)/libvmem-cuda-calls.so $(INSTALL_LIB)/vmem/
 	ln -sf $(SONAME) $(INSTALL_LIB)/lib$(LINK_NAME).so
 	sed $(SUBST) scripts/package/vmem.pc.in >$(INSTALL_LIB)/pkgconfig/vmem.pc
 	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake

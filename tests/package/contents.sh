@@ -37,6 +37,7 @@ in_their_places() {
     compgen -G "$work/"$path >/dev/null || { echo "not there: $path"; missing=1; }
   done <<'PATHS'
 libvmem-tier1/usr/lib/x86_64-linux-gnu/libvmem-tier.so.1
+libvmem-tier1/usr/lib/x86_64-linux-gnu/vmem/libvmem-cuda-calls.so
 libvmem-tier-dev/usr/include/vmem/vmem.h
 libvmem-tier-dev/usr/include/vmem/vmem.hpp
 libvmem-tier-dev/usr/include/vmem/device.cuh
