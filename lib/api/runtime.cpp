@@ -183,6 +183,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   if (Status s = store::make_space(space, *parts.engine, &parts.space); !s.ok()) return s;
   if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
   config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
+  if (options.is_set(Option::device_reserve)) config.device_reserve = options.number(Option::device_reserve);
   config.auto_device_blocks = options.number(Option::device_block_size) == core::kAuto;
   auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
   if (Status s = pager->start(); !s.ok()) return s;
@@ -410,6 +411,9 @@ Status Runtime::apply(Option option) {
     }
     case Option::device_budget:
       return pager->set_device_budget(options_.number(option));
+    case Option::device_reserve:
+      pager->set_device_reserve(options_.number(option));
+      break;
     case Option::staging_share:
       pager->set_staging_share(static_cast<unsigned>(options_.number(option)));
       break;

@@ -16,6 +16,7 @@ namespace vmem::core {
 enum class Option : unsigned {
   host_budget,
   device_budget,
+  device_reserve,
   device_block_size,
   staging_share,
   ssd_path,

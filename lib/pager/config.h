@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
@@ -37,6 +38,7 @@ struct Config {
   policy::EvictorKind evictor = policy::EvictorKind::adaptive;
   bool auto_device_blocks = false;  // as setting device_block_size has them; else as large as the devices' unit
   uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
+  std::optional<uint64_t> device_reserve;  // .. with less free, nothing is kept for blocks to come; none: 1/32 of it
 };
 
 // The rooms the pager stands on. It owns them; they outlive its threads.

@@ -27,8 +27,8 @@ namespace {
 constexpr unsigned kWorkers = 4;            // two each way, which overlap
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
-constexpr uint64_t kForOthers = 32;  // a part of a device's memory: with less free, nothing is kept for blocks to come
-constexpr size_t kPass = 8192;       // .. and passed over under the lock, most of them elsewhere
+constexpr uint64_t kForOthers = 32;         // a part of a device's memory: what is to be free where nobody has said
+constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
 
 // Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
 template <size_t N>
@@ -238,6 +238,11 @@ std::string Pager::check_devices() {
       return core::strprintf("device %zu: %s", d, s.c_str());
   }
   return "";
+}
+
+void Pager::set_device_reserve(uint64_t bytes) {
+  Lock lock(mutex_);
+  config_.device_reserve = bytes;
 }
 
 // ---- staging frames
@@ -468,11 +473,12 @@ void Pager::look_at_memory(Lock& lock) {
     budget.looked();
     const bool rests = budget.rests();
     const bool had_blocks = budget.charged() != 0;
+    const std::optional<uint64_t> reserve = config_.device_reserve;
     lock.unlock();
     core::step("device.memory");
     device::Memory memory = {};
     Status s = devices_->memory(static_cast<int>(d), &memory);
-    const bool little = memory.free < memory.kept + memory.total / kForOthers;
+    const bool little = memory.free < memory.kept + reserve.value_or(memory.total / kForOthers);
     if (s.ok() && memory.kept != 0 && (lowered || little || rests))
       s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
     const bool lost = !s.ok() && !devices_->health(static_cast<int>(d)).ok();

@@ -71,7 +71,7 @@ class Pager final : private BlockMap::Above,
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
   void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on);
-  void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms);
+  void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms), set_device_reserve(uint64_t bytes);
   core::Status flush_shared(), flush_host();  // for exit(): changed blocks of shared files; host: what needs no device
   void shutdown();                            // frees every region, whatever holds it
   bool has_regions();

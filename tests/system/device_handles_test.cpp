@@ -285,6 +285,34 @@ TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenNoneComesForAWhile) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
+// While blocks come, memory is kept for them; until others are to have some of what little there is.
+TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenLessIsFreeThanTheReserve) {
+  if (IsSkipped()) return;
+  static std::atomic<int> looks;
+  vmem::region r(12 * kBlock);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
+  std::atomic<bool> stop{false};
+  aside([&] {
+    for (; !stop; std::this_thread::sleep_for(std::chrono::milliseconds(5))) {
+      store_on_device(words(r), 7);
+      EXPECT_EQ(vmem_evict(words(r), kBlock, VMEM_HOST), 0) << vmem_last_error();
+    }
+  });
+  ASSERT_EQ(vmem_evict(words(r) + kWords, 11 * kBlock, VMEM_HOST), 0) << vmem_last_error();
+  looks = 0;
+  vmem::core::step_hook.store([](const char* step) { looks += std::strcmp(step, "device.memory") == 0 ? 1 : 0; });
+  EXPECT_TRUE(until([] { return looks >= 8; }));
+  EXPECT_GE(sim().taken(0), 11 * kBlock) << "kept for the next";
+  ASSERT_EQ(vmem_set("device_reserve", "120MiB"), 0) << vmem_last_error();
+  EXPECT_TRUE(until([] { return sim().taken(0) <= kBlock; })) << sim().taken(0);
+  stop = true;
+  join();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_EQ(load(words(r)), 7u);
+  ASSERT_EQ(vmem_set("device_reserve", "4MiB"), 0) << "1/32 of what the device has";
+}
+
 class HandlesFull : public Handles {
  protected:
   void SetUp() override { start(1, {{"device_budget", "128MiB"}}, true); }  // all that the device has
