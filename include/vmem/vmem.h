@@ -62,6 +62,9 @@ extern "C" {
  */
 #define VMEM_BLOCK_AUTO 1
 
+/* Flags of vmem_export */
+#define VMEM_EXPORT_DMA_BUF 0x1u
+
 /* Access of a lease */
 #define VMEM_READ 0x1u
 #define VMEM_WRITE 0x2u
@@ -452,6 +455,26 @@ int vmem_kernel_begin(struct vmem_kernel **kernel, const void *ptr, size_t size,
  * device. It stays open then.
  */
 int vmem_kernel_end(struct vmem_kernel *kernel, void *stream);
+
+/*
+ * Hands the memory of leased blocks at a device out of the process, as a descriptor in *fd that is the caller's to
+ * close (close on exec). 0: of the one block that has the range, for cuMemImportFromShareableHandle in another process
+ * (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR): block_size bytes, vmem_query, from an address that is a multiple of it.
+ * VMEM_EXPORT_DMA_BUF: a dma-buf of all the blocks that have a byte of the range, for another driver, such as that of a
+ * network card. Waits for copies under way; work on streams is the caller's to wait for.
+ *
+ * Each block of the range has to be under a live lease at one device, which has to last as long as anybody outside uses
+ * the memory. What they store counts under a lease for writing alone, and nothing orders it with streams but the caller:
+ * release when they are done. When the lease has ended and the block leaves the device, the descriptor and what was made
+ * of it keep the memory, with the bytes that were there, until they are closed; it is never another block's. Until then
+ * the device has less memory than device_budget counts. So export what stays, not each block for each use: memory that
+ * was exported is not kept for the next block, which takes tens of microseconds more.
+ *
+ * -EINVAL: a block of the range is not leased so, or *fd is to be of several blocks; -EBUSY: the CPU stored to one of
+ * them under a READ lease; -EOPNOTSUPP: a region without a device tier, or on managed memory, or the device or its
+ * driver cannot do it; -EIO: the device is lost, or its driver has refused.
+ */
+int vmem_export(const void *ptr, size_t size, unsigned flags, int *fd);
 
 /*
  * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.

@@ -40,6 +40,12 @@ inline int version() {
 inline void sync() {
   check(vmem_sync(nullptr, 0));
 }
+/* vmem_export: a descriptor, the caller's to close. */
+inline int export_range(const void* ptr, std::size_t size, unsigned flags = 0) {
+  int fd = -1;
+  check(vmem_export(ptr, size, flags, &fd));
+  return fd;
+}
 inline void set(const std::string& name, const std::string& value) {
   check(vmem_set(name.c_str(), value.c_str()));
 }

@@ -405,6 +405,21 @@ VMEM_API int vmem_kernel_end(struct vmem_kernel* kernel, void* stream) {
   return guarded([&]() -> Status { return Runtime::get().kernels().end(Runtime::get(), kernel, stream); });
 }
 
+VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) {
+  int made = -1;
+  const int rc = guarded([&]() -> Status {
+    if (fd == nullptr) return error(EINVAL, "fd is null; give the address of an int");
+    if ((flags & ~VMEM_EXPORT_DMA_BUF) != 0)
+      return error(EINVAL, "flags 0x%x are unknown; give 0 or VMEM_EXPORT_DMA_BUF", flags);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    const auto how = flags != 0 ? vmem::device::Export::dma_buf : vmem::device::Export::handle;
+    return pager->export_range(ptr, size, how, &made);
+  });
+  if (rc == 0) *fd = made;
+  return rc;
+}
+
 VMEM_API int vmem_evict(const void* ptr, size_t size, int location) {
   return with_pager([&](Runtime::Use& pager) { return pager->evict(ptr, size, location); });
 }

@@ -81,6 +81,8 @@ Status load_handles(Driver* out) {
       !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access) ||
       !entry("cuStreamWriteValue32", &out->stream_write32) || !entry("cuStreamWriteValue64", &out->stream_write64))
     return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
+  if (!entry("cuMemExportToShareableHandle", &out->mem_export)) out->mem_export = nullptr;
+  if (!entry("cuMemGetHandleForAddressRange", &out->range_handle)) out->range_handle = nullptr;
   return {};
 }
 

@@ -32,6 +32,9 @@ struct Driver {
   CUresult (*mem_map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
   CUresult (*mem_unmap)(CUdeviceptr, size_t);
   CUresult (*mem_set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
+  // null: the driver has none
+  CUresult (*mem_export)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
+  CUresult (*range_handle)(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
   CUresult (*stream_write32)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   CUresult (*stream_write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
 };

@@ -63,11 +63,16 @@ Status CudaDevices::describe(int devices) {
     auto g = std::make_unique<Gpu>();
     g->device = d;
     g->managed = properties.concurrentManagedAccess != 0;
-    int handles = 0;
-    g->handles = !shared() &&
-                 driver_.device_attribute(&handles, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, d) ==
-                     CUDA_SUCCESS &&
-                 handles != 0;
+    const auto has = [&](CUdevice_attribute what) {
+      int value = 0;
+      return driver_.device_attribute(&value, what, d) == CUDA_SUCCESS && value != 0;
+    };
+    if (!shared()) {
+      g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+      g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+      g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+      g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+    }
     gpus_.push_back(std::move(g));
   }
   return {};

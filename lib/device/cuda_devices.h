@@ -34,6 +34,10 @@ struct Gpu {
   int device = 0;
   bool managed = false;  // concurrent managed access
   bool handles = false;  // virtual memory management
+  bool exports = false;  // .. whose handles become descriptors
+  bool rdma = false;     // .. which other devices reach by DMA
+  bool dma_buf = false;
+  std::atomic<bool> plain{false};  // .. but it makes none like that
   std::mutex open_mutex;
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened
@@ -114,6 +118,7 @@ class CudaDevices final : public UnitDevices {
   core::Status body_zero(const Span& span) override;
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;
+  core::Status body_share(const Span& span, Export how, int* descriptor) override;
   core::Status body_pin(void* frames, size_t size) override;
   core::Status body_unpin(void* frames) override;
 
@@ -147,6 +152,7 @@ class CudaDevices final : public UnitDevices {
   core::Status make_window(Gpu& g, size_t size);
   core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
   bool destroy_piece(size_t size, const Piece& piece);
+  core::Status make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandle* out);
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
   core::Status make_zeros(Gpu& g);
   void free_zeros(Gpu& g);

@@ -5,6 +5,7 @@
 //
 // The cost is per handle, so a handle is a whole unit (of its range, 2 to 32 MiB).
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -105,15 +106,31 @@ Status CudaDevices::make_window(Gpu& g, size_t size) {
   return {};
 }
 
+// It may be exported, and other devices may be let at it, where this one can do that.
+Status CudaDevices::make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandle* out) {
+  CUmemAllocationProp what = {};
+  what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  what.location = place(g.device);
+  if (!g.plain.load()) {
+    if (g.exports) what.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (g.rdma) what.allocFlags.gpuDirectRDMACapable = 1;
+  }
+  CUresult r = driver_.mem_create(out, size, &what, 0);
+  if (r != CUDA_SUCCESS && r != CUDA_ERROR_OUT_OF_MEMORY && !g.plain.load() && (g.exports || g.rdma)) {
+    what.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    what.allocFlags.gpuDirectRDMACapable = 0;
+    r = driver_.mem_create(out, size, &what, 0);
+    if (r == CUDA_SUCCESS) g.plain.store(true);
+  }
+  return result(g, r, "making a handle");
+}
+
 Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out) {
   if ((number + 1) * uint64_t{size} > g.window_size)
     return error(ENOMEM, "device %d has no addresses for another piece", g.device);
   Enter here(driver_, g.context);
-  CUmemAllocationProp what = {};
-  what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  what.location = place(g.device);
   CUmemGenericAllocationHandle handle = 0;
-  if (Status s = result(g, driver_.mem_create(&handle, size, &what, 0), "making a handle"); !s.ok()) return s;
+  if (Status s = make_handle(g, size, &handle); !s.ok()) return s;
   const CUdeviceptr at = g.windows[unit_class(size)] + number * uint64_t{size};
   Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a handle in the window");
   if (s.ok()) {
@@ -173,7 +190,7 @@ Status CudaDevices::body_back(const Span& span, int device) {
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
     Status s = take_piece(g, span.unit_size(), &piece);
-    for (size_t k = 0; !s.ok() && k < i; ++k) g.pieces.of(span.unit_size()).give(span.unit(k).piece.load());
+    for (size_t k = 0; !s.ok() && k < i; ++k) body_give(device, span.unit_size(), span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
   }
@@ -182,7 +199,7 @@ Status CudaDevices::body_back(const Span& span, int device) {
 
 void CudaDevices::body_unback(const Span& span) {
   for (size_t i = 0; i < span.count; ++i)
-    gpu(span.unit(i).device.load()).pieces.of(span.unit_size()).give(span.unit(i).piece.load());
+    body_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
 }
 
 Status CudaDevices::make_zeros(Gpu& g) {
@@ -286,7 +303,34 @@ Status CudaDevices::body_take(int device, size_t size, uint32_t* piece) {
 }
 
 void CudaDevices::body_give(int device, size_t size, uint32_t piece) {
-  gpu(device).pieces.of(size).give(piece);
+  Gpu& g = gpu(device);
+  g.pieces.of(size).give(piece, [&](const Piece& left) {
+    Enter here(driver_, g.context);
+    return destroy_piece(size, left);
+  });
+}
+
+Status CudaDevices::body_share(const Span& span, Export how, int* descriptor) {
+  Gpu& g = gpu(span.unit(0).device.load());
+  if (Status s = notice(g); !s.ok()) return s;
+  const bool can = how == Export::handle ? g.exports && driver_.mem_export != nullptr && !g.plain.load()
+                                         : g.dma_buf && driver_.range_handle != nullptr;
+  if (!can) {
+    return error(EOPNOTSUPP, "device %d, or its driver, exports no memory as %s", g.device,
+                 how == Export::handle ? "a file descriptor" : "a dma-buf");
+  }
+  PiecePool& pool = g.pieces.of(span.unit_size());
+  for (size_t i = 0; i < span.count; ++i) pool.share(span.unit(i).piece.load());
+  Enter here(driver_, g.context);
+  int fd = -1;
+  const CUresult r =
+      how == Export::handle
+          ? driver_.mem_export(&fd, pool.handle(span.unit(0).piece.load()), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+          : driver_.range_handle(&fd, span.address(), span.size(), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+  if (Status s = result(g, r, "exporting a block"); !s.ok()) return s;
+  fcntl(fd, F_SETFD, FD_CLOEXEC);
+  *descriptor = fd;
+  return {};
 }
 
 Status CudaDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {

@@ -115,6 +115,10 @@ struct Memory {
 
 enum class Advice : uint8_t { preferred_location, read_mostly, accessed_by };
 
+// What a descriptor is: of one unit, for another process that maps it on a device; of units side by side, for another
+// driver that reaches them by DMA.
+enum class Export : uint8_t { handle, dma_buf };
+
 // A point on a stream. Copies name the same point. Empty (default) counts as done. Must not outlive its Devices.
 class Event {
  public:
@@ -181,6 +185,14 @@ class Devices {
   virtual core::Status trim(int device, uint64_t keep) {
     (void)device, (void)keep;
     return {};
+  }
+  // Separate: a descriptor (close on exec) of mapped units, all on one device. Whoever gets it shares their memory, to
+  // read and to write, until it closes it and what it made of it: so when a unit leaves its memory, that is no other
+  // unit's ever after, but goes back to the driver, which keeps it as long as anybody outside does. -EOPNOTSUPP: not by
+  // this body, device or driver.
+  virtual core::Status share(Range range, Export how, int* descriptor) {
+    (void)range, (void)how, (void)descriptor;
+    return core::error(EOPNOTSUPP, "memory of this body cannot be exported");
   }
   // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
   // go to the hook of park.h). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may

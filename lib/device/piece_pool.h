@@ -1,6 +1,7 @@
 // Physical memory of one device in pieces. A piece is mapped for life in a window, through which it is copied; what
 // block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the next one,
-// since to make one takes as long as to map it ten times; where another size needs the memory they go. Thread-safe;
+// since to make one takes as long as to map it ten times; where another size needs the memory they go. One that was
+// shared with somebody outside is never another block's: it goes once its block has left it. Thread-safe;
 // `mutex_` is a leaf but for the body's make and destroy, which are called under it, one at a time.
 #pragma once
 
@@ -24,6 +25,7 @@ namespace vmem::device {
 struct Piece {
   uint64_t handle = 0;   // the body's
   uintptr_t window = 0;  // 0: no memory
+  bool shared = false;   // somebody outside of the process may have it, for as long as they like
 };
 
 // Those of one size.
@@ -59,10 +61,20 @@ class PiecePool {
     idle_.pop_back();
     return true;
   }
-  // Needs no memory.
-  void give(uint32_t number) {
+  // Needs no memory. One that is shared is destroyed; where it cannot be, nobody has it, and trim() tries again.
+  void give(uint32_t number, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
-    idle_.push_back(number);
+    if (!pieces_[number].shared) {
+      idle_.push_back(number);
+      return;
+    }
+    left_.push_back(number);
+    end_left(destroy);
+  }
+  // Whoever has it is about to hand it out of the process.
+  void share(uint32_t number) {
+    std::lock_guard lock(mutex_);
+    pieces_[number].shared = true;
   }
   uintptr_t window(uint32_t number) const {
     std::lock_guard lock(mutex_);
@@ -85,7 +97,7 @@ class PiecePool {
   // stays, idle, for the next one or another try. How much that was.
   uint64_t trim(uint64_t bytes, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
-    uint64_t gone = 0;
+    uint64_t gone = end_left(destroy);
     while (!idle_.empty() && gone < bytes) {
       const uint32_t number = idle_.back();
       if (!destroy(pieces_[number])) break;
@@ -103,6 +115,7 @@ class PiecePool {
       if (pieces_.capacity() == pieces_.size()) pieces_.reserve(2 * pieces_.size() + 16);
       if (idle_.capacity() <= pieces_.size()) idle_.reserve(2 * pieces_.size() + 16);
       if (empty_.capacity() <= pieces_.size()) empty_.reserve(2 * pieces_.size() + 16);
+      if (left_.capacity() <= pieces_.size()) left_.reserve(2 * pieces_.size() + 16);
     }
     const auto number = static_cast<uint32_t>(empty_.empty() ? pieces_.size() : empty_.back());
     Piece piece;
@@ -117,11 +130,24 @@ class PiecePool {
     return {};
   }
 
+  // How many bytes that was.
+  uint64_t end_left(const Destroy& destroy) {
+    const auto gone = std::partition(left_.begin(), left_.end(), [&](uint32_t n) { return !destroy(pieces_[n]); });
+    const auto bytes = static_cast<uint64_t>(left_.end() - gone) * size_;
+    for (auto i = gone; i != left_.end(); ++i) {
+      pieces_[*i] = {};
+      empty_.push_back(*i);
+    }
+    left_.erase(gone, left_.end());
+    return bytes;
+  }
+
   const size_t size_;
   mutable std::mutex mutex_;
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // .. nobody has them; room for all
   std::vector<uint32_t> empty_;  // .. numbers without memory; room for all
+  std::vector<uint32_t> left_;   // .. shared ones that blocks have left, and that could not be destroyed; room for all
 };
 
 // Those of every size a unit may have, numbered for each size.

@@ -47,6 +47,7 @@ enum class SimOp : uint8_t {
   copy_in,
   copy_out,
   hold,  // handles: a unit goes from there
+  share,
   punch,
   unmapped,
   migrate,
@@ -180,6 +181,7 @@ class SimDevices final : public UnitDevices {
   core::Status body_zero(const Span& span) override;
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;
+  core::Status body_share(const Span& span, Export how, int* descriptor) override;
   core::Status body_before_hold(const Span& span) override;
   core::Status body_before_punch(const Span& span) override;
 

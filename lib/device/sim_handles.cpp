@@ -3,8 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
+#include <string>
 
 #include "core/big_lock.h"
 #include "core/map_over.h"
@@ -31,6 +33,7 @@ Status SimDevices::take_piece(int device, size_t size, uint32_t* out) {
 }
 
 bool SimDevices::destroy_piece(size_t size, const Piece& piece) {
+  if (piece.shared) return false;  // its bytes stay those of whoever has the descriptor
   fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle),
             static_cast<off_t>(size));
   return true;
@@ -44,7 +47,7 @@ Status SimDevices::body_back(const Span& span, int device) {
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
     Status s = take_piece(device, span.unit_size(), &piece);
-    for (size_t k = 0; !s.ok() && k < i; ++k) pool.give(span.unit(k).piece.load());
+    for (size_t k = 0; !s.ok() && k < i; ++k) body_give(device, pool.size(), span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
   }
@@ -54,7 +57,7 @@ Status SimDevices::body_back(const Span& span, int device) {
 void SimDevices::body_unback(const Span& span) {
   run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
   for (size_t i = 0; i < span.count; ++i)
-    devices_[span.unit(i).device.load()]->pieces.of(span.unit_size()).give(span.unit(i).piece.load());
+    body_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
 }
 
 Status SimDevices::body_take(int device, size_t size, uint32_t* piece) {
@@ -64,7 +67,8 @@ Status SimDevices::body_take(int device, size_t size, uint32_t* piece) {
 }
 
 void SimDevices::body_give(int device, size_t size, uint32_t piece) {
-  devices_[static_cast<size_t>(device)]->pieces.of(size).give(piece);
+  devices_[static_cast<size_t>(device)]->pieces.of(size).give(
+      piece, [&](const Piece& left) { return destroy_piece(size, left); });
 }
 
 Status SimDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {
@@ -116,6 +120,23 @@ Status SimDevices::body_hide(const Span& span) {
                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
   madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
+  return {};
+}
+
+// The descriptor is of all the simulated devices' memory, and its offset where the units' begins: it is a simulation.
+Status SimDevices::body_share(const Span& span, Export, int* descriptor) {
+  PiecePool& pool = devices_[span.unit(0).device.load()]->pieces.of(span.unit_size());
+  const uint64_t first = pool.handle(span.unit(0).piece.load());
+  for (size_t i = 0; i < span.count; ++i) {
+    pool.share(span.unit(i).piece.load());
+    if (pool.handle(span.unit(i).piece.load()) != first + i * span.unit_size())
+      return error(EOPNOTSUPP, "simulated devices export blocks that lie side by side in their memory alone");
+  }
+  if (Status s = run_hook(SimOp::share, span.unit(0).device.load(), span.address(), span.size()); !s.ok()) return s;
+  const int fd = ::open(("/proc/self/fd/" + std::to_string(memfd_)).c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return core::system_error(errno, "no descriptor of a block");
+  lseek(fd, static_cast<off_t>(first), SEEK_SET);
+  *descriptor = fd;
   return {};
 }
 

@@ -384,6 +384,24 @@ Status UnitDevices::unmap(std::span<const Range> ranges) {
   return {};
 }
 
+Status UnitDevices::share(Range range, Export how, int* descriptor) {
+  core::must_be_outside("Devices::share");
+  if (shared()) return error(EOPNOTSUPP, "managed memory cannot be exported: only physical handles can");
+  Spans spans;
+  if (Status s = resolve("exporting a block", {&range, 1}, bit(UnitState::open), &spans); !s.ok()) return s;
+  const Span& span = spans.list[0];
+  const int device = span.unit(0).device.load();
+  if (how == Export::handle && span.count != 1)
+    return error(EINVAL, "a descriptor of %zu blocks: it is of one; export a dma-buf, or each by itself", span.count);
+  for (size_t i = 1; i < span.count; ++i) {
+    if (span.unit(i).device.load() != device)
+      return error(EINVAL, "exporting a block at %#zx: it is on device %d, the first of the range on device %d",
+                   span.address() + i * span.unit_size(), int{span.unit(i).device.load()}, device);
+  }
+  if (Status s = health(device); !s.ok()) return s;
+  return body_share(span, how, descriptor);
+}
+
 Status UnitDevices::check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                                  bool zeros, Spans* keep) {
   if (copies.empty()) return error(EINVAL, "%s: nothing to copy", what);

@@ -72,6 +72,7 @@ class UnitDevices : public Devices {
   core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) final;
   core::Status map(std::span<const Range> ranges) final;
   core::Status unmap(std::span<const Range> ranges) final;
+  core::Status share(Range range, Export how, int* descriptor) final;
   core::Status open(std::span<const Range> ranges, Access access) final;
   core::Status hold(std::span<const Range> ranges, Access still_allowed) final;
   core::Status punch(std::span<const Range> ranges) final;
@@ -141,6 +142,11 @@ class UnitDevices : public Devices {
   // For their devices, at their addresses; on error none of them is there (show), all of them are (hide).
   virtual core::Status body_show(const Span&) { return {}; }
   virtual core::Status body_hide(const Span&) { return {}; }
+  // Mapped units of one device, one of them for a handle. Their pieces are marked whatever comes of it.
+  virtual core::Status body_share(const Span&, Export how, int* descriptor) {
+    (void)how, (void)descriptor;
+    return core::error(EOPNOTSUPP, "memory of this body cannot be exported");
+  }
   virtual core::Status body_pin(void* frames, size_t size) = 0;
   virtual core::Status body_unpin(void* frames) = 0;
   virtual core::Status body_before_hold(const Span&) { return {}; }

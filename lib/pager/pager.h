@@ -60,6 +60,8 @@ class Pager final : private BlockMap::Above,
   // open_range.cpp: for kernels of device d; range.access: what they do.
   core::Status open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out);
   void close_range(OpenRange* range);
+  // export.cpp
+  core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
@@ -206,6 +208,7 @@ class Pager final : private BlockMap::Above,
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask);
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) const;
+  core::Status exported_from(const SpanOf& span, int* device);
   bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);

@@ -142,9 +142,9 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_kernel_begin"):
+        if hasattr(library, "vmem_export"):
             return library
-        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_kernel_begin)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_export)")
     raise ImportError(
         "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
     )
@@ -187,6 +187,7 @@ def _declare(library: ctypes.CDLL) -> None:
             pointer, void, size, flags, whole, size, ctypes.POINTER(KernelViewStruct)
         ],
         "vmem_kernel_end": [void, void],
+        "vmem_export": [void, size, flags, ctypes.POINTER(ctypes.c_int)],
         "vmem_evict": [void, size, whole],
         "vmem_sync": [void, size],
         "vmem_query": [void, size, ctypes.POINTER(ResidencyStruct)],

@@ -371,6 +371,16 @@ def advise(what: Any, advice: Union[Advice, str, int], location: int = HOST) -> 
         check(lib.vmem_advise(ptr, nbytes, advice_of(advice), location))
 
 
+def export(what: Any, dma_buf: bool = False) -> int:
+    """A descriptor of leased memory at a device, to be closed by os.close(): of the one block that has the range, for
+    another process (cuMemImportFromShareableHandle), or a dma-buf of all its blocks, for another driver. The lease has
+    to last as long as others use it; vmem.h says what happens then."""
+    ptr, nbytes, _, _keep = span_of(what, READ)
+    fd = ctypes.c_int(-1)
+    check(lib.vmem_export(ptr, nbytes, int(dma_buf), ctypes.byref(fd)))
+    return fd.value
+
+
 def evict(*what: Any, location: int = SSD) -> None:
     """Range.evict() of each: a Region, an Array, or a NumPy array or tensor over one."""
     for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:

@@ -24,7 +24,7 @@ int main(void)
 		"vmem_release_ranges", "vmem_evict", "vmem_sync", "vmem_query", "vmem_stats", "vmem_device_stats",
 		"vmem_strerror", "vmem_last_error", "vmem_version", "vmem_lease",
 		"vmem_lease_async", "vmem_lease_poll", "vmem_lease_fd", "vmem_lease_end",
-		"vmem_kernel_begin", "vmem_kernel_end",
+		"vmem_kernel_begin", "vmem_kernel_end", "vmem_export",
 	};
 	char value[64];
 	Dl_info info;

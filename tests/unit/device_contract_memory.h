@@ -428,4 +428,43 @@ TEST_P(DeviceContract, WhatIsKeptOfOneSizeGoesWhereAnotherNeedsIt) {
   EXPECT_EQ(kernel_sum(small, 8 * words_), 0u);
 }
 
+TEST_P(DeviceContract, MappedUnitsBecomeDescriptorsAndTheirMemoryNobodysNext) {
+  uint64_t* base = reserve(8);
+  int fd = -7;
+  const auto share = [&](size_t first, size_t count, Export how) {
+    return d_->share(range(base, first, count)[0], how, &fd);
+  };
+  make(base, 0, 2);
+  if (shared()) {
+    VMEM_REFUSED(EOPNOTSUPP, share(0, 1, Export::handle));
+    return;
+  }
+  VMEM_OK(prepare(range(base, 2, 1)));
+  VMEM_REFUSED(EINVAL, share(2, 1, Export::handle));
+  VMEM_REFUSED(EINVAL, share(3, 1, Export::handle));
+  VMEM_REFUSED(EINVAL, share(0, 2, Export::handle));
+  VMEM_REFUSED(EINVAL, d_->share({at(base) + 4096, unit_}, Export::handle, &fd));
+  EXPECT_EQ(fd, -7) << "nothing is written on error";
+  Memory before{}, after{};
+  VMEM_OK(share(0, 1, Export::handle));
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  bring(base, 3, 1);
+  VMEM_OK(d_->memory(0, &before));
+  drop(base, 0);
+  drop(base, 1);
+  VMEM_OK(d_->memory(0, &after));
+  EXPECT_EQ(before.used - after.used, 2 * unit_);
+  EXPECT_EQ(after.kept - before.kept, unit_) << "of the other alone";
+  EXPECT_EQ(kernel_sum(base + 3 * words_, words_), sum_of(1));
+  make(base, 4, 4);
+  EXPECT_EQ(kernel_sum(base + 4 * words_, 4 * words_), 0u);
+  close(fd);
+  if (const core::Status s = share(4, 3, Export::dma_buf); s.code() != -EOPNOTSUPP) {
+    VMEM_OK(s);
+    EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+    close(fd);
+  }
+}
+
 }  // namespace vmem::device::testing

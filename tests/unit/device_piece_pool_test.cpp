@@ -36,7 +36,9 @@ class PiecePool : public ::testing::Test {
     EXPECT_TRUE(s.ok()) << s.text();
     return piece;
   }
-  void give(size_t size, uint32_t piece) { pools.of(size).give(piece); }
+  void give(size_t size, uint32_t piece) {
+    pools.of(size).give(piece, [&](const Piece& p) { return destroy(size, p); });
+  }
   PiecePools pools;
   std::vector<uint32_t> made;
   size_t destroyed = 0, tried = 0;
@@ -86,6 +88,38 @@ TEST_F(PiecePool, WhatCannotBeDestroyedStaysAndIsTriedNoFurther) {
   pools.trim(0, destroy);
   EXPECT_EQ(destroyed, 3u);
   EXPECT_EQ(pools.bytes(), 2 * kUnit);
+}
+
+TEST_F(PiecePool, WhatWasSharedIsNobodysNext) {
+  const uint32_t mine = take(kUnit), shared = take(kUnit);
+  pools.of(kUnit).share(shared);
+  give(kUnit, mine);
+  give(kUnit, shared);
+  EXPECT_EQ(destroyed, 1u);
+  EXPECT_EQ(pools.bytes(), kUnit);
+  EXPECT_EQ(pools.idle_bytes(), kUnit);
+  EXPECT_EQ(take(kUnit), mine);
+  EXPECT_EQ(take(kUnit), shared) << "its number, with other memory";
+  EXPECT_EQ(made.size(), 3u);
+  give(kUnit, shared);
+  EXPECT_EQ(destroyed, 1u) << "which nobody else has";
+}
+
+TEST_F(PiecePool, WhatWasSharedAndCannotBeDestroyedIsNobodysAndTriedAgain) {
+  const uint32_t shared = take(kUnit);
+  pools.of(kUnit).share(shared);
+  refused = true;
+  give(kUnit, shared);
+  EXPECT_EQ(pools.bytes(), kUnit);
+  EXPECT_EQ(pools.idle_bytes(), 0u);
+  const uint32_t other = take(kUnit);
+  EXPECT_NE(other, shared);
+  pools.trim(0, destroy);
+  EXPECT_EQ(pools.bytes(), 2 * kUnit);
+  refused = false;
+  pools.trim(kUnit, destroy);
+  EXPECT_EQ(pools.bytes(), kUnit) << "what is shared first";
+  EXPECT_EQ(take(kUnit), shared);
 }
 
 }  // namespace
