@@ -3,8 +3,10 @@
 
 #include <atomic>
 #include <csignal>
+#include <string>
 #include <thread>
 
+#include "child.h"
 #include "device/park.h"
 #include "device_fixture.h"
 
@@ -38,6 +40,23 @@ TEST_P(DeviceTierViews, ALoadUnderAReadLeaseIsRightAndTheDeviceKeepsTheBlock) {
   right_so_far(s);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
   EXPECT_EQ(vmem::device::park::stats().parked, parked) << "nobody parks in a signal handler";
+}
+
+// Of the soak, in a process that the kernel would end for it; as it does where page tables are shared.
+TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServeIt) {
+  start();
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const std::string suite = ::testing::UnitTest::GetInstance()->current_test_info()->test_suite_name();
+  const std::string bodies = suite.substr(0, suite.find('/'));
+  for (const bool separate : {true, false}) {
+    const std::string test = bodies + "/DeviceTier.CpuAndKernelsTakeTurnsByLeases/" +
+                             (separate           ? "handles"
+                              : bodies == "Cuda" ? "managed"
+                                                 : "sim");
+    const int status = wait_for_child(start_child(test, {{"VMEM_SOAK_WATCHED", "1"}, {"VMEM_SOAK_SECONDS", "2"}}), 60);
+    EXPECT_TRUE(separate ? status == 0 : WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << test << ": " << status;
+  }
 }
 
 TEST_P(DeviceTierViews, AWriteLeaseEndsWhatTheCpuSawBefore) {

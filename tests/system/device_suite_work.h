@@ -12,6 +12,7 @@
 #include "core/step.h"
 #include "device_fixture.h"
 #include "faulty_disk.h"
+#include "watched.h"
 
 namespace systest {
 
@@ -152,12 +153,18 @@ TEST_P(DeviceTier, CpuReadersAndWritersBesideBlocksThatLeaveLoseNothing) {
 }
 
 // Kernels of several streams and CPU threads check every word of a block and change it, in turns, while blocks are
-// prefetched, evicted, synced, advised, and regions come and go. Lasts a fixed number of turns, or VMEM_SOAK_SECONDS.
+// prefetched, evicted, synced, advised, and regions come and go. Where devices have page tables of their own the CPU
+// also loads and stores without a lease, and beside a kernel's READ lease. Lasts a fixed number of turns, or
+// VMEM_SOAK_SECONDS. VMEM_SOAK_WATCHED: watched.h, in a process of its own.
 TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   start();
   vmem::region r(128 * kMiB, 0);
   const size_t block = 2 * kWordsPerMiB, blocks = r.size() / (2 * kMiB);
   const char* soak = getenv("VMEM_SOAK_SECONDS");
+  const bool own_page_tables = GetParam().own_page_tables;
+  const bool watched = getenv("VMEM_SOAK_WATCHED") != nullptr;
+  ASSERT_TRUE(!watched || watch(r.data(), r.size()));
+  const int looking = pagemaps();
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(soak != nullptr ? atoi(soak) : 0);
   const int turns = kSanitized ? 40 : 120;
   std::vector<uint64_t> rounds(blocks);
@@ -175,11 +182,25 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
       std::lock_guard owner(owners[b]);
       uint64_t* w = words(r) + b * block;
       const uint64_t round = rounds[b]++;
-      if (s == nullptr) {
+      if (s == nullptr && own_page_tables && turn % 2 == 0) {
+        if (round != 0) bad += cpu_wrong(w, block, b * block, round);
+        cpu_set(w, block, b * block, round + 1);
+      } else if (s == nullptr) {
         must(vmem_acquire(w, block * 8, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), "host lease");
         if (round != 0) bad += cpu_wrong(w, block, b * block, round);
         cpu_set(w, block, b * block, round + 1);
         must(vmem_release(w, block * 8, nullptr), "host release");
+      } else if (own_page_tables && turn % 5 == 0) {
+        must(acquire(w, block, VMEM_READ, s, device), "lease for reading");
+        if (round != 0) bad += cpu_wrong(w, block, b * block, round);
+        if (turn % 10 == 0) {
+          cpu_set(w, block, b * block, round + 1);
+        } else {
+          --rounds[b];
+        }
+        if (round != 0) app_->check(s, w, block, b * block, round);  // what it acquired
+        must(release(w, block, s), "release");
+        if (turn % 3 != 0 && !app_->synchronize(s).ok()) ++bad;
       } else {
         must(acquire(w, block, VMEM_READ | VMEM_WRITE, s, device), "lease");
         if (round != 0) app_->check(s, w, block, b * block, round);
@@ -214,6 +235,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   for (void* one : s) ASSERT_TRUE(app_->synchronize(one).ok());
   EXPECT_EQ(bad, 0u);
   EXPECT_EQ(app_->wrong(), 0u);
+  EXPECT_TRUE(!watched || pagemaps() == looking) << pagemaps();
   for (size_t k = 0; k < blocks; ++k) {
     if (rounds[k] == 0) continue;
     ASSERT_EQ(cpu_wrong(words(r) + k * block, block, k * block, rounds[k]), 0u) << k;
