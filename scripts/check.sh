@@ -217,6 +217,8 @@ check_statics() {
       said=$(printf '#include "%s"\nstruct S { %s %s\n' "$header" "$type" "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
       [[ $said == *"reading variable 'x' requires holding mutex"* ]] || echo "lib/$header: an access without the lock passes"
     done <<<$'core/mutex.h vmem::core::Mutex\napi/gate.h vmem::api::FairMutex'
+    said=$(printf '#include "core/big_lock.h"\nint f() VMEM_LOCKED;\nint g() { return f(); }\n' | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
+    [[ $said == *"'f' requires holding lock 'big_lock'"* ]] || echo "lib/core/big_lock.h: a call without the lock passes"
   } | report statics
 }
 

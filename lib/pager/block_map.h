@@ -35,9 +35,10 @@ class BlockMap {
   // What is asked of those above, under the lock.
   class Above {
    public:
-    virtual uint64_t pages(uint8_t pool) const = 0;          // of 4 KiB, that the blocks of a pool have at most
-    virtual void reserve_queues(size_t moves) = 0;           // room for so many. Throws bad_alloc
-    virtual void leaves(Region& r, core::BlockIndex b) = 0;  // at rest in memory, and somebody asked it to the SSD
+    virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;  // of 4 KiB, that the blocks of a pool have at most
+    virtual void reserve_queues(size_t moves) VMEM_LOCKED = 0;   // room for so many. Throws bad_alloc
+    virtual void leaves(Region& r,
+                        core::BlockIndex b) VMEM_LOCKED = 0;  // at rest in memory, and somebody asked it to the SSD
 
    protected:
     ~Above() = default;
@@ -52,52 +53,52 @@ class BlockMap {
   core::BigMutex& mutex() { return mutex_; }
 
   // The region at an address; null: there is none. check_range(): and all of the range lies in it.
-  Region* find(uintptr_t address);
-  core::Status check_range(const void* ptr, size_t size, SpanOf* out);
-  core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() { return regions_; }  // by base
-  core::OwnString where(const Region& r, core::BlockIndex b) const;                 // locked
-  core::OwnString place(const Region& r, core::BlockIndex b);                       // unlocked
+  Region* find(uintptr_t address) VMEM_LOCKED;
+  core::Status check_range(const void* ptr, size_t size, SpanOf* out) VMEM_LOCKED;
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
+  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;                 // locked
+  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;                     // unlocked
 
   // What is known of a block: from new_resident(), after reserve_block(), or where one has been given back under the
   // same hold of the lock, to free_resident(), with which the block has left memory.
-  Residents& residents() { return residents_; }
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool);
-  void give_resident(core::ResidentId id);
-  void free_resident(core::BlockIndex b, Region& r);
-  HostCopies& copies() { return copies_; }
-  EvictionClock& clock() { return clock_; }
+  Residents& residents() VMEM_LOCKED { return residents_; }
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) VMEM_LOCKED;
+  void give_resident(core::ResidentId id) VMEM_LOCKED;
+  void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED;
+  HostCopies& copies() VMEM_LOCKED { return copies_; }
+  EvictionClock& clock() VMEM_LOCKED { return clock_; }
 
   // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
-  policy::Evictor& policy(core::ResidentId id) { return *policies_[residents_[id].pool]; }
-  policy::Evictor& policy_of(uint8_t pool) { return *policies_[pool]; }
-  void admit(Region& r, core::BlockIndex b, uint32_t stamp);
-  void resize_policies(size_t residents = 0);  // 0: as many as there are
+  policy::Evictor& policy(core::ResidentId id) VMEM_LOCKED { return *policies_[residents_[id].pool]; }
+  policy::Evictor& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
+  void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
+  void resize_policies(size_t residents = 0) VMEM_LOCKED;  // 0: as many as there are
   // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
-  void match_hold(Region& r, core::BlockIndex b);
-  void match_holds(Lock& lock, const SpanOf& span);
+  void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED;
 
   // Memory for moves and residents. reserve_block(): for one of each. False: there is none.
-  bool reserve_residents(size_t count) noexcept;
-  bool reserve_move(size_t free = 1) noexcept;
-  bool reserve_block();
+  bool reserve_residents(size_t count) noexcept VMEM_LOCKED;
+  bool reserve_move(size_t free = 1) noexcept VMEM_LOCKED;
+  bool reserve_block() VMEM_LOCKED;
 
   // A block's way somewhere, after reserve_move() or reserve_block(). free_move(): it is over, and who waits hears it.
-  Move* new_move(Region& r, core::BlockIndex b);
-  void free_move(Move* m);
-  MovePool& moves() { return moves_; }
-  Progress& progress() { return progress_; }
+  Move* new_move(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void free_move(Move* m) VMEM_LOCKED;
+  MovePool& moves() VMEM_LOCKED { return moves_; }
+  Progress& progress() VMEM_LOCKED { return progress_; }
 
   // Something happened that anybody may wait for, in changed().
-  void notify();
+  void notify() VMEM_LOCKED;
   std::condition_variable& changed() { return changed_; }
-  Waiters& waiters() { return waiters_; }
+  Waiters& waiters() VMEM_LOCKED { return waiters_; }
   // Until no move has the block. False: its region is being freed.
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr);
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED;
   // A piece of a wait that the sweep is in. False: it is not to wait any longer.
-  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what);
+  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) VMEM_LOCKED;
 
   // Tests: recounts what is kept here. What is wrong; empty: nothing.
-  std::string check();
+  std::string check() VMEM_LOCKED;
 
  private:
   trap::Trap& trap_;
@@ -107,15 +108,15 @@ class BlockMap {
   Above& above_;
 
   core::BigMutex mutex_;
-  Waiters waiters_;                                           // for one block each
-  std::condition_variable changed_;                           // .. for more: some block came to rest, memory came free
-  core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_;  // by base
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;    // by Resident::pool
-  Residents residents_;
-  MovePool moves_;
-  EvictionClock clock_;
-  Progress progress_;
-  HostCopies copies_;
+  Waiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
+  std::condition_variable changed_;                  // .. for more: some block came to rest, memory came free
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;                                    // by Resident::pool
+  Residents residents_ VMEM_GUARDED_BY(core::big_lock);
+  MovePool moves_ VMEM_GUARDED_BY(core::big_lock);
+  EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);
+  Progress progress_ VMEM_GUARDED_BY(core::big_lock);
+  HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -163,6 +163,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   join_spans(spans, &apart);
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
   const core::OnExit let_regions_go([&] {
+    lock.hold();
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
     for (const SpanOf& span : spans) --span.region->in_flight;
     notify();
@@ -171,7 +172,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   core::OnExit undo([&] {
-    if (!lock.owns_lock()) lock.lock();
+    lock.hold();
     // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);

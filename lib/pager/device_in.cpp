@@ -321,6 +321,7 @@ void Pager::pull(Batch& batch, int d) {
       m->source = nullptr;
     }
     batch.erase_if([&](Move* m) {
+      lock.hold();
       const bool failed = !m->status.ok();
       if (failed) free_move(m);
       return failed;

@@ -144,7 +144,7 @@ namespace {
 // A stream passes a release without telling anybody: looked at often at first, then less.
 class Patience {
  public:
-  void wait(core::BigLock& lock, std::condition_variable& changed) {
+  void wait(core::BigLock& lock, std::condition_variable& changed) VMEM_LOCKED {
     lock.sleep_for(changed, std::chrono::microseconds(pause_));
     pause_ = std::min(pause_ * 2, 1000u);
   }

@@ -545,12 +545,12 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     while (under_way != 0) end_one();
     if (!unmapped.empty()) keep();
   };
-  const auto end_oldest = [&] {
+  const auto end_oldest = [&]() VMEM_LOCKED {
     lock.unlock();
     if (wait_in_call(*devices_, parts[oldest % parts.size()].ticket) || !core::run_aside(std::ref(end_all))) end_one();
     lock.lock();
   };
-  const auto begin = [&](Move* m) {
+  const auto begin = [&](Move* m) VMEM_LOCKED {
     const size_t i = (oldest + under_way++) % parts.size();
     moves[i] = m;
     parts[i] = {.moves = {&moves[i], 1}, .device = m->device};
@@ -558,7 +558,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     begin_out(parts[i]);
     lock.lock();
   };
-  const auto flush = [&] {
+  const auto flush = [&]() VMEM_LOCKED {
     while (under_way != 0) end_oldest();
     if (batch.empty() && unmapped.empty()) return;
     lock.unlock();

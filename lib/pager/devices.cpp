@@ -365,7 +365,7 @@ void Pager::device_loop() {
   const auto any_budget = [this](auto holds) {
     return std::any_of(gpus_.begin(), gpus_.end(), [&](const Gpu& g) { return holds(g.budget); });
   };
-  const auto look_around = [&] {
+  const auto look_around = [&]() VMEM_LOCKED {
     const uint64_t now = now_ns();
     if (now < looked_ns_ + kLookEvery) return;
     looked_ns_ = now;

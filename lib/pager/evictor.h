@@ -27,11 +27,11 @@ class Evictor {
   class Above {
    public:
     // Staging frames of which size blocks have to leave, looking from one pool on; nothing: none.
-    virtual std::optional<uint8_t> short_of_staging(uint8_t first) = 0;
+    virtual std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED = 0;
     // The policy has chosen a host copy. False: it stays, being all there is of its block.
-    virtual bool evict_copy(core::ResidentId copy) = 0;
+    virtual bool evict_copy(core::ResidentId copy) VMEM_LOCKED = 0;
     // Host memory is short: what the CPU is shown of blocks on devices may go.
-    virtual void host_is_short() = 0;
+    virtual void host_is_short() VMEM_LOCKED = 0;
 
    protected:
     ~Above() = default;
@@ -52,13 +52,13 @@ class Evictor {
         above_(above) {}
 
   // Unlocked. So many threads, or fewer: that is slower, and not wrong.
-  core::Status start(unsigned threads);
+  core::Status start(unsigned threads) VMEM_UNLOCKED;
   // Locked: they end soon; unlocked: they have.
-  void stop();
-  void join();
+  void stop() VMEM_LOCKED;
+  void join() VMEM_UNLOCKED;
 
   // The block is at rest in host memory, and a prefetch to the SSD met it before that: it is asked again.
-  void leaves(Region& r, core::BlockIndex b);
+  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
   struct Short {
@@ -66,12 +66,12 @@ class Evictor {
     bool stuck = false;                   // somebody waits, and nothing moves
     std::optional<uint8_t> staging = {};  // staging frames, of this pool
   };
-  void loop();
-  void wait_for_work(Lock& lock);
-  void serve_request(Lock& lock);
-  bool wait_for_writes(Lock& lock, uint64_t now_ns);
-  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging);
-  void pump(Lock& lock);
+  void loop() VMEM_UNLOCKED;
+  void wait_for_work(Lock& lock) VMEM_LOCKED;
+  void serve_request(Lock& lock) VMEM_LOCKED;
+  bool wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
+  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging) VMEM_LOCKED;
+  void pump(Lock& lock) VMEM_LOCKED;
 
   BlockMap& map_;
   HostReserve& reserve_;
@@ -85,7 +85,7 @@ class Evictor {
   Room& room_;
   Above& above_;
   std::vector<std::thread> threads_;
-  bool stop_ = false;
+  bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 
 }  // namespace vmem::pager

@@ -38,45 +38,47 @@ class FailedBlocks {
         evictors_(evictors) {}
 
   // A write of the block failed; it was written, or its contents are of no interest any more.
-  void mark_unknown(Region& r, core::BlockIndex b);
-  void clear_unknown(core::Block& block);
-  uint64_t unknown_blocks() const { return unknown_blocks_; }
+  void mark_unknown(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void clear_unknown(core::Block& block) VMEM_LOCKED;
+  uint64_t unknown_blocks() const VMEM_LOCKED { return unknown_blocks_; }
   // What the SSD has of it is out of date.
-  void forget_store_copy(Region& r, core::BlockIndex b);
+  void forget_store_copy(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // Its only copy is gone, and the block was in state `from`.
-  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why);
+  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why) VMEM_LOCKED;
   // -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has said
   // so before.
-  core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again);
+  core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again) VMEM_LOCKED;
 
   // State failed: accesses get SIGBUS from here on.
-  void fail_accesses(Region& r, core::BlockIndex b);
+  void fail_accesses(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // The trap refused what would answer accesses of the block.
-  void answer_later(Region& r, core::BlockIndex b, const core::Status& why);
+  void answer_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   // Those that are due are made again. Locked on entry and on return. False: there are none.
-  bool ask_again(Lock& lock, uint64_t now_ns);
-  Retries& retries() { return retries_; }
+  bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
+  Retries& retries() VMEM_LOCKED { return retries_; }
 
   // A fault has waited for memory for too long. reserve_dropped(): to know one more by. False: no memory for that.
-  bool reserve_dropped() { return dropped_.reserve(dropped_.size() + 1); }
-  bool drop(Region& r, core::BlockIndex b, const core::Status& why);
-  bool any_dropped() const { return !dropped_.empty(); }
+  bool reserve_dropped() VMEM_LOCKED { return dropped_.reserve(dropped_.size() + 1); }
+  bool drop(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+  bool any_dropped() const VMEM_LOCKED { return !dropped_.empty(); }
   // There may be room for all that were dropped.
-  void revive_dropped();
+  void revive_dropped() VMEM_LOCKED;
   // State failed. On error it is failed as it was: no access would reach the trap.
-  core::Status revive(Region& r, core::BlockIndex b);
+  core::Status revive(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // State untouched, and there is no room for it in its region's table: accesses get SIGBUS until there is.
-  void refuse_growth(Region& r, core::BlockIndex b);
-  core::Status no_table(const Region& r, core::BlockIndex b) const;
+  void refuse_growth(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  core::Status no_table(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
 
   // Room for a region's blocks; false: no memory. It goes.
-  bool reserve(size_t blocks) { return dropped_.reserve(blocks) && tables_.reserve() && retries_.reserve(blocks); }
-  void forget(const Region& r);
+  bool reserve(size_t blocks) VMEM_LOCKED {
+    return dropped_.reserve(blocks) && tables_.reserve() && retries_.reserve(blocks);
+  }
+  void forget(const Region& r) VMEM_LOCKED;
 
   // Tests: recounts what is unknown. What is wrong; empty: nothing.
-  std::string check() const;
+  std::string check() const VMEM_LOCKED;
 
  private:
   trap::Trap& trap_;
@@ -89,9 +91,10 @@ class FailedBlocks {
   const HostReserve& reserve_;
   TableCharges& tables_;
   std::condition_variable& evictors_;
-  Queue<std::pair<Region*, core::BlockIndex>> dropped_;  // failed for want of memory; bytes intact
-  Retries retries_;                                      // blocks whose accesses the trap refused to have answered
-  uint64_t unknown_blocks_ = 0;
+  Queue<std::pair<Region*, core::BlockIndex>> dropped_
+      VMEM_GUARDED_BY(core::big_lock);               // failed for want of memory; bytes intact
+  Retries retries_ VMEM_GUARDED_BY(core::big_lock);  // blocks whose accesses the trap refused to have answered
+  uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager

@@ -26,7 +26,10 @@ Status FaultService::start() {
         !s.ok())
       return s;
   }
-  if (deadline_ms_ == 0) return {};
+  {
+    Lock lock(map_.mutex());
+    if (deadline_ms_ == 0) return {};
+  }
   return core::start_thread(
       "vmem-renew", [this] { renew_loop(); }, &renews_);
 }

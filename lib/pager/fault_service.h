@@ -28,7 +28,7 @@ class FaultService {
   // What is asked of those above, unlocked.
   class Above {
    public:
-    virtual void tunables_changed() = 0;  // of the module
+    virtual void tunables_changed() VMEM_UNLOCKED = 0;  // of the module
 
    protected:
     ~Above() = default;
@@ -55,26 +55,26 @@ class FaultService {
 
   // Unlocked. From here on faults are served. stop_renewing() locked: the thread that renews ends soon; stop(): no
   // fault is served any more.
-  core::Status start();
-  void stop_renewing();
-  void stop();
+  core::Status start() VMEM_UNLOCKED;
+  void stop_renewing() VMEM_LOCKED;
+  void stop() VMEM_UNLOCKED;
 
   // Locked. A trap gives up accesses that are not answered for so long, unless their time begins anew; 0: it does not.
-  void set_deadline(unsigned ms);
+  void set_deadline(unsigned ms) VMEM_LOCKED;
 
  private:
-  void loop();
-  void renew_loop();
-  void renew(const Region& r, core::BlockIndex b);
-  bool serve_events(int timeout_ms);
+  void loop() VMEM_UNLOCKED;
+  void renew_loop() VMEM_UNLOCKED;
+  void renew(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool serve_events(int timeout_ms) VMEM_UNLOCKED;
   static void events_ready(void* self);
-  void on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after);
-  void access_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now);
-  void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, DeferredWork& after);
-  void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault);
-  void fill_hole(const Resident& resident, const trap::Fault& fault);
+  void on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) VMEM_LOCKED;
+  void access_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
+  void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now) VMEM_LOCKED;
+  void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, DeferredWork& after) VMEM_LOCKED;
+  void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
+  void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
+  void fill_hole(const Resident& resident, const trap::Fault& fault) VMEM_LOCKED;
 
   trap::Trap& trap_;
   store::Engine& engine_;
@@ -93,8 +93,8 @@ class FaultService {
 
   std::thread reads_, renews_;
   std::condition_variable deadline_changed_;
-  unsigned deadline_ms_ = 0;
-  bool stop_renewing_ = false;
+  unsigned deadline_ms_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  bool stop_renewing_ VMEM_GUARDED_BY(core::big_lock) = false;
   std::atomic<bool> stop_{false};
   bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
   uintptr_t last_spurious_ = 0;

@@ -30,22 +30,22 @@ class Installer {
         room_(room) {}
 
   // The block is held: it goes in place, or waits for memory. False: not even that can be remembered.
-  bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after);
+  bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
-  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr);
+  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr) VMEM_LOCKED;
   // A move whose bytes are in its frame. From here on the policy does not name the block.
-  void start_installing(Move* m, core::State from, MoveList& install);
+  void start_installing(Move* m, core::State from, MoveList& install) VMEM_LOCKED;
   // Unlocked; owns the transitions of the first, and of others that the same call can put in place.
-  void install(MoveList& moves, DeferredWork& after);
+  void install(MoveList& moves, DeferredWork& after) VMEM_UNLOCKED;
 
   // A frame that no block needs, of whatever kind.
-  void give_frame(Region& r, std::byte* image);
+  void give_frame(Region& r, std::byte* image) VMEM_LOCKED;
 
  private:
-  void installed(Move* m, const core::Status& s, DeferredWork& after);
-  void refused(Move* m, const core::Status& why, DeferredWork& after);
-  bool torn_by_fill(const Move* m, const core::Status& why);
-  void lose_filled(Move* m, const core::Status& why);
+  void installed(Move* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
+  void refused(Move* m, const core::Status& why, DeferredWork& after) VMEM_LOCKED;
+  bool torn_by_fill(const Move* m, const core::Status& why) VMEM_UNLOCKED;
+  void lose_filled(Move* m, const core::Status& why) VMEM_LOCKED;
 
   trap::Trap& trap_;
   core::Counters& counters_;

@@ -118,6 +118,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   for (const SpanOf& s : spans) ++s.region->in_flight;
   const core::OnExit let_regions_go([&] {
+    lock.hold();
     for (const SpanOf& s : spans) --s.region->in_flight;
     map_.notify();
   });
@@ -127,7 +128,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   core::OnExit undo([&] {
-    if (!lock.owns_lock()) lock.lock();
+    lock.hold();
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, location, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
   });

@@ -24,34 +24,34 @@ class MemoryPressure {
       : map_(shared.map), budget_(shared.budget), frames_(shared.frames), reserve_(shared.reserve) {}
 
   // The machine wants so many bytes back; refused some.
-  void press(uint64_t bytes);
-  void hold_back_after_refusal(const core::Status& why);
-  bool pressed() const { return pressed_; }
+  void press(uint64_t bytes) VMEM_LOCKED;
+  void hold_back_after_refusal(const core::Status& why) VMEM_LOCKED;
+  bool pressed() const VMEM_LOCKED { return pressed_; }
   // The time of either is over.
-  void lift_cap(uint64_t now_ns);
+  void lift_cap(uint64_t now_ns) VMEM_LOCKED;
   // What an administrator allows; 0: all.
-  void set_ceiling(uint64_t bytes);
+  void set_ceiling(uint64_t bytes) VMEM_LOCKED;
 
   // Frames of regions that were freed stay until then, unless somebody needs them.
-  void keep_until(uint64_t ns) { keep_until_ns_ = ns; }
+  void keep_until(uint64_t ns) VMEM_LOCKED { keep_until_ns_ = ns; }
   // When something is to be done about them: UINT64_MAX: never.
-  uint64_t next_ns() const { return frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_; }
+  uint64_t next_ns() const VMEM_LOCKED { return frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_; }
   // A few of those that none has asked for in time go back to the system.
-  void release_kept(uint64_t now_ns);
+  void release_kept(uint64_t now_ns) VMEM_LOCKED;
 
   // Evictors sleep here until somebody needs memory.
   std::condition_variable& evictors() { return evictors_; }
 
  private:
-  void hold_back(uint64_t bytes, uint64_t ns, bool pressed);
+  void hold_back(uint64_t bytes, uint64_t ns, bool pressed) VMEM_LOCKED;
 
   BlockMap& map_;
   HostBudget& budget_;
   FramePool& frames_;
   const HostReserve& reserve_;
   std::condition_variable evictors_;
-  uint64_t cap_until_ns_ = 0, keep_until_ns_ = 0;
-  bool pressed_ = false;  // the cap is what pressure left, and not only a refusal's
+  uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0, keep_until_ns_ = 0;
+  bool pressed_ VMEM_GUARDED_BY(core::big_lock) = false;  // the cap is what pressure left, and not only a refusal's
 };
 
 }  // namespace vmem::pager

@@ -21,9 +21,9 @@ namespace vmem::pager {
 class Room {
  public:
   // Memory or a buffer came free: whoever waits for it is served, the most urgent first.
-  virtual void came_free(DeferredWork& after) = 0;
+  virtual void came_free(DeferredWork& after) VMEM_LOCKED = 0;
   // A staging frame for a block of the region while more than `keep` are free, or one that is had without waiting.
-  virtual std::byte* staging_frame(const Region& r, size_t keep) = 0;
+  virtual std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED = 0;
 
  protected:
   ~Room() = default;
@@ -45,18 +45,19 @@ class MemoryWaits {
 
   // The block waits. Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False:
   // there is no memory to remember it by, and nothing has changed.
-  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0);
+  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0,
+              uint64_t mark = 0) VMEM_LOCKED;
   // .. for a fault. False: the access is made again, and is reported again.
-  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0);
-  StarvedQueue& queue() { return queue_; }
+  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0) VMEM_LOCKED;
+  StarvedQueue& queue() VMEM_LOCKED { return queue_; }
 
   // What is free now is for a larger block, which has waited long.
-  bool overtakes(const Region& r) const;
+  bool overtakes(const Region& r) const VMEM_LOCKED;
   // Somebody waits for memory, or will soon: evictors have work.
-  bool must_evict() const;
+  bool must_evict() const VMEM_LOCKED;
   // Faults that wait while nothing goes on get SIGBUS after the time-out. Locked on entry and on return. True: one did,
   // and who waits behind it may be served.
-  bool check_starved(Lock& lock, uint64_t now_ns);
+  bool check_starved(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
 
  private:
   trap::Trap& trap_;
@@ -68,7 +69,7 @@ class MemoryWaits {
   ProgressClock& clock_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
-  StarvedQueue queue_;
+  StarvedQueue queue_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

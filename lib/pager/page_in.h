@@ -27,35 +27,35 @@ class PageIn final : private IoEnd {
   // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
-                  const Starved* waited = nullptr);
+                  const Starved* waited = nullptr) VMEM_LOCKED;
   // .. into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
-  bool start_staging(Region& r, core::BlockIndex b, DeferredWork& after);
+  bool start_staging(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
-  void settle(Region& r, core::BlockIndex b, DeferredWork& after);
+  void settle(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
   // The read of a move whose image (and coded) are set; `end` goes on with it. Unlocked: verify_read() decodes and
   // verifies what was read; the status is the move's.
-  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end);
-  void verify_read(Move* m);
+  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end) VMEM_LOCKED;
+  void verify_read(Move* m) VMEM_UNLOCKED;
 
   // Unlocked, or with a lock that is dropped meanwhile.
-  void run(DeferredWork& after);
-  void run(Lock& lock, DeferredWork& after);
+  void run(DeferredWork& after) VMEM_UNLOCKED;
+  void run(Lock& lock, DeferredWork& after) VMEM_LOCKED;
 
   void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
-  std::span<Together> together() { return together_; }
+  std::span<Together> together() VMEM_LOCKED { return together_; }
   // Tests: nothing is in flight. What is wrong; empty: nothing.
-  std::string check() const;
+  std::string check() const VMEM_LOCKED;
 
  private:
-  void io_ended(Move* m) override;
-  void finish_read(Move* m, DeferredWork& after);
-  void settle_read(Move* m, DeferredWork& after);
-  void fail_fill(Move* m, bool shows_file, DeferredWork& after);
-  void abandon_fill(Move* m, DeferredWork& after);
-  bool populate(Move* m, DeferredWork& after);
-  bool find_hole(Move* m);
-  bool show_file(Move* m);
+  void io_ended(Move* m) VMEM_UNLOCKED override;
+  void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  void settle_read(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
+  void abandon_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
+  bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool find_hole(Move* m) VMEM_UNLOCKED;
+  bool show_file(Move* m) VMEM_UNLOCKED;
 
   trap::Trap& trap_;
   store::Engine& engine_;

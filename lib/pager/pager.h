@@ -87,141 +87,151 @@ class Pager final : private BlockMap::Above,
 
   // pager.cpp
   core::Status check_location(int location, bool allow_ssd) const;
-  uint64_t pages(uint8_t pool) const override;
-  void reserve_queues(size_t moves) override;
-  void leaves(Region& r, core::BlockIndex b) override { evictor_.leaves(r, b); }
-  void host_is_short() override;
+  uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
+  void reserve_queues(size_t moves) VMEM_LOCKED override;
+  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
+  void host_is_short() VMEM_LOCKED override;
 
   // The map's, as the device half calls them.
-  core::Status check_range(const void* ptr, size_t size, SpanOf* out) { return map_.check_range(ptr, size, out); }
-  Region* find(uintptr_t address) { return map_.find(address); }
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) {
+  core::Status check_range(const void* ptr, size_t size, SpanOf* out) VMEM_LOCKED {
+    return map_.check_range(ptr, size, out);
+  }
+  Region* find(uintptr_t address) VMEM_LOCKED { return map_.find(address); }
+  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) VMEM_LOCKED {
     return map_.new_resident(r, b, frame, pool);
   }
-  void resize_policies() { map_.resize_policies(); }
-  policy::Evictor& policy(core::ResidentId id) { return map_.policy(id); }
-  void free_resident(core::BlockIndex b, Region& r) { map_.free_resident(b, r); }
-  void admit(Region& r, core::BlockIndex b, uint32_t stamp) { map_.admit(r, b, stamp); }
-  Move* new_move(Region& r, core::BlockIndex b) { return map_.new_move(r, b); }
-  void free_move(Move* m) { map_.free_move(m); }
-  void notify() { map_.notify(); }
-  core::OwnString where(const Region& r, core::BlockIndex b) const { return map_.where(r, b); }
+  void resize_policies() VMEM_LOCKED { map_.resize_policies(); }
+  policy::Evictor& policy(core::ResidentId id) VMEM_LOCKED { return map_.policy(id); }
+  void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED { map_.free_resident(b, r); }
+  void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED { map_.admit(r, b, stamp); }
+  Move* new_move(Region& r, core::BlockIndex b) VMEM_LOCKED { return map_.new_move(r, b); }
+  void free_move(Move* m) VMEM_LOCKED { map_.free_move(m); }
+  void notify() VMEM_LOCKED { map_.notify(); }
+  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED { return map_.where(r, b); }
   core::OwnString place(const Region& r, core::BlockIndex b) { return map_.place(r, b); }
-  bool reserve_move() { return map_.reserve_move(); }
-  bool reserve_block() { return map_.reserve_block(); }
-  void match_hold(Region& r, core::BlockIndex b) { map_.match_hold(r, b); }
-  void match_holds(Lock& lock, const SpanOf& span) { map_.match_holds(lock, span); }
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) {
+  bool reserve_move() VMEM_LOCKED { return map_.reserve_move(); }
+  bool reserve_block() VMEM_LOCKED { return map_.reserve_block(); }
+  void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED { map_.match_hold(r, b); }
+  void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED { map_.match_holds(lock, span); }
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED {
     return map_.wait_stable(lock, r, b, sweep);
   }
-  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) { return map_.wait_on(lock, sweep, what); }
+  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) VMEM_LOCKED {
+    return map_.wait_on(lock, sweep, what);
+  }
 
   // tables.cpp
-  bool reserve_blocks(Lock& lock, Region& r);
+  bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
   // The way in, as the device half calls it.
   void run(After& after) { page_in_.run(after); }
-  void run(Lock& lock, After& after) { page_in_.run(lock, after); }
+  void run(Lock& lock, After& after) VMEM_LOCKED { page_in_.run(lock, after); }
   void io_ended(Move* m) override;
-  void came_free(DeferredWork& after) override;
-  void pump(After& after) { came_free(after); }
-  void pump(Lock& lock);
-  uint64_t look(uint64_t now) { return progress_clock_.look(now); }
-  bool hopeless(uint64_t mark) { return progress_clock_.hopeless(mark); }
+  void came_free(DeferredWork& after) VMEM_LOCKED override;
+  void pump(After& after) VMEM_LOCKED { came_free(after); }
+  void pump(Lock& lock) VMEM_LOCKED;
+  uint64_t look(uint64_t now) VMEM_LOCKED { return progress_clock_.look(now); }
+  bool hopeless(uint64_t mark) VMEM_LOCKED { return progress_clock_.hopeless(mark); }
 
   void tunables_changed() override;
 
   // shown_file.cpp
-  core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b);
+  core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
   void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream);
-  core::Status lease(const SpanOf& span, unsigned access, int location, void* stream);
-  bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after);
-  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask);
+  core::Status lease(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
+  bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after) VMEM_LOCKED;
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
   core::OwnString lease_holders() const;
-  core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set);
+  core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) VMEM_LOCKED;
   core::Status drop_contents(const void* ptr, size_t size);
-  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped);
-  core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep, Sweep* sweep);
-  core::Status write_for_free(Lock& lock, Region& r, bool force);
-  core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped);
-  core::Status flush_file(Lock&lock, Region&r), write_under_leases(Lock&lock);
+  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped) VMEM_LOCKED;
+  core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep,
+                         Sweep* sweep) VMEM_LOCKED;
+  core::Status write_for_free(Lock& lock, Region& r, bool force) VMEM_LOCKED;
+  core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
+  core::Status flush_file(Lock&lock, Region&r) VMEM_LOCKED, write_under_leases(Lock&lock) VMEM_LOCKED;
   core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
-  void forget_region(Region&r), keep_frames(Region&r), finish_kernels(Lock&lock, Region&r);
-  core::Status charge_region(Lock& lock, Region& r, uint64_t mark);
-  void credit_region(Region& r);
+  void forget_region(Region&r) VMEM_LOCKED, keep_frames(Region&r), finish_kernels(Lock&lock, Region&r) VMEM_LOCKED;
+  core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
+  void credit_region(Region& r) VMEM_LOCKED;
 
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
-      grow_staging(Lock&lock, StagingPool&pool, size_t at_most);
+      grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
   void stop_devices(), device_loop();
   std::string check_devices();
-  bool device_step(Lock&lock), serve_stream_hints(Lock&lock), end_issued(Lock&lock, int d), end_what_waits(Lock&lock);
+  bool device_step(Lock&lock) VMEM_LOCKED, serve_stream_hints(Lock&lock) VMEM_LOCKED,
+      end_issued(Lock&lock, int d) VMEM_LOCKED, end_what_waits(Lock&lock) VMEM_LOCKED;
   core::Status mark_stream(void* stream, int location, device::Ticket* out);
-  core::Status start_hint(const SpanOf& span, int location, After& after);
-  void reclaim_host_pages(Lock&lock), look_at_memory(Lock&lock);
-  void pump_devices(After&after, bool wake = true), wake_for_ready(), begin_batch(const Batch&batch, int d);
+  core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
+  void reclaim_host_pages(Lock&lock) VMEM_LOCKED, look_at_memory(Lock&lock) VMEM_LOCKED;
+  void pump_devices(After&after, bool wake = true) VMEM_LOCKED, wake_for_ready() VMEM_LOCKED,
+      begin_batch(const Batch&batch, int d);
   Batch take_ready(std::span<const SpanOf> spans, int d);
-  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after);
-  void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept);
-  void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in), end_in(InBatch&in);
+  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
+  void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept) VMEM_LOCKED;
+  void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in) VMEM_LOCKED,
+      end_in(InBatch&in);
   void migrate_batch(std::span<Move* const> batch, int d);
-  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after);
-  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) override;
+  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
+  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
   // copies.cpp
-  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame);
+  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
   void will_change(Region& r, core::BlockIndex b);
-  bool evict_copy(core::ResidentId id) override;
-  std::byte* staging_frame(const Region& r, size_t keep) override;
+  bool evict_copy(core::ResidentId id) VMEM_LOCKED override;
+  std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override;
   // device_out.cpp: the way out
-  Move* begin_leave(Region& r, core::BlockIndex b, Leave how);
-  void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch), begin_out(OutPart&part);
+  Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
+  void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch) VMEM_LOCKED,
+      begin_out(OutPart&part);
   void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
   void restore_trap(std::span<const device::Range> ranges);
-  void settle_left(Move* m, const core::Status& status, bool lost, After& after);
-  core::Status punch(std::span<const device::Range> ranges), cannot_leave(const Region&r, core::BlockIndex b),
-      cannot_come(const Region&r, int d);
+  void settle_left(Move* m, const core::Status& status, bool lost, After& after) VMEM_LOCKED;
+  core::Status punch(std::span<const device::Range> ranges),
+      cannot_leave(const Region&r, core::BlockIndex b) VMEM_LOCKED, cannot_come(const Region&r, int d);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
-  void undo_leaving(Move* m, const core::Status& why);
-  bool evict_from_device(Lock&lock, int d), serve_departure(Lock&lock), end_unused_staging(Lock&lock),
-      frees_staging(Lock&lock);
+  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
+  bool evict_from_device(Lock&lock, int d) VMEM_LOCKED, serve_departure(Lock&lock) VMEM_LOCKED,
+      end_unused_staging(Lock&lock) VMEM_LOCKED, frees_staging(Lock&lock) VMEM_LOCKED;
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
-                           Sweep* sweep);
+                           Sweep* sweep) VMEM_LOCKED;
   // device_views.cpp
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) const;
-  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now);
-  void answer_on_device(Region& r, core::BlockIndex b, const Move* failed = nullptr);
-  Move* begin_show(Region& r, core::BlockIndex b);
+  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
+  void answer_on_device(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
+  Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void show(Move* m);
-  core::Status copy_shown(Move*m), check_stale(std::span<const SpanOf> spans, bool*wait);
-  bool hide(Lock&lock, Region&r, core::BlockIndex b), serve_accesses(Lock&lock);
+  core::Status copy_shown(Move*m), check_stale(std::span<const SpanOf> spans, bool*wait) VMEM_LOCKED;
+  bool hide(Lock&lock, Region&r, core::BlockIndex b) VMEM_LOCKED, serve_accesses(Lock&lock) VMEM_LOCKED;
   // device_acquire.cpp, device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
-                               std::vector<device::Ticket>* tickets, const Ask* ask);
-  core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out);
-  void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d),
-      note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets);
-  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask);
+                               std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
+  core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
+  void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED,
+      note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets) VMEM_LOCKED;
+  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) const;
   core::Status exported_from(const SpanOf& span, int* device);
   bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
-  core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait);
+  core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
-                             const Ask* ask);
-  void reap(Lock& lock);
-  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr);
+                             const Ask* ask) VMEM_LOCKED;
+  void reap(Lock& lock) VMEM_LOCKED;
+  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
   void give_leases_back(const Ending&ending), forget_saved(const Ending&ending);
-  core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*, std::list<Ending>* endings);
-  void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr);
+  core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*,
+                           std::list<Ending>* endings) VMEM_LOCKED;
+  void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
   // loss.cpp
-  void saw_loss(int d, const core::Status& health);
-  bool rescue(Lock& lock);
+  void saw_loss(int d, const core::Status& health) VMEM_LOCKED;
+  bool rescue(Lock& lock) VMEM_LOCKED;
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;

@@ -19,9 +19,9 @@ class ProgressClock final : public WaitClock {
   ProgressClock(BlockMap& map, const WriteBackState& writes, const Config& config)
       : map_(map), writes_(writes), config_(config) {}
 
-  uint64_t look(uint64_t now_ns) override { return map_.progress().look(now_ns, map_.moves().in_flight()); }
+  uint64_t look(uint64_t now_ns) VMEM_LOCKED override { return map_.progress().look(now_ns, map_.moves().in_flight()); }
   // A write that failed is tried once more before that.
-  bool hopeless(uint64_t mark) override {
+  bool hopeless(uint64_t mark) VMEM_LOCKED override {
     const uint64_t now = now_ns();
     look(now);
     if (map_.moves().in_flight()) return false;

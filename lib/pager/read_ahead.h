@@ -34,21 +34,21 @@ class ReadAhead {
         evictors_(evictors) {}
 
   // A block is accessed: if it was read ahead, that was worth it, as it was for those of its stream before it.
-  void used(Region& r, core::BlockIndex b);
+  void used(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // A block is missed, or the trigger of a window is met: what follows from that.
-  void follow(Region& r, core::BlockIndex b, bool trigger);
+  void follow(Region& r, core::BlockIndex b, bool trigger) VMEM_LOCKED;
   // Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region
   // is used.
-  void read_beside(Region& r, core::BlockIndex b, MoveList& reads);
+  void read_beside(Region& r, core::BlockIndex b, MoveList& reads) VMEM_LOCKED;
 
   // Blocks that are to be read; pump_speculative() begins as much of it as there is room for.
-  void speculate(Region& r, const policy::Window& w, core::Urgency urgency);
-  void pump_speculative(DeferredWork& after);
+  void speculate(Region& r, const policy::Window& w, core::Urgency urgency) VMEM_LOCKED;
+  void pump_speculative(DeferredWork& after) VMEM_LOCKED;
 
  private:
-  void pass(Region& r, const policy::Run& run, bool used);
-  void give_up_idle(uint64_t bytes);
-  void drop_behind(Region& r);
+  void pass(Region& r, const policy::Run& run, bool used) VMEM_LOCKED;
+  void give_up_idle(uint64_t bytes) VMEM_LOCKED;
+  void drop_behind(Region& r) VMEM_LOCKED;
 
   const Config& config_;
   core::Counters& counters_;
@@ -61,7 +61,8 @@ class ReadAhead {
   Speculation& speculation_;
   EvictRequests& evict_requests_;
   std::condition_variable& evictors_;
-  uint64_t looked_ahead_ = 0;  // the clock when streams that nobody reads were last looked for
+  uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) =
+      0;  // the clock when streams that nobody reads were last looked for
 };
 
 }  // namespace vmem::pager

@@ -519,7 +519,7 @@ Status Pager::destroy(void* ptr, bool force) {
   });
   queues_.endings.forget(r);
   core::Few<core::Extent, 256> extents;  // freeing needs no memory
-  const auto release_extents = [&] {
+  const auto release_extents = [&]() VMEM_LOCKED {
     lock.unlock();
     for (const core::Extent e : extents) space_->release(e);
     extents.clear();
@@ -569,7 +569,7 @@ Status Pager::destroy(void* ptr, bool force) {
   close_file(gone.get(), *engine_);
   // Last: from here on the addresses may be another region's.
   if (!gone->gpu) return trap_->unmap(gone->base, gone->span);
-  const auto is_nobodys = [&] {
+  const auto is_nobodys = [&]() VMEM_LOCKED {
     for (size_t d = 0; d < gpus_.size(); ++d) {
       if (on_devices[d] == 0) continue;
       gpus_[d].budget.freed(std::exchange(on_devices[d], 0));

@@ -26,17 +26,17 @@ class StoreWriter {
         failed_(failed) {}
 
   // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
-  void prepare_writes(std::span<Move* const> moves);
+  void prepare_writes(std::span<Move* const> moves) VMEM_UNLOCKED;
   // Locked. Its image is written when the lock has been dropped; `end` goes on with it.
-  void to_store(Move* m, IoEnd& end, DeferredWork& after);
+  void to_store(Move* m, IoEnd& end, DeferredWork& after) VMEM_LOCKED;
   // Locked. The mark, words, back-off, and a status for whoever asks next; and what had been allocated for it.
-  void note_write_failure(Move* m);
-  void give_back_extent(Move* m);
+  void note_write_failure(Move* m) VMEM_LOCKED;
+  void give_back_extent(Move* m) VMEM_LOCKED;
   // Unlocked. The store has room again, or may have: who waits to write tries at once.
-  void store_has_room();
+  void store_has_room() VMEM_UNLOCKED;
 
  private:
-  void allocate_cluster(std::span<Move*> cluster);
+  void allocate_cluster(std::span<Move*> cluster) VMEM_UNLOCKED;
 
   store::Space& space_;
   core::Counters& counters_;

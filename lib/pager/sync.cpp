@@ -37,7 +37,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   Batch batch;
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
-  const auto flush = [&] {
+  const auto flush = [&]() VMEM_LOCKED {
     if (batch.empty()) return;
     write_back_.evict_batch(lock, batch.all());
     batch.clear();
@@ -354,7 +354,7 @@ Status Pager::write_under_leases(Lock& lock) {
 Status Pager::flush_shared() {
   Lock lock(mutex_);
   Status first;
-  const auto tell = [&](const Status& s) {
+  const auto tell = [&](const Status& s) VMEM_LOCKED {
     lock.unlock();
     core::log(core::Level::error, "changes of a shared file did not reach it: %.*s", static_cast<int>(s.text().size()),
               s.text().data());

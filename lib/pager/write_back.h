@@ -41,35 +41,35 @@ class WriteBack final : private IoEnd {
 
   // Claims a resident or held block. keep: it stays in memory, with the store's copy made equal; probe: it is only
   // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
-  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe);
+  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
   // Takes each move, in state taking, to its end, or to a write whose end comes later. No more than a Batch holds.
   // Unlocked, or with a lock that is dropped meanwhile.
-  void evict_batch(std::span<Move*> batch);
-  void evict_batch(Lock& lock, std::span<Move*> batch);
+  void evict_batch(std::span<Move*> batch) VMEM_UNLOCKED;
+  void evict_batch(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
 
   // A block that is resident or held loses its contents, which nobody wants any more. Locked on entry and on return.
-  core::Status drop_contents(Lock& lock, Region& r, core::BlockIndex b, DeferredWork& after);
+  core::Status drop_contents(Lock& lock, Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // A held block that the store has too; after reserve_move().
-  void drop_held(Region& r, core::BlockIndex b, DeferredWork& after);
+  void drop_held(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // The memory of the move's block will come free.
-  void leaves(Move* m) { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
+  void leaves(Move* m) VMEM_LOCKED { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
 
  private:
-  void io_ended(Move* m) override;
-  void take_one(Move* m);
-  void drop_clean(std::span<Move* const> batch, const Drops& drops);
-  void settle_taken(Move* m, DeferredWork& after);
-  void settle_probe(Region& r, core::BlockIndex b, DeferredWork& after);
-  void settle_torn_take(Move* m);
-  void lose_taken(Move* m);
-  void finish_clean(Move* m, DeferredWork& after);
-  void finish_write(Move* m, DeferredWork& after);
-  bool drop_written(Move* m);
-  void drop_cut_off(Move* m);
-  void let_go(Move* m, core::State from, DeferredWork& after);
-  void put_back(Move* m, DeferredWork& after);
-  void stay_in_place(Move* m, core::State from);
-  Move* hold_for_drop(Region& r, core::BlockIndex b);
+  void io_ended(Move* m) VMEM_UNLOCKED override;
+  void take_one(Move* m) VMEM_UNLOCKED;
+  void drop_clean(std::span<Move* const> batch, const Drops& drops) VMEM_UNLOCKED;
+  void settle_taken(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void settle_probe(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
+  void settle_torn_take(Move* m) VMEM_UNLOCKED;
+  void lose_taken(Move* m) VMEM_LOCKED;
+  void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool drop_written(Move* m) VMEM_UNLOCKED;
+  void drop_cut_off(Move* m) VMEM_UNLOCKED;
+  void let_go(Move* m, core::State from, DeferredWork& after) VMEM_LOCKED;
+  void put_back(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void stay_in_place(Move* m, core::State from) VMEM_LOCKED;
+  Move* hold_for_drop(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   trap::Trap& trap_;
   store::Space& space_;
