@@ -1,0 +1,126 @@
+// The classes that move blocks of host memory, each on those below it and on fakes: no thread runs but the test's, and
+// what is deferred is done when the test says so.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "pager/write_back.h"
+#include "pager_fakes.h"
+
+namespace vmem::pager::test {
+
+class PagerParts : public ::testing::Test, protected BlockMap::Above, protected Room {
+ protected:
+  static constexpr size_t kBlock = 64 << 10;
+  static constexpr uint64_t kBudget = uint64_t{8} << 20;
+
+  // Blocks of 64 KiB, which are copied.
+  Region& region(size_t blocks, Backing backing = Backing::anonymous) {
+    auto r = std::make_unique<Region>(blocks, 0);
+    Region& made = *r;
+    void* at = nullptr;
+    EXPECT_TRUE(trap.attach(blocks * kBlock, kBlock, trap::Transfer::copy, &at).ok());
+    made.id = ++ids;
+    made.base = static_cast<std::byte*>(at);
+    made.size = made.span = blocks * kBlock;
+    made.block_size = kBlock;
+    made.blocks = blocks;
+    made.backing = backing;
+    made.transfer = trap::Transfer::copy;
+    EXPECT_TRUE(made.table.create(blocks).ok());
+    core::BigLock lock(map.mutex());
+    map.regions().emplace(reinterpret_cast<uintptr_t>(at), std::move(r));
+    if (ids == 1) {
+      EXPECT_TRUE(frames.want_bounce(kBlock, 32 * kBlock, 32 * kBlock).ok());
+    }
+    reserve.add_region(kBlock);
+    tables.charge(made);
+    return made;
+  }
+  // The block is in place, and its memory charged, as when it has been read.
+  void bring(Region& r, core::BlockIndex b) {
+    DeferredWork after;
+    {
+      core::BigLock lock(map.mutex());
+      ASSERT_TRUE(page_in.start_fill(r, b, core::Urgency::fault, after));
+    }
+    page_in.run(after);
+    engine.until_idle();
+    ASSERT_EQ(state(r, b), core::State::resident);
+  }
+  // As a thread that meets the write protection, and FaultService, do it.
+  void put(Region& r, core::BlockIndex b, uint64_t value) {
+    {
+      core::BigLock lock(map.mutex());
+      r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
+    }
+    ASSERT_TRUE(trap.unprotect(r.address(b), kBlock).ok());
+    ASSERT_TRUE(trap.store(r.address(b), value));
+  }
+  core::State state(Region& r, core::BlockIndex b) {
+    core::BigLock lock(map.mutex());
+    return r.table[b].state;
+  }
+  uint16_t flags(Region& r, core::BlockIndex b, unsigned which) {
+    core::BigLock lock(map.mutex());
+    return static_cast<uint16_t>(r.table[b].flags & which);
+  }
+  bool bus(Region& r, core::BlockIndex b) {
+    uint64_t value = 0;
+    return !trap.load(r.address(b), &value);
+  }
+  void TearDown() override {
+    engine.until_idle();
+    core::BigLock lock(map.mutex());
+    EXPECT_EQ(map.check(), "");
+    EXPECT_EQ(failed.check(), "");
+    EXPECT_EQ(waits.queue().check(), "");
+    EXPECT_EQ(page_in.check(), "");
+    EXPECT_EQ(writes.check(map.moves().all(), now_ns()), "");
+    EXPECT_FALSE(map.moves().in_flight());
+  }
+
+  // Those above.
+  uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
+  void reserve_queues(size_t moves) override { queues = moves; }
+  void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
+  void came_free(DeferredWork&) override { ++freed; }
+  std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
+  size_t queues = 0, asked_to_leave = 0, freed = 0;
+  uint64_t ids = 0;
+
+  FakeTrap trap;
+  FakeEngine engine;
+  FakeSpace space;
+  Config config = [] {
+    Config c;
+    c.host_budget = kBudget;
+    c.fault_timeout_ms = 200;
+    return c;
+  }();
+  core::Counters counters;
+  HostBudget budget{kBudget};
+  FramePool frames{trap, budget, {}};
+  StagingPools staging{budget, 50};
+  BlockMap map{trap, space, staging, counters, config, 0, *this};
+  WriteBackState writes;
+  ProgressClock clock{map, writes, config};
+  ShownCopies shown{trap, map.residents(), clock, counters, false};
+  HostReserve reserve{budget, frames, shown};
+  TableCharges tables{budget, reserve, map.residents(), map.moves(), trap};
+  Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
+  MemoryPressure pressure{shared};
+  FailedBlocks failed{shared, pressure.evictors()};
+  MemoryWaits waits{shared, pressure, failed};
+  Installer installer{shared, pressure, failed, waits, *this};
+  Speculation speculation;
+  PageIn page_in{shared, pressure, failed, waits, installer, speculation, *this};
+  StoreWriter writer{shared, pressure, failed};
+  WriteBack write_back{shared, failed, installer, page_in, writer, *this};
+};
+
+}  // namespace vmem::pager::test

@@ -1,0 +1,400 @@
+// Each class that moves blocks of host memory, alone on those below it: what it promises, and how it fails.
+#include "pager_parts.h"
+
+#include <cerrno>
+
+#include "pager/clock.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::error;
+using vmem::core::State;
+using vmem::core::Urgency;
+using vmem::pager::DeferredWork;
+using vmem::pager::Job;
+using vmem::pager::Move;
+using vmem::pager::now_ns;
+using vmem::pager::Region;
+using vmem::pager::SpanOf;
+namespace core = vmem::core;
+namespace store = vmem::store;
+
+class PagerBlockMap : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerBlockMap, FindsARegionByEachOfItsAddressesAndByNoOther) {
+  Region& r = region(4);
+  BigLock lock(map.mutex());
+  const auto base = reinterpret_cast<uintptr_t>(r.base);
+  EXPECT_EQ(map.find(base), &r);
+  EXPECT_EQ(map.find(base + r.span - 1), &r);
+  EXPECT_EQ(map.find(base + r.span), nullptr);
+  EXPECT_EQ(map.find(base - 1), nullptr);
+  SpanOf span;
+  ASSERT_TRUE(map.check_range(r.address(1), 2 * kBlock, &span).ok());
+  EXPECT_EQ(span.first, 1u);
+  EXPECT_EQ(span.last, 2u);
+  EXPECT_EQ(map.check_range(r.address(1), 4 * kBlock, &span).code(), -EINVAL);
+  r.dying = true;
+  EXPECT_EQ(map.check_range(r.base, kBlock, &span).code(), -EINVAL);
+  r.dying = false;
+}
+
+TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
+  Region& r = region(2);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(map.reserve_block());
+  EXPECT_GE(queues, 1u) << "those above have room for as many moves";
+  map.new_resident(r, 0, nullptr);
+  r.table.change(0, State::untouched, State::filling);
+  Move* m = map.new_move(r, 0);
+  EXPECT_EQ(r.in_flight, 1u);
+  Job job{1, {}};
+  m->job = &job;
+  m->status = error(EIO, "as the test wants it");
+  r.table.change(0, State::filling, State::untouched);
+  map.free_resident(0, r);
+  map.free_move(m);
+  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(job.outstanding, 0u);
+  EXPECT_EQ(job.status.code(), -EIO);
+  EXPECT_NE(r.table[0].aux, 0u) << "a block that has left memory has a stamp";
+}
+
+TEST_F(PagerBlockMap, ABlockThatWasAskedToTheSsdInTransitionIsAskedAgainOnce) {
+  Region& r = region(1);
+  bring(r, 0);
+  BigLock lock(map.mutex());
+  map.residents()[r.table[0].aux].leaves = true;
+  ASSERT_TRUE(map.reserve_move());
+  map.free_move(map.new_move(r, 0));
+  map.free_move(map.new_move(r, 0));
+  EXPECT_EQ(asked_to_leave, 1u);
+}
+
+TEST_F(PagerBlockMap, ItsCheckFindsAResidentThatNamesAnotherBlock) {
+  Region& r = region(2);
+  bring(r, 0);
+  BigLock lock(map.mutex());
+  ASSERT_EQ(map.check(), "");
+  map.residents()[r.table[0].aux].block = 1;
+  EXPECT_NE(map.check(), "");
+  map.residents()[r.table[0].aux].block = 0;
+}
+
+class PagerFailedBlocks : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerFailedBlocks, ABlockIsUnknownFromAFailedWriteUntilItIsWritten) {
+  Region& r = region(2);
+  bring(r, 1);
+  BigLock lock(map.mutex());
+  failed.mark_unknown(r, 1);
+  failed.mark_unknown(r, 1);
+  EXPECT_EQ(failed.unknown_blocks(), 1u);
+  EXPECT_EQ(failed.check(), "");
+  EXPECT_EQ(r.table[1].flags & (core::kDigest | core::kProtected), 0) << "no digest proves anything now";
+  failed.clear_unknown(r.table[1]);
+  failed.clear_unknown(r.table[1]);
+  EXPECT_EQ(failed.unknown_blocks(), 0u);
+}
+
+TEST_F(PagerFailedBlocks, ItsCheckFindsAnUnknownBlockThatIsNotCounted) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(map.reserve_block());
+  map.new_resident(r, 0, nullptr);
+  r.table.change(0, State::untouched, State::filling);
+  r.table[0].flags |= core::kUnknown;
+  EXPECT_NE(failed.check(), "");
+  r.table[0].flags = 0;
+  r.table.change(0, State::filling, State::untouched);
+  map.free_resident(0, r);
+}
+
+TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
+  Region& r = region(2);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(map.reserve_block());
+    map.new_resident(r, 1, nullptr);
+    r.table.change(1, State::untouched, State::filling);
+    map.free_resident(1, r);
+    failed.mark_lost(r, 1, State::filling, error(EIO, "torn"));
+    EXPECT_EQ(failed.tell_lost(r, 0, 0, false).code(), 0);
+    EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), -EIO);
+    EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), 0) << "it has been told";
+    EXPECT_EQ(failed.tell_lost(r, 0, 1, true).code(), -EIO) << "a sync says so every time";
+  }
+  EXPECT_TRUE(bus(r, 1));
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(failed.revive(r, 1).ok());
+  EXPECT_EQ(r.table[1].state, State::untouched);
+  EXPECT_EQ(r.table[1].flags & core::kLost, 0);
+}
+
+TEST_F(PagerFailedBlocks, WhatWasDroppedForWantOfMemoryComesBackWhenTheTrapTakesItBack) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(failed.reserve_dropped());
+  ASSERT_TRUE(failed.drop(r, 0, error(ENOMEM, "no memory")));
+  EXPECT_EQ(r.table[0].state, State::failed);
+  trap.refuse_unfail(1);
+  failed.revive_dropped();
+  EXPECT_TRUE(failed.any_dropped()) << "the trap refused it: it waits for the next time";
+  EXPECT_EQ(r.table[0].state, State::failed);
+  failed.revive_dropped();
+  EXPECT_FALSE(failed.any_dropped());
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_TRUE(r.reasons.empty());
+}
+
+TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  failed.answer_later(r, 0, error(ENOMEM, "refused"));
+  EXPECT_TRUE(failed.retries().asleep(r, 0));
+  EXPECT_FALSE(failed.ask_again(lock, now_ns() - 1000000000)) << "not before its time";
+  const size_t woken = trap.calls("wake");
+  EXPECT_TRUE(failed.ask_again(lock, failed.retries().next_ns()));
+  EXPECT_EQ(trap.calls("wake"), woken + 1);
+  EXPECT_FALSE(failed.retries().asleep(r, 0));
+  failed.forget(r);
+  EXPECT_TRUE(failed.retries().empty());
+}
+
+class PagerMemoryWaits : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnderWay) {
+  Region& r = region(2);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(map.reserve_block());
+    map.new_resident(r, 1, nullptr);
+    r.table.change(1, State::untouched, State::filling);
+    Move* m = map.new_move(r, 1);
+    ASSERT_TRUE(waits.starve_fault(r, 0));
+    EXPECT_TRUE(waits.queue().marked(r.table[0]));
+    const uint64_t begun = now_ns();
+    // As evictors look: often, and for longer than the time-out.
+    for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
+    r.table.change(1, State::filling, State::untouched);
+    map.free_resident(1, r);
+    map.free_move(m);
+    bool given_up = false;
+    for (uint64_t ms = 1000; ms < 2000 && !given_up; ms += 50)
+      given_up = waits.check_starved(lock, begun + ms * 1000000);
+    EXPECT_TRUE(given_up);
+    EXPECT_EQ(r.table[0].state, State::failed);
+    EXPECT_NE(r.table[0].flags & core::kDropped, 0) << "its contents are intact";
+    EXPECT_TRUE(waits.queue().empty());
+  }
+  EXPECT_TRUE(bus(r, 0));
+}
+
+TEST_F(PagerMemoryWaits, AWaitIsNotGivenUpWhileSomethingGoesOn) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(waits.starve_fault(r, 0));
+  const uint64_t begun = now_ns();
+  for (uint64_t ms = 0; ms < 2000; ms += 50) {
+    map.progress().made();
+    EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
+  }
+  waits.queue().pop();
+}
+
+TEST_F(PagerMemoryWaits, WhoWaitsCallsForMemoryAndALaterAcquireWaitsBehindAFault) {
+  Region& r = region(3);
+  BigLock lock(map.mutex());
+  EXPECT_FALSE(waits.must_evict());
+  ASSERT_TRUE(waits.starve(r, 1, Urgency::acquire));
+  ASSERT_TRUE(waits.starve_fault(r, 0));
+  EXPECT_EQ(waits.queue().front().block, 0u);
+  EXPECT_FALSE(waits.overtakes(r)) << "nothing larger waits";
+  waits.queue().forget(r);
+  EXPECT_TRUE(waits.queue().empty());
+}
+
+class PagerMemoryPressure : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerMemoryPressure, ARefusalTakesNothingBackOfWhatPressureAskedFor) {
+  Region& r = region(32);
+  for (BlockIndex b = 0; b < 32; ++b) bring(r, b);
+  BigLock lock(map.mutex());
+  pressure.press(16 * kBlock);
+  EXPECT_TRUE(pressure.pressed());
+  const uint64_t pressed = budget.limit();
+  EXPECT_LT(pressed, budget.wanted());
+  pressure.hold_back_after_refusal(error(ENOMEM, "none"));
+  EXPECT_LE(budget.limit(), pressed);
+  pressure.lift_cap(now_ns() + 2000000000);
+  EXPECT_TRUE(pressure.pressed()) << "pressure lasts longer than a refusal";
+  pressure.lift_cap(now_ns() + 20000000000);
+  EXPECT_FALSE(pressure.pressed());
+  EXPECT_EQ(budget.limit(), budget.wanted());
+}
+
+TEST_F(PagerMemoryPressure, AnAdministratorsLimitLeavesWhatFaultsNeed) {
+  region(4);
+  BigLock lock(map.mutex());
+  pressure.set_ceiling(4096);
+  EXPECT_GE(budget.limit(), reserve.least());
+  pressure.set_ceiling(0);
+  EXPECT_EQ(budget.limit(), budget.wanted());
+}
+
+class PagerPageIn : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerPageIn, ABlockThatWasNeverStoredToIsZerosWithoutARead) {
+  Region& r = region(1);
+  bring(r, 0);
+  EXPECT_EQ(engine.count(store::Io::Op::read), 0u);
+  EXPECT_EQ(counters.zero_fills, 1u);
+  EXPECT_GE(freed, 1u) << "a buffer came free";
+  uint64_t value = 1;
+  ASSERT_TRUE(trap.load(r.base, &value));
+  EXPECT_EQ(value, 0u);
+}
+
+TEST_F(PagerPageIn, WithoutMemoryNothingHasChanged) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  const uint64_t all = budget.available();
+  ASSERT_TRUE(budget.charge(all, 0));
+  DeferredWork after;
+  EXPECT_FALSE(page_in.start_fill(r, 0, Urgency::fault, after));
+  EXPECT_TRUE(after.empty());
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  budget.credit(all);
+}
+
+TEST_F(PagerPageIn, ABlockThatCameToRestIsBroughtForWhoAskedMeanwhile) {
+  Region& r = region(2);
+  DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    page_in.settle(r, 0, after);
+    EXPECT_TRUE(after.empty()) << "nobody asked";
+    r.table[1].flags |= core::kWanted;
+    page_in.settle(r, 1, after);
+    EXPECT_EQ(r.table[1].state, State::filling);
+  }
+  page_in.run(after);
+  EXPECT_EQ(state(r, 1), State::resident);
+  EXPECT_EQ(flags(r, 1, core::kWanted), 0);
+}
+
+class PagerInstaller : public vmem::pager::test::PagerParts {};
+
+TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
+  Region& r = region(1);
+  trap.fail_fill(EIO, 1);
+  DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(page_in.start_fill(r, 0, Urgency::fault, after));
+  }
+  page_in.run(after);
+  EXPECT_EQ(state(r, 0), State::held);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(failed.retries().asleep(r, 0));
+    ASSERT_TRUE(installer.begin_install(r, 0, after));
+    EXPECT_EQ(r.table[0].state, State::installing);
+  }
+  page_in.run(after);
+  EXPECT_EQ(state(r, 0), State::resident);
+}
+
+class PagerWriteBack : public vmem::pager::test::PagerParts {
+ protected:
+  // The block's way out, without its write's end.
+  void take(Region& r, BlockIndex b, bool keep = false) {
+    Move* m = nullptr;
+    {
+      BigLock lock(map.mutex());
+      m = write_back.begin_take(r, b, keep, false);
+      ASSERT_NE(m, nullptr);
+    }
+    write_back.evict_batch({&m, 1});
+  }
+};
+
+TEST_F(PagerWriteBack, WhatIsAllZerosLeavesWithoutAWrite) {
+  Region& r = region(1);
+  bring(r, 0);
+  take(r, 0);
+  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
+  EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
+}
+
+TEST_F(PagerWriteBack, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 7);
+  engine.hold(store::Io::Op::write, true);
+  take(r, 0);
+  EXPECT_EQ(state(r, 0), State::writing);
+  EXPECT_EQ(writes.leaving(), kBlock) << "it will come free";
+  EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), kBlock);
+  engine.hold(store::Io::Op::write, false);
+  engine.let_go();
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), State::stored);
+  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_EQ(space.extents(), 1u);
+  bring(r, 0);
+  uint64_t value = 0;
+  ASSERT_TRUE(trap.load(r.base, &value));
+  EXPECT_EQ(value, 7u);
+}
+
+TEST_F(PagerWriteBack, AWriteThatFailedLeavesTheBlockInMemoryAndUnknownAndGivesItsRoomBack) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 7);
+  engine.fail(store::Io::Op::write, EIO);
+  take(r, 0);
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_NE(flags(r, 0, core::kUnknown), 0);
+  EXPECT_EQ(space.extents(), 0u);
+  EXPECT_NE(writes.pause(now_ns()), 0u) << "the next try waits";
+  {
+    BigLock lock(map.mutex());
+    EXPECT_EQ(failed.unknown_blocks(), 1u);
+    EXPECT_EQ(writes.take_error().code(), -EIO) << "nobody had been told";
+  }
+  engine.fail(store::Io::Op::write, 0);
+  take(r, 0);
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), State::stored);
+  EXPECT_EQ(flags(r, 0, core::kUnknown), 0);
+}
+
+TEST_F(PagerWriteBack, WhatIsSyncedStaysInPlaceAndClean) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 9);
+  take(r, 0, true);
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_NE(flags(r, 0, core::kProtected), 0) << "equal to the store for as long as nobody stores to it";
+  EXPECT_EQ(engine.count(store::Io::Op::write), 1u);
+}
+
+TEST_F(PagerWriteBack, ContentsThatNobodyWantsAreNotWritten) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 9);
+  BigLock lock(map.mutex());
+  DeferredWork after;
+  ASSERT_TRUE(write_back.drop_contents(lock, r, 0, after).ok());
+  EXPECT_TRUE(after.empty());
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
+}
+
+}  // namespace
