@@ -28,6 +28,13 @@ constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next
 
 constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
+// Unlocked; the owner of a fill. What has no memory yet gets some that the kernel has cleared.
+void make_zeros(const Move& m, const FramePool& frames) {
+  const size_t size = m.region->block_size;
+  if (m.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
+  memset(m.image, 0, size);
+}
+
 }  // namespace
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
@@ -318,7 +325,7 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
       return;
     }
     lock.unlock();  // still filling
-    if (!m->fresh) memset(m->image, 0, r.block_size);
+    make_zeros(*m, frames_);
     lock.lock();
     if (r.writable()) {
       block.digest = store::zero_digest(r.block_size);
@@ -385,7 +392,7 @@ void PageIn::run(DeferredWork& after) {
     while (!now.zero.empty()) {
       Move* m = now.zero.pop();
       if (!populate(m, after)) continue;
-      if (!m->fresh) memset(m->image, 0, m->region->block_size);
+      make_zeros(*m, frames_);
       finish_read(m, after);
     }
     while (!now.install.empty()) installer_.install(now.install, after);

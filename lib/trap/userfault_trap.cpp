@@ -89,6 +89,7 @@ class UserfaultTrap final : public Trap {
   Status unmap_file(void* address, size_t size) override;
   Status wake(void* address, size_t size) override;
   Status reserve_frames(size_t size, bool huge, void** address) override;
+  Status populate_frames(void* address, size_t size, int node) override;
 
  private:
   Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
@@ -564,6 +565,13 @@ Status UserfaultTrap::reserve_frames(size_t size, bool huge, void** address) {
     return s;
   }
   *address = reinterpret_cast<void*>(start);
+  return {};
+}
+
+// The kernel clears the memory of frames that have none; to clear it once more would take as long again.
+Status UserfaultTrap::populate_frames(void* address, size_t size, int) {
+  const bool empty = os::any_page(pagemap_, at(address), size, os::kScanPresent | os::kScanSwapped) == 0;
+  if (!empty || os::advise(at(address), size, os::kMadvPopulateWrite) != 0) memset(address, 0, size);
   return {};
 }
 

@@ -230,6 +230,18 @@ TEST_P(TrapContract, AFrameThatWasNeverTouchedFillsWithZeros) {
   }
 }
 
+TEST_P(TrapContract, FramesThatHaveMemoryAreZerosAfterwards) {
+  if (trap_->caps().install) GTEST_SKIP() << "the module refuses frames that have memory";
+  constexpr size_t kSize = 2 * kHugePage;
+  void* frame;
+  OK(trap_->reserve_arena(kSize, kHugePage, &frame));
+  auto* const bytes = static_cast<std::byte*>(frame);
+  bytes[kPage] = bytes[kSize - 1] = std::byte{1};  // the first has memory, or a part of it; so has the second
+  OK(trap_->populate_frames(frame, kSize, -1));
+  for (size_t i = 0; i < kSize; ++i) ASSERT_EQ(bytes[i], std::byte{0}) << i;
+  OK(trap_->release_arena(frame, kSize));
+}
+
 TEST_P(TrapContract, FillZeroGivesZerosAndStoresStick) {
   if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   Block b;
