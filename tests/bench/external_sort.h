@@ -1,5 +1,5 @@
 // An external merge sort over plain pointers: runs of the input are sorted in place, then merged, by one thread or by
-// several that take turns with the runs and have a part of the keys each. The same code for libvmem and for mmap: only
+// several that have a part of the keys each. The same code for libvmem and for mmap: only
 // the hints differ. For the algorithm: Knuth, The Art of Computer Programming, volume 3, section 5.4.1.
 #pragma once
 
@@ -40,7 +40,7 @@ inline Memory plan(const void* input, void* runs, void* output, uint64_t bytes, 
   m.output = static_cast<Record*>(output);
   m.count = bytes / sizeof(Record);
   m.step = kStep / sizeof(Record);
-  m.in_core = memory / 5 / threads / kStep * kStep / sizeof(Record);
+  m.in_core = std::max<uint64_t>(memory / 5 / kStep, 1) * kStep / sizeof(Record);
   const uint64_t run_count = (m.count + m.in_core - 1) / m.in_core;
   m.ahead = std::clamp<uint64_t>(memory / 8 / threads / run_count / kStep, 1, 16) * kStep / sizeof(Record);
   m.threads = threads;
@@ -106,19 +106,21 @@ inline void sort(const Memory& m) {
     if (i < runs.size())
       m.fetch(m.input + (runs[i].at - m.runs), static_cast<size_t>(runs[i].end - runs[i].at) * sizeof(Record));
   };
-  in_threads(m.threads, [&](unsigned t) {
-    soon(t);
-    for (size_t i = t; i < runs.size(); i += m.threads) {
-      soon(i + m.threads);
-      Record* const to = m.runs + (runs[i].at - m.runs);
-      const Record* const from = m.input + (runs[i].at - m.runs);
-      const size_t n = static_cast<size_t>(runs[i].end - runs[i].at);
-      memcpy(static_cast<void*>(to), from, n * sizeof(Record));
-      m.done_with(from, n * sizeof(Record));
-      std::sort(to, to + n);
-      m.write_out(to, n * sizeof(Record));
-    }
-  });
+  soon(0);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    soon(i + 1);
+    Record* const to = m.runs + (runs[i].at - m.runs);
+    const Record* const from = m.input + (runs[i].at - m.runs);
+    const auto n = static_cast<size_t>(runs[i].end - runs[i].at);
+    const auto part = [&](unsigned t) { return n * t / m.threads; };
+    in_threads(m.threads, [&](unsigned t) {
+      memcpy(static_cast<void*>(to + part(t)), from + part(t), (part(t + 1) - part(t)) * sizeof(Record));
+    });
+    m.done_with(from, n * sizeof(Record));
+    for (unsigned t = 1; t < m.threads; ++t) std::nth_element(to + part(t - 1), to + part(t), to + n);
+    in_threads(m.threads, [&](unsigned t) { std::sort(to + part(t), to + part(t + 1)); });
+    m.write_out(to, n * sizeof(Record));
+  }
   // Each thread has a part of the keys, by the quantiles of the first run: near enough for keys at random.
   std::vector<std::vector<Run>> parts(m.threads);
   for (unsigned left = m.threads; left > 0; --left) {
