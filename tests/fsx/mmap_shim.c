@@ -1,9 +1,10 @@
 /*
- * Preloaded into a program that knows nothing of libvmem: its shared mappings of files in the folder VMEM_SHIM_FOLDER
- * become regions, msync becomes vmem_sync, munmap becomes vmem_free. So programs that exercise mmap exercise vmem_map.
+ * Preloaded into a program that knows nothing of libvmem: its mappings of files in the folder VMEM_SHIM_FOLDER become
+ * regions, msync becomes vmem_sync, munmap becomes vmem_free. So programs that exercise mmap exercise vmem_map.
  *
  * A region ends with the file, a mapping with its last page: what lies between reads as zeros in both. At its end the
- * program says on stderr how many mappings were taken: none would make every test pass.
+ * program says on stderr how many mappings were taken: none would make every test pass. With VMEM_SHIM_LOSE no store
+ * reaches its file: a program that does not notice tests nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -77,11 +78,14 @@ EXPORT void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t 
 
 	if (!real)
 		real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
-	if (addr || !(flags & MAP_SHARED) || !is_ours(fd, offset, &size, path))
+	if (addr || !is_ours(fd, offset, &size, path))
 		return real(addr, length, prot, flags, fd, offset);
 	inside = 1;
 	rc = vmem_map(&p, size, path, (uint64_t)offset,
-		      ((prot & PROT_WRITE) ? VMEM_MAP_SHARED : VMEM_MAP_READ) | VMEM_HOST_ONLY);
+		      (!(prot & PROT_WRITE)  ? VMEM_MAP_READ
+		       : (flags & MAP_SHARED) && !getenv("VMEM_SHIM_LOSE") ? VMEM_MAP_SHARED
+									   : VMEM_MAP_PRIVATE) |
+			      VMEM_HOST_ONLY);
 	inside = 0;
 	if (rc != 0) {
 		failed("vmem_map", rc);
