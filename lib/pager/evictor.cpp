@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/break.h"
 #include "core/text.h"
 #include "core/thread.h"
 #include "pager/clock.h"
@@ -39,6 +40,7 @@ void Evictor::join() {
 
 void Evictor::loop() {
   uint8_t next_staging = kStagingPools;
+  size_t passed = 0;
   Lock lock(map_.mutex());
   while (!stop_) {
     const uint64_t now = now_ns();
@@ -71,7 +73,7 @@ void Evictor::loop() {
       pump(lock);
       continue;
     }
-    evict_some(lock, what, &next_staging);
+    evict_some(lock, what, &next_staging, &passed);
   }
 }
 
@@ -92,8 +94,9 @@ void Evictor::pump(Lock& lock) {
   page_in_.run(lock, after);
 }
 
-// A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster.
-void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging) {
+// A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster. So
+// many in a row have been passed over.
+void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
@@ -106,6 +109,8 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging) {
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
   bool copies = false;
+  const bool full = writes_.full(now_ns()) && !core::broken("full_disk");
+  const size_t before = *passed, all = map_.residents().used();
   for (size_t i = 0; i < count; ++i) {
     Resident& resident = map_.residents()[victims[i].id];
     if (resident.is_copy) {
@@ -117,6 +122,12 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging) {
     const bool probe = victims[i].probe && r.table[b].state == State::resident;
     if (!victims[i].probe) resident.admitted = false;
     if (victims[i].probe && !probe) continue;
+    // No room in the store, and none there yet: others first.
+    if (full && r.backing == Backing::anonymous && !r.table[b].extent && !r.dying && *passed < all) {
+      ++*passed;
+      if (!probe) map_.admit(r, b, map_.clock().stamp());
+      continue;
+    }
     // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : write_back_.begin_take(r, b, false, probe);
     if (m != nullptr) {
@@ -125,6 +136,8 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging) {
       map_.admit(r, b, map_.clock().stamp());
     }
   }
+  if (batch.empty() && !copies && *passed != before) return lock.give_way();
+  *passed = 0;
   if (batch.empty() && !copies) pressure_.evictors().wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames came free
     DeferredWork after;

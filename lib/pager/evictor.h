@@ -70,7 +70,7 @@ class Evictor {
   void wait_for_work(Lock& lock) VMEM_LOCKED;
   void serve_request(Lock& lock) VMEM_LOCKED;
   bool wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging) VMEM_LOCKED;
+  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
   void pump(Lock& lock) VMEM_LOCKED;
 
   BlockMap& map_;

@@ -42,13 +42,19 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
       for (size_t k = 0; k < n; ++k) {
         Move* const m = cluster[i + k];
         m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
-        // Over its old copy rather than not at all: until it is whole there, it is in memory.
-        const core::Extent old = m->region->table[m->block].extent;
-        if (m->status.code() != -ENOSPC || !old || old.codec() != 0 || old.length() != m->stored) continue;
-        m->status = {};
-        m->extent = old;
-        m->new_extent = false;
       }
+    }
+    // Over its old copy rather than not at all: until it is whole there, it is in memory.
+    for (size_t k = i; k < i + n; ++k) {
+      Move* const m = cluster[k];
+      const core::Extent old = m->region->table[m->block].extent;
+      if (!old || old.codec() != 0 || old.length() != m->stored) continue;
+      const bool full = m->status.ok() && !core::broken("full_disk") && space_.expected_to_fail(m->extent);
+      if (!full && m->status.code() != -ENOSPC) continue;
+      if (full) space_.release(m->extent);
+      m->status = {};
+      m->extent = old;
+      m->new_extent = false;
     }
     i += n;
   }
@@ -116,6 +122,8 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
 void StoreWriter::note_write_failure(Move* m) {
   if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
+  if ((m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) && !m->region->table[m->block].extent)
+    writes_.no_room(now_ns());
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
                                    map_.where(*m->region, m->block).c_str());

@@ -36,7 +36,7 @@ bool WriteBackState::failed(const Status& why, bool somebody_hears, uint64_t now
 }
 
 bool WriteBackState::has_room() {
-  next_try_ns_ = 0;
+  next_try_ns_ = full_until_ns_ = 0;
   return std::exchange(retry_ns_, 0) != 0;
 }
 

@@ -37,6 +37,7 @@ class WriteBackState {
  public:
   static constexpr uint64_t kShortestPause = 10000000, kLongestPause = kShortestPause << 6;  // ns
   static constexpr uint64_t kPinnedPause = 5000000;                                          // ns
+  static constexpr uint64_t kFull = 1000000000;                                              // ns
   static constexpr uint64_t kSayAgain = 60000000000;                                         // ns
 
   // So many bytes of frames (kHostPool), or of staging frames, will come free by this move. It is counted once.
@@ -47,6 +48,10 @@ class WriteBackState {
 
   // How long until write-back may be tried, in ns; 0: now.
   uint64_t pause(uint64_t now_ns) const { return now_ns < retry_ns_ ? retry_ns_ - now_ns : 0; }
+  // A block that has no copy in the store found no room there. For a while others, which can be written over theirs,
+  // come first: each try of one like it would put the pause above before them.
+  void no_room(uint64_t now_ns) { full_until_ns_ = now_ns + kFull; }
+  bool full(uint64_t now_ns) const { return now_ns < full_until_ns_; }
   // Somebody has pinned a block's memory: not at once again, were all of memory like this.
   void pinned(uint64_t now_ns) { retry_ns_ = std::max(retry_ns_, now_ns + kPinnedPause); }
   // The next try waits, the longer the more have failed in a row. Blocks leave together: those that fail before the
@@ -69,6 +74,7 @@ class WriteBackState {
   core::Status error_;
   uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
   uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed
+  uint64_t full_until_ns_ = 0;    // the store had no room, and nobody has made any
   unsigned failures_in_row_ = 0;  // tries
   int said_ = 0;                  // this failure was said last, then
   uint64_t said_ns_ = 0;

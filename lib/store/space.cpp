@@ -43,6 +43,7 @@ class FileSpace final : public Space {
   void unreserve(uint64_t bytes) override;
   void release(core::Extent extent) override;
   void refuse(core::Extent extent) override;
+  bool expected_to_fail(core::Extent extent) const override;
   FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
   void set_budget(uint64_t bytes) override;
   uint64_t used() const override;
@@ -65,6 +66,7 @@ class FileSpace final : public Space {
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
   const std::chrono::milliseconds trim_delay_, full_delay_;
+  std::atomic<bool> refused_{false};  // some path has been full once: only then is it worth the lock to ask
   mutable core::Mutex mutex_;
   uint64_t budget_pages_ VMEM_GUARDED_BY(mutex_);
   uint64_t used_pages_ VMEM_GUARDED_BY(mutex_) = 0;  // live extents and those being allocated
@@ -268,8 +270,15 @@ void FileSpace::refuse(core::Extent extent) {
   if (extent && extent.path() < paths_.size()) {
     core::MutexLock lock(mutex_);
     paths_[extent.path()]->full_until = std::chrono::steady_clock::now() + full_delay_;
+    refused_.store(true, std::memory_order_relaxed);
   }
   release(extent);
+}
+
+bool FileSpace::expected_to_fail(core::Extent extent) const {
+  if (!refused_.load(std::memory_order_relaxed) || !extent || extent.path() >= paths_.size()) return false;
+  core::MutexLock lock(mutex_);
+  return paths_[extent.path()]->full_until > std::chrono::steady_clock::now();
 }
 
 void FileSpace::set_budget(uint64_t bytes) {

@@ -49,6 +49,9 @@ class Space {
   // The same of an extent whose write found the file system full: its path gets nothing for a while, unless no other
   // has room.
   virtual void refuse(core::Extent extent) { release(extent); }
+  // Its path has been full lately: a write to a new extent there is expected to fail. One over what was written may
+  // not.
+  virtual bool expected_to_fail(core::Extent) const { return false; }
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
   virtual uint64_t used() const = 0;                                // bytes in live extents

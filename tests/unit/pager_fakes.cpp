@@ -475,6 +475,11 @@ void FakeEngine::fail(Io::Op op, int error) {
   errors_[op] = error;
 }
 
+void FakeEngine::fill_disk(bool on) {
+  std::lock_guard lock(mutex_);
+  full_ = on;
+}
+
 void FakeEngine::tear(int error, uint64_t nth) {
   std::lock_guard lock(mutex_);
   tear_error_ = error;
@@ -547,6 +552,7 @@ void FakeEngine::run() {
       if (file.size() < io->offset + io->size / 2) file.resize(io->offset + io->size / 2);
       memcpy(file.data() + io->offset, io->buffer, io->size / 2);
     }
+    if (full_ && io->op == Io::Op::write && file.size() < io->offset + io->size) error = ENOSPC;
     if (error == 0 && io->op != Io::Op::flush) {
       if (file.size() < io->offset + io->size) file.resize(io->offset + io->size);
       uint8_t* at = file.data() + io->offset;

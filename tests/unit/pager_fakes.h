@@ -119,6 +119,7 @@ class FakeEngine final : public store::Engine {
   std::vector<uint64_t> held_offsets();  // in the order in which they were submitted
   void let_go();
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
+  void fill_disk(bool on);                             // no write makes a file longer: ENOSPC
   void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so
   std::vector<uint8_t> bytes(store::FileId file);      // what it has
   uint64_t count(store::Io::Op op);                    // answered, failures included
@@ -145,6 +146,7 @@ class FakeEngine final : public store::Engine {
   std::map<store::Io::Op, int> errors_;
   std::map<store::Io::Op, uint64_t> counts_, ended_;
   std::map<store::Io::Op, std::vector<std::vector<uint64_t>>> asked_;
+  bool full_ = false;
   int tear_error_ = 0;
   uint64_t tear_in_ = 0, end_ = UINT64_MAX;
   uint64_t busy_ = 0;
@@ -157,6 +159,7 @@ class FakeSpace final : public store::Space {
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
   void release(core::Extent extent) override;
   void refuse(core::Extent extent) override;
+  bool expected_to_fail(core::Extent) const override { return refused() != 0; }
   size_t refused() const;
   store::FileId file(core::Extent) const override { return 0; }
   void set_budget(uint64_t bytes) override;

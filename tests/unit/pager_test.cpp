@@ -263,6 +263,36 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheStoreIsFull) {
   EXPECT_EQ(pager->counters().checksum_errors, 0u);
 }
 
+TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull) {
+  start(config());
+  std::byte* r = region(3);
+  for (uint64_t i = 0; i < 3; ++i) put(r + i * kSmall, i + 1);
+  evict(r, 2 * kSmall);
+  engine->fill_disk(true);  // the store knows of room that its disk has not
+  EXPECT_EQ(pager->sync(r + 2 * kSmall, kSmall).code(), -ENOSPC);
+  for (uint64_t i = 0; i < 2; ++i) put(r + i * kSmall, i + 8);
+  EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());
+  evict(r, 2 * kSmall);
+  for (uint64_t i = 0; i < 2; ++i) EXPECT_EQ(get(r + i * kSmall), i + 8);
+  EXPECT_EQ(get(r + 2 * kSmall), 3u);
+  EXPECT_EQ(space->extents(), 2u);
+}
+
+TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
+  Config c = config(48 << 20);  // 768 blocks
+  c.fault_timeout_ms = 3000;
+  start(c);
+  constexpr size_t kStored = 300, kAll = 900;
+  std::byte* r = region(kAll);
+  for (size_t i = 0; i < kStored; ++i) put(r + i * kSmall, i + 1);
+  evict(r, kStored * kSmall);
+  engine->fill_disk(true);
+  for (size_t i = kStored; i < kAll; ++i) put(r + i * kSmall, i + 1);
+  // Some of these have to leave for others of them: the rest came first and fails to.
+  for (size_t i = 0; i < kStored; ++i) ASSERT_TRUE(trap->store(r + i * kSmall, i + 7)) << i;
+  for (size_t i = 0; i < kAll; ++i) EXPECT_EQ(get(r + i * kSmall), i + (i < kStored ? 7 : 1)) << i;
+}
+
 TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
   start(config());
   static std::atomic<int> said;

@@ -479,6 +479,8 @@ TEST_F(SpaceTest, APathThatIsFullIsLeftAloneWhileAnotherHasRoom) {
   const unsigned full = two[0].path();
   space->refuse(two[0]);
   EXPECT_EQ(space->used(), core::kHugePage);
+  EXPECT_TRUE(space->expected_to_fail(two[0]));
+  EXPECT_FALSE(space->expected_to_fail(two[1]));
   std::vector<Extent> more(100), run(16);
   for (Extent& one : more) ASSERT_TRUE(space->allocate(kPage, 0, {&one, 1}).ok());
   ASSERT_TRUE(space->allocate(kPage, 0, run).ok());
