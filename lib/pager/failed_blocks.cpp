@@ -40,7 +40,7 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& 
   core::Block& block = r.table[b];
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
                                          core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
-  block.flags |= core::kLost;
+  if (!core::broken("lost_mark")) block.flags |= core::kLost;
   core::add(counters_.lost_blocks);
   r.table.change(b, from, State::failed);
   r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));

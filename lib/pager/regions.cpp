@@ -328,7 +328,8 @@ Status Pager::write_for_free(Lock& lock, Region& r, bool force) {
     sweep.frees = true;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     if (!s.ok()) return s;
-    if (force || r.dying || granted == r.granted) return failed_.tell_lost(r, 0, r.blocks - 1, false);
+    if (force || r.dying || granted == r.granted || core::broken("free_again"))
+      return failed_.tell_lost(r, 0, r.blocks - 1, false);
     const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
       return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
     });

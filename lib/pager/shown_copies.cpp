@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "core/break.h"
 #include "core/log.h"
 
 namespace vmem::pager {
@@ -206,7 +207,7 @@ bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
   const auto unfail = [this](void* at, size_t size) {
     const Status s = trap_.unfail(at, size);
     if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    return s.ok();
+    return s.ok() || core::broken("unfail_retry");
   };
   Resident& resident = residents_[r.table[b].aux];
   if (resident.refused && unfail(r.address(b), r.block_size)) resident.refused = false;

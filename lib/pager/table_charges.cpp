@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/break.h"
 #include "core/log.h"
 
 namespace vmem::pager {
@@ -61,7 +62,7 @@ bool TableCharges::fits(const Region& r, BlockIndex b) const {
 bool TableCharges::unfail(const Region& r, BlockIndex b) {
   const Status s = trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-  return s.ok();  // else it would give SIGBUS for good: tried again
+  return s.ok() || core::broken("table_retry");  // else it would give SIGBUS for good: tried again
 }
 
 bool TableCharges::may_grow(const Region& r, BlockIndex b) {

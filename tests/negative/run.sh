@@ -13,6 +13,13 @@ write_protect  | short | history --seconds 4 --transfer copy, model --seconds 6 
 release_event  | short | model --seconds 8 --device sim
 unknown_mark   | long  | unit PagerMarks.*
 write_report   | long  | unit PagerSteps.ABackgroundFailureIsReportedByTheNextSyncOnce
+lost_mark      | long  | unit PagerMarks.*
+leased_drop    | long  | unit PagerMarks.DontNeedLeavesABlockThatWasLeasedWhileItWaited
+free_again     | long  | unit PagerMarks.WhatALeaseChangedWhileFreeWroteIsWrittenToo
+file_end       | long  | system *Truncation.WriteBackMakesNoFileLongerAndBringsNoByteBack*
+table_retry    | long  | unit PagerTableCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
+unfail_retry   | long  | unit PagerShownCopies.WithoutMemoryItIsTriedOnceMoreAndThenRefused
+full_disk      | long  | unit PagerSteps.ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
 budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
