@@ -55,7 +55,6 @@ static bool vmem_piece_broken(struct page *page, unsigned int order)
 	return false;
 }
 
-/* The same of a frame. */
 bool vmem_frame_broken(const struct vmem_frame *frame)
 {
 	unsigned int i;
@@ -142,16 +141,17 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 
 /*
  * Frames that nobody owns any more, but somebody refers to: a pipe, a socket's queue, a transfer.
- * They stay charged until the last reference goes, of which nobody is told: we look now and then.
+ * They stay charged until the last reference goes, of which nobody is told: we look now and then,
+ * for a sixteenth of a CPU's time at most, whoever leaves how many.
  */
-#define VMEM_LEFT_SOON	(HZ / 20)
-#define VMEM_LEFT_LATE	(10 * HZ)
+#define VMEM_LEFT_SOON	(HZ / 20UL)
+#define VMEM_LEFT_LATE	(10UL * HZ)
 
 static void vmem_left_work(struct work_struct *unless_end);
 struct kmem_cache *vmem_frame_cache;
 static LIST_HEAD(vmem_left);
 static DEFINE_SPINLOCK(vmem_left_lock);
-static unsigned long vmem_left_pause;	/* vmem_left_lock */
+static unsigned long vmem_left_pause = VMEM_LEFT_SOON;	/* vmem_left_lock */
 static DECLARE_DELAYED_WORK(vmem_left_later, vmem_left_work);
 
 /* Frees the pieces that nobody refers to, or @anyway; true: those were all. */
@@ -183,6 +183,7 @@ static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
 static void vmem_left_work(struct work_struct *unless_end)
 {
 	bool some = false, anyway = !unless_end;
+	unsigned long start = jiffies;
 	struct vmem_frame *frame, *next;
 	LIST_HEAD(list);
 
@@ -207,10 +208,11 @@ static void vmem_left_work(struct work_struct *unless_end)
 		cond_resched();
 	}
 	spin_lock(&vmem_left_lock);
-	vmem_left_pause = some ? VMEM_LEFT_SOON : min(2 * vmem_left_pause, VMEM_LEFT_LATE + 0UL);
+	vmem_left_pause = some ? VMEM_LEFT_SOON : min(2 * vmem_left_pause, VMEM_LEFT_LATE);
+	vmem_left_pause = max(vmem_left_pause, 16 * (jiffies - start));
 	list_splice(&list, &vmem_left);
 	if (!list_empty(&vmem_left) && !anyway)
-		schedule_delayed_work(&vmem_left_later, vmem_left_pause);
+		mod_delayed_work(system_wq, &vmem_left_later, vmem_left_pause);
 	spin_unlock(&vmem_left_lock);
 }
 
@@ -239,9 +241,8 @@ void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 		vmem_add(vmem_frame_bytes, left);
 		atomic64_add(left, &frame->user->frame_bytes);
 		spin_lock(&vmem_left_lock);
-		vmem_left_pause = VMEM_LEFT_SOON;
 		list_add_tail(&frame->link, &vmem_left);
-		mod_delayed_work(system_wq, &vmem_left_later, vmem_left_pause);
+		schedule_delayed_work(&vmem_left_later, VMEM_LEFT_SOON);
 		spin_unlock(&vmem_left_lock);
 	} else {
 		kvfree(frame->piece);

@@ -430,6 +430,34 @@ TEST_F(KmodHostile, FramesStayChargedWhileAPipeRefersToThem) {
   EXPECT_TRUE(eventually([&] { return knob("frame_bytes") == before && knob("left_bytes") == 0; }));
 }
 
+// Who leaves frame after frame behind does not keep the module from looking whether those of others are free by now.
+TEST_F(KmodHostile, FramesThatAreLeftWithoutEndKeepNobodysFromBeingFreed) {
+  const uint64_t before = knob("left_bytes");
+  uint64_t left = 0;
+  bool freed = false;
+  std::vector<int> pipes;
+  for (; !freed && left < 1000; ++left) {
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    {
+      Context c;
+      Pair p(c, 1, kPage);
+      p.frame_word(0) = 1;
+      iovec v{p.frames, 8};
+      ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
+    }
+    pipes.insert(pipes.end(), ends, ends + 2);
+    if (pipes.size() > 16) {  // of the oldest nobody knows any more
+      for (int i = 0; i < 2; ++i) close(pipes[static_cast<size_t>(i)]);
+      pipes.erase(pipes.begin(), pipes.begin() + 2);
+    }
+    freed = knob("left_bytes") < before + (left + 1) * kPage;
+  }
+  for (const int fd : pipes) close(fd);
+  EXPECT_TRUE(freed) << "none of " << left;
+  EXPECT_TRUE(eventually([&] { return knob("left_bytes") == before; }));
+}
+
 // What is sent without a copy waits in the sender's queue, as long as the receiver has no room for it.
 TEST_F(KmodHostile, FramesStayChargedWhileASocketHasYetToSendThem) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
