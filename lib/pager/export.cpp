@@ -10,7 +10,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
 using core::BlockIndex;
 using core::error;
 using core::State;
@@ -72,23 +71,20 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     b = span.first;
   }
   if (s.ok()) {
-    const auto each = [&](auto what) {
-      for (BlockIndex b = span.first; b <= span.last; ++b) what(b, r.table[b]);
-    };
-    each([&](BlockIndex b, Block& block) {
-      r.table.change(b, State::on_device, State::leaving);
-      if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
-    });
+    for (BlockIndex i = span.first; i <= span.last; ++i) {
+      r.table.change(i, State::on_device, State::leaving);
+      if (const auto id = r.table[i].aux; residents_[id].admitted) policy(id).hold(id);
+    }
     lock.unlock();
     core::step("export.claimed");
     s = devices_->share({reinterpret_cast<uintptr_t>(r.address(span.first)), blocks * r.block_size}, how, descriptor);
     const Status health = s.ok() ? Status() : devices_->health(d);
     lock.lock();
     saw_loss(d, health);
-    each([&](BlockIndex b, Block& block) {
-      if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
-      stays(r, b);
-    });
+    for (BlockIndex i = span.first; i <= span.last; ++i) {
+      if (const auto id = r.table[i].aux; residents_[id].admitted) policy(id).unhold(id);
+      stays(r, i);
+    }
   }
   --r.in_flight;
   notify();

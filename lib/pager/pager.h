@@ -217,7 +217,7 @@ class Pager final : private BlockMap::Above,
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) const;
-  core::Status exported_from(const SpanOf& span, int* device);
+  core::Status exported_from(const SpanOf& span, int* device) VMEM_LOCKED;
   bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
