@@ -161,6 +161,26 @@ std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, size
   return runs;
 }
 
+// An exception in any thread is the caller's, when all have ended.
+template <typename F>
+void in_threads(unsigned count, const F& work) {
+  std::mutex mutex;
+  std::exception_ptr failed;
+  const auto guarded = [&](unsigned t) {
+    try {
+      work(t);
+    } catch (...) {
+      std::lock_guard lock(mutex);
+      if (failed == nullptr) failed = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 1; t < count; ++t) threads.emplace_back(guarded, t);
+  guarded(0);
+  for (std::thread& t : threads) t.join();
+  if (failed != nullptr) std::rethrow_exception(failed);
+}
+
 void sort_runs(const vmem::region& input, const vmem::region& sorted, const std::vector<Run>& runs, const Settings& s,
                uint64_t* checksum) {
   const auto* in = static_cast<const unsigned char*>(input.data());
@@ -168,8 +188,6 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
   Progress progress("sorting", input.size());
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> sum{0};
-  std::mutex mutex;
-  std::exception_ptr failed;
   const auto sort_them = [&] {
     for (size_t i; (i = next.fetch_add(1)) < runs.size();) {
       const Run& run = runs[i];
@@ -191,26 +209,80 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
       progress.add(run.size / 2);
     }
   };
-  // An exception in any thread ends them all, and is the caller's.
-  const auto work = [&] {
+  in_threads(s.threads, [&](unsigned) {
     try {
       sort_them();
     } catch (...) {
       next = runs.size();
-      std::lock_guard lock(mutex);
-      if (failed == nullptr) failed = std::current_exception();
+      throw;
     }
-  };
-  std::vector<std::thread> threads;
-  for (unsigned t = 1; t < s.threads; ++t) threads.emplace_back(work);
-  work();
-  for (std::thread& t : threads) t.join();
-  if (failed != nullptr) std::rethrow_exception(failed);
+  });
   *checksum = sum;
 }
 
-void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, size_t record,
-           uint64_t budget) {
+// The first of the items in [at, end), which are sorted, that is not below the key.
+const unsigned char* not_below(const unsigned char* at, const unsigned char* end, size_t record,
+                               const std::string& key) {
+  while (at < end) {
+    const unsigned char* middle = at + (end - at) / 2;
+    if (record != 0) {
+      middle = at + static_cast<size_t>(middle - at) / record * record;
+    } else {
+      const void* newline = memrchr(at, '\n', static_cast<size_t>(middle - at));
+      middle = newline == nullptr ? at : static_cast<const unsigned char*>(newline) + 1;
+    }
+    const size_t n = Cursor{middle, end, record}.length();
+    const auto* wanted = reinterpret_cast<const unsigned char*>(key.data());
+    if (compare(middle, key_length(middle, n, record), wanted, key.size()) < 0) {
+      at = middle + n;
+    } else {
+      end = middle;
+    }
+  }
+  return at;
+}
+
+// What one thread merges, to where.
+struct Part {
+  std::vector<Cursor> runs;
+  unsigned char* to;
+};
+
+// Parts of about the same size, by keys of the longest run.
+std::vector<Part> divide(const unsigned char* data, unsigned char* to, const std::vector<Run>& runs, size_t record,
+                         unsigned count) {
+  std::vector<Cursor> rest;
+  rest.reserve(runs.size());
+  for (const Run& run : runs) rest.push_back({data + run.offset, data + run.offset + run.size, record});
+  const Cursor longest = *std::ranges::max_element(rest, {}, [](const Cursor& c) { return c.end - c.at; });
+  std::vector<Part> parts;
+  for (unsigned p = 1; p <= count; ++p) {
+    Part part{{}, to};
+    std::string key;
+    if (p < count) {
+      const Cursor bound{longest.at + (longest.end - longest.at) * p / count, longest.end, record};
+      // Whole items: from the next one on.
+      const auto into = static_cast<size_t>(bound.at - longest.at);
+      const size_t skip = record != 0 ? (record - into % record) % record : bound.length();
+      const Cursor item{bound.at + std::min(skip, static_cast<size_t>(bound.end - bound.at)), bound.end, record};
+      if (item.at < item.end)
+        key.assign(reinterpret_cast<const char*>(item.at), key_length(item.at, item.length(), record));
+    }
+    for (Cursor& run : rest) {
+      const unsigned char* const end = p == count ? run.end : not_below(run.at, run.end, record, key);
+      if (run.at == end) continue;
+      part.runs.push_back({run.at, end, record});
+      to += end - run.at;
+      if (record == 0 && end[-1] != '\n') ++to;  // the line without one gets one, unless it is the last of all
+      run.at = end;
+    }
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end, size_t record, size_t ahead,
+                size_t block, Progress& progress) {  // ahead: blocks
   struct Head {
     Cursor cursor;
     size_t length, key;
@@ -218,23 +290,19 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
     const unsigned char* done;     // dropped up to here
   };
   const auto* data = static_cast<const unsigned char*>(sorted.data());
-  // Each run reads ahead by a share of an eighth of the budget: what is read, being read and being written stay
-  // together.
-  const size_t ahead = std::clamp<size_t>(budget / 8 / std::max<size_t>(runs.size(), 1), 1 << 20, 32 << 20);
+  const auto whole_blocks = [&](const unsigned char* p) { return p - static_cast<size_t>(p - data) % block; };
   std::vector<Head> heads;
-  for (const Run& run : runs) {
-    Head h{{data + run.offset, data + run.offset + run.size, record}, 0, 0, data + run.offset, data + run.offset};
-    heads.push_back(h);
-  }
+  for (const Cursor& run : part.runs) heads.push_back({run, 0, 0, run.at, run.at});
   const auto load = [&](Head& h) {
     if (h.cursor.at + ahead / 2 >= h.fetched && h.fetched < h.cursor.end) {
-      const size_t n = std::min<size_t>(ahead, static_cast<size_t>(h.cursor.end - h.fetched));
+      const auto n = static_cast<size_t>(std::min(whole_blocks(h.fetched + ahead), h.cursor.end) - h.fetched);
       vmem::check(vmem_prefetch(h.fetched, n, VMEM_HOST, nullptr));
       h.fetched += n;
-      if (h.cursor.at > h.done) {  // what has been merged is of no more use
-        vmem::check(vmem_advise(h.done, static_cast<size_t>(h.cursor.at - h.done), VMEM_ADVISE_DONT_NEED, 0));
-        h.done = h.cursor.at;
-      }
+    }
+    if (whole_blocks(h.cursor.at) > h.done) {  // what has been merged is of no more use
+      const unsigned char* const to = whole_blocks(h.cursor.at);
+      vmem::check(vmem_advise(h.done, static_cast<size_t>(to - h.done), VMEM_ADVISE_DONT_NEED, 0));
+      h.done = to;
     }
     h.length = h.cursor.length();
     h.key = key_length(h.cursor.at, h.length, record);
@@ -248,9 +316,7 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
     load(heads[i]);
     queue.push(i);
   }
-  auto* to = static_cast<unsigned char*>(output.data());
-  unsigned char* const end = to + output.size();
-  Progress progress("merging", output.size());
+  unsigned char *to = part.to, *written = part.to;
   size_t unreported = 0;
   while (!queue.empty()) {
     const size_t i = queue.top();
@@ -261,8 +327,11 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
     if (record == 0 && to < end) *to++ = '\n';
     unreported += h.length;
     if (unreported > 4 << 20) {
-      progress.add(unreported);
-      unreported = 0;
+      progress.add(std::exchange(unreported, 0));
+      // Complete, and not wanted again soon: it makes room before what is to be merged has to.
+      unsigned char* const whole = to - reinterpret_cast<uintptr_t>(to) % block;
+      if (whole > written) vmem::check(vmem_prefetch(written, static_cast<size_t>(whole - written), VMEM_SSD, nullptr));
+      written = std::max(written, whole);
     }
     h.cursor.at += h.length;
     if (h.cursor.at < h.cursor.end) {
@@ -270,6 +339,19 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
       queue.push(i);
     }
   }
+}
+
+void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, const Settings& s,
+           uint64_t budget, size_t block) {
+  // Of each run each thread has the block that it reads, the next, and what it reads ahead: all of that must stay.
+  const auto threads = static_cast<unsigned>(std::clamp<uint64_t>(budget / (runs.size() * 3 * block), 1, s.threads));
+  const size_t ahead = std::clamp<size_t>(budget / 8 / (runs.size() * threads), 1, 32 << 20) / block * block;
+  auto* const to = static_cast<unsigned char*>(output.data());
+  const auto parts = divide(static_cast<const unsigned char*>(sorted.data()), to, runs, s.record, threads);
+  Progress progress("merging", output.size());
+  in_threads(threads, [&](unsigned t) {
+    merge_part(parts[t], sorted, to + output.size(), s.record, std::max(ahead, block), block, progress);
+  });
 }
 
 // How many items are not where they belong; one more where the items are not those of the input.
@@ -419,13 +501,13 @@ int run(Settings s) {
     vmem::region sorted(size, VMEM_HOST_ONLY);
     sorted.name("runs");
     const auto runs = cut(static_cast<const unsigned char*>(input.data()), size,
-                          std::max<uint64_t>(budget / (6 * s.threads), 1 << 20), s.record);
+                          std::max<uint64_t>(budget / (5 * s.threads), 1 << 20), s.record);
     sort_runs(input, sorted, runs, s, &checksum);
     sorted_at = now();
     input.free();
     vmem::region output(size, output_file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
     output.name("output");
-    merge(sorted, output, runs, s.record, budget);
+    merge(sorted, output, runs, s, budget, block);
     sorted.free();
     output.sync();
     merged_at = now();
