@@ -209,7 +209,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     g.ready.push_back(m);
     return Start::done;
   }
-  page_in_.prepare_read(m, urgency, *this);
+  reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return Start::done;
 }
@@ -229,7 +229,7 @@ void Pager::io_ended(Move* m) {
 void Pager::finish_device_read(Move* m, After& after) {
   Region& r = *m->region;
   core::step("device.read");
-  page_in_.verify_read(m);
+  reader_.verify_read(m);
   Lock lock(mutex_);
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);

@@ -129,7 +129,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
       continue;
     }
     // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
-    Move* m = r.dying || holds_for_lease(r, b) ? nullptr : write_back_.begin_take(r, b, false, probe);
+    Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
@@ -171,7 +171,7 @@ void Evictor::serve_request(Lock& lock) {
     if (behind && resident.ahead) continue;
     if (resident.admitted) map_.policy(r.table[b].aux).remove(r.table[b].aux);
     resident.admitted = false;
-    if (Move* m = write_back_.begin_take(r, b, false, false)) {
+    if (Move* m = isolator_.begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
       map_.admit(r, b, map_.clock().stamp());

@@ -38,7 +38,7 @@ class Evictor {
   };
 
   Evictor(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
-          WriteBack& write_back, EvictRequests& requests, Room& room, Above& above)
+          Isolator& isolator, WriteBack& write_back, EvictRequests& requests, Room& room, Above& above)
       : map_(shared.map),
         reserve_(shared.reserve),
         writes_(shared.writes),
@@ -46,6 +46,7 @@ class Evictor {
         failed_(failed),
         waits_(waits),
         page_in_(page_in),
+        isolator_(isolator),
         write_back_(write_back),
         requests_(requests),
         room_(room),
@@ -80,6 +81,7 @@ class Evictor {
   FailedBlocks& failed_;
   MemoryWaits& waits_;
   PageIn& page_in_;
+  Isolator& isolator_;
   WriteBack& write_back_;
   EvictRequests& requests_;
   Room& room_;

@@ -38,10 +38,9 @@ void make_zeros(const Move& m, const FramePool& frames) {
 }  // namespace
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, Speculation& speculation, Room& room)
+               Installer& installer, StoreReader& reader, Speculation& speculation, Room& room)
     : trap_(shared.trap),
       engine_(shared.engine),
-      space_(shared.space),
       counters_(shared.counters),
       budget_(shared.budget),
       frames_(shared.frames),
@@ -54,9 +53,9 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       failed_(failed),
       waits_(waits),
       installer_(installer),
+      reader_(reader),
       speculation_(speculation),
-      room_(room),
-      verify_(shared.config.checksum) {}
+      room_(room) {}
 
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
 bool PageIn::start_staging(Region& r, BlockIndex b, DeferredWork& after) {
@@ -82,7 +81,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, DeferredWork& after) {
   m->staged = true;
   m->was_untouched = from == State::untouched;
   m->way = core::Way::ssd_to_host;
-  prepare_read(m, Urgency::prefetch, *this);
+  reader_.prepare_read(m, Urgency::prefetch, *this);
   after.submit.push_back(m);
   return true;
 }
@@ -142,7 +141,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
     after.zero.push_back(m);
     return true;
   }
-  prepare_read(m, urgency, *this);
+  reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return true;
 }
@@ -151,36 +150,6 @@ void PageIn::io_ended(Move* m) {
   DeferredWork after;
   finish_read(m, after);
   run(after);
-}
-
-// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
-void PageIn::verify_read(Move* m) {
-  Region& r = *m->region;
-  const Block& block = r.table[m->block];
-  core::add(counters_.read_bytes, m->io.transferred);
-  if (m->io.result != 0) {
-    core::add(counters_.io_errors);
-    m->status = core::system_error(m->io.result, "reading failed, %s", map_.place(r, m->block).c_str());
-  } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
-    m->cut = true;
-    m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
-                            m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
-  } else if (m->coded != nullptr) {
-    m->status =
-        store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
-    if (!m->status.ok()) core::add(counters_.checksum_errors);
-  }
-  if (m->status.ok() && block.extent) {
-    // The digest also tells later whether the block was changed, so it stays even where it is not verified.
-    const bool verify = r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
-    if (verify && !core::broken("digest_check") && !(store::digest(m->image, r.block_size) == block.digest)) {
-      core::add(counters_.checksum_errors);
-      m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
-                              map_.place(r, m->block).c_str());
-    }
-  } else if (m->status.ok() && r.writable()) {
-    m->digest = store::digest(m->image, r.block_size);
-  }
 }
 
 // Unlocked; state filling, and the file is too short for the block by now. Its pages are mapped there, so that a touch
@@ -203,30 +172,6 @@ bool PageIn::show_file(Move* m) {
   m->status = Status();
   if (r.writable()) m->digest = store::digest(m->image, r.block_size);
   return false;
-}
-
-// Describes the read of block b to `m`, whose image (and coded) are set.
-void PageIn::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
-  Region& r = *m->region;
-  const Block& block = r.table[m->block];
-  m->then = &end;
-  store::Io& io = m->io;
-  io.op = store::Io::Op::read;
-  io.urgency = urgency;
-  io.user = m;
-  io.done = IoEnd::ended;
-  if (block.extent) {
-    io.file = space_.file(block.extent);
-    io.offset = block.extent.offset();
-    io.size = block.extent.length();
-    io.buffer = m->coded != nullptr ? m->coded : m->image;
-  } else {
-    io.file = r.file_id;
-    io.offset = r.file_offset + m->block * r.block_size;
-    io.size = r.block_size;
-    io.buffer = m->image;
-    io.short_read_is_zero = true;
-  }
 }
 
 // Locked; nobody asked for the block. It is absent again.
@@ -296,7 +241,7 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   Block& block = r.table[m->block];
   const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
   core::step("fill.read");
-  if (!zero) verify_read(m);
+  if (!zero) reader_.verify_read(m);
   Lock lock(map_.mutex());
   Together* const together = m->together;
   core::OnExit was_read([&] {
@@ -351,16 +296,6 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   settle_read(m, after);
 }
 
-// Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
-bool PageIn::find_hole(Move* m) {
-  const Region& r = *m->region;
-  if (!r.sparse || !m->was_untouched || m->then != this) return false;
-  if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
-  m->hole = true;
-  m->io.size = 0;
-  return true;
-}
-
 // Locked on entry and on return, and not meanwhile.
 void PageIn::run(Lock& lock, DeferredWork& after) {
   lock.unlock();
@@ -378,7 +313,7 @@ void PageIn::run(DeferredWork& after) {
     while (!now.submit.empty()) {  // the disk first: it is the slowest
       Move* m = now.submit.pop();
       if (populate(m, after)) {
-        if (find_hole(m)) {
+        if (m->then == this && reader_.find_hole(m)) {
           holes.push_back(m);
         } else {
           batch[size++] = &m->io;

@@ -8,13 +8,13 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <span>
 #include <string>
 
 #include "pager/install.h"
 #include "pager/shared.h"
 #include "pager/speculation.h"
+#include "pager/store_reader.h"
 
 namespace vmem::pager {
 
@@ -22,7 +22,7 @@ class PageIn final : private IoEnd {
  public:
   using Lock = core::BigLock;
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
-         Speculation& speculation, Room& room);
+         StoreReader& reader, Speculation& speculation, Room& room);
 
   // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
@@ -33,16 +33,10 @@ class PageIn final : private IoEnd {
   // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
   void settle(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
-  // The read of a move whose image (and coded) are set; `end` goes on with it. Unlocked: verify_read() decodes and
-  // verifies what was read; the status is the move's.
-  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end) VMEM_LOCKED;
-  void verify_read(Move* m) VMEM_UNLOCKED;
-
   // Unlocked, or with a lock that is dropped meanwhile.
   void run(DeferredWork& after) VMEM_UNLOCKED;
   void run(Lock& lock, DeferredWork& after) VMEM_LOCKED;
 
-  void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
   std::span<Together> together() VMEM_LOCKED { return together_; }
   // Tests: nothing is in flight. What is wrong; empty: nothing.
   std::string check() const VMEM_LOCKED;
@@ -54,12 +48,10 @@ class PageIn final : private IoEnd {
   void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
   void abandon_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
   bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  bool find_hole(Move* m) VMEM_UNLOCKED;
   bool show_file(Move* m) VMEM_UNLOCKED;
 
   trap::Trap& trap_;
   store::Engine& engine_;
-  store::Space& space_;
   core::Counters& counters_;
   HostBudget& budget_;
   FramePool& frames_;
@@ -72,9 +64,9 @@ class PageIn final : private IoEnd {
   FailedBlocks& failed_;
   MemoryWaits& waits_;
   Installer& installer_;
+  StoreReader& reader_;
   Speculation& speculation_;
   Room& room_;
-  std::atomic<bool> verify_;           // setting checksum
   std::array<Together, 16> together_;  // neighbours without one are put in place one by one
 };
 

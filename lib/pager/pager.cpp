@@ -43,12 +43,14 @@ Pager::Pager(Parts parts, Config config)
       pressure_(shared_),
       failed_(shared_, pressure_.evictors()),
       waits_(shared_, pressure_, failed_),
+      reader_(shared_),
       installer_(shared_, pressure_, failed_, waits_, *this),
-      page_in_(shared_, pressure_, failed_, waits_, installer_, speculation_, *this),
+      page_in_(shared_, pressure_, failed_, waits_, installer_, reader_, speculation_, *this),
       read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_.evictors()),
+      isolator_(shared_),
       writer_(shared_, pressure_, failed_),
-      write_back_(shared_, failed_, installer_, page_in_, writer_, *this),
-      evictor_(shared_, pressure_, failed_, waits_, page_in_, write_back_, evict_requests_, *this, *this),
+      write_back_(shared_, failed_, installer_, page_in_, isolator_, writer_, *this),
+      evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpu_work_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   wanted_readahead_ = config_.readahead_bytes;
@@ -278,7 +280,7 @@ void Pager::set_readahead(uint64_t bytes) {
 }
 
 void Pager::set_checksum(bool on) {
-  page_in_.set_verify(on);
+  reader_.set_verify(on);
 }
 
 void Pager::set_fault_timeout(unsigned ms) {

@@ -267,9 +267,11 @@ class Pager final : private BlockMap::Above,
   MemoryWaits waits_;
   Speculation speculation_;
   EvictRequests evict_requests_;
+  StoreReader reader_;
   Installer installer_;
   PageIn page_in_;
   ReadAhead read_ahead_;
+  Isolator isolator_;
   StoreWriter writer_;
   WriteBack write_back_;
   Evictor evictor_;

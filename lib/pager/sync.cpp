@@ -76,7 +76,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       map_.policy(block.aux).remove(block.aux);
       resident.admitted = false;
     }
-    Move* m = write_back_.begin_take(r, b, keep, false);
+    Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       map_.admit(r, b, clock_.stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");

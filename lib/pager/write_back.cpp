@@ -8,7 +8,6 @@
 #include "core/step.h"
 #include "pager/clock.h"
 #include "pager/neighbours.h"
-#include "store/digest.h"
 
 namespace vmem::pager {
 
@@ -24,74 +23,7 @@ namespace {
 
 constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
-// The trap says that it moved a part of the block and could not take it back.
-bool half_way(const Status& s) {
-  return s.code() == -ENOTRECOVERABLE;
-}
-
 }  // namespace
-
-// Claims a resident or held block for the way out. nullptr: no address space for its image.
-Move* WriteBack::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
-  Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
-  const bool held = block.state == State::held;
-  const bool in_place =
-      !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
-  std::byte* image = held                              ? resident.frame
-                     : in_place                        ? r.address(b)
-                     : r.transfer == Transfer::install ? resident.frame
-                                                       : frames_.get_slot(r.block_size);
-  if (image == nullptr) return nullptr;
-  if (!map_.reserve_move()) {
-    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
-    return nullptr;
-  }
-  r.table.change(b, block.state, State::taking);
-  Move* m = map_.new_move(r, b);
-  m->image = image;
-  m->way = core::Way::host_to_ssd;
-  m->keep = keep;
-  m->probe = probe;
-  m->from_held = held;
-  m->in_place = in_place;
-  m->staged = in_staging(resident.pool);
-  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
-  m->elsewhere = (block.flags & core::kUnknown) != 0;
-  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
-  resident.in_place = in_place;
-  resident.dropping = false;
-  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
-    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
-  }
-  if (!keep && !probe) leaves(m);
-  if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
-  return m;
-}
-
-// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
-void WriteBack::take_one(Move* m) {
-  Region& r = *m->region;
-  const Block& block = r.table[m->block];
-  std::byte* const at = r.address(m->block);
-  core::step("evict.taking");
-  if (!m->from_held) {
-    // What is in place is write-protected by now, or could not be.
-    if (!m->in_place) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
-    if (!m->status.ok()) {
-      settle_torn_take(m);
-      return;
-    }
-    m->out = !m->in_place;
-  }
-  core::step("evict.taken");
-  if (m->probe || m->clean) return;
-  m->digest = store::digest(m->image, r.block_size);
-  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
-  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
-    m->clean = m->zeros = true;
-  }
-}
 
 // Locked on entry and on return, and not meanwhile.
 void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
@@ -103,19 +35,7 @@ void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
 // Unlocked; every move is in state taking. No more than a Batch holds.
 void WriteBack::evict_batch(std::span<Move*> batch) {
   Batch writes;
-  Drops drops;
-  std::sort(batch.begin(), batch.end(), lies_before);
-  protect_in_place(trap_, batch);
-  for (Move* m : batch) {
-    take_one(m);
-    if (!m->status.ok() || m->probe) continue;
-    if (!m->clean) {
-      writes.push_back(m);
-    } else if (m->in_place && !m->keep) {
-      drops.add(*m);
-    }
-  }
-  if (!drops.empty()) drop_clean(batch, drops);
+  isolator_.isolate(batch, &writes);
   writer_.prepare_writes(writes.all());
   core::step("evict.decided");
 
@@ -126,21 +46,6 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
     room_.came_free(after);
   }
   page_in_.run(after);
-}
-
-// Unlocked. The pages of blocks that are in place, and that the store has.
-void WriteBack::drop_clean(std::span<Move* const> batch, const Drops& drops) {
-  {
-    // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
-    Lock lock(map_.mutex());
-    for (Move* m : batch) {
-      if (m->status.ok() && !m->probe && m->clean && m->in_place && !m->keep) {
-        map_.residents()[m->region->table[m->block].aux].dropping = true;
-      }
-    }
-  }
-  if (Status s = trap_.drop(drops.all()); !s.ok())
-    core::fatal("memory of blocks could not be dropped: %s", s.text().data());
 }
 
 // Locked; state taking, and it is known what becomes of the block.
@@ -365,23 +270,6 @@ void WriteBack::drop_cut_off(Move* m) {
   const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
   if (Status s = trap_.drop({&range, 1}); !s.ok())
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
-}
-
-// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
-// goes, and the slot is empty again whatever was found in it.
-void WriteBack::settle_torn_take(Move* m) {
-  Region& r = *m->region;
-  if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
-  if (half_way(m->status)) {
-    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-              m->status.text().data(), map_.place(r, m->block).c_str());
-    core::settle_log();
-    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-    if (Status s = trap_.drop({&range, 1}); !s.ok())
-      core::fatal("memory of a block could not be dropped: %s", s.text().data());
-    m->torn = true;
-  }
-  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
 }
 
 // Locked; state taking, torn.

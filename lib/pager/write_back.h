@@ -1,11 +1,7 @@
 // The way out of host memory: a block is isolated, compared with what the store has, written if it differs, and only
 // then let go; or put back, where it is to stay, is wanted again, or could not be written.
 //
-// Whether a block must be written is never guessed from marks: the digest of an image that cannot change any more is
-// compared with the digest of what the store holds. The exceptions are blocks of read-only files, which are never
-// written, and blocks that stood write-protected since they were equal to the store.
-//
-//   state taking, writing: WriteBack owns the block, from begin_take() until it is let go or put back
+//   state taking, writing: WriteBack owns the block, from Isolator::begin_take() until it is let go or put back
 //   memory is credited only when the store has the bytes, or nobody wants them any more
 //
 // Called under the pager's lock, but for what says otherwise.
@@ -13,7 +9,7 @@
 
 #include <span>
 
-#include "pager/neighbours.h"
+#include "pager/isolate.h"
 #include "pager/page_in.h"
 #include "pager/shared.h"
 #include "pager/store_writer.h"
@@ -23,8 +19,8 @@ namespace vmem::pager {
 class WriteBack final : private IoEnd {
  public:
   using Lock = core::BigLock;
-  WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, StoreWriter& writer,
-            Room& room)
+  WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, Isolator& isolator,
+            StoreWriter& writer, Room& room)
       : trap_(shared.trap),
         space_(shared.space),
         counters_(shared.counters),
@@ -36,12 +32,10 @@ class WriteBack final : private IoEnd {
         failed_(failed),
         installer_(installer),
         page_in_(page_in),
+        isolator_(isolator),
         writer_(writer),
         room_(room) {}
 
-  // Claims a resident or held block. keep: it stays in memory, with the store's copy made equal; probe: it is only
-  // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
-  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
   // Takes each move, in state taking, to its end, or to a write whose end comes later. No more than a Batch holds.
   // Unlocked, or with a lock that is dropped meanwhile.
   void evict_batch(std::span<Move*> batch) VMEM_UNLOCKED;
@@ -56,11 +50,8 @@ class WriteBack final : private IoEnd {
 
  private:
   void io_ended(Move* m) VMEM_UNLOCKED override;
-  void take_one(Move* m) VMEM_UNLOCKED;
-  void drop_clean(std::span<Move* const> batch, const Drops& drops) VMEM_UNLOCKED;
   void settle_taken(Move* m, DeferredWork& after) VMEM_LOCKED;
   void settle_probe(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
-  void settle_torn_take(Move* m) VMEM_UNLOCKED;
   void lose_taken(Move* m) VMEM_LOCKED;
   void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
   void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
@@ -82,6 +73,7 @@ class WriteBack final : private IoEnd {
   FailedBlocks& failed_;
   Installer& installer_;
   PageIn& page_in_;
+  Isolator& isolator_;
   StoreWriter& writer_;
   Room& room_;
 };

@@ -118,9 +118,11 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   MemoryWaits waits{shared, pressure, failed};
   Installer installer{shared, pressure, failed, waits, *this};
   Speculation speculation;
-  PageIn page_in{shared, pressure, failed, waits, installer, speculation, *this};
+  StoreReader reader{shared};
+  PageIn page_in{shared, pressure, failed, waits, installer, reader, speculation, *this};
+  Isolator isolator{shared};
   StoreWriter writer{shared, pressure, failed};
-  WriteBack write_back{shared, failed, installer, page_in, writer, *this};
+  WriteBack write_back{shared, failed, installer, page_in, isolator, writer, *this};
 };
 
 }  // namespace vmem::pager::test

@@ -314,7 +314,7 @@ class PagerWriteBack : public vmem::pager::test::PagerParts {
     Move* m = nullptr;
     {
       BigLock lock(map.mutex());
-      m = write_back.begin_take(r, b, keep, false);
+      m = isolator.begin_take(r, b, keep, false);
       ASSERT_NE(m, nullptr);
     }
     write_back.evict_batch({&m, 1});

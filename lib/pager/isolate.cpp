@@ -1,0 +1,138 @@
+#include "pager/isolate.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "store/digest.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::State;
+using core::Status;
+using trap::Transfer;
+
+namespace {
+
+// The trap says that it moved a part of the block and could not take it back.
+bool half_way(const Status& s) {
+  return s.code() == -ENOTRECOVERABLE;
+}
+
+}  // namespace
+
+// Claims a resident or held block for the way out. nullptr: no address space for its image.
+Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  const bool held = block.state == State::held;
+  const bool in_place =
+      !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
+  std::byte* image = held                              ? resident.frame
+                     : in_place                        ? r.address(b)
+                     : r.transfer == Transfer::install ? resident.frame
+                                                       : frames_.get_slot(r.block_size);
+  if (image == nullptr) return nullptr;
+  if (!map_.reserve_move()) {
+    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
+    return nullptr;
+  }
+  r.table.change(b, block.state, State::taking);
+  Move* m = map_.new_move(r, b);
+  m->image = image;
+  m->way = core::Way::host_to_ssd;
+  m->keep = keep;
+  m->probe = probe;
+  m->from_held = held;
+  m->in_place = in_place;
+  m->staged = in_staging(resident.pool);
+  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  resident.in_place = in_place;
+  resident.dropping = false;
+  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
+    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+  }
+  if (!keep && !probe) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
+  return m;
+}
+
+// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
+void Isolator::take_one(Move* m) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  std::byte* const at = r.address(m->block);
+  core::step("evict.taking");
+  if (!m->from_held) {
+    // What is in place is write-protected by now, or could not be.
+    if (!m->in_place) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
+    if (!m->status.ok()) {
+      settle_torn_take(m);
+      return;
+    }
+    m->out = !m->in_place;
+  }
+  core::step("evict.taken");
+  if (m->probe || m->clean) return;
+  m->digest = store::digest(m->image, r.block_size);
+  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
+  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
+    m->clean = m->zeros = true;
+  }
+}
+
+// Unlocked. The pages of blocks that are in place, and that the store has.
+void Isolator::drop_clean(std::span<Move* const> batch, const Drops& drops) {
+  {
+    // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->status.ok() && !m->probe && m->clean && m->in_place && !m->keep) {
+        map_.residents()[m->region->table[m->block].aux].dropping = true;
+      }
+    }
+  }
+  if (Status s = trap_.drop(drops.all()); !s.ok())
+    core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+}
+
+// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
+// goes, and the slot is empty again whatever was found in it.
+void Isolator::settle_torn_take(Move* m) {
+  Region& r = *m->region;
+  if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (half_way(m->status)) {
+    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+              m->status.text().data(), map_.place(r, m->block).c_str());
+    core::settle_log();
+    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+    if (Status s = trap_.drop({&range, 1}); !s.ok())
+      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    m->torn = true;
+  }
+  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
+}
+
+void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
+  Drops drops;
+  std::sort(batch.begin(), batch.end(), lies_before);
+  protect_in_place(trap_, batch);
+  for (Move* m : batch) {
+    take_one(m);
+    if (!m->status.ok() || m->probe) continue;
+    if (!m->clean) {
+      writes->push_back(m);
+    } else if (m->in_place && !m->keep) {
+      drops.add(*m);
+    }
+  }
+  if (!drops.empty()) drop_clean(batch, drops);
+}
+
+}  // namespace vmem::pager

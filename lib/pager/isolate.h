@@ -1,0 +1,42 @@
+// Isolates blocks of host memory: takes them out of sight, or write-protects them where they are, so that their image
+// cannot change any more; and says whether the store has the same bytes.
+//
+// Whether a block must be written is never guessed from marks: the digest of the image is compared with the digest of
+// what the store holds. The exceptions are blocks of read-only files, which are never written, and blocks that stood
+// write-protected since they were equal to the store.
+//
+//   after isolate() a move of the batch has a status, or an image that does not change; one that is clean, and not to
+//   stay, is not in place any more
+#pragma once
+
+#include <span>
+
+#include "pager/neighbours.h"
+#include "pager/shared.h"
+
+namespace vmem::pager {
+
+class Isolator {
+ public:
+  using Lock = core::BigLock;
+  explicit Isolator(const Shared& shared)
+      : trap_(shared.trap), frames_(shared.frames), map_(shared.map), writes_(shared.writes) {}
+
+  // Claims a resident or held block, which is in state taking from here on. keep: it stays in memory; probe: it is only
+  // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
+  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
+  // Those that are to be written are in `writes` afterwards. No more than a Batch holds.
+  void isolate(std::span<Move*> batch, Batch* writes) VMEM_UNLOCKED;
+
+ private:
+  void take_one(Move* m) VMEM_UNLOCKED;
+  void drop_clean(std::span<Move* const> batch, const Drops& drops) VMEM_UNLOCKED;
+  void settle_torn_take(Move* m) VMEM_UNLOCKED;
+
+  trap::Trap& trap_;
+  FramePool& frames_;
+  BlockMap& map_;
+  WriteBackState& writes_;
+};
+
+}  // namespace vmem::pager
