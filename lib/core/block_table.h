@@ -66,6 +66,8 @@ enum Flag : uint16_t {
   kUnanswered = 1 << 14,
 };
 
+inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kMarker | kPrefetched));
+
 struct Block {
   Digest digest;
   Extent extent;     // where the store has it; invalid for file bytes

@@ -13,7 +13,6 @@ using core::Block;
 using core::BlockIndex;
 using core::error;
 using core::ResidentId;
-using core::State;
 using core::Status;
 
 namespace {
@@ -81,8 +80,12 @@ core::OwnString BlockMap::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
+void BlockMap::withdraw(ResidentId id) {
+  if (std::exchange(residents_[id].admitted, false)) policy(id).remove(id);
+}
+
 void BlockMap::give_resident(ResidentId id) {
-  if (residents_[id].admitted) policy(id).remove(id);
+  withdraw(id);
   residents_.give(id);
 }
 

@@ -5,7 +5,8 @@
 //   a block that is in memory or on a device has one resident, which names it; a move is one block's, and from
 //   new_move() to free_move() its region is in flight; what is leased the policy holds, once it has it
 //
-// Knows nothing of what a move does: who makes one owns the transition of its block, and works on it without the lock.
+// Of what a move does it knows only how to count it: who makes one owns the transition of its block, and works on it
+// without the lock.
 #pragma once
 
 #include <condition_variable>
@@ -56,8 +57,8 @@ class BlockMap {
   Region* find(uintptr_t address) VMEM_LOCKED;
   core::Status check_range(const void* ptr, size_t size, SpanOf* out) VMEM_LOCKED;
   core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
-  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;                 // locked
-  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;                     // unlocked
+  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
+  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
 
   // What is known of a block: from new_resident(), after reserve_block(), or where one has been given back under the
   // same hold of the lock, to free_resident(), with which the block has left memory.
@@ -71,7 +72,9 @@ class BlockMap {
   // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
   policy::Evictor& policy(core::ResidentId id) VMEM_LOCKED { return *policies_[residents_[id].pool]; }
   policy::Evictor& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
+  // withdraw(): it may not be chosen any more.
   void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
+  void withdraw(core::ResidentId id) VMEM_LOCKED;
   void resize_policies(size_t residents = 0) VMEM_LOCKED;  // 0: as many as there are
   // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;

@@ -76,7 +76,7 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
   }
   growth.want();
   gpu_work_.notify_one();
-  need_evict_.notify_all();
+  pressure_.call_evictors();
   return nullptr;
 }
 

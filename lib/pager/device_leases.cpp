@@ -347,7 +347,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (const SpanOf& s : spans) --s.region->in_flight;
     notify();
     // Evictors that lack nothing sleep, and a release gives them nothing to do.
-    if (waits_.must_evict() || !waits_.queue().empty() || short_of_staging()) need_evict_.notify_all();
+    if (waits_.must_evict() || !waits_.queue().empty() || short_of_staging()) pressure_.call_evictors();
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");

@@ -489,7 +489,7 @@ bool Pager::serve_departure(Lock& lock) {
     ++r.in_flight;
     leave_batch(lock, batch.all());
     // What is in staging frames now goes on.
-    if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) need_evict_.notify_one();
+    if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) pressure_.call_evictor();
     --r.in_flight;
     notify();
     return true;

@@ -45,7 +45,7 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
     g.rescue = true;
     gpu_work_.notify_one();
   }
-  if (r.dying) {  // reported again, for touch_of_dying()
+  if (r.dying) {  // reported again, for access_of_dying()
     trap_->wake(r.address(b), r.block_size).ignore();
   } else if (shown_.answer(r, b, now_ns(), since(failed))) {
     gpu_work_.notify_one();
@@ -56,7 +56,7 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
 Move* Pager::begin_show(Region& r, BlockIndex b) {
   if (!shown_.unrefuse(r, b) || !shown_.reserve() || !reserve_move()) return nullptr;
   if (!budget_.charge(r.block_size, 0)) {
-    need_evict_.notify_all();
+    pressure_.call_evictors();
     return nullptr;
   }
   Block& block = r.table[b];

@@ -259,7 +259,7 @@ Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
   if (frames == 0) return {};
   if (!pool.frames.reserve(frames, reserve_.bytes())) {
     pool.growth.no_room(now_ns());
-    need_evict_.notify_all();
+    pressure_.call_evictors();
     return Status(EAGAIN, "");
   }
   pool.growth.begin();
@@ -351,7 +351,7 @@ Status Pager::want_staging(const Region& r, uint64_t mark) {
                    static_cast<int>(s.text().size()), s.text().data());
     }
     reserve_.want(frames + reserve_.bytes());
-    need_evict_.notify_all();
+    pressure_.call_evictors();
   }
   reserve_.want_nothing();
   return {};

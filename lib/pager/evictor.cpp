@@ -31,7 +31,7 @@ Status Evictor::start(unsigned threads) {
 
 void Evictor::stop() {
   stop_ = true;
-  pressure_.evictors().notify_all();
+  pressure_.call_evictors();
 }
 
 void Evictor::join() {
@@ -69,7 +69,7 @@ void Evictor::loop() {
     }
     if (wait_for_writes(lock, now)) continue;
     if (!what.host && !what.staging) {  // starved for a buffer, or for what is leaving already
-      pressure_.evictors().wait_for(lock, std::chrono::milliseconds(5));
+      pressure_.wait_for(lock, std::chrono::milliseconds(5));
       pump(lock);
       continue;
     }
@@ -83,7 +83,7 @@ bool Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
   if (pause == 0) return false;
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
   if (!failed_.retries().empty()) most = std::min(most, failed_.retries().kShortest);
-  pressure_.evictors().wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
+  pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
   return true;
 }
 
@@ -138,7 +138,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
   }
   if (batch.empty() && !copies && *passed != before) return lock.give_way();
   *passed = 0;
-  if (batch.empty() && !copies) pressure_.evictors().wait_for(lock, std::chrono::milliseconds(5));
+  if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames came free
     DeferredWork after;
     room_.came_free(after);
@@ -151,7 +151,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
 void Evictor::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (r.dying || (state != State::resident && state != State::held) || requests_.full()) return;
-  if (requests_.add({&r, b, b}, false)) pressure_.evictors().notify_one();
+  if (requests_.add({&r, b, b}, false)) pressure_.call_evictor();
 }
 
 // A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
@@ -169,8 +169,7 @@ void Evictor::serve_request(Lock& lock) {
       continue;
     }
     if (behind && resident.ahead) continue;
-    if (resident.admitted) map_.policy(r.table[b].aux).remove(r.table[b].aux);
-    resident.admitted = false;
+    map_.withdraw(r.table[b].aux);
     if (Move* m = isolator_.begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
@@ -187,9 +186,9 @@ void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   const uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
   if (next == UINT64_MAX) {
-    pressure_.evictors().wait(lock);
+    pressure_.wait(lock);
   } else if (now < next) {
-    pressure_.evictors().wait_for(lock, std::chrono::nanoseconds(next - now));
+    pressure_.wait_for(lock, std::chrono::nanoseconds(next - now));
   } else if (now >= pressure_.next_ns()) {
     pressure_.release_kept(now);
     lock.give_way();

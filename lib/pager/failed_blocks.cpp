@@ -69,7 +69,7 @@ void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
               static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
   }
   if (retries_.add(r, b, now_ns()) == nullptr) trap_.wake(r.address(b), r.block_size).ignore();
-  evictors_.notify_one();
+  pressure_.call_evictor();
 }
 
 // Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
@@ -219,9 +219,13 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   return true;
 }
 
+void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
+  if (Retry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
+    retry->bus = !trap_.unfail(r.address(b), r.block_size).ok();
+}
+
 void FailedBlocks::forget(const Region& r) {
   retries_.forget(r);
-  tables_.forget(r);
   dropped_.erase_if([&](const auto& d) { return d.first == &r; });
 }
 

@@ -9,12 +9,12 @@
 // The pager's lock protects it.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "pager/memory_pressure.h"
 #include "pager/queue.h"
 #include "pager/retries.h"
 #include "pager/shared.h"
@@ -24,8 +24,7 @@ namespace vmem::pager {
 class FailedBlocks {
  public:
   using Lock = core::BigLock;
-  // evictors: they ask again.
-  FailedBlocks(const Shared& shared, std::condition_variable& evictors)
+  FailedBlocks(const Shared& shared, MemoryPressure& pressure)
       : trap_(shared.trap),
         space_(shared.space),
         config_(shared.config),
@@ -35,7 +34,7 @@ class FailedBlocks {
         frames_(shared.frames),
         reserve_(shared.reserve),
         tables_(shared.tables),
-        evictors_(evictors) {}
+        pressure_(pressure) {}
 
   // A write of the block failed; it was written, or its contents are of no interest any more.
   void mark_unknown(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -57,6 +56,8 @@ class FailedBlocks {
   // Those that are due are made again. Locked on entry and on return. False: there are none.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   Retries& retries() VMEM_LOCKED { return retries_; }
+  // The block is about to go in place: accesses that got SIGBUS because the trap refused it do not any more.
+  void goes_in_place(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // A fault has waited for memory for too long. reserve_dropped(): to know one more by. False: no memory for that.
   bool reserve_dropped() VMEM_LOCKED { return dropped_.reserve(dropped_.size() + 1); }
@@ -72,9 +73,7 @@ class FailedBlocks {
   core::Status no_table(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
 
   // Room for a region's blocks; false: no memory. It goes.
-  bool reserve(size_t blocks) VMEM_LOCKED {
-    return dropped_.reserve(blocks) && tables_.reserve() && retries_.reserve(blocks);
-  }
+  bool reserve(size_t blocks) VMEM_LOCKED { return dropped_.reserve(blocks) && retries_.reserve(blocks); }
   void forget(const Region& r) VMEM_LOCKED;
 
   // Tests: recounts what is unknown. What is wrong; empty: nothing.
@@ -90,7 +89,7 @@ class FailedBlocks {
   const FramePool& frames_;
   const HostReserve& reserve_;
   TableCharges& tables_;
-  std::condition_variable& evictors_;
+  MemoryPressure& pressure_;
   Queue<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);               // failed for want of memory; bytes intact
   Retries retries_ VMEM_GUARDED_BY(core::big_lock);  // blocks whose accesses the trap refused to have answered

@@ -2,8 +2,8 @@
 // what can be answered; the rest PageIn and the Installer do. Events are read on an I/O thread where the engine watches
 // the trap's descriptor, else on a thread of this class.
 //
-//   a fault is answered here, or its block is marked kWanted and somebody owns its transition or waits for memory: none
-//   is forgotten; a fault on a block that is marked already begins nothing
+//   none is forgotten: a fault is answered here; or its block is marked kWanted, and somebody owns its transition or
+//   waits for memory for it; or it is among ShownCopies' accesses, or FailedBlocks' retries
 //
 // The pager's lock protects it.
 #pragma once
@@ -97,7 +97,7 @@ class FaultService {
   bool stop_renewing_ VMEM_GUARDED_BY(core::big_lock) = false;
   std::atomic<bool> stop_{false};
   bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
-  uintptr_t last_spurious_ = 0;
+  uintptr_t last_spurious_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager

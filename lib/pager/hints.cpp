@@ -109,7 +109,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
   }
   if (location == VMEM_SSD) {
     if (!evict_requests_.full() && !evict_requests_.add(span, false)) return no_memory();
-    need_evict_.notify_one();
+    pressure_.call_evictor();
     return {};
   }
   // More than the cache holds would only chase out what was fetched first.

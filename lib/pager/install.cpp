@@ -15,7 +15,6 @@ using core::BlockIndex;
 using core::ResidentId;
 using core::State;
 using core::Status;
-using core::Urgency;
 using trap::Transfer;
 
 namespace {
@@ -31,9 +30,7 @@ bool half_way(const Status& s) {
 void Installer::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
-  if (Retry* const retry = failed_.retries().empty() ? nullptr : failed_.retries().find(r, m->block);
-      retry != nullptr && retry->bus)
-    retry->bus = !trap_.unfail(r.address(m->block), r.block_size).ok();
+  failed_.goes_in_place(r, m->block);
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = map_.residents()[id].admitted;
   if (m->pinned_in_policy) map_.policy(id).hold(id);
@@ -149,8 +146,7 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
   } else if (m->staged) {  // from now on it is a block like any other in host memory
     staging_.of(r).frames.put(m->image);
     resident.frame = nullptr;
-    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-    resident.admitted = false;
+    map_.withdraw(block.aux);
     resident.pool = kHostPool;
     block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (r.transfer == Transfer::copy) {

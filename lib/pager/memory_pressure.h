@@ -10,6 +10,7 @@
 // Not thread-safe: the pager's lock protects it.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 
@@ -39,8 +40,11 @@ class MemoryPressure {
   // A few of those that none has asked for in time go back to the system.
   void release_kept(uint64_t now_ns) VMEM_LOCKED;
 
-  // Evictors sleep here until somebody needs memory.
-  std::condition_variable& evictors() { return evictors_; }
+  // Somebody needs memory: evictors have work. They sleep until then.
+  void call_evictor() VMEM_LOCKED { evictors_.notify_one(); }
+  void call_evictors() VMEM_LOCKED { evictors_.notify_all(); }
+  void wait(Lock& lock) VMEM_LOCKED { evictors_.wait(lock); }
+  void wait_for(Lock& lock, std::chrono::nanoseconds most) VMEM_LOCKED { evictors_.wait_for(lock, most); }
 
  private:
   void hold_back(uint64_t bytes, uint64_t ns, bool pressed) VMEM_LOCKED;
@@ -50,7 +54,8 @@ class MemoryPressure {
   FramePool& frames_;
   const HostReserve& reserve_;
   std::condition_variable evictors_;
-  uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0, keep_until_ns_ = 0;
+  uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  uint64_t keep_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool pressed_ VMEM_GUARDED_BY(core::big_lock) = false;  // the cap is what pressure left, and not only a refusal's
 };
 

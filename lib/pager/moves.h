@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/big_lock.h"
 #include "core/few.h"
 #include "core/histogram.h"
 #include "core/status.h"
@@ -72,7 +73,7 @@ enum class Leave : uint8_t {
 // Who goes on with a move when its read or write has ended: on an I/O thread, with no lock held.
 class IoEnd {
  public:
-  virtual void io_ended(Move* m) = 0;
+  virtual void io_ended(Move* m) VMEM_UNLOCKED = 0;
   static void ended(store::Io& io);  // for store::Io::done, of a move's io
 
  protected:

@@ -26,8 +26,6 @@ namespace {
 
 constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next will be one too
 
-constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
-
 // Unlocked; the owner of a fill. What has no memory yet gets some that the kernel has cleared.
 void make_zeros(const Move& m, const FramePool& frames) {
   const size_t size = m.region->block_size;
@@ -91,7 +89,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   Block& block = r.table[b];
   if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
   if (!map_.reserve_block()) {
-    pressure_.evictors().notify_one();
+    pressure_.call_evictor();
     return false;
   }
   const size_t size = r.block_size;
@@ -114,10 +112,10 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   }
   if (image == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, size);
-    if (!no_buffer) pressure_.evictors().notify_one();
+    if (!no_buffer) pressure_.call_evictor();
     return false;
   }
-  if (waits_.must_evict()) pressure_.evictors().notify_one();
+  if (waits_.must_evict()) pressure_.call_evictor();
 
   const uint32_t stamp = block.aux;
   const State from = block.state;
@@ -180,7 +178,7 @@ void PageIn::abandon_fill(Move* m, DeferredWork& after) {
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
   map_.free_resident(m->block, r);
-  block.flags &= kForgetReadAhead;
+  block.flags &= core::kForgetReadAhead;
   r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
   map_.free_move(m);
   room_.came_free(after);
@@ -369,7 +367,7 @@ bool PageIn::populate(Move* m, DeferredWork& after) {
   speculation_.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
   map_.free_resident(b, r);
-  block.flags &= kForgetReadAhead;
+  block.flags &= core::kForgetReadAhead;
   r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
   pressure_.hold_back_after_refusal(s);
   if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);

@@ -67,7 +67,8 @@ class PageIn final : private IoEnd {
   StoreReader& reader_;
   Speculation& speculation_;
   Room& room_;
-  std::array<Together, 16> together_;  // neighbours without one are put in place one by one
+  std::array<Together, 16> together_
+      VMEM_GUARDED_BY(core::big_lock);  // neighbours without one are put in place one by one
 };
 
 }  // namespace vmem::pager

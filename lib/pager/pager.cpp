@@ -18,7 +18,6 @@ namespace vmem::pager {
 using core::Block;
 using core::BlockIndex;
 using core::error;
-using core::ResidentId;
 using core::State;
 using core::Status;
 using core::Urgency;
@@ -41,12 +40,12 @@ Pager::Pager(Parts parts, Config config)
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       pressure_(shared_),
-      failed_(shared_, pressure_.evictors()),
+      failed_(shared_, pressure_),
       waits_(shared_, pressure_, failed_),
       reader_(shared_),
       installer_(shared_, pressure_, failed_, waits_, *this),
       page_in_(shared_, pressure_, failed_, waits_, installer_, reader_, speculation_, *this),
-      read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_.evictors()),
+      read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_),
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
       write_back_(shared_, failed_, installer_, page_in_, isolator_, writer_, *this),
@@ -248,7 +247,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
   progress_.made();
   budget_.trim();
   map_.resize_policies();
-  need_evict_.notify_all();
+  pressure_.call_evictors();
   pump(after);
   lock.unlock();
   run(after);
@@ -295,7 +294,7 @@ void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
   Lock lock(mutex_);
   writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
-  need_evict_.notify_all();
+  pressure_.call_evictors();
 }
 
 bool Pager::has_regions() {

@@ -1,11 +1,11 @@
-// The one writer of block state: takes requests and faults, asks policy, runs moves.
-// Lock: `mutex_` protects every field here and in Region, and is taken by API threads, the fault thread, evictors and
-// I/O completion threads. It is never held across I/O, a wait for another block, a hash or copy of a block, or a touch
-// of paged memory; under it only: table changes, policy, and single-block trap calls that cannot block (unprotect,
-// wake). What must be done outside is collected in an After and run when the lock has been dropped.
+// What calls of the API mean for regions and blocks: regions come and go, leases, sync, hints, queries; and the device
+// tier (device_*.cpp, devices.cpp). What moves blocks of host memory are classes of their own, which Pager makes and
+// connects: it is all that they ask of those above them, and serves whoever waits when memory comes free.
 //
-// Each transition of a block (see core::State) has one owner, which works without the lock; everybody else leaves a
-// wish in the block's flags, and settle() grants it when the owner is done.
+// The lock is BlockMap's. It protects every field here and in Region; what must be done without it is collected as
+// DeferredWork, and done when it has been dropped. Each transition of a block (core::State) has one owner, which works
+// without the lock; everybody else leaves a mark in the block's flags, and PageIn::settle() grants it when the owner is
+// done.
 #pragma once
 
 #include <map>
@@ -108,7 +108,7 @@ class Pager final : private BlockMap::Above,
   void free_move(Move* m) VMEM_LOCKED { map_.free_move(m); }
   void notify() VMEM_LOCKED { map_.notify(); }
   core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED { return map_.where(r, b); }
-  core::OwnString place(const Region& r, core::BlockIndex b) { return map_.place(r, b); }
+  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED { return map_.place(r, b); }
   bool reserve_move() VMEM_LOCKED { return map_.reserve_move(); }
   bool reserve_block() VMEM_LOCKED { return map_.reserve_block(); }
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED { map_.match_hold(r, b); }
@@ -123,16 +123,16 @@ class Pager final : private BlockMap::Above,
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
   // The way in, as the device half calls it.
-  void run(After& after) { page_in_.run(after); }
+  void run(After& after) VMEM_UNLOCKED { page_in_.run(after); }
   void run(Lock& lock, After& after) VMEM_LOCKED { page_in_.run(lock, after); }
-  void io_ended(Move* m) override;
+  void io_ended(Move* m) VMEM_UNLOCKED override;
   void came_free(DeferredWork& after) VMEM_LOCKED override;
   void pump(After& after) VMEM_LOCKED { came_free(after); }
   void pump(Lock& lock) VMEM_LOCKED;
   uint64_t look(uint64_t now) VMEM_LOCKED { return progress_clock_.look(now); }
   bool hopeless(uint64_t mark) VMEM_LOCKED { return progress_clock_.hopeless(mark); }
 
-  void tunables_changed() override;
+  void tunables_changed() VMEM_UNLOCKED override;
 
   // shown_file.cpp
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -277,7 +277,6 @@ class Pager final : private BlockMap::Above,
   Evictor evictor_;
   core::EventCount gpu_work_;  // the devices' workers have some
   FaultService faults_;
-  std::condition_variable& need_evict_ = pressure_.evictors();
 
   Queues queues_;
   Sums sums_;

@@ -11,18 +11,13 @@ namespace vmem::pager {
 
 using core::Block;
 using core::BlockIndex;
-using core::ResidentId;
 using core::State;
-using core::Status;
 using core::Urgency;
-using trap::Transfer;
 
 namespace {
 
 constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
 constexpr uint64_t kIdleRooms = 16;    // a stream is idle when blocks left so many times their room since its last use
-
-constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
 // A declared scan of more than memory holds will not come back soon.
 bool scanned(const Region& r, uint64_t room) {
@@ -38,13 +33,13 @@ void ReadAhead::used(Region& r, BlockIndex b) {
   const bool marker = (block.flags & core::kMarker) != 0;
   const int64_t stride = std::max<int32_t>(1, std::abs(map_.residents()[block.aux].stride));
   const int64_t step = map_.residents()[block.aux].stride < 0 ? stride : -stride;
-  block.flags &= kForgetReadAhead;
+  block.flags &= core::kForgetReadAhead;
   map_.residents().seen(map_.residents()[block.aux]);
   core::add(counters_.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
     Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
-    before.flags &= kForgetReadAhead;
+    before.flags &= core::kForgetReadAhead;
     map_.residents().seen(map_.residents()[before.aux]);
     core::add(counters_.prefetch_hits);
     if (map_.residents()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
@@ -122,7 +117,7 @@ void ReadAhead::pass(Region& r, const policy::Run& run, bool used) {
     if (!used && !resident.ahead) continue;
     if ((block.flags & core::kReadAhead) != 0 && resident.admitted) map_.policy(block.aux).touched(block.aux);
     if (used && (block.flags & core::kReadAhead) != 0) {
-      block.flags &= kForgetReadAhead;
+      block.flags &= core::kForgetReadAhead;
       core::add(counters_.prefetch_hits);
     }
     if (used) map_.residents().seen(resident);
@@ -158,7 +153,7 @@ void ReadAhead::drop_behind(Region& r) {
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
   if (!evict_requests_.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
-  evictors_.notify_one();
+  pressure_.call_evictor();
 }
 
 void ReadAhead::speculate(Region& r, const policy::Window& w, Urgency urgency) {

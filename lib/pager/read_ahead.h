@@ -7,7 +7,6 @@
 // The pager's lock protects it.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 
 #include "pager/evict_requests.h"
@@ -20,7 +19,7 @@ namespace vmem::pager {
 class ReadAhead {
  public:
   ReadAhead(const Shared& shared, MemoryWaits& waits, PageIn& page_in, Speculation& speculation,
-            EvictRequests& evict_requests, std::condition_variable& evictors)
+            EvictRequests& evict_requests, MemoryPressure& pressure)
       : config_(shared.config),
         counters_(shared.counters),
         budget_(shared.budget),
@@ -31,7 +30,7 @@ class ReadAhead {
         page_in_(page_in),
         speculation_(speculation),
         evict_requests_(evict_requests),
-        evictors_(evictors) {}
+        pressure_(pressure) {}
 
   // A block is accessed: if it was read ahead, that was worth it, as it was for those of its stream before it.
   void used(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -60,7 +59,7 @@ class ReadAhead {
   PageIn& page_in_;
   Speculation& speculation_;
   EvictRequests& evict_requests_;
-  std::condition_variable& evictors_;
+  MemoryPressure& pressure_;
   uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) =
       0;  // the clock when streams that nobody reads were last looked for
 };

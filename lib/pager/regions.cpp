@@ -277,7 +277,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
         return s;
       }
       reserve_.want(least);
-      need_evict_.notify_all();
+      pressure_.call_evictors();
     }
     reserve_.want_nothing();
   }
@@ -308,6 +308,7 @@ void Pager::credit_region(Region& r) {
 void Pager::forget_region(Region& r) {
   waits_.queue().forget(r);
   failed_.forget(r);
+  tables_.forget(r);
   speculation_.forget(r);
   evict_requests_.forget(r);
   queues_.wishes.erase_if([&](const Wish& w) { return w.region == &r; });
@@ -489,8 +490,8 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   r.dying = true;
   forget_region(r);
-  // Who accesses it is reported again, and answered by touch_of_dying(): a signal handler, perhaps, that somebody waits
-  // for.
+  // Who accesses it is reported again, and answered by access_of_dying(): a signal handler, perhaps, that somebody
+  // waits for.
   if (!r.lost) trap_->wake(r.base, r.span).ignore();
   map_.notify();
   while (r.in_flight != 0) lock.sleep(changed_);
@@ -557,7 +558,7 @@ Status Pager::destroy(void* ptr, bool force) {
   credit_region(r);
   if (kept) {
     pressure_.keep_until(now_ns() + config_.keep_ms * uint64_t{1000000});
-    need_evict_.notify_one();
+    pressure_.call_evictor();
   }
   progress_.made();
   After after;

@@ -13,18 +13,11 @@
 namespace vmem::pager {
 
 using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
 using core::Urgency;
-using trap::Transfer;
 
 namespace {
 
 constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
-
-constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
 
 }  // namespace
 
@@ -111,7 +104,7 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
   }
   // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
   if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
-    block.flags &= kForget;
+    block.flags &= core::kForgetReadAhead;
     map_.residents().seen(map_.residents()[block.aux]);
     core::add(counters_.prefetch_hits);
   }
@@ -135,7 +128,7 @@ void StoreWriter::note_write_failure(Move* m) {
 // Unlocked. The store has room again, or may have: who waits to write tries at once.
 void StoreWriter::store_has_room() {
   Lock lock(map_.mutex());
-  if (writes_.has_room()) pressure_.evictors().notify_all();
+  if (writes_.has_room()) pressure_.call_evictors();
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.

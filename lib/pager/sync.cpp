@@ -71,11 +71,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
       }
     }
     if (keep && (!r.writable() || (block.flags & core::kProtected) != 0)) continue;
-    Resident& resident = residents_[block.aux];
-    if (!keep && resident.admitted) {
-      map_.policy(block.aux).remove(block.aux);
-      resident.admitted = false;
-    }
+    if (!keep) map_.withdraw(block.aux);
     Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       map_.admit(r, b, clock_.stamp());

@@ -6,18 +6,10 @@
 // an acquire -ENOMEM: everything that is there already goes on. What a region was granted when it was made it always
 // has, so that a sparse one takes nothing from others.
 #include <algorithm>
-#include <cerrno>
-#include <utility>
 
-#include "core/log.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
-
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
 
 // Locked, and now and then not; a new region. So that its blocks can move without asking for memory, as many of them as
 // fit the budget, or kMostReserved. Beyond that memory is asked for when it is needed, and without it blocks wait for
@@ -30,7 +22,7 @@ bool Pager::reserve_blocks(Lock& lock, Region& r) {
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !waits_.queue().reserve(kWaiting) ||
-      !speculation_.reserve(kWaiting) || !failed_.reserve(kWaiting))
+      !speculation_.reserve(kWaiting) || !failed_.reserve(kWaiting) || !tables_.reserve())
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;

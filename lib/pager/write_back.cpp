@@ -16,14 +16,7 @@ using core::BlockIndex;
 using core::ResidentId;
 using core::State;
 using core::Status;
-using core::Urgency;
 using trap::Transfer;
-
-namespace {
-
-constexpr uint16_t kForget = static_cast<uint16_t>(~(core::kReadAhead | core::kMarker | core::kPrefetched));
-
-}  // namespace
 
 // Locked on entry and on return, and not meanwhile.
 void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
@@ -108,7 +101,7 @@ void WriteBack::let_go(Move* m, State from, DeferredWork& after) {
     core::add(counters_.prefetch_wasted);
     r.readahead.on_waste(m->block);
   }
-  block.flags &= kForget;
+  block.flags &= core::kForgetReadAhead;
   block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if (m->in_place) {
@@ -256,11 +249,8 @@ void WriteBack::drop_cut_off(Move* m) {
     Resident& resident = map_.residents()[id];
     if (m->keep) {
       if (leased(r, m->block)) return;
-      if (resident.admitted) {
-        map_.policy(id).unhold(id);
-        map_.policy(id).remove(id);
-        resident.admitted = false;
-      }
+      if (resident.admitted) map_.policy(id).unhold(id);
+      map_.withdraw(id);
       m->keep = false;
       leaves(m);
     }
@@ -290,9 +280,7 @@ void WriteBack::lose_taken(Move* m) {
 
 Move* WriteBack::hold_for_drop(Region& r, BlockIndex b) {
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
-  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-  resident.admitted = false;
+  map_.withdraw(block.aux);
   r.table.change(b, block.state, State::taking);
   return map_.new_move(r, b);
 }

@@ -1,8 +1,9 @@
 // The way out of host memory: a block is isolated, compared with what the store has, written if it differs, and only
 // then let go; or put back, where it is to stay, is wanted again, or could not be written.
 //
-//   state taking, writing: WriteBack owns the block, from Isolator::begin_take() until it is let go or put back
-//   memory is credited only when the store has the bytes, or nobody wants them any more
+//   state taking, writing: WriteBack owns the block, from Isolator::begin_take() or hold_for_drop() until it is let go
+//   or put back; but one that is promoted is a device worker's memory is credited only when the store has the bytes, or
+//   nobody wants them any more
 //
 // Called under the pager's lock, but for what says otherwise.
 #pragma once

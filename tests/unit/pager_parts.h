@@ -114,7 +114,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   TableCharges tables{budget, reserve, map.residents(), map.moves(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};
-  FailedBlocks failed{shared, pressure.evictors()};
+  FailedBlocks failed{shared, pressure};
   MemoryWaits waits{shared, pressure, failed};
   Installer installer{shared, pressure, failed, waits, *this};
   Speculation speculation;
