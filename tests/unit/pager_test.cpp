@@ -279,18 +279,19 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull) {
 }
 
 TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
-  Config c = config(48 << 20);  // 768 blocks
-  c.fault_timeout_ms = 3000;
+  Config c = config();  // 4,096 blocks, less what buffers take
+  c.fault_timeout_ms = 3000 * vmem::test::patience();
   start(c);
-  constexpr size_t kStored = 300, kAll = 900;
-  std::byte* r = region(kAll);
-  for (size_t i = 0; i < kStored; ++i) put(r + i * kSmall, i + 1);
-  evict(r, kStored * kSmall);
+  constexpr size_t kStored = 2000, kAll = 4400, kBlock = vmem::core::kPage;
+  std::byte* r = region(kAll, kBlock);
+  for (size_t i = 0; i < kStored; ++i) put(r + i * kBlock, i + 1);
+  evict(r, kStored * kBlock);
   engine->fill_disk(true);
-  for (size_t i = kStored; i < kAll; ++i) put(r + i * kSmall, i + 1);
-  // Some of these have to leave for others of them: the rest came first and fails to.
-  for (size_t i = 0; i < kStored; ++i) ASSERT_TRUE(trap->store(r + i * kSmall, i + 7)) << i;
-  for (size_t i = 0; i < kAll; ++i) EXPECT_EQ(get(r + i * kSmall), i + (i < kStored ? 7 : 1)) << i;
+  for (size_t i = kStored; i < kAll; ++i) put(r + i * kBlock, i + 1);
+  // Some of these have to leave for others of them. The rest came first, fails to, 32 at a time, and then for 640 ms
+  // nothing is tried.
+  for (size_t i = 0; i < kStored; ++i) ASSERT_TRUE(trap->store(r + i * kBlock, i + 7)) << i;
+  for (size_t i = 0; i < kAll; ++i) EXPECT_EQ(get(r + i * kBlock), i + (i < kStored ? 7 : 1)) << i;
 }
 
 TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
