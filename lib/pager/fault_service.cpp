@@ -231,6 +231,7 @@ void FaultService::fill_hole(const Resident& resident, const trap::Fault& fault)
   trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
 }
 
+// Longer than others: the states side by side, which is how they are read.
 void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) {
   Region* r = map_.find(fault.address);
   if (r == nullptr) {

@@ -17,15 +17,6 @@ using core::State;
 using core::Status;
 using trap::Transfer;
 
-namespace {
-
-// The trap says that it moved a part of the block and could not take it back.
-bool half_way(const Status& s) {
-  return s.code() == -ENOTRECOVERABLE;
-}
-
-}  // namespace
-
 // Locked. From here install() owns the block; the policy must not name it.
 void Installer::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;

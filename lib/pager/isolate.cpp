@@ -16,15 +16,6 @@ using core::State;
 using core::Status;
 using trap::Transfer;
 
-namespace {
-
-// The trap says that it moved a part of the block and could not take it back.
-bool half_way(const Status& s) {
-  return s.code() == -ENOTRECOVERABLE;
-}
-
-}  // namespace
-
 // Claims a resident or held block for the way out. nullptr: no address space for its image.
 Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];

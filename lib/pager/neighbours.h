@@ -2,6 +2,7 @@
 // the program forget what it knows of the range, whatever its size.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 #include <span>
 
@@ -10,6 +11,11 @@
 #include "trap/trap.h"
 
 namespace vmem::pager {
+
+// The trap says that it moved a part of a block and could not take it back.
+inline bool half_way(const core::Status& s) {
+  return s.code() == -ENOTRECOVERABLE;
+}
 
 // The order of addresses within a region.
 inline bool lies_before(const Move* a, const Move* b) {
