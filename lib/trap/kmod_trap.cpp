@@ -133,6 +133,17 @@ bool OffsetMap::first(uintptr_t* begin, Entry* out) const {
   return true;
 }
 
+uintptr_t OffsetMap::accessed(uintptr_t address, uint64_t offset) const {
+  const core::MutexLock lock(mutex_);
+  const auto holds = [offset](const auto& e) { return offset - e.second.offset < e.second.size; };
+  auto it = entries_.upper_bound(address);
+  if (it != entries_.begin()) --it;
+  if (it == entries_.end() || !holds(*it)) it = std::find_if(entries_.begin(), entries_.end(), holds);
+  if (it == entries_.end()) return address;
+  const uintptr_t block = it->first + (offset - it->second.offset);
+  return address - block < it->second.unit ? address : block;
+}
+
 KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls)
     : fd_(fd), event_(event), batch_max_(batch_max) {
   caps_.install = true;
@@ -294,7 +305,11 @@ Status KmodTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
   if (n < 0) return errno == EAGAIN || errno == EINTR ? Status() : system_error(errno, "wait: reading events");
   for (size_t i = 0; i < static_cast<size_t>(n) / sizeof(vmem_event); ++i) {
     Event event;
-    if (event_of(events[i], &event)) out[(*count)++] = event;
+    if (!event_of(events[i], &event)) continue;
+    // An application may have moved a mapping, or have two; another process has its own.
+    if (event.kind == Event::Kind::fault)
+      event.fault.address = regions_.accessed(event.fault.address, events[i].offset);
+    out[(*count)++] = event;
   }
   return {};
 }

@@ -38,6 +38,9 @@ class OffsetMap {
   // Some entry that overlaps [start, start + size), taken out. False when there is none.
   bool take_overlap(uintptr_t start, size_t size, Entry* out);
   bool first(uintptr_t* begin, Entry* out) const;
+  // Where the block that begins at `offset` was accessed, as we know it: at `address`, or, where that is another
+  // mapping of it, at its beginning. A block that nobody knows: `address`.
+  uintptr_t accessed(uintptr_t address, uint64_t offset) const;
 
  private:
   mutable core::Mutex mutex_;

@@ -259,8 +259,9 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
       _exit(HasFailure() ? 1 : 0);
     }
     int status = 0;
-    // Nobody may hang: each wait ends after 100 ms, so a round takes seconds at most.
-    const bool ended = eventually([&] { return waitpid(child, &status, WNOHANG) == child || (usleep(20000), false); });
+    // Nobody may hang: each wait ends after 100 ms, so a round takes seconds on a quiet machine.
+    const auto over = [&] { return waitpid(child, &status, WNOHANG) == child; };
+    const bool ended = vmem::test::eventually(over, std::chrono::seconds(60), std::chrono::milliseconds(20));
     if (!ended) {
       const std::string where = stacks(child);
       kill(child, SIGKILL);

@@ -1,5 +1,6 @@
 // The runtime on the kernel module: taken where it is loaded, followed in its limits, and said where it is missing.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -76,6 +77,24 @@ TEST_F(Module, IsTakenWhereItIsLoadedAndNothingIsCopied) {
   EXPECT_GE(s.write_bytes, 60 * kMiB);
   EXPECT_GE(s.read_bytes, 60 * kMiB);
   EXPECT_EQ(s.copied_bytes, 0u);
+}
+
+// A block is what the module says, wherever the application has put the mapping.
+TEST_F(Module, AnAccessThroughAMappingThatWasMovedIsServed) {
+  configure({{"host_budget", "32MiB"}});
+  constexpr size_t kBlock = 2 * kMiB;
+  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
+  auto* words = static_cast<uint64_t*>(r.data());
+  for (size_t i = 0; i < r.size() / 8; i += 512) words[i] = i * 7 + 1;
+  r.evict();
+  void* const there = mmap(nullptr, kBlock, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(there, MAP_FAILED);
+  char* const here = static_cast<char*>(r.data()) + kBlock;
+  ASSERT_EQ(mremap(here, kBlock, kBlock, MREMAP_MAYMOVE | MREMAP_FIXED, there), there);
+  const auto* moved = static_cast<const volatile uint64_t*>(there);
+  for (size_t i = 0; i < kBlock / 8; i += 512) ASSERT_EQ(moved[i], (kBlock / 8 + i) * 7 + 1) << i;
+  ASSERT_EQ(mremap(there, kBlock, kBlock, MREMAP_MAYMOVE | MREMAP_FIXED, here), here);
+  for (size_t i = 0; i < r.size() / 8; i += 512) ASSERT_EQ(words[i], i * 7 + 1) << i;
 }
 
 TEST_F(Module, GivesEverythingBackAtShutdown) {
