@@ -67,7 +67,15 @@ TEST(ExportChild, DISABLED_Importer) {
   CUmemAllocationProp what = {};
   DRIVER_DO(entry<decltype(&cuMemGetAllocationPropertiesFromHandle)>("cuMemGetAllocationPropertiesFromHandle")(&what,
                                                                                                                handle));
-  std::printf("imported %zu MiB, gpuDirectRDMACapable %d\n", size >> 20, int{what.allocFlags.gpuDirectRDMACapable});
+  const auto has = [](CUdevice_attribute attribute) {
+    int value = -1;
+    entry<decltype(&cuDeviceGetAttribute)>("cuDeviceGetAttribute")(&value, attribute, 0);
+    return value;
+  };
+  std::printf(
+      "imported %zu MiB, gpuDirectRDMACapable %d; the device: descriptors %d, RDMA %d, dma-buf %d\n", size >> 20,
+      int{what.allocFlags.gpuDirectRDMACapable}, has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+      has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED), has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED));
   CUdeviceptr at = 0;
   DRIVER_DO(entry<decltype(&cuMemAddressReserve)>("cuMemAddressReserve")(&at, size, 0, 0, 0));
   DRIVER_DO(entry<decltype(&cuMemMap)>("cuMemMap")(at, size, 0, handle, 0));
