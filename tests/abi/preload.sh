@@ -146,6 +146,45 @@ int main(int argc, char **argv)
 	return 0;
 }
 C
+cat >"$work/module.c" <<'C'
+#include <stdio.h>
+#include <string.h>
+#include "cuda.h"
+int run(void);
+int run(void)
+{
+	static char other[64];
+	const int told = cudaMemPrefetchAsync(other, 64, host FLAGS, (void *)0x1230) + cudaMemAdvise(other, 63, 5, device9);
+#if CUDA >= 13
+	const char *const want = "prefetch 1 64 200 4656;advise 1 63 109 5;";
+#else
+	const char *const want = "prefetch 1 64 -1 4656;advise 1 63 9 5;";
+#endif
+
+	if (told == 2 && strcmp(cuda_asked, want) == 0)
+		return 0;
+	return fprintf(stderr, "%d, CUDA was asked: %s\n", told, cuda_asked), 1;
+}
+C
+cat >"$work/opens.c" <<'C'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+	void *modules[8];
+	int i, (*run)(void), rc = argc < 2 || argc > 8;
+
+	for (i = 1; i < argc; i++)
+		if (!(modules[i] = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL)))
+			return fprintf(stderr, "%s\n", dlerror()), 2;
+	for (i = 1; i < argc; i++) {
+		*(void **)&run = dlsym(modules[i], "run");
+		rc |= run();
+	}
+	return rc;
+}
+C
 flags="-std=gnu11 -O1 -Wall -Wextra -Werror -Wno-unused-variable -Iinclude"
 sim=$build/sim calls=$build/libvmem-cuda-calls.so
 ! readelf -d "$calls" | grep NEEDED | grep -E 'cuda|vmem' || { echo "FAILED: it needs a library that the program may not have"; exit 1; }
@@ -173,3 +212,24 @@ for cuda in 12 13; do
   if LD_LIBRARY_PATH=$work/$cuda:$sim timeout -k 3 240 "$work/$cuda/linked" linked 2>"$work/said"; then echo "FAILED: it is not needed"; exit 1; fi
   grep -q 'CUDA was asked: prefetch' "$work/said" || { echo "FAILED: without it:"; cat "$work/said"; exit 1; }
 done
+# Two runtimes in one process, and one under another name, each for a module of its own.
+modules=()
+for kind in 12 13 12-renamed; do
+  cuda=${kind%-renamed}
+  runtime=$work/$cuda/libcudart.so.$cuda
+  if [ "$kind" != "$cuda" ]; then
+    runtime=$work/$cuda/libcudart-1a2b.so.$cuda.0
+    # shellcheck disable=SC2086
+    ${CC:-cc} $flags -DCUDA="$cuda" -shared -fPIC "$work/cudart.c" -o "$runtime" -Wl,-soname,"${runtime##*/}"
+  fi
+  # shellcheck disable=SC2086
+  ${CC:-cc} $flags -DCUDA="$cuda" -shared -fPIC "$work/module.c" -o "$work/module-$kind.so" "$runtime" -Wl,-rpath,"$work/$cuda"
+  modules+=("$work/module-$kind.so")
+done
+# shellcheck disable=SC2086
+${CC:-cc} $flags "$work/opens.c" -o "$work/opens" -ldl
+for order in "${modules[*]}" "${modules[1]} ${modules[0]}" "${modules[2]}" "${modules[2]} ${modules[1]}"; do
+  # shellcheck disable=SC2086  # a list of files
+  LD_PRELOAD=$calls timeout -k 3 60 "$work/opens" $order || { echo "FAILED: each module's calls are its own runtime's: $order"; exit 1; }
+done
+echo "modules with runtimes of their own: ok"

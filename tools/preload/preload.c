@@ -7,7 +7,7 @@
  * process that has no libvmem has no regions. Nothing is kept between calls, so there is nothing to protect.
  *
  * The two calls have one name and two signatures. Arguments are taken as the registers they come in (x86-64 and aarch64
- * pass integers and a struct of two ints alike), and read as the runtime that the process has says that they are meant.
+ * pass integers and a struct of two ints alike), and read as the runtime that the caller has says that they are meant.
  */
 #include "preload.h"
 
@@ -28,7 +28,7 @@ union call {
   int (*version)(int*);
 };
 
-/* The program's own, linked into it; or a shared one, however it was loaded. */
+/* A shared one, however it was loaded; or the program's own, where it lets others see it (-rdynamic). */
 static union call of_libvmem(const char* name) {
   union call found;
   void* library;
@@ -60,14 +60,26 @@ int vmem_preload_advise(const void* ptr, size_t size, int advice, int location) 
   return call.advise ? call.advise(ptr, size, advice, location) : -ENOSYS;
 }
 
-/* Behind this library among those that everybody sees; or one that was loaded for somebody, as Python's modules do. */
-static union call of_cuda(const char* name) {
+/*
+ * Of the runtime that the caller is linked with, of which a process may have several: what it, or what it needs, has.
+ * The program itself is linked with what everybody sees behind this library. own: is not meant.
+ */
+static union call of_cuda(const char* name, const void* caller, const void* own) {
   static const char* const names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so"};
-  union call found;
+  union call found = {0};
+  Dl_info module;
   void* library;
   size_t i;
 
-  found.object = dlsym(RTLD_NEXT, name);
+  if (dladdr(caller, &module) && module.dli_fname) {
+    library = dlopen(module.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    if (library) {
+      found.object = dlsym(library, name);
+      dlclose(library);
+    }
+  }
+  if (!found.object || found.object == own) found.object = dlsym(RTLD_NEXT, name);
+  /* Who has no runtime by its dependencies was given one by a handle. */
   for (i = 0; !found.object && i < sizeof(names) / sizeof(names[0]); i++) {
     library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
     if (!library) continue;
@@ -77,16 +89,21 @@ static union call of_cuda(const char* name) {
   return found;
 }
 
-static int version(void) {
-  const union call call = of_cuda("cudaRuntimeGetVersion");
+static int version(const void* caller) {
+  const union call call = of_cuda("cudaRuntimeGetVersion", caller, NULL);
   int number = 0;
 
   return call.version && call.version(&number) == 0 ? number : 0;
 }
 
-static int prefetch(const char* name, int with_location, const void* ptr, size_t size, uint64_t a, uint64_t b,
+struct from {
+  const char* name;
+  const void *own, *caller;
+};
+
+static int prefetch(struct from from, int with_location, const void* ptr, size_t size, uint64_t a, uint64_t b,
                     uint64_t c, int per_thread) {
-  const union call real = of_cuda(name);
+  const union call real = of_cuda(from.name, from.caller, from.own);
   void* stream = (void*)(uintptr_t)(with_location ? c : b);
 
   if (!real.object) return NOT_INITIALIZED;
@@ -95,29 +112,34 @@ static int prefetch(const char* name, int with_location, const void* ptr, size_t
   return vmem_preload_prefetch_12(ptr, size, (int)a, stream, real.object);
 }
 
-static int advise(const char* name, int with_location, const void* ptr, size_t size, int advice, uint64_t a) {
-  const union call real = of_cuda(name);
+static int advise(struct from from, int with_location, const void* ptr, size_t size, int advice, uint64_t a) {
+  const union call real = of_cuda(from.name, from.caller, from.own);
 
   if (!real.object) return NOT_INITIALIZED;
   if (with_location) return vmem_preload_advise_13(ptr, size, advice, a, real.object);
   return vmem_preload_advise_12(ptr, size, advice, (int)a, real.object);
 }
 
+/* As dlsym has it (POSIX). */
+#define FROM(name) ((struct from){#name, (const void*)name, caller})
+
 #define PREFETCH(name, with_location, per_thread)                                       \
   EXPORTED int name(const void* ptr, size_t size, uint64_t a, uint64_t b, uint64_t c);  \
   EXPORTED int name(const void* ptr, size_t size, uint64_t a, uint64_t b, uint64_t c) { \
-    return prefetch(#name, with_location, ptr, size, a, b, c, per_thread);              \
+    const void* const caller = __builtin_return_address(0);                             \
+    return prefetch(FROM(name), with_location, ptr, size, a, b, c, per_thread);         \
   }
 #define ADVISE(name, with_location)                                         \
   EXPORTED int name(const void* ptr, size_t size, int advice, uint64_t a);  \
   EXPORTED int name(const void* ptr, size_t size, int advice, uint64_t a) { \
-    return advise(#name, with_location, ptr, size, advice, a);              \
+    const void* const caller = __builtin_return_address(0);                 \
+    return advise(FROM(name), with_location, ptr, size, advice, a);         \
   }
 
 /* The names of both runtimes; _v2 has a location in CUDA 12, _ptsz means default streams of threads. */
-PREFETCH(cudaMemPrefetchAsync, version() >= 13000, 0)
-PREFETCH(cudaMemPrefetchAsync_ptsz, version() >= 13000, 1)
+PREFETCH(cudaMemPrefetchAsync, version(caller) >= 13000, 0)
+PREFETCH(cudaMemPrefetchAsync_ptsz, version(caller) >= 13000, 1)
 PREFETCH(cudaMemPrefetchAsync_v2, 1, 0)
 PREFETCH(cudaMemPrefetchAsync_v2_ptsz, 1, 1)
-ADVISE(cudaMemAdvise, version() >= 13000)
+ADVISE(cudaMemAdvise, version(caller) >= 13000)
 ADVISE(cudaMemAdvise_v2, 1)
