@@ -32,8 +32,9 @@ constexpr OptionInfo kTable[] = {
      "make do with what there is."},
     {Option::device_reserve, "device_reserve", OptionKind::bytes, "bytes", "1/32 of the device's memory", 0, kPiB,
      nullptr, true,
-     "Device memory that is to be free on each GPU for others: while less is, what libvmem keeps there for blocks to "
-     "come goes back to the driver. What blocks have they keep."},
+     "Free device memory of each GPU below which libvmem keeps none there for blocks to come: it goes back to the "
+     "driver, "
+     "for others. It limits no blocks: device_budget does."},
     {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "auto", 2 * kMiB, 32 * kMiB, nullptr,
      false,
      "Block of regions with a device tier that are made without a block_size of their own: a power of two, or auto: "

@@ -120,7 +120,9 @@ Status CudaDevices::make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandl
     what.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
     what.allocFlags.gpuDirectRDMACapable = 0;
     r = driver_.mem_create(out, size, &what, 0);
-    if (r == CUDA_SUCCESS) g.plain.store(true);
+    if (r == CUDA_SUCCESS && !g.plain.exchange(true))
+      core::log(core::Level::warning, "device %d makes no memory that can be exported: vmem_export is refused",
+                g.device);
   }
   return result(g, r, "making a handle");
 }
@@ -305,6 +307,7 @@ Status CudaDevices::body_take(int device, size_t size, uint32_t* piece) {
 void CudaDevices::body_give(int device, size_t size, uint32_t piece) {
   Gpu& g = gpu(device);
   g.pieces.of(size).give(piece, [&](const Piece& left) {
+    if (g.lost.load()) return false;  // its handles went with the context
     Enter here(driver_, g.context);
     return destroy_piece(size, left);
   });

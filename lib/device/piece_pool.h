@@ -61,15 +61,21 @@ class PiecePool {
     idle_.pop_back();
     return true;
   }
-  // Needs no memory. One that is shared is destroyed; where it cannot be, nobody has it, and trim() tries again.
-  void give(uint32_t number, const Destroy& destroy) {
+  // Needs no memory, whatever `destroy` is. One that is shared is destroyed; where it cannot be, nobody has it, and
+  // trim() tries again, and so does who finds no other.
+  template <typename DestroyIt>
+  void give(uint32_t number, const DestroyIt& destroy) {
     std::lock_guard lock(mutex_);
     if (!pieces_[number].shared) {
       idle_.push_back(number);
       return;
     }
-    left_.push_back(number);
-    end_left(destroy);
+    if (!destroy(pieces_[number])) {
+      left_.push_back(number);
+      return;
+    }
+    pieces_[number] = {};
+    empty_.push_back(number);
   }
   // Whoever has it is about to hand it out of the process.
   void share(uint32_t number) {
@@ -131,7 +137,8 @@ class PiecePool {
   }
 
   // How many bytes that was.
-  uint64_t end_left(const Destroy& destroy) {
+  template <typename DestroyIt>
+  uint64_t end_left(const DestroyIt& destroy) {
     const auto gone = std::partition(left_.begin(), left_.end(), [&](uint32_t n) { return !destroy(pieces_[n]); });
     const auto bytes = static_cast<uint64_t>(left_.end() - gone) * size_;
     for (auto i = gone; i != left_.end(); ++i) {
@@ -167,6 +174,8 @@ class PiecePools {
     std::lock_guard one_at_a_time(making_);
     if (own.take_idle(out)) return {};
     shrink(size, &own, destroy);
+    own.trim(0,
+             [&](const Piece& piece) { return destroy(size, piece); });  // what was shared and could not be destroyed
     return own.take({out, 1}, [&](uint32_t number, Piece* piece) { return make(size, number, piece); });
   }
   uint64_t idle_bytes() const {

@@ -117,9 +117,26 @@ TEST_F(PiecePool, WhatWasSharedAndCannotBeDestroyedIsNobodysAndTriedAgain) {
   pools.trim(0, destroy);
   EXPECT_EQ(pools.bytes(), 2 * kUnit);
   refused = false;
-  pools.trim(kUnit, destroy);
-  EXPECT_EQ(pools.bytes(), kUnit) << "what is shared first";
-  EXPECT_EQ(take(kUnit), shared);
+  EXPECT_EQ(take(kUnit), shared) << "who needs memory has tried it again";
+  EXPECT_EQ(pools.bytes(), 2 * kUnit);
+  EXPECT_EQ(destroyed, 1u);
+}
+
+// What gives a piece back must not fail: nothing is kept of the function, so nothing is allocated for it.
+TEST_F(PiecePool, AFunctionThatCannotBeCopiedDestroysWhatWasShared) {
+  struct Once {
+    explicit Once(size_t* count) : destroyed(count) {}
+    Once(const Once&) = delete;
+    Once& operator=(const Once&) = delete;
+    bool operator()(const Piece&) const { return ++*destroyed != 0; }
+    size_t* destroyed;
+  };
+  const uint32_t shared = take(kUnit);
+  pools.of(kUnit).share(shared);
+  size_t count = 0;
+  pools.of(kUnit).give(shared, Once(&count));
+  EXPECT_EQ(count, 1u);
+  EXPECT_EQ(pools.bytes(), 0u);
 }
 
 }  // namespace
