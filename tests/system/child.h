@@ -17,9 +17,24 @@ namespace systest {
 
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
 
+// A child of which no test runs has not passed; with VMEM_TEST_MUST_PASS in its environment, neither has one that
+// skips.
+class ChildRuns : public testing::EmptyTestEventListener {
+  void OnTestProgramEnd(const testing::UnitTest& all) override {
+    const bool must_pass = getenv("VMEM_TEST_MUST_PASS") != nullptr;
+    if (all.test_to_run_count() == 0 || (must_pass && all.successful_test_count() == all.skipped_test_count()))
+      _exit(97);
+  }
+};
+[[maybe_unused]] inline const bool child_runs = [] {
+  if (getenv("VMEM_TEST_CHILD") != nullptr) testing::UnitTest::GetInstance()->listeners().Append(new ChildRuns);
+  return true;
+}();
+
 inline pid_t start_child(const std::string& test, Environment environment = {}) {
   const pid_t child = fork();
   if (child != 0) return child;
+  setenv("VMEM_TEST_CHILD", "1", 1);
   for (const auto& [name, value] : environment) setenv(name, value.c_str(), 1);
   unsetenv("GTEST_OUTPUT");
   execl("/proc/self/exe", "child", ("--gtest_filter=" + test).c_str(), "--gtest_also_run_disabled_tests",

@@ -54,7 +54,8 @@ TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServ
                              (separate           ? "handles"
                               : bodies == "Cuda" ? "managed"
                                                  : "sim");
-    const int status = wait_for_child(start_child(test, {{"VMEM_SOAK_WATCHED", "1"}, {"VMEM_SOAK_SECONDS", "2"}}), 60);
+    const int status = wait_for_child(
+        start_child(test, {{"VMEM_SOAK_WATCHED", "1"}, {"VMEM_SOAK_SECONDS", "2"}, {"VMEM_TEST_MUST_PASS", "1"}}), 60);
     EXPECT_TRUE(separate ? status == 0 : WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << test << ": " << status;
   }
 }
