@@ -77,6 +77,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   ranges_.reserve(kTogether);
   over_.reserve(3 * frames_.size());  // until a make_room(), by that, and what is there in the end
   ask_.patience_ns = kBehind;
+  ask_.begins_copies = true;
 }
 
 vmem_range PagingService::bytes_of(uint32_t block) const {

@@ -21,6 +21,8 @@ struct Ask {
   std::vector<uint64_t> regions;  // ids, of each range
   // How long for releases whose streams have not got there. Then -EAGAIN: they have the room; -EALREADY: the blocks.
   uint64_t patience_ns = UINT64_MAX;
+  // The thread that acquires begins copies itself, where it can: whoever cancels waits for that long.
+  bool begins_copies = false;
 
   // Where an acquire waits.
   static core::Status check(const Ask* ask) {

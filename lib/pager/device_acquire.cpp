@@ -118,7 +118,8 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
   After after;
   pump_devices(after, false);
   Batch mine;
-  if (ask == nullptr && own_page_tables()) mine = take_ready(spans, d);  // an ask may be withdrawn any time
+  // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
+  if ((ask == nullptr || ask->begins_copies) && own_page_tables()) mine = take_ready(spans, d);
   wake_for_ready();
   lock.unlock();
   core::step("acquire.started");

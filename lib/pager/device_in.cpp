@@ -47,11 +47,13 @@ void Pager::pump_devices(After& after, bool wake) {
   std::array<bool, device::kMaxDevices> full{};
   // Blocks of a size wait for what blocks of that size move through: others on the device go on.
   std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
+  std::array<uint64_t, device::kMaxDevices> wanted{};  // by all that find a device full: their blocks may lie apart
   for (Gpu& g : gpus_) g.budget.want(0);
   for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
     const size_t d = static_cast<size_t>(it->device);
     bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
     if (full[d] || size_held_up) {
+      if (full[d]) wanted[d] += (it->last - it->next + 1) * it->region->block_size;
       ++it;
       continue;
     }
@@ -71,10 +73,14 @@ void Pager::pump_devices(After& after, bool wake) {
     size_held_up = result == Start::no_frame;
     if (result == Start::no_room) {
       full[d] = true;
-      gpus_[d].budget.want(std::min<uint64_t>((it->last - it->next + 1) * it->region->block_size, kAheadBytes));
-      gpu_work_.notify_all();
+      wanted[d] += (it->last - it->next + 1) * it->region->block_size;
     }
     it = it->next > it->last ? queues_.wishes.erase(it) : std::next(it);
+  }
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (!full[d]) continue;
+    gpus_[d].budget.want(std::min(wanted[d], kAheadBytes));
+    gpu_work_.notify_all();
   }
   if (wake) wake_for_ready();
 }
@@ -485,8 +491,10 @@ void Pager::begin_batch(const Batch& batch, int d) {
   if (!in.status.ok()) return end_in(in);
   Lock lock(mutex_);
   note_issued(in);
-  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  for (Move* m : in.moves) g.issued.push_back(m);
   gpu_work_.notify_one();
+  if (g.budget.missing() != 0) gpu_work_.notify_one();  // who ends them waits for the copies
 }
 
 // Locked on entry and on return. Of device d the oldest that were begun together. False: there are none.

@@ -157,6 +157,7 @@ class Pager final : private BlockMap::Above,
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
   void credit_region(Region& r) VMEM_LOCKED;
 
+  void end_open_range(int d);  // open_range.cpp
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
