@@ -129,21 +129,31 @@ class Group {
   // not_yet: nothing is pinned.
   VMEM_PAGING Answer pin(uint32_t block, Intent intent) {
     // A look that leaves no trace: waiting groups do not disturb an eviction.
-    const uint64_t state = Atomics::load(&table_.state[block]);
+    const uint64_t state = Atomics::load(&table_.state[block]), asked = Atomics::load(&table_.asked[block]);
     if (kind_of(state) != Kind::present) return refusal(state);
     Atomics::add(&table_.use[block], kPinned);  // [pin]
     // If this generation has passed, the mark does no harm: nobody compares with it any more. If it has not, and the
     // pin comes too late, a block counts as written that was not.
-    if (intent == Intent::write) raise(&table_.written[block], generation_of(state));  // [mark]
-    Atomics::fence();                                                                  // [pin], [bytes]
-    const uint64_t again = Atomics::load_acquire(&table_.state[block]);                // [pin]
+    if (intent == Intent::write) {
+      raise(&table_.written[block], generation_of(state));  // [mark]
+      stores_ = true;
+    }
+    Atomics::fence();                                                    // [pin], [bytes], [alias]
+    const uint64_t again = Atomics::load_acquire(&table_.state[block]);  // [pin]
     // The same word: the block was there all the time, and what was marked is what is pinned.
     if (again == state) {
-      Atomics::fence_aliases();  // [bytes]: they were copied to another address than the group's
+      if (asked != fenced_word(generation_of(state))) fence_arrival(block, generation_of(state));
       return Answer::present;
     }
     Atomics::add(&table_.use[block], kRefused);
     return refusal(again);
+  }
+
+  // [alias]
+  VMEM_PAGING void fence_arrival(uint32_t block, uint64_t generation) {
+    Atomics::fence_aliases();
+    Atomics::fence();  // the release
+    raise(&table_.asked[block], fenced_word(generation));
   }
 
   VMEM_PAGING static Answer refusal(uint64_t state) {
@@ -153,7 +163,7 @@ class Group {
   // [unpin]
   template <typename List>
   VMEM_PAGING void unpin(const List& list, uint32_t count) {
-    Atomics::fence_aliases();  // the next copy reads at another address than the group's
+    if (stores_) Atomics::fence_aliases();  // [alias]
     for (uint32_t i = count; i-- > 0;) Atomics::add_release(&table_.use[list[i]], kReleased);
   }
 
@@ -278,6 +288,7 @@ class Group {
   Table<Atomics> table_;
   uint64_t patience_, longest_;
   uint32_t held_ = 0;
+  bool stores_ = false;  // it has pinned something for writing, at some time
 };
 
 }  // namespace vmem::paging

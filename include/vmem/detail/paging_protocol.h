@@ -18,6 +18,11 @@
 //   [pin]     a pin: add to `use`, fence, look at `state`. An eviction: store `state`, fence, look at `use`. Of two
 //             sequentially consistent fences one comes first, and what is before it is seen behind the other: the
 //             group finds the block evicting, or the server finds it pinned, or both.
+//   [alias]   the bytes were copied to another address than that which groups access. What such a copy is ordered with
+//             takes a fence of its own, anywhere on the way from one to the other: the first group that pins a block
+//             after it came has it, and says so in `asked` (release); who finds that before its fence (acquire) needs
+//             none. What a group has stored it fences before it unpins. What it has only loaded, it has: a load that
+//             has returned is not changed by a copy that comes behind the release.
 //   [unpin]   accesses -> release (add-release to `use`) -> the server finds no pin (load-acquire) -> it copies
 //             the block out or gives its frame to another. Later adds and subtractions of other groups are
 //             read-modify-writes, which continue the release sequence: the server need not read the release itself.
@@ -95,7 +100,8 @@ VMEM_PAGING constexpr uint32_t takes_of(uint32_t use) {
 
 // ---- asked: for which generation, and how urgently -----------------------------------------------------------------
 // Requested is no state of the server's: a block is that when it is not present and `asked` names its generation. So
-// nobody has to clear it, and a generation has four requests at most.
+// nobody has to clear it, and a generation has four requests at most. When the block is present nobody asks any more,
+// and the word says whether its arrival has been fenced ([alias]).
 enum class Urgency : uint8_t {
   prefetch,
   needed,  // by a group that waits for another block first, and wants both
@@ -104,7 +110,12 @@ enum class Urgency : uint8_t {
 };
 
 VMEM_PAGING constexpr uint64_t asked_word(uint64_t generation, Urgency urgency) {
-  return generation << 2 | static_cast<uint64_t>(urgency);
+  return generation << 3 | static_cast<uint64_t>(urgency);
+}
+// More than any request: in this generation it has been present, and a group that had it has put a fence between the
+// copy of its bytes and all who see this.
+VMEM_PAGING constexpr uint64_t fenced_word(uint64_t generation) {
+  return generation << 3 | 4;
 }
 
 // ---- a cell of the ring: sequence number and request ---------------------------------------------------------------
