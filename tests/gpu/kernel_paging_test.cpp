@@ -26,13 +26,13 @@
 
 namespace {
 
-using vmem::gpu::kPagedBlock;
 using vmem::gpu::PagingResult;
 using vmem::paging::Answer;
 
 constexpr size_t kMiB = size_t{1} << 20;
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 unsigned seconds = 5;
+size_t block_size = 2 * kMiB;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -79,17 +79,17 @@ class KernelPagingCuda : public ::testing::Test {
       ASSERT_EQ(vmem_set(name, value.c_str()), 0) << vmem_last_error();
     };
     set("device_budget", std::to_string(device_mib) + "MiB");
-    set("device_block_size", std::to_string(kPagedBlock));
+    set("device_block_size", std::to_string(block_size));
     set("host_budget", std::to_string(host_mib) + "MiB");
     set("staging_share", "90");
-    blocks_ = static_cast<unsigned>(range_mib * kMiB / kPagedBlock);
-    ASSERT_EQ(vmem_alloc(&at_, blocks_ * kPagedBlock, 0), 0) << vmem_last_error();
+    blocks_ = static_cast<unsigned>(range_mib * kMiB / block_size);
+    ASSERT_EQ(vmem_alloc(&at_, blocks_ * block_size, 0), 0) << vmem_last_error();
     state_ = device_words(2 * blocks_);
     MUST(cudaMemset(state_, 0, 8 * blocks_));
     MUST(cudaDeviceSynchronize());
   }
   void open(unsigned access, size_t budget_mib = 0) {
-    ASSERT_EQ(vmem_kernel_begin(&kernel_, at_, blocks_ * kPagedBlock, access, 0, budget_mib * kMiB, &view_), 0)
+    ASSERT_EQ(vmem_kernel_begin(&kernel_, at_, blocks_ * block_size, access, 0, budget_mib * kMiB, &view_), 0)
         << vmem_last_error();
   }
   void close() {
@@ -136,7 +136,7 @@ class KernelPagingCuda : public ::testing::Test {
     const auto in = static_cast<double>(after.in_bytes - before.in_bytes);
     std::printf(
         "%-52s %6zu visits %6.0f blocks in %8.1f ms %6.1f us a visit %6.1f GB/s in, %5.1f out, slowest %.2f ms\n", name,
-        list.size(), in / kPagedBlock, took * 1e3, took * 1e6 / static_cast<double>(list.size()), in / took / 1e9,
+        list.size(), in / block_size, took * 1e3, took * 1e6 / static_cast<double>(list.size()), in / took / 1e9,
         static_cast<double>(after.out_bytes - before.out_bytes) / took / 1e9,
         static_cast<double>(result_->slowest_ns) / 1e6);
     expect_right(name);
@@ -186,13 +186,13 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
       static_cast<double>(after.out_bytes) / 1e9);
   expect_right("the soak");
   EXPECT_GT(result_->turns, 1000u);
-  EXPECT_GT(after.in_bytes, 2 * blocks_ * kPagedBlock) << "blocks came again";
+  EXPECT_GT(after.in_bytes, 2 * blocks_ * block_size) << "blocks came again";
   close();
   // What kernels stored is what others find, of every block, and the CPU.
   std::vector<unsigned> all(blocks_);
   std::iota(all.begin(), all.end(), 0);
   open(VMEM_READ, 256);
-  timed("all blocks once more, every word", all, 132, false, kPagedBlock / 4);
+  timed("all blocks once more, every word", all, 132, false, block_size / 4);
   close();
   std::vector<unsigned> state(2 * blocks_);
   MUST(cudaMemcpy(state.data(), state_, 8 * blocks_, cudaMemcpyDeviceToHost));
@@ -201,10 +201,10 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   for (uint32_t b = 0; b < blocks_; ++b) {
     EXPECT_EQ(state[2 * b + 1], 0u) << "somebody has block " << b << " yet";
     stored += state[2 * b] != 0 ? 1 : 0;
-    for (uint32_t k = 0; k < kPagedBlock / 4; k += 1021) {
+    for (uint32_t k = 0; k < block_size / 4; k += 1021) {
       const uint32_t version = state[2 * b];
       const uint32_t want = version == 0 ? 0 : (b * 2654435761u ^ version * 40503u) + k * 2246822519u;
-      wrong += words[size_t{b} * (kPagedBlock / 4) + k] != want ? 1 : 0;
+      wrong += words[size_t{b} * (block_size / 4) + k] != want ? 1 : 0;
     }
   }
   EXPECT_EQ(wrong, 0u) << "words that the CPU reads";
@@ -232,6 +232,7 @@ TEST_F(KernelPagingCuda, KernelsThatFillTheDeviceGetTheirBlocks) {
 // What frameworks do at any time. Not cudaFree: it waits for all kernels, with locks that the library needs to serve
 // them.
 TEST_F(KernelPagingCuda, AllocationsBesideThem) {
+  vmem::gpu::load_paging();
   start(256, 512, 2048);
   open(kBoth, 64);
   cudaStream_t other = nullptr;
@@ -265,6 +266,77 @@ TEST_F(KernelPagingCuda, AllocationsBesideThem) {
   MUST(cudaStreamDestroy(other));
 }
 
+TEST_F(KernelPagingCuda, EightStreamsAskAtOnce) {
+  vmem::gpu::load_paging();
+  start(256, 512, 2048);
+  open(kBoth, 64);
+  cudaStream_t streams[8];
+  for (cudaStream_t& s : streams) MUST(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  for (unsigned i = 0; i < 8; ++i) {
+    vmem::gpu::soak(streams[i], view_, state_, 33, uint64_t{seconds} * 300000000, ~0u, 11 + i, true, result_);
+    MUST(cudaGetLastError());
+  }
+  cudaEvent_t ended = nullptr;
+  MUST(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming));
+  for (cudaStream_t s : streams) {
+    MUST(cudaEventRecord(ended, s));
+    MUST(cudaStreamWaitEvent(stream_, ended, 0));
+  }
+  finish("eight streams", 60);
+  std::printf("eight streams: %llu turns, slowest acquire %.2f ms\n", result_->turns,
+              static_cast<double>(result_->slowest_ns) / 1e6);
+  expect_right("eight streams");
+  EXPECT_GT(result_->turns, 1000u);
+  close();
+  for (cudaStream_t s : streams) MUST(cudaStreamDestroy(s));
+  MUST(cudaEventDestroy(ended));
+}
+
+TEST_F(KernelPagingCuda, GraphsOfKernelsThatAskAreLaunchedAgainAndAgain) {
+  vmem::gpu::load_paging();
+  start(256, 512, 2048);
+  open(kBoth, 64);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t made = nullptr;
+  MUST(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
+  for (unsigned i = 0; i < 4; ++i) vmem::gpu::soak(stream_, view_, state_, 66, 10000000000, 10, 31 + i, true, result_);
+  MUST(cudaStreamEndCapture(stream_, &graph));
+  MUST(cudaGraphInstantiate(&made, graph, 0));
+  for (unsigned i = 0; i < 50; ++i) MUST(cudaGraphLaunch(made, stream_));
+  finish("graphs", 90);
+  std::printf("50 graphs of 4 kernels: %llu turns, slowest acquire %.2f ms\n", result_->turns,
+              static_cast<double>(result_->slowest_ns) / 1e6);
+  expect_right("graphs");
+  EXPECT_GT(result_->turns + result_->skipped, 100000u);
+  close();
+  MUST(cudaGraphExecDestroy(made));
+  MUST(cudaGraphDestroy(graph));
+}
+
+// A launch that finds the queue full waits in the driver: what the kernel at its head asks for has to come all the
+// same.
+TEST_F(KernelPagingCuda, AFullLaunchQueueBehindThem) {
+  vmem::gpu::load_paging();
+  start(256, 512, 2048);
+  open(kBoth, 64);
+  vmem::gpu::soak(stream_, view_, state_, 132, 2000000000, ~0u, 41, true, result_);
+  const double begin = now();
+  double longest = 0;
+  for (unsigned i = 0; i < 4000; ++i) {
+    const double before = now();
+    vmem::gpu::nothing(stream_);
+    longest = std::max(longest, now() - before);
+  }
+  MUST(cudaGetLastError());
+  const double launched = now() - begin;
+  finish("a full queue", 90);
+  std::printf("4000 launches behind them took %.2f s, one of them %.2f s: %llu turns, slowest acquire %.2f ms\n",
+              launched, longest, result_->turns, static_cast<double>(result_->slowest_ns) / 1e6);
+  expect_right("a full queue");
+  EXPECT_GT(result_->turns, 1000u);
+  close();
+}
+
 // With the CPU's own loads and stores of the range's other half, and leases there, meanwhile.
 TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   start(512, 1024, 4096);
@@ -281,12 +353,12 @@ TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   uint64_t wrong = 0, leases = 0;
   while (cudaStreamQuery(stream_) == cudaErrorNotReady) {
     const size_t b = random() % 256;
-    void* const block = bytes + b * kPagedBlock;
-    wrong += bytes[b * kPagedBlock + 77] != last[b];
-    ASSERT_EQ(vmem_acquire(block, kPagedBlock, kBoth, 0, stream), 0) << vmem_last_error();
+    void* const block = bytes + b * block_size;
+    wrong += bytes[b * block_size + 77] != last[b];
+    ASSERT_EQ(vmem_acquire(block, block_size, kBoth, 0, stream), 0) << vmem_last_error();
     last[b] = static_cast<unsigned char>(random());
-    MUST(cudaMemsetAsync(block, last[b], kPagedBlock, stream));
-    ASSERT_EQ(vmem_release(block, kPagedBlock, stream), 0) << vmem_last_error();
+    MUST(cudaMemsetAsync(block, last[b], block_size, stream));
+    ASSERT_EQ(vmem_release(block, block_size, stream), 0) << vmem_last_error();
     ++leases;
   }
   finish("the soak beside leases", 60);
@@ -305,7 +377,7 @@ TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
   vmem::gpu::load_gathering();
   start(128, 256, 1024);
   auto* const words = static_cast<uint32_t*>(at_);
-  const size_t all = blocks_ * kPagedBlock / 4;
+  const size_t all = blocks_ * block_size / 4;
   for (size_t w = 0; w < all; ++w) words[w] = vmem::gpu::row_word(w);
   open(VMEM_READ, 64);
   unsigned* const out = device_words(all);
@@ -365,12 +437,12 @@ TEST_F(KernelPagingCuda, WhatDemandPagingCosts) {
   std::vector<unsigned> list(blocks_);
   std::iota(list.begin(), list.end(), 0);
   std::shuffle(list.begin(), list.end(), std::minstd_rand(1));
-  timed("every block, 264 groups, all words", list, 264, false, kPagedBlock / 4);
-  timed("every block again", list, 264, false, kPagedBlock / 4);
+  timed("every block, 264 groups, all words", list, 264, false, block_size / 4);
+  timed("every block again", list, 264, false, block_size / 4);
   std::minstd_rand random(5);
   std::vector<unsigned> at_random(4 * blocks_);
   for (unsigned& b : at_random) b = static_cast<unsigned>(random() % blocks_);
-  timed("at random, 132 groups, all words", at_random, 132, false, kPagedBlock / 4);
+  timed("at random, 132 groups, all words", at_random, 132, false, block_size / 4);
   timed("at random, 132 groups, 4 KiB of each", at_random, 132, false, 1024);
   timed("at random, 512 warps, 4 KiB of each", at_random, 512, true, 1024);
   timed("at random, 16 groups, 4 KiB of each", at_random, 16, false, 1024);
@@ -384,6 +456,35 @@ TEST_F(KernelPagingCuda, WhatDemandPagingCosts) {
     std::printf("a pin and its end, %u groups on one block: %.0f ns\n", groups, (now() - begin) * 1e9 / 10000);
   }
   expect_right("pins");
+  list.resize(std::min(blocks_, static_cast<unsigned>(kDevice * kMiB / block_size)) / 2);
+  std::iota(list.begin(), list.end(), 0);
+  timed("half of what may be there, in order", list, 264, false, 1);
+  const size_t bytes = list.size() * block_size;
+  void* const plain = device_words(bytes / 4);
+  MUST(cudaMemset(plain, 1, bytes));
+  MUST(cudaDeviceSynchronize());
+  cudaEvent_t begin = nullptr, end = nullptr;
+  for (cudaEvent_t* event : {&begin, &end}) MUST(cudaEventCreate(event));
+  for (const unsigned groups : {264u, 1056u}) {
+    double took[2] = {1e9, 1e9};
+    for (unsigned round = 0; round < 10; ++round) {
+      for (const bool asks : {false, true}) {
+        MUST(cudaEventRecord(begin, stream_));
+        vmem::gpu::sum(stream_, view_, asks ? nullptr : plain, bytes, 64 << 10, groups, 256, result_);
+        MUST(cudaEventRecord(end, stream_));
+        finish("sums", 60);
+        float ms = 0;
+        MUST(cudaEventElapsedTime(&ms, begin, end));
+        took[asks ? 1 : 0] = std::min(took[asks ? 1 : 0], double{ms} / 1e3);
+      }
+    }
+    std::printf("64 KiB under a pin each time, %u groups: %.0f GB/s, plain memory %.0f GB/s: %.3f\n", groups,
+                static_cast<double>(bytes) / took[1] / 1e9, static_cast<double>(bytes) / took[0] / 1e9,
+                took[0] / took[1]);
+  }
+  expect_right("sums");
+  for (cudaEvent_t event : {begin, end}) MUST(cudaEventDestroy(event));
+  MUST(cudaFree(plain));
   close();
   open(kBoth, kDevice);
   timed("at random, opened for writing, 132 groups", at_random, 132, false, 1024);
@@ -395,8 +496,10 @@ TEST_F(KernelPagingCuda, WhatDemandPagingCosts) {
 int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   ::testing::InitGoogleTest(&argc, argv);
-  for (int i = 1; i + 1 < argc; ++i)
+  for (int i = 1; i + 1 < argc; ++i) {
     if (strcmp(argv[i], "--seconds") == 0) seconds = static_cast<unsigned>(strtoul(argv[i + 1], nullptr, 10));
+    if (strcmp(argv[i], "--block") == 0) block_size = strtoul(argv[i + 1], nullptr, 10) * kMiB;
+  }
   alarm(600 + 3 * seconds);  // whatever happens
   return RUN_ALL_TESTS();
 }

@@ -8,7 +8,7 @@
 
 namespace vmem::gpu {
 
-inline constexpr size_t kPagedBlock = size_t{2} << 20;
+inline constexpr size_t kPagedBlock = size_t{2} << 20;  // of benchmarks; tests take any size
 
 // In pinned host memory; kernels add to it.
 struct PagingResult {
@@ -18,6 +18,7 @@ struct PagingResult {
   unsigned long long skipped = 0;       // turns in which another group had the block
   unsigned long long refused[16] = {};  // by vmem::Answer
   unsigned long long slowest_ns = 0;    // acquire
+  unsigned long long sum = 0;           // of what sum() has read
 };
 
 // `groups` thread blocks do as many turns as they can in `ns`, or `turns`: acquire a block at random (or two
@@ -33,6 +34,17 @@ void visit(void* stream, const vmem_kernel_view& view, const unsigned* state, co
 
 // Each of `groups` thread blocks pins and gives up the same block so often; it is there.
 void pin_again(void* stream, const vmem_kernel_view& view, unsigned groups, unsigned times, PagingResult* result);
+
+// Groups of so many threads sum the first `bytes` of the range, `each` at a time, under a pin of its own each time; or
+// those of plain memory, without.
+void sum(void* stream, const vmem_kernel_view& view, const void* plain, size_t bytes, size_t each, unsigned groups,
+         unsigned threads, PagingResult* result);
+
+// A kernel that does nothing.
+void nothing(void* stream);
+
+// All of these are loaded: none is for the first time behind one that asks.
+void load_paging();
 
 // What a group is told that asks for too much, beside the range, to store where it may not, or with a pin: 5 answers.
 void ask_wrong(void* stream, const vmem_kernel_view& view, bool writable, unsigned frames, unsigned* answers);
