@@ -21,13 +21,19 @@ using paging::Urgency;
 
 namespace {
 
-constexpr size_t kTogether = 32;         // blocks of one lease
-constexpr size_t kFirstTogether = 16;    // .. of groups with the token, beside as many and more of others
+constexpr size_t kTogether = 8;          // blocks of one lease: while they are copied the next are mapped
+constexpr size_t kFirstTogether = 4;     // .. of groups with the token, beside as many and more of others
 constexpr size_t kHintsTogether = 8;     // .. of hints, which nobody waits for
 constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the same for one
 constexpr uint64_t kHold = 20000000;     // ns in which a group that looks for its block has seen it
 constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
+constexpr size_t kLoansTogether = 64;
+constexpr uint64_t kLook = 1000000;       // ns between looks for those who want what is lent
+constexpr size_t kLooks = 4096;           // .. loans in a look
+constexpr uint64_t kPromote = 10000000;   // ns between looks at how much is loaded from it
+constexpr size_t kPromotions = 8;         // blocks that come for that, in a look
+constexpr size_t kRow = 4096;             // bytes that a group is taken to load under a pin of what is in place
 constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
 
 // Adds the time of its life.
@@ -66,6 +72,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
       requests_(range_.words->table()),
       first_(range_.blocks),
       needed_(range_.blocks),
+      rows_(range_.blocks),
       hints_(range_.blocks),
       failed_(range_.blocks),
       failed_ns_(range_.blocks),
@@ -74,6 +81,12 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   for (uint32_t f = range_.frames; f-- > 0;) free_.push_back(f);
   victims_.reserve(frames_.size());
   batch_.reserve(kTogether);
+  if (range_.words->reads_host()) {
+    loans_.reserve(range_.blocks);
+    loan_of_.resize(range_.blocks);
+    asking_.resize(std::max<size_t>(kLooks, kLoansTogether));
+    homes_.resize(kLoansTogether);
+  }
   ranges_.reserve(kTogether);
   over_.reserve(3 * frames_.size());  // until a make_room(), by that, and what is there in the end
   ask_.patience_ns = kBehind;
@@ -100,6 +113,8 @@ bool PagingService::round(pager::Pager& pager) {
   retry_failed(pager::now_ns());
   bool done = take_requests();
   const uint64_t begun = pager::now_ns();
+  if (!loans_.empty()) look_after_loans(pager, begun);
+  lend(pager);
   serve(pager, first_, kFirstTogether);
   serve(pager, needed_, kTogether);
   if (needed_.empty()) serve(pager, hints_, kHintsTogether);
@@ -117,6 +132,8 @@ PagingService::BlockQueue& PagingService::queue_of(uint32_t block) {
       return hints_;
     case Urgency::first:
       return first_;
+    case Urgency::rows:
+      return rows_;
     default:
       return needed_;
   }
@@ -128,7 +145,14 @@ bool PagingService::take_requests() {
   for (Request request; requests_.take(&request);) {
     any = true;
     const uint32_t b = request.block;
-    if (b >= range_.blocks || states_.kind(b) != Kind::not_present) continue;
+    if (b >= range_.blocks) continue;
+    const Kind kind = states_.kind(b);
+    if (kind == Kind::in_place && request.urgency > Urgency::rows) {
+      urgency_[b] = request.urgency;
+      recall(loans_[loan_of_[b]]);
+      continue;
+    }
+    if (kind != Kind::not_present) continue;
     urgency_[b] = std::max(urgency_[b], request.urgency);
     queue_of(b).push(b);
   }
@@ -207,6 +231,112 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   port_.keep(range_.words->mark(marks_));
 }
 
+// Of those that a little is to be loaded from what the pager can lend; the others have to come.
+void PagingService::lend(pager::Pager& pager) {
+  size_t count = 0;
+  for (; !rows_.empty() && count < kLoansTogether; rows_.pop()) {
+    const uint32_t b = rows_.front();
+    // A group may have asked for more since.
+    if (states_.kind(b) != Kind::not_present || urgency_[b] != Urgency::rows) continue;
+    if (loans_.capacity() == 0) {
+      needed_.push(b);
+    } else {
+      asking_[count++] = b;
+    }
+  }
+  if (count == 0 || broken()) return;
+  core::step("asking.lending");
+  const size_t lent = pager.lend(range_, std::span(asking_).first(count), homes_);
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t b = asking_[i];
+    if (i >= lent) {
+      needed_.push(b);
+      continue;
+    }
+    urgency_[b] = {};
+    loan_of_[b] = static_cast<uint32_t>(loans_.size());
+    loans_.push_back({b, paging::takes_of(range_.words->use(b))});
+    port_.keep(range_.words->set_home(b, reinterpret_cast<uintptr_t>(homes_[i])));
+    states_.lend(b);
+  }
+  spent_.loans += lent;
+}
+
+// No new pins. What it is wanted for, if anything, is in urgency_.
+void PagingService::recall(Loan& loan) {
+  if (std::exchange(loan.over, true)) return;
+  states_.begin_eviction(loan.block);
+  ++recalled_;
+}
+
+void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
+  if (recalled_ == 0 && now - looked_ns_ < kLook) return;
+  if (now - looked_ns_ >= kLook && !broken()) {
+    looked_ns_ = now;
+    size_t count = 0;
+    for (size_t i = 0; i < std::min(kLooks, loans_.size()); ++i) {
+      Loan& loan = loans_[looked_++ % loans_.size()];
+      if (loan.over) continue;
+      asking_[count++] = loan.block;
+    }
+    // The first ones of what is wanted overwrite what has been looked at.
+    const std::span<uint32_t> asked(asking_);
+    const size_t wanted = pager.loans_wanted(range_, asked.first(count), asked);
+    for (size_t i = 0; i < wanted; ++i) recall(loans_[loan_of_[asking_[i]]]);
+  }
+  if (now - promoted_ns_ >= kPromote) promote(pager, now);
+  if (recalled_ != 0) end_loans(pager);
+}
+
+// From what is in place as much has been loaded as to page it in takes: it comes, into a frame that is free, or whose
+// block nobody has had since the clock came by, which this moves on slowly. Where all blocks are had, none is better on
+// the device than another.
+void PagingService::promote(pager::Pager& pager, uint64_t now) {
+  promoted_ns_ = now;
+  settle();
+  if (broken()) return;
+  size_t hot = 0;
+  for (Loan& loan : loans_) {
+    const uint32_t takes = paging::takes_of(range_.words->use(loan.block));
+    loan.loads += static_cast<uint8_t>(takes - std::exchange(loan.takes, takes));
+    if (!loan.over && loan.loads * kRow >= range_.block_size && hot < kPromotions) asking_[hot++] = loan.block;
+  }
+  if (hot == 0) return;
+  if (free_.size() < hot) make_room(pager, hot - free_.size(), frames_.size() / 16 + 1);
+  for (size_t i = 0; i < std::min(hot, free_.size()); ++i) {
+    Loan& loan = loans_[loan_of_[asking_[i]]];
+    loan.comes = true;
+    recall(loan);
+  }
+}
+
+// Of what was recalled, and no group has any more.
+void PagingService::end_loans(pager::Pager& pager) {
+  settle();
+  if (broken()) return;
+  while (recalled_ != 0) {
+    size_t count = 0;
+    for (size_t i = 0; i < loans_.size() && count < asking_.size();) {
+      const Loan loan = loans_[i];
+      if (!loan.over || states_.in_use(loan.block)) {
+        ++i;
+        continue;
+      }
+      states_.finish(loan.block);
+      if (loan.comes && urgency_[loan.block] == Urgency{}) hints_.push(loan.block);
+      asking_[count++] = loan.block;
+      loans_[i] = loans_.back();
+      loan_of_[loans_[i].block] = static_cast<uint32_t>(i);
+      loans_.pop_back();
+    }
+    if (count == 0) return;
+    recalled_ -= count;
+    pager.end_loans(range_, std::span(asking_).first(count));
+    for (size_t i = 0; i < count; ++i)
+      if (urgency_[asking_[i]] != Urgency{}) queue_of(asking_[i]).push(asking_[i]);
+  }
+}
+
 void PagingService::fail(uint32_t block, const Status& why) {
   core::log(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
             static_cast<int>(why.text().size()), why.text().data());
@@ -225,10 +355,10 @@ void PagingService::retry_failed(uint64_t now) {
 
 // Frames whose blocks nobody seems to have, into victims_: a clock that passes once over those that were had since it
 // came by last.
-size_t PagingService::choose_victims(size_t most, uint64_t now) {
+size_t PagingService::choose_victims(size_t most, uint64_t now, size_t looks) {
   victims_.clear();
   const uint64_t reached = range_.words->reached();
-  for (size_t seen = 0; seen < 2 * frames_.size() && victims_.size() < most; ++seen) {
+  for (size_t seen = 0; seen < looks && victims_.size() < most; ++seen) {
     const auto f = static_cast<uint32_t>(hand_++ % frames_.size());
     Frame& frame = frames_[f];
     if (!frame.used || frame.mark > reached || states_.kind(frame.block) != Kind::present) continue;
@@ -249,12 +379,16 @@ void PagingService::settle() {
 }
 
 // So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
-size_t PagingService::make_room(pager::Pager& pager, size_t frames) {
+// looks: frames that are looked at; each twice where nothing is said.
+size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks) {
   if (broken_ || free_.size() == frames_.size() || over_.size() > frames_.size()) return 0;
-  const size_t most = std::max(frames, std::min(kVictimsTogether, frames_.size() / 4));
-  if (choose_victims(most, pager::now_ns()) == 0) {
+  const bool all = looks == SIZE_MAX;
+  if (all) looks = 2 * frames_.size();
+  const size_t most = all ? std::max(frames, std::min(kVictimsTogether, frames_.size() / 4)) : frames;
+  if (choose_victims(most, pager::now_ns(), looks) == 0) {
+    if (!all) return 0;
     settle();
-    if (broken() || choose_victims(most, pager::now_ns()) == 0) return 0;
+    if (broken() || choose_victims(most, pager::now_ns(), looks) == 0) return 0;
   }
   for (const uint32_t f : victims_) states_.begin_eviction(frames_[f].block);
   core::step("asking.evicting");
@@ -299,6 +433,7 @@ void PagingService::end_asking() {
 
 void PagingService::take_back(pager::Pager& pager) {
   const uint64_t until = pager::now_ns() + kPinned;
+  std::fill(urgency_.begin(), urgency_.end(), Urgency{});
   for (bool some = true; some && !broken(); core::step("asking.taking_back")) {
     some = false;
     const bool last = pager::now_ns() > until;
@@ -307,12 +442,15 @@ void PagingService::take_back(pager::Pager& pager) {
       if (frame.used && frame.mark <= reached && states_.kind(frame.block) == Kind::present)
         states_.begin_eviction(frame.block);
     }
+    for (Loan& loan : loans_) recall(loan);
+    if (recalled_ != 0) end_loans(pager);
+    some = !loans_.empty() && !last;
     states_.settle();
     if (broken()) return;
     for (Frame& frame : frames_) {
       if (!frame.used) continue;
       if (states_.kind(frame.block) != Kind::evicting || states_.in_use(frame.block)) {
-        some = !last;
+        some |= !last;
         if (last && states_.kind(frame.block) == Kind::evicting) states_.cancel(frame.block);
         continue;
       }
@@ -339,6 +477,12 @@ bool PagingService::give_leases_back(pager::Pager& pager) {
     if (!broken_) pinned += paging::pins_of(range_.words->use(frame.block)) != 0 ? 1 : 0;
     over_.push_back(bytes_of(frame.block));
   }
+  for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
+    for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
+    pager.end_loans(range_, std::span(asking_).first(n));
+  }
+  loans_.clear();
+  recalled_ = 0;
   if (pinned != 0 && port_.failure.ok()) {
     core::log(core::Level::warning, "kernels of device %d ended without a release of %u blocks that they had acquired",
               range_.device, pinned);
@@ -352,11 +496,12 @@ void PagingService::say_what_it_took() {
   const auto ms = [](uint64_t ns) { return static_cast<double>(ns) / 1e6; };
   core::log(core::Level::info,
             "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
-            "(%llu times, %llu blocks in use), %.1f to end leases",
+            "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place",
             range_.device, static_cast<unsigned long long>(spent_.blocks),
             static_cast<unsigned long long>(spent_.leases), ms(spent_.serving_ns), ms(spent_.leasing_ns),
             ms(spent_.looking_ns), static_cast<unsigned long long>(spent_.looks),
-            static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns));
+            static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns),
+            static_cast<unsigned long long>(spent_.loans));
 }
 
 }  // namespace vmem::api

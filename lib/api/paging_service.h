@@ -4,6 +4,12 @@
 //
 //   requested ──lease──> leased, told ──begin_eviction, nobody has it──> lease ended: the pager may evict it
 //
+// What a group only loads a little of need not come: where the pager has it in a staging frame, that is lent, and the
+// group is told where it is. Such a loan ends when somebody wants the block, here or elsewhere, or when so much was
+// loaded from it that it had better come.
+//
+//   requested by a gather ──lend──> in place ──recall: begin_eviction, nobody has it──> not present, or requested
+//
 // No more blocks are leased than the range has frames; beside them, what is leaving counts until the device has got
 // there. Whatever fails goes to the kernels that ask for the block.
 // One thread calls, but for end_asking() and idle(). Locks: none of its own. What it waits for needs no kernel.
@@ -88,10 +94,18 @@ class PagingService {
     uint64_t since_ns = 0;  // it was leased
     uint32_t takes = 0;     // when the clock came by last
   };
+  struct Loan {
+    uint32_t block = 0;
+    uint32_t takes = 0;  // when it was looked at last
+    uint64_t loads = 0;  // by groups that had it, as far as was seen
+    bool over = false;   // recalled
+    bool comes = false;  // .. to come to the device
+  };
 
   // Where the thread's time went, for the log.
   struct Spent {
     uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
+    uint64_t loans = 0;
     uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0;
   };
 
@@ -104,8 +118,13 @@ class PagingService {
   void publish(const uint32_t* blocks, size_t count);
   void fail(uint32_t block, const core::Status& why);
   void retry_failed(uint64_t now);
-  size_t choose_victims(size_t most, uint64_t now);
-  size_t make_room(pager::Pager& pager, size_t frames);
+  void lend(pager::Pager& pager);
+  void recall(Loan& loan);
+  void look_after_loans(pager::Pager& pager, uint64_t now);
+  void end_loans(pager::Pager& pager);
+  void promote(pager::Pager& pager, uint64_t now);
+  size_t choose_victims(size_t most, uint64_t now, size_t looks);
+  size_t make_room(pager::Pager& pager, size_t frames, size_t looks = SIZE_MAX);
   void settle();
   void end_leases(pager::Pager& pager);
   void tell();
@@ -119,12 +138,17 @@ class PagingService {
   std::vector<States::Known> known_;
   States states_;
   paging::RequestQueue<paging::HostAtomics> requests_;
-  BlockQueue first_, needed_, hints_, failed_;
+  BlockQueue first_, needed_, rows_, hints_, failed_;
   std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
   std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
   std::vector<Frame> frames_;
   std::vector<uint32_t> free_, victims_, batch_;
   std::vector<vmem_range> ranges_, over_;  // over: leases that are to end
+  std::vector<Loan> loans_;
+  std::vector<uint32_t> loan_of_, asking_;  // by block: which; blocks to ask the pager about
+  std::vector<const std::byte*> homes_;
+  size_t recalled_ = 0, looked_ = 0;  // loans that are; the one to be looked at next
+  uint64_t looked_ns_ = 0, promoted_ns_ = 0;
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
   pager::Ask ask_;

@@ -73,6 +73,7 @@ Status CudaDevices::describe(int devices) {
       g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
       g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
     }
+    g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     gpus_.push_back(std::move(g));
   }
   return {};

@@ -34,7 +34,7 @@ struct Marks {  // what streams tell the host
 };
 
 size_t device_bytes(uint32_t blocks) {
-  return core::round_up(sizeof(Control<HostAtomics>) + blocks * (3 * sizeof(uint64_t) + sizeof(uint32_t)) + 64, kUnit);
+  return core::round_up(sizeof(Control<HostAtomics>) + blocks * (4 * sizeof(uint64_t) + sizeof(uint32_t)) + 64, kUnit);
 }
 size_t host_bytes(uint32_t blocks) {
   return core::round_up(sizeof(Marks) + kCells * sizeof(uint64_t) + blocks * sizeof(uint32_t), core::kPage);
@@ -71,11 +71,12 @@ class CudaPagingWords final : public PagingWords {
   Status start(uint32_t blocks, uint32_t frames) {
     auto* const control = reinterpret_cast<Control<HostAtomics>*>(memory_->words);
     auto* const state = reinterpret_cast<uint64_t*>(memory_->words + core::round_up(sizeof *control, size_t{64}));
-    auto* const use = reinterpret_cast<uint32_t*>(state + 3 * size_t{blocks});
+    auto* const use = reinterpret_cast<uint32_t*>(state + 4 * size_t{blocks});
     marks_ = reinterpret_cast<Marks*>(memory_->host);
     auto* const ring = reinterpret_cast<uint64_t*>(marks_ + 1);
     use_ = reinterpret_cast<uint32_t*>(ring + kCells);
-    table_ = {state, state + blocks, state + 2 * size_t{blocks}, use, control, ring, kCells, blocks, frames};
+    uint64_t* const home = state + 3 * size_t{blocks};
+    table_ = {state, state + blocks, state + 2 * size_t{blocks}, use, control, ring, kCells, blocks, frames, home};
     // What the device is to have, made here and copied as a whole.
     const size_t bytes = reinterpret_cast<uintptr_t>(use + blocks) - memory_->words;
     std::vector<uint64_t> image((bytes + 7) / 8 + 1);
@@ -85,7 +86,8 @@ class CudaPagingWords final : public PagingWords {
     local.state = reinterpret_cast<uint64_t*>(here(table_.state));
     local.asked = local.state + blocks;
     local.written = local.asked + blocks;
-    local.use = reinterpret_cast<uint32_t*>(local.written + blocks);
+    local.home = local.written + blocks;
+    local.use = reinterpret_cast<uint32_t*>(local.home + blocks);
     local.control = reinterpret_cast<Control<HostAtomics>*>(copy);
     paging::initialise(local);
     const Enter enter(devices_.driver_, gpu_.context);
@@ -115,6 +117,11 @@ class CudaPagingWords final : public PagingWords {
       departed_ = false;
     }
     return write(memory_->arrivals, &table_.state[block], word);
+  }
+  bool reads_host() const override { return gpu_.reads_host; }
+  Status set_home(uint32_t block, uint64_t address) override {
+    departed_ = true;
+    return write(memory_->departures, &table_.home[block], address);
   }
   Status mark(uint64_t number) override { return write(memory_->arrivals, &marks_->reached, number); }
   uint64_t reached() const override { return __atomic_load_n(&marks_->reached, __ATOMIC_ACQUIRE); }

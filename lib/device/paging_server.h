@@ -83,7 +83,7 @@ class BlockStates {
 
   // not present -> present. Its bytes are in place, and where groups access it: [bytes].
   void publish(uint32_t block, Urgency urgency) {
-    known_[block].held = urgency >= Urgency::wait;
+    known_[block].held = urgency >= Urgency::wait || urgency == Urgency::rows;
     set(block, Kind::present, 0);
     port_->progress();
   }
@@ -112,6 +112,14 @@ class BlockStates {
   // evicting -> not present. Groups access it no more: its frame may go to another.
   void finish(uint32_t block) {
     set(block, Kind::not_present, 1);
+    port_->progress();
+  }
+
+  // not present -> in place: groups may load its bytes where Port has said that they are. It ends as what is present
+  // does, by begin_eviction(), settle(), in_use() and finish(), but is not spared: those pins wait for nobody.
+  void lend(uint32_t block) {
+    known_[block].held = false;
+    set(block, Kind::in_place, 0);
     port_->progress();
   }
 

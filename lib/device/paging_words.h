@@ -31,6 +31,10 @@ class PagingWords {
 
   // arrives: behind all that the stream of arrivals waits for by now. Else at once, but not before settle() for sure.
   virtual core::Status set_state(uint32_t block, uint64_t word, bool arrives) = 0;
+  // Groups can load from pinned host memory, at its own address.
+  virtual bool reads_host() const = 0;
+  // Before the block's state says that it is in place.
+  virtual core::Status set_home(uint32_t block, uint64_t address) = 0;
   // Everything that arrives and was set before is there when reached() says so. Numbers grow.
   virtual core::Status mark(uint64_t number) = 0;
   virtual uint64_t reached() const = 0;

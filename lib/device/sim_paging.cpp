@@ -36,7 +36,7 @@ class SimPagingWords final : public PagingWords {
  public:
   SimPagingWords(SimDevices& sim, int device, uint32_t blocks, uint32_t frames)
       : PagingWords(sim, device), sim_(sim), memory_(std::make_shared<WordsOfRange>()) {
-    memory_->words.resize(3 * size_t{blocks} + kCells);
+    memory_->words.resize(4 * size_t{blocks} + kCells);
     memory_->use.resize(blocks);
     uint64_t* const first = memory_->words.data();
     table_ = {first,
@@ -44,10 +44,11 @@ class SimPagingWords final : public PagingWords {
               first + 2 * size_t{blocks},
               memory_->use.data(),
               &memory_->control,
-              first + 3 * size_t{blocks},
+              first + 4 * size_t{blocks},
               kCells,
               blocks,
-              frames};
+              frames,
+              first + 3 * size_t{blocks}};
     paging::initialise(table_);
   }
   ~SimPagingWords() override {
@@ -67,6 +68,11 @@ class SimPagingWords final : public PagingWords {
       return {};
     }
     return put([memory = memory_, at = &table_.state[block], word] { HostAtomics::store_release(at, word); });
+  }
+  bool reads_host() const override { return true; }
+  Status set_home(uint32_t block, uint64_t address) override {
+    paging::HostAtomics::store(&table_.home[block], address);
+    return {};
   }
   Status mark(uint64_t number) override {
     return put([memory = memory_, number] { memory->reached.store(number, std::memory_order_release); });

@@ -62,6 +62,10 @@ class Pager final : private BlockMap::Above,
   void close_range(OpenRange* range);
   // export.cpp
   core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
+  // .. loans.cpp: blocks of such a range that its kernels load from their staging frames.
+  size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames);
+  void end_loans(const OpenRange& range, std::span<const uint32_t> blocks);
+  size_t loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out);
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
@@ -157,7 +161,8 @@ class Pager final : private BlockMap::Above,
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
   void credit_region(Region& r) VMEM_LOCKED;
 
-  void end_open_range(int d);  // open_range.cpp
+  void end_open_range(int d) VMEM_LOCKED;  // open_range.cpp
+  Region* region_of(const OpenRange& range) VMEM_LOCKED;
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;

@@ -544,6 +544,7 @@ Status Pager::destroy(void* ptr, bool force) {
       continue;
     }
     if (!core::in_memory(block.state)) continue;
+    staging_.of(r).lent -= residents_[block.aux].lent ? 1 : 0;  // its kernels have ended
     std::byte* frame = residents_[block.aux].frame;
     if (frame != nullptr && r.transfer == Transfer::move) {
       frames_.keep(frame, r.block_size);

@@ -54,6 +54,7 @@ struct Resident {
   bool apart = false;    // .. those of a few pages do, where stores had no room, and others wait for a moment
   bool saved = false;    // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
+  bool lent = false;      // taking: kernels load from its staging frame (loans.cpp)
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
 };
 

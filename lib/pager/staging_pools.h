@@ -28,6 +28,7 @@ struct StagingPool {
   memory::Staging frames;
   StagingGrowth growth;
   size_t regions = 0;  // with blocks of its size
+  size_t lent = 0;     // frames that kernels load from
 };
 
 class StagingPools final : public StagingOthers {

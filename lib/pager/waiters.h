@@ -21,6 +21,7 @@ class Waiters {
   // What changed may concern anybody: a region is being freed, a lease ended.
   inline void wake_all();
   bool empty() const { return first_ == nullptr; }
+  inline bool any(const Region& region, core::BlockIndex block) const;
 
  private:
   friend class Waiter;
@@ -60,6 +61,12 @@ inline size_t Waiters::wake(const Region& region, core::BlockIndex block) {
     ++woken;
   }
   return woken;
+}
+
+inline bool Waiters::any(const Region& region, core::BlockIndex block) const {
+  const Waiter* w = first_;
+  while (w != nullptr && (&w->region_ != &region || w->block_ != block)) w = w->next_;
+  return w != nullptr;
 }
 
 inline void Waiters::wake_all() {

@@ -6,6 +6,7 @@
  *
  *   BLOCKS, FRAMES, CELLS    how many blocks, frames, and requests that the ring holds
  *   GROUP1, GROUP2           (first block, second block, how many of them, writes, how often)
+ *   READER                   (block, how often), in the second one's place: loads a little, also where the block is in place
  *   SPURIOUS, FAILURES, GIVE_UPS    how many evictions nobody needs, reads that fail, and waits that a group gives up
  *   END                      the server may end at any time
  *   LIMIT                    no block may come and go so often: beyond that groups take blocks from each other for ever
@@ -31,13 +32,18 @@
 #define PRESENT 1
 #define EVICTING 2
 #define FAILED 3
+#define IN_PLACE 4
 
-#define NEEDED 1
-#define WAIT 2
-#define FIRST 3
+#define ROWS 1
+#define NEEDED 2
+#define WAIT 3
+#define FIRST 4
+#define MAY_ASK(b, u) (kind[b] == NOT_PRESENT || (kind[b] == IN_PLACE && (u) > ROWS))
 /* As token_allows(): many at a time, if there is a frame for each of their blocks, or one. */
 #define ALLOWED(n) (token == 0 || token + n <= FRAMES / 2)
-#define ASKED(g, u) ((g) * 4 + (u))
+#define ASKED(g, u) ((g) * 8 + (u))
+/* After all requests of a generation: its arrival has been fenced. */
+#define FENCED(g) ((g) * 8 + 7)
 
 /* The words. state is kind and gen, read and written in one step. */
 byte kind[BLOCKS];
@@ -51,6 +57,7 @@ bit asleep, ended;
 byte token, tickets, turn;  /* how many blocks; how many were drawn; the oldest that waits */
 
 /* The server's own. */
+bit behind[BLOCKS];  /* a fence came behind the copy of its bytes */
 bit held[BLOCKS], need, used[FRAMES];
 byte left = FRAMES, spurious = SPURIOUS, failures = FAILURES;
 
@@ -79,12 +86,25 @@ inline mark(b) {
   :: else
   fi
 }
+/* The copy of a block came to another address than that of its accesses; the fence between them may be anybody's. */
+inline fence_arrival(b) {
+  if
+#ifndef NO_FENCED_GENERATION
+  :: fenced == FENCED(g) -> skip
+#else
+  :: fenced % 8 == 7 -> skip
+#endif
+  :: else ->
+     behind[b] = 1;
+     atomic { if :: asked[b] < FENCED(g) -> asked[b] = FENCED(g) :: else fi }
+  fi
+}
 inline judge(b) {
   if
 #ifdef NO_SAME_WORD
-  :: k2 == PRESENT -> ok = 1
+  :: k2 == PRESENT -> fence_arrival(b); ok = 1
 #else
-  :: k2 == PRESENT && g2 == g -> ok = 1
+  :: k2 == PRESENT && g2 == g -> fence_arrival(b); ok = 1
 #endif
   :: else ->
      pins[b]--;
@@ -97,12 +117,13 @@ inline judge(b) {
 /* ok: 0 not yet, 1 pinned, 2 an error. */
 inline pin(b) {
   look(b);
+  fenced = asked[b];
   if
   :: k == FAILED -> ok = 2
-  :: k == NOT_PRESENT || k == EVICTING -> ok = 0
+  :: k == NOT_PRESENT || k == EVICTING || k == IN_PLACE -> ok = 0
   :: k == PRESENT ->
 #if defined(NO_SECOND_LOOK)
-     add(b); mark(b); ok = 1
+     add(b); mark(b); fence_arrival(b); ok = 1
 #elif defined(NO_PIN_FENCE)
      look_again(b); add(b); mark(b); judge(b)
 #elif defined(NO_MARK_BEFORE)
@@ -116,14 +137,14 @@ inline pin(b) {
      look_again(b); judge(b)
 #endif
   fi;
-  atomic { k = 0; g = 0; k2 = 0; g2 = 0 }
+  atomic { k = 0; g = 0; k2 = 0; g2 = 0; fenced = 0 }
 }
 
 inline ask(b, u) {
   look(b);
   ok = 0;
   if
-  :: k == NOT_PRESENT ->
+  :: k == NOT_PRESENT || (k == IN_PLACE && (u) > ROWS) ->
      atomic { if :: asked[b] < ASKED(g, u) -> was = asked[b]; asked[b] = ASKED(g, u); ok = 1 :: else fi }
      if
      :: ok ->
@@ -156,6 +177,7 @@ inline ask(b, u) {
 #endif
 
 inline access(b) {
+  assert(behind[b]);
   assert(where[b] != NONE && frame[where[b]] == shadow[b]);
 #ifndef NO_UNPIN_RELEASE
   if
@@ -175,7 +197,7 @@ inline release(b) {
 }
 
 proctype group(byte first; byte second; byte count; bit writes; byte times) {
-  byte list[2], i, j, b, k, g, k2, g2, u, was, round;
+  byte list[2], i, j, b, k, g, k2, g2, u, was, round, fenced;
   byte at = NONE;
   byte ok;
   byte ticket;
@@ -248,7 +270,7 @@ attempt:
   atomic { j = 0; b = 0 };
   do
   :: kind[at] == PRESENT || kind[at] == FAILED -> goto attempt
-  :: kind[at] == NOT_PRESENT && asked[at] < ASKED(gen[at], u) && nfull(ring) -> b = at; ask(b, u)
+  :: MAY_ASK(at, u) && asked[at] < ASKED(gen[at], u) && nfull(ring) -> b = at; ask(b, u)
   :: ENDED -> goto refused
   :: atomic { give_ups > 0 -> give_ups-- }
      goto refused
@@ -272,6 +294,42 @@ out:
   done++
 }
 
+/* As a gather: it loads, and holds nothing while it waits. */
+proctype reader(byte b; byte times) {
+  byte k, g, k2, g2, was, ok;
+  bit saw;
+  do
+  :: times == 0 -> break
+  :: else ->
+     look(b);
+     if
+     :: k == FAILED -> times--
+     :: k == PRESENT || k == IN_PLACE ->
+        add(b);
+        look_again(b);
+        if
+        :: k2 == k && g2 == g ->
+           if :: k == PRESENT -> behind[b] = 1 :: else fi;
+           if
+           :: k == PRESENT -> assert(where[b] != NONE && frame[where[b]] == shadow[b])
+           :: else -> assert(store[b] == shadow[b])
+           fi;
+           unpin(b);
+           times--
+        :: else -> pins[b]--
+        fi
+     :: else ->
+        if
+        :: kind[b] == NOT_PRESENT && asked[b] < ASKED(gen[b], ROWS) && nfull(ring) -> ask(b, ROWS)
+        :: kind[b] != NOT_PRESENT && kind[b] != EVICTING
+        :: ENDED -> break
+        fi
+     fi;
+     atomic { k = 0; g = 0; k2 = 0; g2 = 0; ok = 0 }
+  od;
+  done++
+}
+
 /* ---- the server ---------------------------------------------------------------------------------------------------- */
 active proctype server() {
   byte b, u, f;
@@ -279,7 +337,19 @@ serve:
   if
   :: ended -> goto out
   :: ring?b, u ->
-     if :: kind[b] != NOT_PRESENT -> goto serve :: else fi;
+     if
+     :: kind[b] == IN_PLACE && u > ROWS ->
+#ifdef NO_RECALL_LOOK
+        kind[b] = EVICTING;
+#else
+        kind[b] = EVICTING;
+        (pins[b] == 0);
+#endif
+        atomic { kind[b] = NOT_PRESENT; gen[b]++ }
+     :: kind[b] == NOT_PRESENT && u == ROWS -> atomic { kind[b] = IN_PLACE; goto serve }
+     :: kind[b] == NOT_PRESENT
+     :: kind[b] != NOT_PRESENT && !(kind[b] == IN_PLACE && u > ROWS) -> goto serve
+     fi;
      if
      :: failures > 0 -> failures--; kind[b] = FAILED; goto serve
      :: true
@@ -295,12 +365,12 @@ serve:
      }
 #ifdef NO_PUBLISH_RELEASE
      where[b] = f;
-     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT) }
+     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT || u == ROWS) }
      frame[f] = store[b];
 #else
-     frame[f] = store[b];
+     atomic { frame[f] = store[b]; behind[b] = 0 }
      where[b] = f;
-     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT) }
+     atomic { kind[b] = PRESENT; held[b] = (u >= WAIT || u == ROWS) }
 #endif
      atomic { b = 0; u = 0; f = 0 };
      goto serve
@@ -401,6 +471,10 @@ active proctype judge_all() {
 init {
   atomic {
     run group GROUP1;
+#ifdef READER
+    run reader READER
+#else
     run group GROUP2
+#endif
   }
 }

@@ -9,6 +9,7 @@
 #include "device/paging_host.h"
 #include "faulty_disk.h"
 #include "sim_support.h"
+#include "vmem/detail/paging_gather.h"
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
 
@@ -74,6 +75,12 @@ class KernelPaging : public SimTest {
   static std::atomic<uint64_t>* word(SimKernel& k, const View& view, uint32_t block, size_t at, bool store) {
     auto* const address = reinterpret_cast<const void*>(view.first + block * kBlock + 8 * at);
     return reinterpret_cast<std::atomic<uint64_t>*>(k.at(address, 8, store));
+  }
+  // What a gather gives: at a block's own address, or where the block is in place.
+  static const std::byte* bytes_of(SimKernel& k, const View& view, const vmem::paging::Piece& piece) {
+    const uint64_t end = view.first + (uint64_t{view.table.blocks} << view.shift);
+    const auto* const at = reinterpret_cast<const std::byte*>(piece.address);
+    return piece.address < view.first || piece.address >= end ? at : k.at(at, piece.bytes, false);
   }
   // A kernel that acquires a block, adds to its first word and gives it up; what it was told, or -1: it runs yet.
   static void launch_add(void* stream, const View& view, uint32_t block, std::atomic<int>* told) {

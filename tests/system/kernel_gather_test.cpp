@@ -83,9 +83,9 @@ class KernelGather : public KernelPaging {
   static void fill(uint64_t* at, size_t words) {
     for (size_t w = 0; w < words; ++w) at[w] = word_at(w);
   }
-  static auto copies(SimKernel& k, uint64_t* out, uint64_t words, uint64_t lane = 0, uint64_t lanes = 1) {
+  static auto copies(SimKernel& k, const View& view, uint64_t* out, uint64_t words, uint64_t lane = 0, uint64_t lanes = 1) {
     return [=, &k](uint64_t row, const Piece& piece) {
-      const auto* const from = k.at(reinterpret_cast<const void*>(piece.address), piece.bytes, false);
+      const auto* const from = bytes_of(k, view, piece);
       if (from == nullptr) return;
       auto* const to = reinterpret_cast<char*>(out + row * words) + piece.offset;
       for (uint64_t at = lane * 8; at < piece.bytes; at += 8 * lanes) memcpy(to + at, from + at, 8);
@@ -100,7 +100,7 @@ class KernelGather : public KernelPaging {
       Group group(view.table, long_enough(), longest);
       const Rows rows{&ids, words * 8, view.size};
       *got = vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), rows, ids.size(), pieces(view, words * 8),
-                                  copies(k, out->data(), words));
+                                  copies(k, view, out->data(), words));
     });
   }
   static uint64_t wrong_words(const std::vector<uint64_t>& ids, uint64_t words, const std::vector<uint64_t>& out) {
@@ -163,7 +163,7 @@ TEST_F(KernelGather, TeamsShareTheRowsOfTheirGroup) {
       Group group(view.table, long_enough());
       const Rows rows{&ids, kRow * 8, view.size};
       const Gathered got = vmem::paging::gather(view, &group, team, rows, ids.size(), pieces(view, kRow * 8),
-                                                copies(k, out.data(), kRow, team.lane(), kLanes));
+                                                copies(k, view, out.data(), kRow, team.lane(), kLanes));
       failed += got ? 0 : 1;
     });
   }
@@ -194,7 +194,7 @@ TEST_F(KernelGather, RangesOfSeveralLengthsAreVisitedWhole) {
   launch(stream_, [&, view](SimKernel& k) {
     Group group(view.table, long_enough());
     const auto visit = [&](uint64_t which, const Piece& piece) {
-      const auto* const at = k.at(reinterpret_cast<const void*>(piece.address), piece.bytes, false);
+      const auto* const at = bytes_of(k, view, piece);
       seen[which] += piece.bytes / 8;
       for (uint64_t w = 0; at != nullptr && w < piece.bytes / 8; w += 17) {
         uint64_t found;
@@ -356,7 +356,7 @@ TEST_F(KernelGather, ShutdownEndsAWaitForRows) {
   copied = 0;
   launch(stream(0), [&ids, &out, &got, view](SimKernel& k) {
     Group group(view.table, long_enough());
-    const auto copy = copies(k, out.data(), 512);
+    const auto copy = copies(k, view, out.data(), 512);
     const auto count = [&copy](uint64_t row, const Piece& piece) {
       copy(row, piece);
       ++copied;

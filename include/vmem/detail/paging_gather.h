@@ -69,7 +69,7 @@ struct LoneTeam {
 
 // Each thread looks for rows of its own, with a group of its own that holds nothing, up to 64 of them at a time: first
 // all that are missing are asked for, then those that are there are copied, by the whole team, in whatever order they
-// come. A pin lasts for as long as a team copies one row of each of its threads, and nothing is waited for meanwhile.
+// come, from the device or, where the server says that the block is in place, from where it is. A pin lasts for as long as a team copies one row of each of its threads, and nothing is waited for meanwhile.
 // So each block is given up soon; and since all rows are looked for all the time, each that has come is had soon, too,
 // and no block stays for a group that looks for another one. Therefore requests are as urgent as those of who waits.
 //
@@ -107,7 +107,9 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
         Answer answer = Answer::not_yet;
         if (wanted) {
           find_piece(view, rows, mine + k * step, which, &piece);
-          answer = group->try_acquire(piece.block, Intent::read);
+          uint64_t home = 0;
+          answer = group->try_read(piece.block, &home);
+          if (home != 0) piece.address += home - (view.first + (uint64_t{piece.block} << view.shift));
         }
         const uint32_t here = team.which(answer == Answer::present);
         if (here != 0) {

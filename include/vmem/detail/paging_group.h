@@ -67,14 +67,29 @@ class Group {
     return answer;
   }
 
+  // The same for who only loads a little: the block may be in place, and *home is the address of its bytes then; 0: they
+  // are at the block's own. Its pin waits for nobody.
+  VMEM_PAGING Answer try_read(uint32_t block, uint64_t* home) {
+    *home = 0;
+    if (block >= table_.blocks) return Answer::out_of_range;
+    const Answer answer = pin(block, Intent::read, home);
+    if (answer == Answer::present) {
+      ++held_;
+    } else if (answer == Answer::not_yet) {
+      ask(block, Urgency::rows);
+      if (Atomics::load(&table_.control->ended) != 0) return ended();
+    }
+    return answer;
+  }
+
   // A hint: it may be lost when many ask at once.
   VMEM_PAGING void prefetch(uint32_t block) {
     if (block < table_.blocks) ask(block, Urgency::prefetch);
   }
 
-  // For a group that looks for the block again and again from here on, as for others meanwhile.
+  // For a group that tries to read the block again and again from here on, as others meanwhile.
   VMEM_PAGING void request(uint32_t block) {
-    if (block < table_.blocks) ask(block, Urgency::wait);
+    if (block < table_.blocks) ask(block, Urgency::rows);
   }
 
   VMEM_PAGING Answer acquire(uint32_t block, Intent intent) { return acquire_all(&block, 1, intent); }
@@ -126,11 +141,12 @@ class Group {
   }
   VMEM_PAGING Answer ended() const { return static_cast<Answer>(Atomics::load(&table_.control->ended)); }
 
-  // not_yet: nothing is pinned.
-  VMEM_PAGING Answer pin(uint32_t block, Intent intent) {
+  // not_yet: nothing is pinned. home: not null where the block may be in place.
+  VMEM_PAGING Answer pin(uint32_t block, Intent intent, uint64_t* home = nullptr) {
     // A look that leaves no trace: waiting groups do not disturb an eviction.
     const uint64_t state = Atomics::load(&table_.state[block]), asked = Atomics::load(&table_.asked[block]);
-    if (kind_of(state) != Kind::present) return refusal(state);
+    const bool in_place = kind_of(state) == Kind::in_place && home != nullptr;
+    if (kind_of(state) != Kind::present && !in_place) return refusal(state);
     Atomics::add(&table_.use[block], kPinned);  // [pin]
     // If this generation has passed, the mark does no harm: nobody compares with it any more. If it has not, and the
     // pin comes too late, a block counts as written that was not.
@@ -141,6 +157,10 @@ class Group {
     Atomics::fence();                                                    // [pin], [bytes], [alias]
     const uint64_t again = Atomics::load_acquire(&table_.state[block]);  // [pin]
     // The same word: the block was there all the time, and what was marked is what is pinned.
+    if (again == state && in_place) {
+      *home = Atomics::load(&table_.home[block]);  // [bytes]: it was stored before the state
+      return Answer::present;
+    }
     if (again == state) {
       if (asked != fenced_word(generation_of(state))) fence_arrival(block, generation_of(state));
       return Answer::present;
@@ -187,11 +207,12 @@ class Group {
     while (found < least && !Atomics::swap_if(word, &found, least)) continue;
   }
 
-  // Requests a block that is not present, once a generation and urgency. False: it is not requested for now, because
+  // Requests a block that is not present, or is in place and to be present, once a generation and urgency. False: it is not requested for now, because
   // the ring was full; whoever waits asks again. Every order is relaxed: `asked` carries nothing but itself.
   VMEM_PAGING bool ask(uint32_t block, Urgency urgency) {
     const uint64_t state = Atomics::load(&table_.state[block]);
-    if (kind_of(state) != Kind::not_present) return true;
+    const bool leaves_its_place = kind_of(state) == Kind::in_place && urgency > Urgency::rows;
+    if (kind_of(state) != Kind::not_present && !leaves_its_place) return true;
     const uint64_t want = asked_word(generation_of(state), urgency);
     uint64_t found = Atomics::load(&table_.asked[block]);
     do {

@@ -6,7 +6,7 @@
 //
 // Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can
 // serve a device whose groups alone have atomic operations there:
-//   state    the server alone        asked, use, written, token, turn, tickets, ring_head   the groups alone
+//   state, home    the server alone  asked, use, written, token, turn, tickets, ring_head   the groups alone
 //   progress, ended, asleep          the server (who wakes it clears asleep)
 //   a cell of the ring               the group that has claimed it, then the server, in turn
 //
@@ -70,6 +70,7 @@ enum class Kind : uint8_t {
   present,
   evicting,  // no new pins; present again if somebody has one
   failed,    // with an error: groups get it, until the server tries again
+  in_place,  // not on the device, but where groups can load from it: `home` says where; who wants it there asks
 };
 
 VMEM_PAGING constexpr uint64_t state_word(Kind kind, uint64_t generation, Answer error = Answer::present) {
@@ -100,10 +101,11 @@ VMEM_PAGING constexpr uint32_t takes_of(uint32_t use) {
 
 // ---- asked: for which generation, and how urgently -----------------------------------------------------------------
 // Requested is no state of the server's: a block is that when it is not present and `asked` names its generation. So
-// nobody has to clear it, and a generation has four requests at most. When the block is present nobody asks any more,
+// nobody has to clear it, and a generation has five requests at most. When the block is present nobody asks any more,
 // and the word says whether its arrival has been fenced ([alias]).
 enum class Urgency : uint8_t {
   prefetch,
+  rows,    // by a group that waits to load a little of it, and can do so in place
   needed,  // by a group that waits for another block first, and wants both
   wait,    // by a group that is about to look for it again: it stays until somebody has had it
   first,   // by a group that has the token: as `wait`, and it is not behind the others
@@ -115,24 +117,24 @@ VMEM_PAGING constexpr uint64_t asked_word(uint64_t generation, Urgency urgency) 
 // More than any request: in this generation it has been present, and a group that had it has put a fence between the
 // copy of its bytes and all who see this.
 VMEM_PAGING constexpr uint64_t fenced_word(uint64_t generation) {
-  return generation << 3 | 4;
+  return generation << 3 | 7;
 }
 
 // ---- a cell of the ring: sequence number and request ---------------------------------------------------------------
 // Empty for position p: the sequence number is p; full: p + 1. The server empties it for the next round.
-constexpr uint32_t kMaxBlocks = 1 << 30;
+constexpr uint32_t kMaxBlocks = 1 << 29;
 
 VMEM_PAGING constexpr uint64_t cell_word(uint32_t sequence, uint32_t block = 0, Urgency urgency = Urgency::prefetch) {
-  return static_cast<uint64_t>(sequence) << 32 | block << 2 | static_cast<uint64_t>(urgency);
+  return static_cast<uint64_t>(sequence) << 32 | block << 3 | static_cast<uint64_t>(urgency);
 }
 VMEM_PAGING constexpr uint32_t sequence_of(uint64_t cell) {
   return static_cast<uint32_t>(cell >> 32);
 }
 VMEM_PAGING constexpr uint32_t block_of(uint64_t cell) {
-  return static_cast<uint32_t>(cell) >> 2;
+  return static_cast<uint32_t>(cell) >> 3;
 }
 VMEM_PAGING constexpr Urgency urgency_of(uint64_t cell) {
-  return static_cast<Urgency>(cell & 3);
+  return static_cast<Urgency>(cell & 7);
 }
 
 // Atomics says how words are accessed: the host's builtins, a device's instructions, or a checker's.
@@ -176,6 +178,7 @@ struct Table {
   uint32_t cells;        // a power of two, 2 at least: one could not tell full from empty
   uint32_t blocks;       // at most kMaxBlocks
   uint32_t frames;       // what one group may hold at once: the server never has fewer in all
+  Word<uint64_t>* home;  // of a block that is in place: the address of its bytes
 };
 
 // Whether a group may take the token for so many blocks, beside those that have it. All that wait with pins have no

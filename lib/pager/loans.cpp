@@ -1,0 +1,106 @@
+// Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A block
+// that is lent is in state taking, without a move: to everybody else it is on its way, and who wants it waits, as for
+// any other. So nothing changes its bytes, and its frame is nobody else's.
+//
+//   held ──lend──> taking, lent ──end_loans──> held
+//
+// Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its loans
+// with it, after the kernels.
+#include <algorithm>
+
+#include "pager/clock.h"
+#include "pager/open_range.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::State;
+
+namespace {
+
+constexpr size_t kForMoves = 4;  // of all frames one of so many is not lent
+constexpr uint16_t kSomebodyWants = core::kWanted | core::kWantedWrite;
+
+}  // namespace
+
+// Locked. nullptr: it was freed, by shutdown.
+Region* Pager::region_of(const OpenRange& range) {
+  Region* const r = find(range.first);
+  return r != nullptr && r->id == range.region ? r : nullptr;
+}
+
+// Of these blocks those that are in staging frames, until end_loans(): they come first in `blocks`, in the order of
+// `frames`, which has room for all. How many they are.
+size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames) {
+  Lock lock(mutex_);
+  Region* const r = region_of(range);
+  if (r == nullptr || r->dying) return 0;
+  StagingPool& pool = staging_.of(*r);
+  const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
+  if (total < kept || short_of_staging()) return 0;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  size_t lent = 0;
+  for (uint32_t& number : blocks) {
+    if (pool.lent >= total - kept) break;
+    const BlockIndex b = first + number;
+    const Block& block = r->table[b];
+    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || leased(*r, b)) continue;
+    Resident& resident = residents_[block.aux];
+    if (!in_staging(resident.pool) || resident.frame == nullptr || resident.leaves) continue;
+    if (resident.admitted) policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    resident.lent = true;
+    ++pool.lent;
+    r->table.change(b, State::held, State::taking);
+    frames[lent] = resident.frame;
+    std::swap(number, blocks[lent++]);
+  }
+  return lent;
+}
+
+// No kernel loads from them any more, nor will.
+void Pager::end_loans(const OpenRange& range, std::span<const uint32_t> blocks) {
+  After after;
+  Lock lock(mutex_);
+  Region* const r = region_of(range);
+  if (r == nullptr) return;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  for (const uint32_t number : blocks) {
+    const BlockIndex b = first + number;
+    const Block& block = r->table[b];
+    residents_[block.aux].lent = false;
+    --staging_.of(*r).lent;
+    r->table.change(b, State::taking, State::held);
+    admit(*r, b, clock_.stamp());
+    leaves(*r, b);
+    if (!r->dying) page_in_.settle(*r, b, after);
+  }
+  notify();
+  pump(after);
+  lock.unlock();
+  run(after);
+}
+
+// Of blocks that are lent those that somebody waits for, as many as fit into `out`: how many.
+size_t Pager::loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
+  Lock lock(mutex_);
+  Region* const r = region_of(range);
+  if (r == nullptr) return 0;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  size_t count = 0;
+  for (const uint32_t number : lent) {
+    if (count == out.size()) break;
+    const BlockIndex b = first + number;
+    const Block& block = r->table[b];
+    const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
+      return w.region == r && w.next <= b && b <= w.last;
+    });
+    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || residents_[block.aux].leaves || waiters_.any(*r, b))
+      out[count++] = number;
+  }
+  return count;
+}
+
+}  // namespace vmem::pager
