@@ -28,12 +28,14 @@ constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the 
 constexpr uint64_t kHold = 20000000;     // ns in which a group that looks for its block has seen it
 constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
+constexpr size_t kMarkers = 2 * policy::ReadAhead::kStreams;
+constexpr uint64_t kMarkerLook = 100000;  // ns between looks for those who have had a marker
 constexpr size_t kLoansTogether = 64;
-constexpr uint64_t kLook = 1000000;       // ns between looks for those who want what is lent
-constexpr size_t kLooks = 4096;           // .. loans in a look
-constexpr uint64_t kPromote = 10000000;   // ns between looks at how much is loaded from it
-constexpr size_t kPromotions = 8;         // blocks that come for that, in a look
-constexpr size_t kRow = 4096;             // bytes that a group is taken to load under a pin of what is in place
+constexpr uint64_t kLook = 1000000;      // ns between looks for those who want what is lent
+constexpr size_t kLooks = 4096;          // .. loans in a look
+constexpr uint64_t kPromote = 10000000;  // ns between looks at how much is loaded from it
+constexpr size_t kPromotions = 8;        // blocks that come for that, in a look
+constexpr size_t kRow = 4096;            // bytes that a group is taken to load under a pin of what is in place
 constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
 
 // Adds the time of its life.
@@ -77,10 +79,13 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
       failed_(range_.blocks),
       failed_ns_(range_.blocks),
       urgency_(range_.blocks),
-      frames_(range_.frames) {
+      frames_(range_.frames),
+      readahead_(range_.blocks, range_.readahead),
+      ahead_(range_.blocks) {
   for (uint32_t f = range_.frames; f-- > 0;) free_.push_back(f);
   victims_.reserve(frames_.size());
   batch_.reserve(kTogether);
+  markers_.reserve(kMarkers);
   if (range_.words->reads_host()) {
     loans_.reserve(range_.blocks);
     loan_of_.resize(range_.blocks);
@@ -113,6 +118,7 @@ bool PagingService::round(pager::Pager& pager) {
   retry_failed(pager::now_ns());
   bool done = take_requests();
   const uint64_t begun = pager::now_ns();
+  if (!markers_.empty()) look_at_markers(begun);
   if (!loans_.empty()) look_after_loans(pager, begun);
   lend(pager);
   serve(pager, first_, kFirstTogether);
@@ -153,10 +159,48 @@ bool PagingService::take_requests() {
       continue;
     }
     if (kind != Kind::not_present) continue;
+    if (request.urgency > Urgency::rows && urgency_[b] <= Urgency::rows) {
+      ahead_[b] = false;
+      read_ahead(b, false);
+    }
     urgency_[b] = std::max(urgency_[b], request.urgency);
     queue_of(b).push(b);
   }
   return any;
+}
+
+// What comes next, if the block goes on with a stream.
+void PagingService::read_ahead(uint32_t block, bool marker) {
+  const auto window = readahead_.on_fault(block, marker, {frames_.size() / 2, 0});
+  if (!window) return;
+  for (uint32_t i = 0; i < window->count; ++i) {
+    const auto next = static_cast<uint32_t>(static_cast<int64_t>(window->first) + i * window->stride);
+    if (next >= range_.blocks || states_.kind(next) != Kind::not_present || urgency_[next] != Urgency{}) continue;
+    ahead_[next] = true;
+    hints_.push(next);
+  }
+  if (markers_.size() < kMarkers) markers_.push_back({static_cast<uint32_t>(window->marker)});
+}
+
+// A group that has had one tells nobody: its pins are looked at. What is known of them may be as old as kMarkerLook.
+void PagingService::look_at_markers(uint64_t now) {
+  if (now - settled_ns_ > kMarkerLook) settle();
+  if (broken()) return;
+  for (size_t i = 0; i < markers_.size();) {
+    Marker& marker = markers_[i];
+    const uint32_t use = range_.words->use(marker.block), takes = paging::takes_of(use);
+    const bool there = states_.kind(marker.block) == Kind::present;
+    const bool had = there && marker.came && (takes != marker.takes || paging::pins_of(use) != 0);
+    if (there && !marker.came) marker = {marker.block, takes, true};
+    if (!had && (there || (!marker.came && ahead_[marker.block]))) {
+      ++i;
+      continue;
+    }
+    const uint32_t block = marker.block;  // had, or gone again
+    marker = markers_.back();
+    markers_.pop_back();
+    if (had) read_ahead(block, true);
+  }
 }
 
 void PagingService::serve(pager::Pager& pager, BlockQueue& queue, size_t most) {
@@ -224,7 +268,10 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
     Frame& frame = frames_[free_.back()];
     free_.pop_back();
     // One less: as if somebody had had it, so that the clock passes over it once.
-    frame = {blocks[i], true, marks_, now, paging::takes_of(range_.words->use(blocks[i])) - 1};
+    const uint32_t takes = paging::takes_of(range_.words->use(blocks[i]));
+    frame = {blocks[i], true, marks_, now, takes - 1, takes, ahead_[blocks[i]]};
+    ahead_[blocks[i]] = false;
+    spent_.ahead += frame.ahead ? 1 : 0;
     states_.publish(blocks[i], std::exchange(urgency_[blocks[i]], Urgency{}));
   }
   port_.arrives = false;
@@ -376,6 +423,7 @@ void PagingService::settle() {
   const Timed timed(&spent_.looking_ns);
   ++spent_.looks;
   states_.settle();
+  settled_ns_ = pager::now_ns();
 }
 
 // So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
@@ -403,6 +451,10 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
       continue;
     }
     states_.finish(b);
+    if (frames_[f].ahead && paging::takes_of(range_.words->use(b)) == frames_[f].came) {
+      readahead_.on_waste(b);
+      ++spent_.wasted;
+    }
     over_.push_back(bytes_of(b));
     frames_[f].used = false;
     free_.push_back(f);
@@ -496,12 +548,14 @@ void PagingService::say_what_it_took() {
   const auto ms = [](uint64_t ns) { return static_cast<double>(ns) / 1e6; };
   core::log(core::Level::info,
             "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
-            "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place",
+            "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place, %llu read ahead, %llu of "
+            "them for nobody",
             range_.device, static_cast<unsigned long long>(spent_.blocks),
             static_cast<unsigned long long>(spent_.leases), ms(spent_.serving_ns), ms(spent_.leasing_ns),
             ms(spent_.looking_ns), static_cast<unsigned long long>(spent_.looks),
             static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns),
-            static_cast<unsigned long long>(spent_.loans));
+            static_cast<unsigned long long>(spent_.loans), static_cast<unsigned long long>(spent_.ahead),
+            static_cast<unsigned long long>(spent_.wasted));
 }
 
 }  // namespace vmem::api

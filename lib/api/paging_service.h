@@ -10,6 +10,9 @@
 //
 //   requested by a gather ──lend──> in place ──recall: begin_eviction, nobody has it──> not present, or requested
 //
+// Requests that follow each other are streams, as the pager's faults are: what comes next is asked for as a hint, and
+// when a group has had the marker in it, more.
+//
 // No more blocks are leased than the range has frames; beside them, what is leaving counts until the device has got
 // there. Whatever fails goes to the kernels that ask for the block.
 // One thread calls, but for end_asking() and idle(). Locks: none of its own. What it waits for needs no kernel.
@@ -24,6 +27,7 @@
 #include "pager/ask.h"
 #include "pager/open_range.h"
 #include "pager/pager.h"
+#include "policy/readahead.h"
 
 namespace vmem::api {
 
@@ -93,6 +97,12 @@ class PagingService {
     uint64_t mark = 0;      // of its arrival
     uint64_t since_ns = 0;  // it was leased
     uint32_t takes = 0;     // when the clock came by last
+    uint32_t came = 0;      // .. when it arrived
+    bool ahead = false;     // nobody had asked for it
+  };
+  struct Marker {  // of a window that was read ahead
+    uint32_t block = 0, takes = 0;
+    bool came = false;
   };
   struct Loan {
     uint32_t block = 0;
@@ -105,11 +115,13 @@ class PagingService {
   // Where the thread's time went, for the log.
   struct Spent {
     uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
-    uint64_t loans = 0;
+    uint64_t loans = 0, ahead = 0, wasted = 0;               // blocks
     uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0;
   };
 
   bool take_requests();
+  void read_ahead(uint32_t block, bool marker);
+  void look_at_markers(uint64_t now);
   BlockQueue& queue_of(uint32_t block);
   void serve(pager::Pager& pager, BlockQueue& queue, size_t most);
   void bring(pager::Pager& pager);
@@ -142,13 +154,16 @@ class PagingService {
   std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
   std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
   std::vector<Frame> frames_;
+  policy::ReadAhead readahead_;
+  std::vector<bool> ahead_;  // by block: asked for by nobody but a stream
+  std::vector<Marker> markers_;
   std::vector<uint32_t> free_, victims_, batch_;
   std::vector<vmem_range> ranges_, over_;  // over: leases that are to end
   std::vector<Loan> loans_;
   std::vector<uint32_t> loan_of_, asking_;  // by block: which; blocks to ask the pager about
   std::vector<const std::byte*> homes_;
   size_t recalled_ = 0, looked_ = 0;  // loans that are; the one to be looked at next
-  uint64_t looked_ns_ = 0, promoted_ns_ = 0;
+  uint64_t looked_ns_ = 0, promoted_ns_ = 0, settled_ns_ = 0;
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
   pager::Ask ask_;

@@ -1,11 +1,11 @@
-// Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A block
-// that is lent is in state taking, without a move: to everybody else it is on its way, and who wants it waits, as for
-// any other. So nothing changes its bytes, and its frame is nobody else's.
+// Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A
+// block that is lent is in state taking, without a move: to everybody else it is on its way, and who wants it waits, as
+// for any other. So nothing changes its bytes, and its frame is nobody else's.
 //
 //   held ──lend──> taking, lent ──end_loans──> held
 //
-// Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its loans
-// with it, after the kernels.
+// Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its
+// loans with it, after the kernels.
 #include <algorithm>
 
 #include "pager/clock.h"
@@ -94,10 +94,10 @@ size_t Pager::loans_wanted(const OpenRange& range, std::span<const uint32_t> len
     if (count == out.size()) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(), [&](const Wish& w) {
-      return w.region == r && w.next <= b && b <= w.last;
-    });
-    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || residents_[block.aux].leaves || waiters_.any(*r, b))
+    const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(),
+                                    [&](const Wish& w) { return w.region == r && w.next <= b && b <= w.last; });
+    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || residents_[block.aux].leaves ||
+        waiters_.any(*r, b))
       out[count++] = number;
   }
   return count;

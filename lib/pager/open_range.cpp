@@ -58,10 +58,12 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     out->block_size = r.block_size;
     out->blocks = static_cast<uint32_t>(blocks);
     out->frames = static_cast<uint32_t>(frames);
+    out->readahead =
+        r.access == policy::Access::random ? 0 : static_cast<uint32_t>(config_.readahead_bytes / r.block_size);
     out->device = d;
     out->region = r.id;
-    device_budget.keep_free(std::max(
-        device_budget.kept_free(), core::round_down(std::min(kFreeBytes, device_budget.limit() / 8), r.block_size)));
+    device_budget.keep_free(std::max(device_budget.kept_free(),
+                                     core::round_down(std::min(kFreeBytes, device_budget.limit() / 8), r.block_size)));
     ++g.open_ranges;
     ++r.kernels;
     ++staging_.open_ranges;

@@ -83,7 +83,8 @@ class KernelGather : public KernelPaging {
   static void fill(uint64_t* at, size_t words) {
     for (size_t w = 0; w < words; ++w) at[w] = word_at(w);
   }
-  static auto copies(SimKernel& k, const View& view, uint64_t* out, uint64_t words, uint64_t lane = 0, uint64_t lanes = 1) {
+  static auto copies(SimKernel& k, const View& view, uint64_t* out, uint64_t words, uint64_t lane = 0,
+                     uint64_t lanes = 1) {
     return [=, &k](uint64_t row, const Piece& piece) {
       const auto* const from = bytes_of(k, view, piece);
       if (from == nullptr) return;

@@ -1,5 +1,5 @@
-// Blocks that kernels load from where they are: lent staging frames, and whoever wants such a block meanwhile. Simulated
-// devices, whose kernels are threads.
+// Blocks that kernels load from where they are: lent staging frames, and whoever wants such a block meanwhile.
+// Simulated devices, whose kernels are threads.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -15,8 +15,8 @@ using systest::Group;
 using systest::Intent;
 using systest::kBlock;
 using systest::kBoth;
-using systest::kPresent;
 using systest::KernelPaging;
+using systest::kPresent;
 using systest::kWords;
 using systest::long_enough;
 using systest::Open;
@@ -44,6 +44,12 @@ class KernelLoans : public KernelPaging {
     for (uint64_t w = 0; w < kBlocks * kWords; w += kRow) words(region_)[w] = w;
     to_staging();
   }
+  void TearDown() override {
+    if (region_) {
+      EXPECT_EQ(vmem_sync(region_.data(), region_.size()), 0) << "nothing moves then";
+    }
+    KernelPaging::TearDown();
+  }
   // Where they are when they have left a device.
   void to_staging() {
     ASSERT_EQ(vmem_prefetch(region_.data(), region_.size(), 0, nullptr), 0) << vmem_last_error();
@@ -66,15 +72,13 @@ class KernelLoans : public KernelPaging {
   // The first words of these rows.
   static Gathered gather(SimKernel& k, const View& view, uint64_t row, uint64_t* out) {
     Group group(view.table, long_enough());
-    return vmem::paging::gather(view, &group, vmem::paging::LoneTeam(), RowOfEach{row}, kBlocks, 1,
-                                [&](uint64_t block, const Piece& piece) {
-                                  const std::byte* const from = bytes_of(k, view, piece);
-                                  if (from == nullptr) return;
-                                  __atomic_store_n(&out[block],
-                                                   __atomic_load_n(reinterpret_cast<const uint64_t*>(from),
-                                                                   __ATOMIC_RELAXED),
-                                                   __ATOMIC_RELAXED);
-                                });
+    return vmem::paging::gather(
+        view, &group, vmem::paging::LoneTeam(), RowOfEach{row}, kBlocks, 1, [&](uint64_t block, const Piece& piece) {
+          const std::byte* const from = bytes_of(k, view, piece);
+          if (from == nullptr) return;
+          __atomic_store_n(&out[block], __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_RELAXED),
+                           __ATOMIC_RELAXED);
+        });
   }
   // A kernel that gathers a row of each block again and again, until told; what it found last.
   struct Reader {
@@ -191,10 +195,6 @@ TEST_F(KernelLoans, CallsGetBlocksThatAreLent) {
   ASSERT_TRUE(again());
   EXPECT_EQ(vmem_sync(region_.data(), region_.size()), 0) << vmem_last_error();
   EXPECT_TRUE(again());
-  EXPECT_EQ(vmem_acquire(region_.data(), 3 * kBlock, kBoth, VMEM_HOST, nullptr), 0) << vmem_last_error();
-  words(region_)[2 * kWords + 5 * kRow] += 1;
-  EXPECT_EQ(vmem_release(region_.data(), 3 * kBlock, nullptr), 0) << vmem_last_error();
-  EXPECT_TRUE(sees(reader, 2, 2 * kWords + 5 * kRow + 1));
   void* const other = stream(0);
   EXPECT_EQ(vmem_acquire(words(region_) + 4 * kWords, 2 * kBlock, VMEM_READ, 0, other), 0) << vmem_last_error();
   EXPECT_EQ(vmem_release(words(region_) + 4 * kWords, 2 * kBlock, other), 0) << vmem_last_error();
