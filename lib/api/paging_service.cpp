@@ -31,12 +31,12 @@ constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be h
 constexpr size_t kMarkers = 2 * policy::ReadAhead::kStreams;
 constexpr uint64_t kMarkerLook = 100000;  // ns between looks for those who have had a marker
 constexpr size_t kLoansTogether = 64;
-constexpr uint64_t kLook = 1000000;      // ns between looks for those who want what is lent
-constexpr size_t kLooks = 4096;          // .. loans in a look
-constexpr uint64_t kPromote = 10000000;  // ns between looks at how much is loaded from it
-constexpr size_t kPromotions = 8;        // blocks that come for that, in a look
-constexpr size_t kRow = 4096;            // bytes that a group is taken to load under a pin of what is in place
-constexpr uint64_t kBehind = 2000000;    // ns for releases: the kernel that asks may be what they are queued behind
+constexpr uint64_t kLook = 1000000;     // ns between looks for those who want what is lent
+constexpr size_t kLooks = 4096;         // .. loans in a look
+constexpr uint64_t kPromote = 2000000;  // ns between looks at how much is loaded from it
+constexpr size_t kPromotions = 32;      // blocks that come for that, in a look; where no frame is free, fewer
+constexpr size_t kRow = 4096;           // bytes that a group is taken to load under a pin of what is in place
+constexpr uint64_t kBehind = 2000000;   // ns for releases: the kernel that asks may be what they are queued behind
 
 // Adds the time of its life.
 class Timed {
@@ -293,7 +293,8 @@ void PagingService::lend(pager::Pager& pager) {
   }
   if (count == 0 || broken()) return;
   core::step("asking.lending");
-  const size_t lent = pager.lend(range_, std::span(asking_).first(count), homes_);
+  // What is on the device is leased where there is a frame for it; else it need not take another one's.
+  const size_t lent = pager.lend(range_, std::span(asking_).first(count), homes_, free_.empty());
   for (size_t i = 0; i < count; ++i) {
     const uint32_t b = asking_[i];
     if (i >= lent) {
@@ -349,7 +350,7 @@ void PagingService::promote(pager::Pager& pager, uint64_t now) {
     if (!loan.over && loan.loads * kRow >= range_.block_size && hot < kPromotions) asking_[hot++] = loan.block;
   }
   if (hot == 0) return;
-  if (free_.size() < hot) make_room(pager, hot - free_.size(), frames_.size() / 16 + 1);
+  if (free_.empty()) make_room(pager, std::min(hot, size_t{8}), frames_.size() / 64 + 1);
   for (size_t i = 0; i < std::min(hot, free_.size()); ++i) {
     Loan& loan = loans_[loan_of_[asking_[i]]];
     loan.comes = true;

@@ -3,6 +3,7 @@
 // for any other. So nothing changes its bytes, and its frame is nobody else's.
 //
 //   held ──lend──> taking, lent ──end_loans──> held
+//   on_device, with a host copy, nobody leases it ──leaves──> held
 //
 // Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its
 // loans with it, after the kernels.
@@ -32,18 +33,34 @@ Region* Pager::region_of(const OpenRange& range) {
 }
 
 // Of these blocks those that are in staging frames, until end_loans(): they come first in `blocks`, in the order of
-// `frames`, which has room for all. How many they are.
-size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames) {
+// `frames`, which has room for all. How many they are. leave: also those that are on the range's device, and that
+// nobody leases: where a staging frame has the same bytes they leave it first, which copies nothing.
+size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave) {
   Lock lock(mutex_);
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
   StagingPool& pool = staging_.of(*r);
   const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
   if (total < kept || short_of_staging()) return 0;
+  const size_t most = std::min(blocks.size(), total - kept - std::min(total - kept, pool.lent));
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  Batch batch;
+  for (size_t i = 0; leave && i < blocks.size() && !batch.full() && batch.size() < most; ++i) {
+    const BlockIndex b = first + blocks[i];
+    const Block& block = r->table[b];
+    const bool idle = block.state == State::on_device && block.device == range.device && !leased(*r, b);
+    if (!idle || residents_[block.aux].shown || !copies_.has(block.aux)) continue;
+    if (Move* m = begin_leave(*r, b, Leave::evict)) batch.push_back(m);
+  }
+  if (!batch.empty()) {
+    ++r->in_flight;
+    leave_batch(lock, batch.all());
+    --r->in_flight;
+    if (r->dying) return 0;
+  }
   size_t lent = 0;
   for (uint32_t& number : blocks) {
-    if (pool.lent >= total - kept) break;
+    if (lent == most) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
     if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || leased(*r, b)) continue;

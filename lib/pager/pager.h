@@ -63,7 +63,7 @@ class Pager final : private BlockMap::Above,
   // export.cpp
   core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
   // .. loans.cpp: blocks of such a range that its kernels load from their staging frames.
-  size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames);
+  size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave);
   void end_loans(const OpenRange& range, std::span<const uint32_t> blocks);
   size_t loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out);
   core::Status evict(const void* ptr, size_t size, int location);
