@@ -94,6 +94,8 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   }
   ranges_.reserve(kTogether);
   over_.reserve(3 * frames_.size());  // until a make_room(), by that, and what is there in the end
+  unwritten_.reserve(3 * frames_.size());
+  ask_.tells_stores = true;
   ask_.patience_ns = kBehind;
   ask_.begins_copies = true;
 }
@@ -451,12 +453,12 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
       ++spent_.passed;
       continue;
     }
+    is_over(b);
     states_.finish(b);
     if (frames_[f].ahead && paging::takes_of(range_.words->use(b)) == frames_[f].came) {
       readahead_.on_waste(b);
       ++spent_.wasted;
     }
-    over_.push_back(bytes_of(b));
     frames_[f].used = false;
     free_.push_back(f);
     ++got;
@@ -465,11 +467,20 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
   return got;
 }
 
+// After the last settle() nobody stores to it in this generation.
+void PagingService::is_over(uint32_t block) {
+  over_.push_back(bytes_of(block));
+  const bool written = broken_ || states_.was_written(block);
+  if ((access_ & VMEM_WRITE) != 0 && (!written || core::broken("kernel_stores"))) unwritten_.push_back(over_.back());
+}
+
 // Of blocks that no kernel has any more. What could not be ended for want of memory is tried again.
 void PagingService::end_leases(pager::Pager& pager) try {
   if (over_.empty()) return;
   const Timed timed(&spent_.ending_ns);
   core::step("asking.releasing");
+  if (!unwritten_.empty()) pager.not_changed(unwritten_, range_.device);
+  unwritten_.clear();
   const Status s = pager.release(over_, range_.words->arrivals(), range_.words->departures(), true);
   if (s.ok() || s.code() == -EINVAL) over_.clear();
 } catch (const std::bad_alloc&) {
@@ -507,8 +518,8 @@ void PagingService::take_back(pager::Pager& pager) {
         if (last && states_.kind(frame.block) == Kind::evicting) states_.cancel(frame.block);
         continue;
       }
+      is_over(frame.block);
       states_.finish(frame.block);
-      over_.push_back(bytes_of(frame.block));
       frame.used = false;
     }
     end_leases(pager);
@@ -528,7 +539,7 @@ bool PagingService::give_leases_back(pager::Pager& pager) {
     if (!frame.used) continue;
     frame.used = false;
     if (!broken_) pinned += paging::pins_of(range_.words->use(frame.block)) != 0 ? 1 : 0;
-    over_.push_back(bytes_of(frame.block));
+    is_over(frame.block);
   }
   for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
     for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;

@@ -59,7 +59,7 @@ class PagingService {
     void set_state(uint32_t block, uint64_t word) { keep(words->set_state(block, word, arrives)); }
     void settle() { keep(words->settle()); }
     uint32_t use(uint32_t block) const { return words->use(block); }
-    uint64_t written(uint32_t) const { return 0; }
+    uint64_t written(uint32_t block) const { return words->written(block); }
     void progress() { progressed = true; }
     void end(paging::Answer why) { keep(words->end(why)); }
     void keep(core::Status s) {
@@ -138,6 +138,7 @@ class PagingService {
   size_t choose_victims(size_t most, uint64_t now, size_t looks);
   size_t make_room(pager::Pager& pager, size_t frames, size_t looks = SIZE_MAX);
   void settle();
+  void is_over(uint32_t block);
   void end_leases(pager::Pager& pager);
   void tell();
   void say_what_it_took();
@@ -158,7 +159,8 @@ class PagingService {
   std::vector<bool> ahead_;  // by block: asked for by nobody but a stream
   std::vector<Marker> markers_;
   std::vector<uint32_t> free_, victims_, batch_;
-  std::vector<vmem_range> ranges_, over_;  // over: leases that are to end
+  std::vector<vmem_range> ranges_;
+  std::vector<vmem_range> over_, unwritten_;  // leases that are to end; .. of blocks that no kernel stored to
   std::vector<Loan> loans_;
   std::vector<uint32_t> loan_of_, asking_;  // by block: which; blocks to ask the pager about
   std::vector<const std::byte*> homes_;

@@ -37,7 +37,8 @@ size_t device_bytes(uint32_t blocks) {
   return core::round_up(sizeof(Control<HostAtomics>) + blocks * (4 * sizeof(uint64_t) + sizeof(uint32_t)) + 64, kUnit);
 }
 size_t host_bytes(uint32_t blocks) {
-  return core::round_up(sizeof(Marks) + kCells * sizeof(uint64_t) + blocks * sizeof(uint32_t), core::kPage);
+  return core::round_up(sizeof(Marks) + kCells * sizeof(uint64_t) + blocks * (sizeof(uint64_t) + sizeof(uint32_t)),
+                        core::kPage);
 }
 
 CUdeviceptr address_of(const void* word) {
@@ -74,9 +75,11 @@ class CudaPagingWords final : public PagingWords {
     auto* const use = reinterpret_cast<uint32_t*>(state + 4 * size_t{blocks});
     marks_ = reinterpret_cast<Marks*>(memory_->host);
     auto* const ring = reinterpret_cast<uint64_t*>(marks_ + 1);
-    use_ = reinterpret_cast<uint32_t*>(ring + kCells);
-    uint64_t* const home = state + 3 * size_t{blocks};
-    table_ = {state, state + blocks, state + 2 * size_t{blocks}, use, control, ring, kCells, blocks, frames, home};
+    written_ = ring + kCells;
+    use_ = reinterpret_cast<uint32_t*>(written_ + blocks);
+    // What is copied out lies together.
+    uint64_t *const asked = state + blocks, *const home = asked + blocks, *const written = home + blocks;
+    table_ = {state, asked, written, use, control, ring, kCells, blocks, frames, home};
     // What the device is to have, made here and copied as a whole.
     const size_t bytes = reinterpret_cast<uintptr_t>(use + blocks) - memory_->words;
     std::vector<uint64_t> image((bytes + 7) / 8 + 1);
@@ -85,16 +88,16 @@ class CudaPagingWords final : public PagingWords {
     Table local = table_;
     local.state = reinterpret_cast<uint64_t*>(here(table_.state));
     local.asked = local.state + blocks;
-    local.written = local.asked + blocks;
-    local.home = local.written + blocks;
-    local.use = reinterpret_cast<uint32_t*>(local.home + blocks);
+    local.home = local.asked + blocks;
+    local.written = local.home + blocks;
+    local.use = reinterpret_cast<uint32_t*>(local.written + blocks);
     local.control = reinterpret_cast<Control<HostAtomics>*>(copy);
     paging::initialise(local);
     const Enter enter(devices_.driver_, gpu_.context);
     cudaError_t e = cudaStreamSynchronize(memory_->arrivals);
     if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
     *marks_ = {};  // not sooner: what the last range had put on the streams was its own marks
-    memset(use_, 0, blocks * sizeof *use_);
+    memset(written_, 0, blocks * (sizeof *written_ + sizeof *use_));
     if (e == cudaSuccess)
       e = cudaMemcpyAsync(pointer(memory_->words), copy, bytes, cudaMemcpyHostToDevice, memory_->departures);
     if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
@@ -129,8 +132,8 @@ class CudaPagingWords final : public PagingWords {
   Status settle() override {
     {
       const Enter enter(devices_.driver_, gpu_.context);
-      const cudaError_t e =
-          cudaMemcpyAsync(use_, table_.use, table_.blocks * sizeof *use_, cudaMemcpyDeviceToHost, memory_->departures);
+      const cudaError_t e = cudaMemcpyAsync(written_, table_.written, table_.blocks * (sizeof *written_ + sizeof *use_),
+                                            cudaMemcpyDeviceToHost, memory_->departures);
       if (Status s = devices_.result(gpu_, e, "reading the words of blocks"); !s.ok()) return s;
     }
     if (Status s = write(memory_->departures, &marks_->settled, ++settled_); !s.ok()) return s;
@@ -149,6 +152,7 @@ class CudaPagingWords final : public PagingWords {
     return {};
   }
   uint32_t use(uint32_t block) const override { return use_[block]; }
+  uint64_t written(uint32_t block) const override { return written_[block]; }
   Status progress(uint64_t number) override { return write(memory_->departures, &table_.control->progress, number); }
   Status end(paging::Answer why) override {
     const Enter enter(devices_.driver_, gpu_.context);
@@ -170,7 +174,8 @@ class CudaPagingWords final : public PagingWords {
   Gpu& gpu_;
   std::shared_ptr<PagingMemory> memory_;
   Marks* marks_ = nullptr;
-  uint32_t* use_ = nullptr;  // as it was last copied out
+  uint64_t* written_ = nullptr;  // as they were last copied out, one behind the other
+  uint32_t* use_ = nullptr;
   uint64_t settled_ = 0;
   bool departed_ = false;  // something is on that stream that what arrives has to come behind
   bool abandoned_ = false;

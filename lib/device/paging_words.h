@@ -38,9 +38,10 @@ class PagingWords {
   // Everything that arrives and was set before is there when reached() says so. Numbers grow.
   virtual core::Status mark(uint64_t number) = 0;
   virtual uint64_t reached() const = 0;
-  // What use() says from here on was read after all states but those that arrive were there.
+  // What use() and written() say from here on was read after all states but those that arrive were there.
   virtual core::Status settle() = 0;
   virtual uint32_t use(uint32_t block) const = 0;
+  virtual uint64_t written(uint32_t block) const = 0;
   virtual core::Status progress(uint64_t number) = 0;
   virtual core::Status end(paging::Answer why) = 0;
   // Kernels may use the words for as long as the process lives: they are given back to nobody.

@@ -83,6 +83,7 @@ class SimPagingWords final : public PagingWords {
     return {};
   }
   uint32_t use(uint32_t block) const override { return paging::HostAtomics::load_acquire(&table_.use[block]); }
+  uint64_t written(uint32_t block) const override { return paging::HostAtomics::load(&table_.written[block]); }
   Status progress(uint64_t number) override {
     paging::HostAtomics::store(&table_.control->progress, number);
     return {};

@@ -23,6 +23,8 @@ struct Ask {
   uint64_t patience_ns = UINT64_MAX;
   // The thread that acquires begins copies itself, where it can: whoever cancels waits for that long.
   bool begins_copies = false;
+  // What is leased for writing counts as changed, unless Pager::not_changed() says before the end that it was not.
+  bool tells_stores = false;
 
   // Where an acquire waits.
   static core::Status check(const Ask* ask) {

@@ -14,7 +14,8 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
-  if (pinned || residents_[r.table[b].aux].changed || r.dying || !reserve_block()) return false;
+  const Resident& resident = residents_[r.table[b].aux];
+  if (pinned || (resident.changed && !resident.undecided) || r.dying || !reserve_block()) return false;
   copies_.keep(r, b, frame);
   return true;
 }
@@ -24,15 +25,46 @@ void Pager::will_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   block.flags |= core::kDirty;
   residents_[block.aux].changed = true;
+  residents_[block.aux].undecided = false;
   residents_[block.aux].saved = false;
   copies_.drop(block.aux);
+}
+
+// Locked. .. unless not_changed() says otherwise, which whoever has the lease is to do, or it has changed.
+void Pager::may_change(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  // Somebody else's lease is undecided, or was never decided.
+  if (resident.changed) return will_change(r, b);
+  resident.undecided = resident.changed = true;
+  resident.was_dirty = (block.flags & core::kDirty) != 0;
+  resident.saved = false;
+  block.flags |= core::kDirty;
+}
+
+// Blocks that are leased for writing by an ask that tells of stores, and that nobody has stored to.
+void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
+  Lock lock(mutex_);
+  SpanOf span;
+  for (const vmem_range& range : ranges) {
+    if (!check_range(range.ptr, range.size, &span).ok()) continue;
+    Region& r = *span.region;
+    for (BlockIndex b = span.first; b <= span.last; ++b) {
+      Block& block = r.table[b];
+      if (!core::on_a_device(block.state) || block.device != d) continue;
+      Resident& resident = residents_[block.aux];
+      if (!resident.undecided || resident.shown) continue;
+      resident.undecided = resident.changed = false;
+      if (!resident.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
+    }
+  }
 }
 
 // Locked; the policy has chosen it and forgotten it. False: it stays, being all there is of the block.
 bool Pager::evict_copy(ResidentId id) {
   const Resident& copy = residents_[id];
   const Block& block = copy.region->table[copy.block];
-  const bool goes = !gpus_[block.device].lost || proven_clean(block);
+  const bool goes = !gpus_[block.device].lost || proven_clean(block) || residents_[block.aux].undecided;
   goes ? copies_.evict(id) : copies_.refuse(id);
   return goes;
 }

@@ -205,7 +205,9 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   // there.
   for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) will_change(*spans[i].region, b);
+    const bool decided = ask == nullptr || !ask->tells_stores;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
+      decided ? will_change(*spans[i].region, b) : may_change(*spans[i].region, b);
   }
   undo.dismiss();
   return {};

@@ -166,7 +166,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     Resident& resident = residents_[block.aux];
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
-    resident.changed = false;
+    resident.changed = resident.undecided = false;
     resident.hinted = hinted;
     if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
     Move* m = new_move(r, b);

@@ -82,7 +82,7 @@ std::string HostCopies::check() const {
     ++named;
     const Resident& copy = residents_[resident.copy];
     if (!copy.is_copy || copy.region != resident.region || copy.block != resident.block ||
-        copy.pool != staging_pool(*copy.region) || !copy.admitted || resident.changed ||
+        copy.pool != staging_pool(*copy.region) || !copy.admitted || (resident.changed && !resident.undecided) ||
         !staging_.of(*copy.region).frames.owns(copy.frame) ||
         !core::on_a_device(resident.region->table[resident.block].state)) {
       return core::strprintf("a host copy is not the block's: region %llu, block %llu",

@@ -4,7 +4,8 @@
 // would be copied back.
 //
 //   Resident::copy of a block on a device names a resident of the staging pool with the same bytes (is_copy), which is
-//   nobody else's; it goes when the block may change there: a WRITE lease, a store of the CPU
+//   nobody else's; it goes when the block may change there: a WRITE lease, a store of the CPU; of a block that is
+//   undecided it waits until that is said
 //
 // Copies compete with blocks that are only in staging frames, those of one size under one policy: how long ago a block
 // left its device last is its age. Not thread-safe: the pager's lock protects it. Needs no memory.
@@ -31,7 +32,10 @@ class HostCopies {
 
   // The block, which has come to its device from `frame`, keeps it. A resident must be free.
   void keep(Region& r, core::BlockIndex b, std::byte* frame);
-  bool has(core::ResidentId on_device) const { return residents_[on_device].copy != core::kNoResident; }
+  // It has one with the same bytes.
+  bool has(core::ResidentId on_device) const {
+    return residents_[on_device].copy != core::kNoResident && !residents_[on_device].undecided;
+  }
   size_t count() const { return count_; }
   size_t count(const memory::Staging& in) const;  // counted; tests
   // The block has changed, or may, or is gone. Nothing where it has no copy.

@@ -60,12 +60,14 @@ class Pager final : private BlockMap::Above,
   // open_range.cpp: for kernels of device d; range.access: what they do.
   core::Status open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out);
   void close_range(OpenRange* range);
-  // export.cpp
-  core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
+  // .. copies.cpp: of leases by an Ask that tells of stores, before they end.
+  void not_changed(std::span<const vmem_range> ranges, int d);
   // .. loans.cpp: blocks of such a range that its kernels load from their staging frames.
   size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave);
   void end_loans(const OpenRange& range, std::span<const uint32_t> blocks);
   size_t loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out);
+  // export.cpp
+  core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
   core::Status evict(const void* ptr, size_t size, int location);
   core::Status sync(const void* ptr, size_t size);
   core::Status query(const void* ptr, size_t size, vmem_residency* out);
@@ -185,7 +187,7 @@ class Pager final : private BlockMap::Above,
   std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
   // copies.cpp
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
-  void will_change(Region& r, core::BlockIndex b);
+  void will_change(Region&r, core::BlockIndex b), may_change(Region&r, core::BlockIndex b);
   bool evict_copy(core::ResidentId id) VMEM_LOCKED override;
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override;
   // device_out.cpp: the way out

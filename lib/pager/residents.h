@@ -41,6 +41,9 @@ struct Resident {
   bool promoted = false;       // taking: it goes to a device
   bool issued = false;         // entering: its copy is issued, `ticket` is its end
   bool changed = false;        // on a device: what is there may differ from what came
+  // .. but kernels that ask say in the end whether they stored: if they did not, all is as it was. A block that was
+  // dirty before stays so. Until then nobody relies on its copy.
+  bool undecided = false, was_dirty = false;
   bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
   bool ahead = false;          // read ahead, and nobody was seen to use it: see read_ahead(), seen()
   bool leaves = false;         // prefetch to the SSD met it in transition: it leaves when that is over
