@@ -21,11 +21,12 @@ using paging::Urgency;
 
 namespace {
 
-constexpr size_t kTogether = 8;          // blocks of one lease: while they are copied the next are mapped
-constexpr size_t kFirstTogether = 4;     // .. of groups with the token, beside as many and more of others
-constexpr size_t kHintsTogether = 8;     // .. of hints, which nobody waits for
-constexpr size_t kVictimsTogether = 16;  // at least: to look at pins costs the same for one
-constexpr uint64_t kHold = 20000000;     // ns in which a group that looks for its block has seen it
+constexpr size_t kTogether = 16;                     // blocks of one lease
+constexpr size_t kTogetherBytes = size_t{32} << 20;  // .. while they are copied the next are mapped
+constexpr size_t kFirstTogether = 4;                 // .. of groups with the token, beside as many and more of others
+constexpr size_t kHintsTogether = 8;                 // .. of hints, which nobody waits for
+constexpr size_t kVictimsTogether = 16;              // at least: to look at pins costs the same for one
+constexpr uint64_t kHold = 20000000;                 // ns in which a group that looks for its block has seen it
 constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
 constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
 constexpr size_t kMarkers = 2 * policy::ReadAhead::kStreams;
@@ -97,7 +98,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
   unwritten_.reserve(3 * frames_.size());
   ask_.tells_stores = true;
   ask_.patience_ns = kBehind;
-  ask_.begins_copies = true;
+  ask_.moves_blocks = true;
 }
 
 vmem_range PagingService::bytes_of(uint32_t block) const {
@@ -208,7 +209,7 @@ void PagingService::look_at_markers(uint64_t now) {
 void PagingService::serve(pager::Pager& pager, BlockQueue& queue, size_t most) {
   while (!queue.empty() && states_.kind(queue.front()) != Kind::not_present) queue.pop();
   if (queue.empty()) return;
-  const size_t wanted = std::min(queue.size(), most);
+  const size_t wanted = std::min({queue.size(), most, std::max<size_t>(2, kTogetherBytes / range_.block_size)});
   if (free_.size() < wanted) make_room(pager, wanted - free_.size());
   batch_.clear();
   while (!queue.empty() && batch_.size() < std::min(wanted, free_.size())) {
@@ -349,7 +350,8 @@ void PagingService::promote(pager::Pager& pager, uint64_t now) {
   for (Loan& loan : loans_) {
     const uint32_t takes = paging::takes_of(range_.words->use(loan.block));
     loan.loads += static_cast<uint8_t>(takes - std::exchange(loan.takes, takes));
-    if (!loan.over && loan.loads * kRow >= range_.block_size && hot < kPromotions) asking_[hot++] = loan.block;
+    const size_t enough = free_.empty() ? range_.block_size : range_.block_size / 4;
+    if (!loan.over && loan.loads * kRow >= enough && hot < kPromotions) asking_[hot++] = loan.block;
   }
   if (hot == 0) return;
   if (free_.empty()) make_room(pager, std::min(hot, size_t{8}), frames_.size() / 64 + 1);
@@ -373,7 +375,7 @@ void PagingService::end_loans(pager::Pager& pager) {
         continue;
       }
       states_.finish(loan.block);
-      if (loan.comes && urgency_[loan.block] == Urgency{}) hints_.push(loan.block);
+      if (loan.comes) urgency_[loan.block] = std::max(urgency_[loan.block], Urgency::needed);  // it is not lent again
       asking_[count++] = loan.block;
       loans_[i] = loans_.back();
       loan_of_[loans_[i].block] = static_cast<uint32_t>(i);

@@ -81,6 +81,23 @@ void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
   }
 }
 
+// Locked on entry and on return, and not meanwhile. On device d for what is missing of the spans, as far as blocks can
+// leave.
+void Pager::make_room(Lock& lock, std::span<const SpanOf> spans, int d) {
+  uint64_t missing = 0;
+  for (const SpanOf& s : spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const Block& block = s.region->table[b];
+      missing += core::on_a_device(block.state) && block.device == d ? 0 : s.region->block_size;
+    }
+  }
+  DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  for (bool left = true; left;) {
+    budget.want(missing);  // others say what they want, too
+    left = budget.missing() != 0 && evict_from_device(lock, d);
+  }
+}
+
 // Locked on entry and on return. Everything that is not on device d is asked for, before anything is waited for, in the
 // name of the spans; what failed before is tried again.
 Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) {
@@ -119,7 +136,7 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
   pump_devices(after, false);
   Batch mine;
   // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
-  if ((ask == nullptr || ask->begins_copies) && own_page_tables()) mine = take_ready(spans, d);
+  if ((ask == nullptr || ask->moves_blocks) && own_page_tables()) mine = take_ready(spans, d);
   wake_for_ready();
   lock.unlock();
   core::step("acquire.started");
@@ -184,6 +201,8 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     if (Status s = lease(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
   }
   hold_leased(lock, spans, d);
+  // Before it is asked for: workers would take what there is room for.
+  if (ask != nullptr && ask->moves_blocks && own_page_tables()) make_room(lock, spans, d);
   if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
   size_t ordered = 0;
   do {

@@ -54,7 +54,7 @@ void DeviceBudget::freed(uint64_t bytes) {
 }
 
 uint64_t DeviceBudget::missing() const {
-  const uint64_t needed = charged_ - leaving_ + std::max(wanted_, std::min(ahead_, limit_ / 8));
+  const uint64_t needed = charged_ - leaving_ + wanted_;
   return needed - std::min(needed, limit_);
 }
 

@@ -53,9 +53,6 @@ class DeviceBudget {
 
   // Somebody waits for so much room; of one who says nothing it is forgotten.
   void want(uint64_t bytes) { wanted_ = bytes; }
-  // Blocks come one after the other for kernels that wait: so much is to be free before the next is asked for.
-  void keep_free(uint64_t bytes) { ahead_ = bytes; }
-  uint64_t kept_free() const { return ahead_; }
   // How much is to leave for that, and for a budget that was lowered, beyond what does already.
   uint64_t missing() const;
 
@@ -90,7 +87,7 @@ class DeviceBudget {
   uint64_t block_ = core::kHugePage;
   uint64_t charged_ = 0;
   uint64_t leaving_ = 0, to_peers_ = 0, freed_ = 0;
-  uint64_t wanted_ = 0, ahead_ = 0;
+  uint64_t wanted_ = 0;
   uint64_t leased_ = 0, ending_ = 0;
   uint64_t quiet_ = 0;  // looks since something was charged
   bool lowered_ = false, keeps_ = false;

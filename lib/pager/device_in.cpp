@@ -491,10 +491,8 @@ void Pager::begin_batch(const Batch& batch, int d) {
   if (!in.status.ok()) return end_in(in);
   Lock lock(mutex_);
   note_issued(in);
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  for (Move* m : in.moves) g.issued.push_back(m);
+  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
   gpu_work_.notify_one();
-  if (g.budget.missing() != 0) gpu_work_.notify_one();  // who ends them waits for the copies
 }
 
 // Locked on entry and on return. Of device d the oldest that were begun together. False: there are none.

@@ -198,7 +198,6 @@ struct Gpu {  // one device, from its first use on
   core::OwnVector<Move*> ready;       // entering: to be prepared and copied
   MoveList issued;                    // .. begun by those who wait for them, to be ended
   unsigned ending = 0;                // .. by so many workers
-  unsigned open_ranges = 0;           // to kernels that ask for blocks
   core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;

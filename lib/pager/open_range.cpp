@@ -10,12 +10,6 @@ namespace vmem::pager {
 using core::error;
 using core::Status;
 
-namespace {
-
-constexpr uint64_t kFreeBytes = uint64_t{64} << 20;  // for blocks that kernels will ask for, if that is not much
-
-}  // namespace
-
 // budget: bytes of leases at once; 0: half of what the device has for libvmem.
 Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out) {
   if (d < 0) return error(EINVAL, "kernels run on devices; %d is not the number of one", d);
@@ -34,8 +28,7 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     if (r.backing == Backing::file_read && (range.access & VMEM_WRITE) != 0) {
       return error(EACCES, "the range is in a region mapped with VMEM_MAP_READ; open it with VMEM_READ");
     }
-    Gpu& g = gpus_[static_cast<size_t>(d)];
-    DeviceBudget& device_budget = g.budget;
+    const DeviceBudget& device_budget = gpus_[static_cast<size_t>(d)].budget;
     const uint64_t blocks = span.last - span.first + 1;
     if (blocks > paging::kMaxBlocks) {
       return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
@@ -62,9 +55,6 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
         r.access == policy::Access::random ? 0 : static_cast<uint32_t>(config_.readahead_bytes / r.block_size);
     out->device = d;
     out->region = r.id;
-    device_budget.keep_free(std::max(device_budget.kept_free(),
-                                     core::round_down(std::min(kFreeBytes, device_budget.limit() / 8), r.block_size)));
-    ++g.open_ranges;
     ++r.kernels;
     ++staging_.open_ranges;
     ++r.in_flight;
@@ -74,7 +64,7 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
   Lock lock(mutex_);
   if (!s.ok()) {
     --region->kernels;
-    end_open_range(d);
+    --staging_.open_ranges;
   }
   while (staging_.ending != 0) lock.sleep(changed_);  // before any kernel asks
   --region->in_flight;
@@ -82,18 +72,11 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
   return s;
 }
 
-// Locked.
-void Pager::end_open_range(int d) {
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (--g.open_ranges == 0) g.budget.keep_free(0);
-  --staging_.open_ranges;
-}
-
 // No kernel asks any more, and nothing is leased. The words end outside the lock.
 void Pager::close_range(OpenRange* range) {
   range->words.reset();
   Lock lock(mutex_);
-  end_open_range(range->device);
+  --staging_.open_ranges;
   gpu_work_.notify_all();
   Region* const r = find(range->first);
   if (r != nullptr && r->id == range->region) --r->kernels;

@@ -163,7 +163,7 @@ class Pager final : private BlockMap::Above,
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
   void credit_region(Region& r) VMEM_LOCKED;
 
-  void end_open_range(int d) VMEM_LOCKED;  // open_range.cpp
+  // loans.cpp
   Region* region_of(const OpenRange& range) VMEM_LOCKED;
   // devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
@@ -222,6 +222,7 @@ class Pager final : private BlockMap::Above,
   core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
   void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED,
       note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets) VMEM_LOCKED;
+  void make_room(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) const;
