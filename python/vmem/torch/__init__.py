@@ -10,16 +10,20 @@
 """
 
 from ._files import assign, init_empty_weights, load, save, skeleton
+from ._gather import Table, gather, open_table
 from ._offload import Offload, offload
 from ._tensors import leased, tensor, view
 
 __all__ = [
     "Offload",
+    "Table",
     "assign",
+    "gather",
     "init_empty_weights",
     "leased",
     "load",
     "offload",
+    "open_table",
     "save",
     "skeleton",
     "tensor",
