@@ -33,7 +33,10 @@
  *   an acquire answers would_deadlock; try_acquire and prefetch are free);
  * - a group that holds a pin waits for no group that may be acquiring: no barrier of the grid, no
  *   lock, no queue. In a warp of thread_groups no lane waits for another.
- * - pins are short: a block can leave only when no group has it.
+ * - pins are short: a block can leave only when no group has it;
+ * - meanwhile the program has nothing wait in the driver for its kernels: no launch behind so many
+ *   others that its stream takes no more, no first launch of a kernel, no cudaFree. They keep locks
+ *   that the library needs, and acquires end with no_progress.
  * An acquire ends by itself: with no_progress when nothing was paged in or out for anybody for
  * `patience`, and with timed_out after `longest`. So a host that has died keeps no kernel.
  */
@@ -275,7 +278,8 @@ class device_group {
    * Copies `count` rows of `row` elements each, that lie anywhere in the region, to to[0], to[row],
    * to[2 * row] and so on; to is any memory of the device but the region's. rows[i]: the number of
    * row i (its elements are from rows[i] * row on), of any integer type, or its address
-   * (const T*). All that is missing is asked for at first, and copied as it comes: give a group
+   * (const T*). All that is missing is asked for at first, and copied as it comes; or, where its
+   * block is in host memory that the device reaches, from there, over the link. Give a group
    * many rows, up to 64 for each of its threads. Needs no more than one block at a time for each
    * thread, and waits with none; the group may hold no pin (would_deadlock).
    * Rows that cannot be had keep nobody from copying the others. The answer is that of the first one
@@ -299,7 +303,8 @@ class device_group {
    * there, in whatever order they come; asks and waits as gather does, with the same answer.
    * ranges(i), by any thread, as often as it likes: range i, as vmem::elements; none has more than
    * `most` elements. visit(i, at, offset, n, lane, lanes), by the `lanes` threads of a warp
-   * together (by a thread_group's thread alone), `lane` being this one: at[0, n) are there, and are
+   * together (by a thread_group's thread alone), `lane` being this one: at[0, n) are there (on the
+   * device, or in host memory that it reaches: each load of those goes over the link), and are
    * the elements from `offset` on of range i, to be read until it returns. A range that crosses the
    * end of a block comes in two calls or more, not one after the other. No thread may wait for
    * another there but for those of its call, nor acquire.

@@ -35,7 +35,7 @@ constexpr size_t kLoansTogether = 64;
 constexpr uint64_t kLook = 1000000;     // ns between looks for those who want what is lent
 constexpr size_t kLooks = 4096;         // .. loans in a look
 constexpr uint64_t kPromote = 2000000;  // ns between looks at how much is loaded from it
-constexpr size_t kPromotions = 32;      // blocks that come for that, in a look; where no frame is free, fewer
+constexpr size_t kPromotions = 64;      // blocks that come for that, in a look; where no frame is free, fewer
 constexpr size_t kRow = 4096;           // bytes that a group is taken to load under a pin of what is in place
 constexpr uint64_t kBehind = 2000000;   // ns for releases: the kernel that asks may be what they are queued behind
 

@@ -88,7 +88,7 @@ choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"
 every_block() {
   local known=" README.md/1 README.md/5 docs/python.md/1 docs/packages.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
   known+="README.md/2 README.md/3 README.md/4 docs/packages.md/2 docs/packages.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
-  known+="README.md/6 docs/python.md/3 docs/python.md/4 "                       # need a model: the step on names; tests/python/test_torch_*.py
+  known+="README.md/6 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
   known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/kernels-that-ask.md/1 docs/kernels-that-ask.md/2 docs/kernels-that-ask.md/3 "  # no commands; a sketch, whose text tests/gpu has whole
   known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/testing.md/1 "  # long runs, and guests
   local each wrong=0 name

@@ -38,6 +38,7 @@ work_count     | long  | system DeviceWorkers.*
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*, durable --seconds 3
 kernel_pins    | long  | system KernelPaging.WhatAKernelHasStaysWhateverOthersAskFor
+kernel_stores  | long  | system KernelStores.WhatIsStoredIsNotLostAmongIt
 kernel_arrival | long  | system KernelPaging.NoKernelIsToldOfABlockBeforeItsBytesAreThere
 own_memory     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 file_lock      | long  | system FilesMore.SharedIsExclusive
