@@ -42,14 +42,15 @@ class WordsOf {
   using States = vmem::paging::BlockStates<Port>;
 
   WordsOf(uint32_t blocks, uint32_t frames, uint32_t cells)
-      : words_(3 * blocks + cells), use_(blocks), known_(blocks), cells_(cells), frames_(frames), port_(table()) {
+      : words_(4 * blocks + cells), use_(blocks), known_(blocks), cells_(cells), frames_(frames), port_(table()) {
     vmem::paging::initialise(table());
   }
   vmem::paging::Table<Atomics> table() {
     const auto blocks = static_cast<uint32_t>(use_.size());
     uint64_t* const first = words_.data();
-    uint64_t* const ring = first + 3 * blocks;
-    return {first, first + blocks, first + 2 * blocks, use_.data(), &control_, ring, cells_, blocks, frames_};
+    uint64_t* const ring = first + 4 * blocks;
+    return {first,  first + blocks, first + 2 * blocks, use_.data(), &control_, ring, cells_,
+            blocks, frames_,        first + 3 * blocks};
   }
   States states() { return {&port_, known_.data()}; }
   vmem::paging::Control<Atomics>& control() { return control_; }
@@ -118,6 +119,72 @@ TEST(PagingProtocol, ABlockIsRequestedOnceAGenerationAndUrgency) {
   states.finish(2);
   EXPECT_EQ(one.try_acquire(2, Intent::read), Answer::not_yet);
   EXPECT_EQ(taken(queue), (Requests{{2, Urgency::wait}})) << "another generation";
+}
+
+TEST(PagingProtocol, WhatIsInPlaceIsForThoseWhoLoadALittle) {
+  Words words(4, 4, 8);
+  States states = words.states();
+  Queue queue(words.table());
+  Group rows(words.table(), 0), other(words.table(), 0);
+  uint64_t home = 7;
+  EXPECT_EQ(rows.try_read(1, &home), Answer::not_yet);
+  EXPECT_EQ(home, 0u);
+  EXPECT_EQ(rows.try_read(4, &home), Answer::out_of_range);
+  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::rows}}));
+  words.table().home[1] = 4096;
+  states.lend(1);
+  EXPECT_EQ(rows.try_read(1, &home), Answer::present);
+  EXPECT_EQ(home, 4096u);
+  other.prefetch(1);
+  EXPECT_EQ(taken(queue), Requests{}) << "a hint brings nothing that can be loaded from";
+  EXPECT_EQ(other.try_acquire(1, Intent::read), Answer::not_yet) << "it is not at its own address";
+  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::wait}}));
+  states.begin_eviction(1);
+  states.settle();
+  EXPECT_TRUE(states.in_use(1)) << "somebody loads from it";
+  Group late(words.table(), 0);
+  EXPECT_EQ(late.try_read(1, &home), Answer::not_yet);
+  EXPECT_EQ(home, 0u);
+  rows.release(1);
+  states.settle();
+  EXPECT_FALSE(states.in_use(1));
+  states.finish(1);
+  EXPECT_EQ(rows.try_read(1, &home), Answer::not_yet);
+  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::rows}})) << "another generation";
+  states.publish(1, Urgency::wait);
+  EXPECT_EQ(rows.try_read(1, &home), Answer::present);
+  EXPECT_EQ(home, 0u) << "at its own address";
+  rows.release(1);
+}
+
+// Counts the fences between a copy's address and that of accesses.
+struct Aliased : HostAtomics {
+  static inline int fences = 0;
+  static void fence_aliases() { ++fences; }
+};
+
+TEST(PagingProtocol, AnArrivalIsFencedOnceAndStoresEachTime) {
+  WordsOf<Aliased> words(2, 2, 4);
+  auto states = words.states();
+  vmem::paging::Group<Aliased> one(words.table(), 0), other(words.table(), 0), stores(words.table(), 0);
+  const auto pins = [&](vmem::paging::Group<Aliased>& group, Intent intent) {
+    Aliased::fences = 0;
+    EXPECT_EQ(group.try_acquire(0, intent), Answer::present);
+    group.release(0);
+    return Aliased::fences;
+  };
+  states.publish(0, Urgency::wait);
+  EXPECT_EQ(pins(one, Intent::read), 1);
+  EXPECT_EQ(pins(one, Intent::read), 0);
+  EXPECT_EQ(pins(other, Intent::read), 0) << "its fence is behind the one there was";
+  EXPECT_EQ(pins(stores, Intent::write), 1) << "before what is copied out next";
+  EXPECT_EQ(pins(stores, Intent::write), 1);
+  states.begin_eviction(0);
+  states.settle();
+  ASSERT_FALSE(states.in_use(0));
+  states.finish(0);
+  states.publish(0, Urgency::wait);
+  EXPECT_EQ(pins(other, Intent::read), 1) << "another arrival";
 }
 
 TEST(PagingProtocol, AFullRingLosesNoRequestOfThoseWhoAskAgain) {
