@@ -215,8 +215,9 @@ TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   Open open(region_.data(), region_.size(), kBoth, stream_, 3 * kBlock);
   const View view = open.view();
   Reader of_kernels, of_cpu;
-  launch_reader(stream(0), view, 0, &of_kernels);
-  launch_reader(stream(0), view, 9, &of_cpu);
+  void* const streams[] = {stream(0), stream(0)};
+  launch_reader(streams[0], view, 0, &of_kernels);
+  launch_reader(streams[1], view, 9, &of_cpu);
   std::atomic<int> told[kBlocks];
   void* const other = stream(0);
   for (int turn = 0; turn < turns; ++turn) {
@@ -232,6 +233,7 @@ TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
     EXPECT_TRUE(sees(of_cpu, b, b * kWords + 9 * kRow + (b % 2 == 0 ? static_cast<uint64_t>(turns) : 0)));
   }
   of_kernels.over = of_cpu.over = true;
+  for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());  // the end of the range waits for another one
   open.end();
   for (const Reader* reader : {&of_kernels, &of_cpu}) {
     EXPECT_EQ(reader->failed, 0);

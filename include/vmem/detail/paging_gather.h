@@ -69,9 +69,10 @@ struct LoneTeam {
 
 // Each thread looks for rows of its own, with a group of its own that holds nothing, up to 64 of them at a time: first
 // all that are missing are asked for, then those that are there are copied, by the whole team, in whatever order they
-// come, from the device or, where the server says that the block is in place, from where it is. A pin lasts for as long as a team copies one row of each of its threads, and nothing is waited for meanwhile.
-// So each block is given up soon; and since all rows are looked for all the time, each that has come is had soon, too,
-// and no block stays for a group that looks for another one. Therefore requests are as urgent as those of who waits.
+// come, from the device or, where the server says that the block is in place, from where it is. A pin lasts for as long
+// as a team copies one row of each of its threads, and nothing is waited for meanwhile. So each block is given up soon;
+// and since all rows are looked for all the time, each that has come is had soon, too, and no block stays for a group
+// that looks for another one. Therefore requests are as urgent as those of who waits.
 //
 // rows: uint64_t offset(row) from the range's begin or kNoRow, uint64_t bytes(row).
 // copy(row, piece), by all lanes. Returns what became of this thread's rows.
