@@ -36,11 +36,13 @@ small=(BLOCKS=2 FRAMES=1 CELLS=2 LIMIT=12)
 same=("${small[@]}" 'GROUP1=(0,0,1,1,1)' 'GROUP2=(0,0,1,1,1)' SPURIOUS=2)      # two write to one block
 other=("${small[@]}" 'GROUP1=(0,0,1,1,2)' 'GROUP2=(1,0,1,0,1)')                # one frame for two blocks
 several=(BLOCKS=3 FRAMES=2 CELLS=1 LIMIT=12 'GROUP1=(0,1,2,1,1)' 'GROUP2=(2,1,2,0,1)' ROUNDS=0)  # two blocks each, one in common
+reads=("${small[@]}" 'GROUP1=(0,0,1,1,2)' 'READER=(0,2)')                   # one loads in place what the other one writes
 if command -v spin >/dev/null; then
   right "two groups write to a block that comes and goes" "${same[@]}"
   right "two groups want the one frame" "${other[@]}"
   right "two groups want two blocks each, of three" "${several[@]}"
   right ".. and reads fail, and the server ends" "${several[@]}" FAILURES=1 END
+  right "a group loads from where a block is that another one stores to" "${reads[@]}"
   right "reads fail, groups give up, the server ends" "${other[@]}" FAILURES=1 GIVE_UPS=1 END
   if [ -n "${VMEM_LONG:-}" ]; then
     memory=8000 hash=26 limit=$((limit * 5))
@@ -50,6 +52,8 @@ if command -v spin >/dev/null; then
   for name in NO_PIN_FENCE NO_EVICT_FENCE NO_SECOND_LOOK NO_SAME_WORD NO_PUBLISH_RELEASE NO_UNPIN_RELEASE NO_UNPIN_ACQUIRE NO_RAISE NO_MARK_BEFORE; do
     wrong "${name#NO_}" "${same[@]}" $name
   done
+  wrong FENCED_GENERATION "${same[@]}" NO_FENCED_GENERATION
+  wrong RECALL_LOOK "${reads[@]}" NO_RECALL_LOOK
   for name in NO_WAKE_FENCE NO_SLEEP_LOOK NO_HOLD; do wrong "${name#NO_}" "${other[@]}" $name; done
   for name in NO_TOKEN NO_ALL_OR_NOTHING NO_OTHER_VICTIM NO_UNASK; do wrong "${name#NO_}" "${several[@]}" $name; done
   wrong TURN_BACK "${several[@]}" GIVE_UPS=1 NO_TURN_BACK
