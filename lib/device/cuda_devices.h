@@ -77,7 +77,7 @@ struct CudaEvent : Event {
   }
   Gpu& gpu;
   const cudaEvent_t event;
-  bool out = false;  // the end of a copy to host memory
+  bool out = false;  // the end of a copy that somebody waits for: to host memory, or between devices
   std::atomic<bool> reached{false};
 };
 
@@ -114,7 +114,7 @@ class CudaDevices final : public UnitDevices {
   core::Status body_back(const Span& span, int device) override;
   void body_unback(const Span& span) override;
   core::Status body_take(int device, size_t size, uint32_t* piece) override;
-  core::Status body_copy_piece(const Span& span, int device, uint32_t piece) override;
+  core::Status body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
   void body_give(int device, size_t size, uint32_t piece) override;
   core::Status body_zero(const Span& span) override;
   core::Status body_show(const Span& span) override;

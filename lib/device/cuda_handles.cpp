@@ -336,23 +336,33 @@ Status CudaDevices::body_share(const Span& span, Export how, int* descriptor) {
   return {};
 }
 
-Status CudaDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {
+Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) {
   Timeline timeline("migrate");
   const Unit& unit = span.unit(0);
   Gpu& source = gpu(unit.device.load());
   Gpu& target = gpu(device);
-  if (Status s = health(source.device); !s.ok()) return s;
+  Gpu& g = gpu(by);
+  for (const Gpu* end : {&source, &target})
+    if (Status s = health(end->device); !s.ok()) return s;
   const size_t size = span.unit_size();
-  Enter here(driver_, target.context);
-  cudaStream_t stream = nullptr;
-  if (Status s = take_stream(target, &stream); !s.ok()) return s;
+  Enter here(driver_, g.context);
+  std::shared_ptr<CudaEvent> event;
+  if (Status s = take_event(g, &event); !s.ok()) return s;
+  const bool in = by == device;
+  const auto side = static_cast<size_t>(in ? Direction::in : Direction::out);
+  cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   cudaError_t e =
       cudaMemcpyPeerAsync(pointer(target.pieces.of(size).window(piece)), device,
                           pointer(source.pieces.of(size).window(unit.piece.load())), source.device, size, stream);
-  Status status = finish(target, stream, e, "moving a block to another device", &source);
-  if (!target.lost.load()) give_stream(target, stream);
-  if (!status.ok()) notice(source).ignore();  // the error may be the source's
-  return status;
+  if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
+  if (e != cudaSuccess) {
+    Status s = finish(g, stream, e, "moving a block to another device", in ? &source : &target);
+    notice(in ? source : target).ignore();  // the error may be the other's
+    return s;
+  }
+  event->out = true;  // who waits for it looks: it takes less time than to wake up
+  *done = std::move(event);
+  return {};
 }
 
 uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {

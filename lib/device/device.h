@@ -208,9 +208,16 @@ class Devices {
   virtual core::Status punch(std::span<const Range> ranges) = 0;
   // Something else answers for the holes now (a trap): parked threads try again.
   virtual core::Status settle(std::span<const Range> ranges) = 0;
-  // Moves made units to another device, bytes and CPU access unchanged, adjacent ranges as one. Blocks until done. No
-  // kernel may use them meanwhile. On error a unit may be on either device and counts for both until punched.
-  virtual core::Status migrate(std::span<const Range> ranges, int to) = 0;
+  // Moves made units to another device, bytes and CPU access unchanged: each range by itself, and each[i] says how that
+  // went. Blocks until done. No kernel may use them meanwhile. After an error a unit may be on either device and counts
+  // for both until punched (separate: it counts for the one that it is on, and others of its range may have moved).
+  // `by`: whose copies they are, `to` or the device that they are on; what keeps other copies of that one waiting keeps
+  // these, too. The first error, if there is one; -EINVAL: nothing has changed.
+  virtual core::Status migrate(std::span<const Range> ranges, int to, int by, std::span<core::Status> each) = 0;
+  core::Status migrate(Range range, int to) {
+    core::Status status;
+    return migrate({&range, 1}, to, to, {&status, 1});
+  }
 
   // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,
   // kHost (not for accessed_by of units that are made: the CPU's access is the pager's), ignored by read_mostly.

@@ -71,7 +71,8 @@ void SimDevices::body_give(int device, size_t size, uint32_t piece) {
       piece, [&](const Piece& left) { return destroy_piece(size, left); });
 }
 
-Status SimDevices::body_copy_piece(const Span& span, int device, uint32_t piece) {
+Status SimDevices::body_send_piece(const Span& span, int device, uint32_t piece, int, Ticket* done) {
+  done->reset();
   if (Status s = run_hook(SimOp::migrate, device, span.address(), span.size()); !s.ok()) return s;
   if (span.unit(0).moving.load() != 0)
     violation(core::strprintf("unit at %#zx moved to device %d while it is being copied", span.address(), device));

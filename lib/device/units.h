@@ -77,7 +77,8 @@ class UnitDevices : public Devices {
   core::Status hold(std::span<const Range> ranges, Access still_allowed) final;
   core::Status punch(std::span<const Range> ranges) final;
   core::Status settle(std::span<const Range> ranges) final;
-  core::Status migrate(std::span<const Range> ranges, int to) final;
+  using Devices::migrate;
+  core::Status migrate(std::span<const Range> ranges, int to, int by, std::span<core::Status> each) final;
   core::Status advise(Range range, Advice advice, int location, bool set) final;
   core::Status host_resident_bytes(Range range, uint64_t* bytes) final;
   core::Status pin(void* frames, size_t size) final;
@@ -126,14 +127,14 @@ class UnitDevices : public Devices {
     return core::error(EOPNOTSUPP, "this body has no pieces");
   }
   virtual void body_unback(const Span&) {}
-  // A piece of the device for a unit of so many bytes; what one unit, which is not mapped, has is copied to a piece of
-  // another device; nobody has the piece any more.
+  // A piece of the device for a unit of so many bytes; what one unit, which is not mapped, has is on its way to a piece
+  // of another device, by copies of device `by`, one of the two; nobody has the piece any more.
   virtual core::Status body_take(int device, size_t size, uint32_t* piece) {
     (void)device, (void)size, (void)piece;
     return core::error(EOPNOTSUPP, "this body has no pieces");
   }
-  virtual core::Status body_copy_piece(const Span&, int device, uint32_t piece) {
-    (void)device, (void)piece;
+  virtual core::Status body_send_piece(const Span&, int device, uint32_t piece, int by, Ticket* done) {
+    (void)device, (void)piece, (void)by, (void)done;
     return core::error(EOPNOTSUPP, "this body has no pieces");
   }
   virtual void body_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
@@ -195,7 +196,16 @@ class UnitDevices : public Devices {
   };
   bool hide_at_last(const Span& unit, Patience* patience);
   core::Status zero_fresh(const Span& span);
-  core::Status migrate_piece(const Span& unit, int to);
+  struct Passage {  // of a unit to another device
+    Span unit;
+    size_t range = 0;    // of those that were named
+    uint32_t piece = 0;  // there
+    bool mapped = false;
+    Ticket copied;
+  };
+  core::Status begin_passage(Passage& p, int to, int by);
+  core::Status end_passage(Passage& p, int to);
+  void migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<core::Status> each);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);

@@ -495,7 +495,7 @@ void peers(device::Devices& d, size_t total) {
     for (int round = 0; round < 4; ++round) {
       const double t = now();
       for (size_t offset = 0; offset < total; offset += piece)
-        must(d.migrate(one(Range{at(b) + offset, piece}), round % 2 == 0 ? 1 : 0), "migrate");
+        must(d.migrate(Range{at(b) + offset, piece}, round % 2 == 0 ? 1 : 0), "migrate");
       best = std::max(best, static_cast<double>(total) / (now() - t) / 1e9);
     }
     std::printf("peers: migrate in pieces of %4zu MiB   %7.2f GB/s\n", piece >> 20, best);

@@ -79,7 +79,7 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   VMEM_REFUSED(EINVAL, d_->hold(range(base, 0, 1), Access::read_write));
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 1, 1)));
   VMEM_REFUSED(EINVAL, d_->settle(range(base, 0, 1)));
-  VMEM_REFUSED(EINVAL, d_->migrate(range(base, 1, 1), 0));
+  VMEM_REFUSED(EINVAL, d_->migrate(range(base, 1, 1).front(), 0));
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   if (!shared()) {
     VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));

@@ -134,7 +134,7 @@ TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
   uint64_t* base = reserve(4);
   for (size_t u = 0; u < 4; ++u) bring(base, u, 50 * u);
   VMEM_OK(d_->open(range(base, 0, 2), Access::read_write));
-  VMEM_OK(d_->migrate(range(base, 0, 4), 1));
+  VMEM_OK(d_->migrate(range(base, 0, 4).front(), 1));
   EXPECT_EQ(used(0), 0u);
   EXPECT_EQ(used(1), 4 * unit_);
   void* other = bench_->stream(1);
@@ -147,6 +147,32 @@ TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
   copy_out(base, 3, 1, 1);
   EXPECT_EQ(frame(1)[1], 151u);
   bench_->destroy(other);
+}
+
+TEST_P(DeviceContract, RangesThatMoveTogetherSayEachHowThatWent) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  uint64_t* base = reserve(8);
+  for (const size_t u : {0, 1, 2, 4, 5, 7}) bring(base, u, 50 * u);
+  std::vector<Range> ranges{range(base, 4, 2).front(), range(base, 0, 2).front(), range(base, 2, 1).front()};
+  std::vector<core::Status> each(ranges.size());
+  for (const int by : {0, 1}) {  // by the one that they leave, and by the one that they come to
+    VMEM_OK(d_->migrate(ranges, 1 - by, 0, each));
+    for (const core::Status& s : each) VMEM_OK(s);
+    EXPECT_EQ(used(by), by == 0 ? unit_ : 0u);
+    EXPECT_EQ(used(1 - by), by == 0 ? 5 * unit_ : 6 * unit_);
+  }
+  EXPECT_EQ(kernel_sum(base, 3 * words_), sum_of(0) + sum_of(50) + sum_of(100));
+  EXPECT_EQ(kernel_sum(base + 4 * words_, 2 * words_), sum_of(200) + sum_of(250));
+  ranges.push_back(range(base, 6, 1).front());
+  each.resize(ranges.size());
+  VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 1, each));
+  for (const core::Status& s : each) EXPECT_EQ(s.code(), -EINVAL) << "nothing has changed";
+  ranges.pop_back();
+  VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 1, each));  // an answer too many
+  EXPECT_EQ(used(1), 0u);
+  if (d_->count() < 3) return;
+  each.resize(ranges.size());
+  VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 2, each));
 }
 
 TEST_P(DeviceContract, ABlockMadeOnTheSecondDeviceIsCountedThere) {
