@@ -153,6 +153,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
     core::log(core::Level::warning, "%s", line.c_str());
   }
   config.staging_share = static_cast<unsigned>(options.number(Option::staging_share));
+  config.device_neighbours = static_cast<unsigned>(options.number(Option::device_neighbours));
   config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
   config.evict_threads = threads_or(options, Option::evict_threads);
   config.readahead_bytes = options.number(Option::readahead);
@@ -416,6 +417,9 @@ Status Runtime::apply(Option option) {
       break;
     case Option::staging_share:
       pager->set_staging_share(static_cast<unsigned>(options_.number(option)));
+      break;
+    case Option::device_neighbours:
+      pager->set_neighbours(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::ssd_budget:
       pager->set_space_budget(options_.number(option));

@@ -44,6 +44,11 @@ constexpr OptionInfo kTable[] = {
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
      "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
      "memory that is taken with need and kept. The rest is for what the CPU accesses."},
+    {Option::device_neighbours, "device_neighbours", OptionKind::number, "percent", "50", 0, 90, nullptr, true,
+     "Part of a GPU's device_budget that blocks of other GPUs may have while it needs them for none of its own: what "
+     "has "
+     "no room on its GPU goes there first, if both are linked by NVLink and this process has used both. 0: to host "
+     "memory, always."},
     {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
      "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
      "unlinked file; several are striped. A name that means nothing yet becomes a file, unless it ends in /: then it "
@@ -126,6 +131,7 @@ uint64_t default_number(Option id) {
     case Option::io_depth:
       return 16;
     case Option::staging_share:
+    case Option::device_neighbours:
       return 50;
     case Option::direct_io:
     case Option::checksum:

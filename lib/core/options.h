@@ -19,6 +19,7 @@ enum class Option : unsigned {
   device_reserve,
   device_block_size,
   staging_share,
+  device_neighbours,
   ssd_path,
   ssd_budget,
   block_size,

@@ -34,7 +34,8 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       config_(config),
       above_(above),
       policies_(make_policies(devices, config.evictor)),
-      copies_(residents_, staging, policies_, clock_) {}
+      copies_(residents_, staging, policies_, clock_),
+      guests_(residents_) {}
 
 Region* BlockMap::find(uintptr_t address) {
   auto it = regions_.upper_bound(address);
@@ -86,6 +87,7 @@ void BlockMap::withdraw(ResidentId id) {
 
 void BlockMap::give_resident(ResidentId id) {
   withdraw(id);
+  guests_.remove(id);
   residents_.give(id);
 }
 
@@ -255,6 +257,7 @@ std::string BlockMap::check() {
   if (blocks_in_memory + copies_.count() != residents_.used()) return "residents and tables disagree";
   if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
+  if (std::string s = guests_.check(); !s.empty()) return s;
   return moves_.check();
 }
 

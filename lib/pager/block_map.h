@@ -19,6 +19,7 @@
 #include "core/own_memory.h"
 #include "pager/config.h"
 #include "pager/eviction_clock.h"
+#include "pager/guests.h"
 #include "pager/host_copies.h"
 #include "pager/move_pool.h"
 #include "pager/moves.h"
@@ -67,6 +68,7 @@ class BlockMap {
   void give_resident(core::ResidentId id) VMEM_LOCKED;
   void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED;
   HostCopies& copies() VMEM_LOCKED { return copies_; }
+  Guests& guests() VMEM_LOCKED { return guests_; }
   EvictionClock& clock() VMEM_LOCKED { return clock_; }
 
   // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
@@ -120,6 +122,7 @@ class BlockMap {
   EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
+  Guests guests_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -74,6 +74,7 @@ void Pager::census(size_t max_regions, Census* out) {
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;
     c.clean_drops = g.clean_drops;
+    c.guests = guests_.bytes(d);
     c.lost = g.lost;
   }
 }

@@ -72,7 +72,10 @@ void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
     Region& r = *s.region;
     uint64_t hits = 0;
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
-      hits += r.table[b].state == State::on_device && r.table[b].device == d;
+      if (r.table[b].state == State::on_device && r.table[b].device == d) {
+        ++hits;
+        adopt(r, b);
+      }
       match_hold(r, b);
       if (b % kTurn == 0) lock.give_way();
     }

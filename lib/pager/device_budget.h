@@ -53,6 +53,7 @@ class DeviceBudget {
 
   // Somebody waits for so much room; of one who says nothing it is forgotten.
   void want(uint64_t bytes) { wanted_ = bytes; }
+  uint64_t wanted() const { return wanted_; }
   // How much is to leave for that, and for a budget that was lowered, beyond what does already.
   uint64_t missing() const;
 

@@ -33,6 +33,7 @@ namespace {
 
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
 constexpr uint64_t kSayEvery = 10'000'000'000;        // ns; that others have memory of a device
+constexpr uint64_t kRefusedFor = 1'000'000'000;       // ns; no guest tries a device again that could not take one
 
 // What no block has of the device's memory, and the next can have.
 uint64_t kept_on(device::Devices& devices, int d) {
@@ -103,7 +104,10 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     case State::entering:
       return block.device == d ? Start::done : Start::wait;
     case State::on_device:
-      if (block.device == d) return Start::done;
+      if (block.device == d) {
+        adopt(r, b);
+        return Start::done;
+      }
       if (residents_[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
@@ -126,22 +130,9 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
-    const size_t other = block.device;
-    Resident& resident = residents_[block.aux];
-    if (resident.admitted) policy(block.aux).remove(block.aux);
-    resident.admitted = false;
-    resident.pool = static_cast<uint8_t>(kDevicePools + d);
-    resident.hinted = hinted;
+    residents_[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
-    r.table.change(b, from, State::leaving);
-    gpus_[other].budget.leaves(size, true);
-    g.budget.charge(size);
-    block.device = static_cast<uint8_t>(d);
-    Move* m = new_move(r, b);
-    m->device = static_cast<int>(other);
-    m->migrates = true;
-    m->way = core::Way::between_devices;
-    g.from_peers.push_back(m);
+    g.from_peers.push_back(begin_passage(r, b, d));
     gpu_work_.notify_one();
     return Start::done;
   }
@@ -218,6 +209,25 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return Start::done;
+}
+
+// Locked; after reserve_move(). A block on another device is on its way to d from here on, and counts for both.
+Move* Pager::begin_passage(Region& r, BlockIndex b, int d) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  Move* m = new_move(r, b);
+  m->device = block.device;
+  m->migrates = true;
+  m->way = core::Way::between_devices;
+  m->was_guest = guests_.remove(block.aux);
+  if (resident.admitted) policy(block.aux).remove(block.aux);
+  resident.admitted = false;
+  resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  r.table.change(b, State::on_device, State::leaving);
+  gpus_[block.device].budget.leaves(r.block_size, true);
+  gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
+  block.device = static_cast<uint8_t>(d);
+  return m;
 }
 
 void Pager::io_ended(Move* m) {
@@ -569,23 +579,43 @@ void Pager::stays(Region& r, BlockIndex b, const Move* failed) {
   answer_on_device(r, b, failed);
 }
 
-// Unlocked; state leaving, booked on both devices. In order of address.
-void Pager::migrate_batch(std::span<Move* const> batch, int d) {
+// Unlocked; state leaving, booked on both devices, and all from one where that one copies them (`by`). In order of
+// address.
+void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
   core::step("device.migrating");
-  for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
-    // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
-    // memory that is the same, with page tables of their own each block counts.
-    const Region& r = *batch[i]->region;
-    while (!own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
-           batch[i + n]->block == batch[i]->block + n)
-      ++n;
-    const device::Range range{reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size};
-    const Status s = devices_->migrate(std::span(&range, 1), d);
-    for (size_t k = i; k < i + n; ++k) batch[k]->status = s;
+  for (size_t i = 0; i < batch.size();) {
+    core::Few<device::Range, device::kMostRanges> ranges;
+    std::array<Status, device::kMostRanges> each;
+    const size_t first = i;
+    while (i < batch.size() && !ranges.full()) {
+      // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
+      // memory that is the same, with page tables of their own each block counts.
+      const Region& r = *batch[i]->region;
+      size_t n = 1;
+      while (!own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
+             batch[i + n]->block == batch[i]->block + n)
+        ++n;
+      ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
+      i += n;
+    }
+    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
+    for (size_t k = first, range = 0; range < ranges.size(); ++range) {
+      const size_t n = ranges[range].size / batch[k]->region->block_size;
+      for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
+    }
   }
-  After after;
-  const bool full = std::any_of(batch.begin(), batch.end(), [](const Move* m) { return m->status.code() == -ENOMEM; });
+  bool full = false;
+  for (const Move* m : batch) {
+    if (m->status.ok()) continue;
+    full |= m->status.code() == -ENOMEM;
+    for (const int end : {m->device, d}) {
+      const Status health = devices_->health(end);
+      const Lock lock(mutex_);
+      saw_loss(end, health);
+    }
+  }
   const uint64_t kept = full ? kept_on(*devices_, d) : 0;
+  After after;
   Lock lock(mutex_);
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (own_page_tables()) g.budget.set_keeps(true);
@@ -597,8 +627,13 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
     if (!m->status.ok()) {
       from.budget.stays(r.block_size, true);
       g.budget.credit(r.block_size);
-      g.failure = m->status;
-      ++g.failures;
+      if (m->spills) {
+        guests_.remove(block.aux);
+        guests_.refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+      } else {
+        g.failure = m->status;
+        ++g.failures;
+      }
       block.device = static_cast<uint8_t>(m->device);
       resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
       resident.hinted = (block.flags & core::kReadAhead) != 0;
@@ -607,9 +642,11 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d) {
       from.budget.left(r.block_size, true);
       from.out_bytes += r.block_size;
       g.in_bytes += r.block_size;
+      if (m->spills) ++from.evictions;
+      (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
     }
     stays(r, m->block);
-    admit(r, m->block, clock_.stamp());
+    know_again(*m);
     free_move(m);
   }
   if (full) follow_down(d, kept);

@@ -83,6 +83,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
     resident.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
     if (resident.admitted) policy(block.aux).hold(block.aux);
   } else {
+    m->was_guest = guests_.remove(block.aux);
     if (resident.admitted) policy(block.aux).remove(block.aux);
     resident.admitted = false;
     gpus_[block.device].budget.leaves(r.block_size);
@@ -371,7 +372,7 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), where(r, m->block).c_str());
   stays(r, m->block, m);
-  admit(r, m->block, clock_.stamp());
+  know_again(*m);
   free_move(m);
 }
 
@@ -430,37 +431,6 @@ void Pager::finish_device_write(Move* m, After& after) {
   pump(after);
   lock.unlock();
   if (old) space_->release(old);
-}
-
-// Locked. Makes room on device d for those who wait, and while its budget is below what it has; false: there is room,
-// or nothing can go.
-bool Pager::evict_from_device(Lock& lock, int d) {
-  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
-  if (budget.missing() == 0) return false;
-  reap(lock);
-  if (budget.missing() == 0) return false;
-  std::array<policy::Victim, kDeviceBatch> victims;
-  const uint64_t bytes = std::min<uint64_t>(budget.missing(), kBatchBytes);
-  policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
-  const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
-  Batch batch;
-  for (size_t i = 0; i < count; ++i) {
-    if (victims[i].probe) continue;
-    Resident& resident = residents_[victims[i].id];
-    Region& r = *resident.region;
-    const BlockIndex b = resident.block;
-    resident.admitted = false;
-    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
-    Move* m = stays ? nullptr : begin_leave(r, b, Leave::evict);
-    if (m != nullptr) {
-      batch.push_back(m);
-    } else if (!r.dying) {
-      admit(r, b, clock_.stamp());
-    }
-  }
-  if (batch.empty()) return false;
-  leave_batch(lock, batch.all());
-  return true;
 }
 
 // Locked. A few blocks of the oldest hint that asks blocks away from a device.

@@ -28,6 +28,7 @@ constexpr unsigned kWorkers = 4;            // two each way, which overlap
 constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
 constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
 constexpr uint64_t kForOthers = 32;         // a part of a device's memory: what is to be free where nobody has said
+constexpr uint64_t kAwayFor = 5'000'000'000;  // ns; with less, other devices' blocks are not there
 constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
 
 // Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
@@ -187,6 +188,9 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
   out->body = own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
+  out->guest_bytes = guests_.bytes(static_cast<size_t>(d));
+  out->to_neighbours = g.to_neighbours;
+  out->from_neighbours = g.from_neighbours;
   // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
   std::array<uintptr_t, kLook> blocks;
   uintptr_t at = 0;
@@ -401,7 +405,7 @@ void Pager::device_loop() {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (any_budget([](const DeviceBudget& b) { return b.over(); })) {
+    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || guests_overstay()) {
       gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
@@ -467,7 +471,7 @@ void Pager::look_at_memory(Lock& lock) {
   bool more = false;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     DeviceBudget& budget = gpus_[d].budget;
-    if (!budget.keeps() && !budget.is_short()) continue;
+    if (!budget.keeps() && !budget.is_short() && guests_.bytes(d) == 0) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
     budget.looked();
@@ -483,6 +487,7 @@ void Pager::look_at_memory(Lock& lock) {
       s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
     const bool lost = !s.ok() && !devices_->health(static_cast<int>(d)).ok();
     lock.lock();
+    if (s.ok() && little) guests_.send_away(d, now_ns() + kAwayFor);
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
     // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
@@ -538,7 +543,7 @@ bool Pager::device_step(Lock& lock) {
       threads_.ended_last = false;
       ++threads_.arriving;
       lock.unlock();
-      migrate_batch(batch.all(), static_cast<int>(d));
+      migrate_batch(batch.all(), static_cast<int>(d), static_cast<int>(d));
       lock.lock();
       --threads_.arriving;
       g.migrating = false;

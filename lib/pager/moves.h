@@ -119,6 +119,8 @@ struct Move : core::OwnNew {
   std::byte* source = nullptr;  // entering from host memory, leaving: the bytes in it, to be copied to `image` first
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
+  bool spills = false;          // .. for want of room, as a guest
+  bool was_guest = false;       // leaving: of the device that it is to leave
   bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied
   bool shown = false;           // leaving: a copy is in place, and is the block when it has left
   uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
@@ -201,6 +203,7 @@ struct Gpu {  // one device, from its first use on
   core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
+  uint64_t to_neighbours = 0, from_neighbours = 0;  // bytes: as guests elsewhere, and back from there
   bool lost = false;      // .. and has been said
   bool rescue = false;    // .. and host memory may have copies of its blocks
   uint64_t failures = 0;  // moves in that failed; `failure` is the last

@@ -52,6 +52,7 @@ Pager::Pager(Parts parts, Config config)
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpu_work_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
+  guests_.set_share(config_.device_neighbours);
   wanted_readahead_ = config_.readahead_bytes;
   wanted_timeout_ms_ = config_.fault_timeout_ms;
 }

@@ -79,7 +79,8 @@ class Pager final : private BlockMap::Above,
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
   void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on);
-  void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms), set_device_reserve(uint64_t bytes);
+  void set_staging_share(unsigned percent), set_neighbours(unsigned percent);
+  void set_fault_timeout(unsigned ms), set_device_reserve(uint64_t bytes);
   core::Status flush_shared(), flush_host();  // for exit(): changed blocks of shared files; host: what needs no device
   void shutdown();                            // frees every region, whatever holds it
   bool has_regions();
@@ -182,7 +183,8 @@ class Pager final : private BlockMap::Above,
   void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept) VMEM_LOCKED;
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in) VMEM_LOCKED,
       end_in(InBatch&in);
-  void migrate_batch(std::span<Move* const> batch, int d);
+  Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+  void migrate_batch(std::span<Move* const> batch, int d, int by);
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
   std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
   // copies.cpp
@@ -201,11 +203,21 @@ class Pager final : private BlockMap::Above,
       cannot_leave(const Region&r, core::BlockIndex b) VMEM_LOCKED, cannot_come(const Region&r, int d);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
-  bool evict_from_device(Lock&lock, int d) VMEM_LOCKED, serve_departure(Lock&lock) VMEM_LOCKED,
+  bool serve_departure(Lock&lock) VMEM_LOCKED,
       end_unused_staging(Lock&lock) VMEM_LOCKED, frees_staging(Lock&lock) VMEM_LOCKED;
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep) VMEM_LOCKED;
+  // device_room.cpp
+  bool evict_from_device(Lock& lock, int d) VMEM_LOCKED;
+  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
+  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
+  Move* begin_leave_for_others(int d) VMEM_LOCKED;
+  int neighbour_of(int d, uint64_t bytes) const VMEM_LOCKED;
+  bool worth_keeping_near(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
+  void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void know_again(const Move& m) VMEM_LOCKED;
+  bool guests_overstay() const VMEM_LOCKED;
   // device_views.cpp
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) const;
@@ -262,6 +274,7 @@ class Pager final : private BlockMap::Above,
   EvictionClock& clock_ = map_.clock();
   Progress& progress_ = map_.progress();
   HostCopies& copies_ = map_.copies();
+  Guests& guests_ = map_.guests();
   Waiters& waiters_ = map_.waiters();
   std::condition_variable& changed_ = map_.changed();
 

@@ -55,7 +55,10 @@ struct Resident {
   bool asked = false;    // on a device: among `accesses`
   bool refused = false;  // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
   bool apart = false;    // .. those of a few pages do, where stores had no room, and others wait for a moment
-  bool saved = false;    // on a device, at exit: its file has it, or gets it, as far as the books know
+  static constexpr uint8_t kNoGuest = UINT8_MAX;
+  uint8_t guest_of = kNoGuest;  // on a device, which is not the one that it was on for somebody: see Guests
+  core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there
+  bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
   bool lent = false;      // taking: kernels load from its staging frame (loans.cpp)
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing

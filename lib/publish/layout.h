@@ -69,7 +69,8 @@ struct Header {
 struct Device {
   uint32_t ordinal, lost;
   uint64_t budget, used_bytes, leased_bytes, in_bytes, out_bytes, evictions, clean_drops;  // budget 0: not used yet
-  uint64_t reserved[4];                                                                    // 0
+  uint64_t guest_bytes;                                                                    // of used_bytes
+  uint64_t reserved[3];                                                                    // 0
   char name[64];
 };
 

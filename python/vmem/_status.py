@@ -124,6 +124,8 @@ class DeviceStats:
     driver_host_bytes  pages of the host that the driver holds for blocks of this device
     body               BODY_MANAGED: unified memory; BODY_HANDLES: physical handles, the device has page tables of its
                        own. Simulated devices say which of the two they are like
+    guest_bytes        of used_bytes: blocks for which another device had no room (setting device_neighbours)
+    to_neighbours      of out_bytes: to such a place on another device; from_neighbours of in_bytes: from there
     """
 
     budget: int
@@ -135,6 +137,9 @@ class DeviceStats:
     clean_drops: int
     driver_host_bytes: int
     body: int
+    guest_bytes: int
+    to_neighbours: int
+    from_neighbours: int
 
 
 def stats() -> Stats:

@@ -40,6 +40,10 @@ class CudaApp final : public GpuApp {
     device_of_[s] = device;
     return s;
   }
+  bool linked(int a, int b) override {
+    int atomics = 0;
+    return cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b) == cudaSuccess && atomics != 0;
+  }
   void destroy(void* stream) override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
   void set(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round) override {
     on(stream, [&] { vmem::gpu::set_stamps(stream, words, count, first, round, kStampStride); });

@@ -122,10 +122,10 @@ inline constexpr const char* kDevices = "none, sim, sim-handles, managed or hand
 inline bool simulated(const std::string& device) {
   return device == "sim" || device == "sim-handles";
 }
-// Two of the simulated ones.
-inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device) {
+// devices: of the simulated ones.
+inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device, int devices) {
   if (device == "none") return nullptr;
-  if (simulated(device)) return std::make_unique<SimWork>(2, device == "sim-handles");
+  if (simulated(device)) return std::make_unique<SimWork>(devices, device == "sim-handles");
   if (device != "managed" && device != "handles") differs("--device %s: %s", device.c_str(), kDevices);
   if (make_cuda_work == nullptr)
     differs("--device %s: this program was built without CUDA; make gpu-tests", device.c_str());

@@ -25,6 +25,7 @@ using stress::RegisterOp;
 struct Settings {
   double seconds = 10;
   unsigned threads = 4, movers = 2, registers = 48, device_block = 2;
+  int devices = 2;
   uint64_t bytes = 24 << 20, seed = 1;
   std::string budget = "24MiB", transfer = "auto", device = "none", trap = "uffd";
   bool delays = true;
@@ -243,7 +244,7 @@ int run(uint64_t seed) {
   stress::catch_sigbus();
   check_judge();
   vmem_log([](int, const char*, void*) {}, nullptr);
-  gpus = stress::make_device_work(settings.device);
+  gpus = stress::make_device_work(settings.device, settings.devices);
   const int devices = gpus != nullptr ? gpus->devices() : 0;
   const uint64_t device_block = uint64_t{settings.device_block} << 20;
   if (gpus != nullptr && settings.budget == "24MiB")  // staging frames take half
@@ -373,6 +374,7 @@ int main(int argc, char** argv) {
   app.add_option("--trap", settings.trap);
   app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--device-block", settings.device_block, "MiB");
+  app.add_option("--devices", settings.devices, "so many simulated ones");
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
   CLI11_PARSE(app, argc, argv);

@@ -31,6 +31,7 @@ using vmem::store::Io;
 struct Settings {
   double seconds = 10;
   unsigned threads = 6, regions = 4, processes = 1, device_block = 2;
+  int devices = 2;
   uint64_t bytes = 48 << 20, seed = 1, operations = 0;
   std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
   std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB", "auto"};
@@ -431,7 +432,8 @@ void change_setting(Worker& w) {
       {"readahead", "0"},         {"readahead", "1MiB"},         {"readahead", "64MiB"},
       {"compression", "none"},    {"compression", "lz4"},        {"compression", "zstd"},
       {"staging_share", "20"},    {"staging_share", "60"},       {"device_budget", "16MiB"},
-      {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"}};
+      {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"},
+      {"device_neighbours", "0"}, {"device_neighbours", "50"},   {"device_neighbours", "80"}};
   const auto& [name, choice] = w.random.of(kChoices);
   const std::string value = strstr(name, "_budget") != nullptr ? stress::scaled(choice) : choice;
   std::lock_guard guard(setting);
@@ -615,7 +617,7 @@ int run(uint64_t seed) {
     disk = made.get();
     return made;
   };
-  gpus = stress::make_device_work(settings.device);
+  gpus = stress::make_device_work(settings.device, settings.devices);
   devices = gpus != nullptr ? gpus->devices() : 0;
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"device", settings.device},
@@ -709,6 +711,7 @@ int main(int argc, char** argv) {
   app.add_option("--engine", settings.engine);
   app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--device-block", settings.device_block, "MiB");
+  app.add_option("--devices", settings.devices, "so many simulated ones");
   app.add_option("--blocks", settings.blocks);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);

@@ -38,6 +38,8 @@ class GpuApp {
   virtual uint64_t wrong() = 0;
   virtual void capture(void* stream, bool on) = 0;
   virtual void lose(int device) = 0;
+  // What one device has no room for may go to the other.
+  virtual bool linked(int a, int b) = 0;
   // What a simulated device saw that no correct program does.
   virtual std::vector<std::string> violations() { return {}; }
 };

@@ -307,6 +307,40 @@ TEST_P(DeviceTier, ABlockOnItsWayBetweenDevicesCountsForBoth) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
+// A region that is larger than a device's budget, and not than that and what the next has to spare for it.
+TEST_P(DeviceTier, WhatHasNoRoomGoesToANeighbourAndComesBackAndGivesWay) {
+  if (devices_ < 2) GTEST_SKIP() << "one device";
+  if (!app_->linked(0, 1)) GTEST_SKIP() << "devices 0 and 1 have no NVLink between them";
+  start({{"device_neighbours", "50"}});
+  device_stats(1);  // used from here on
+  const vmem::region r(44 * kMiB, 0), own(32 * kMiB, 0);
+  const size_t n = r.size() / 8, part = 4 * kWordsPerMiB;
+  auto* const w = static_cast<uint64_t*>(r.data());
+  void *s = stream(0), *s1 = stream(1);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    for (size_t at = 0; at < n; at += part) {
+      VMEM_DO(acquire(w + at, part, VMEM_READ | VMEM_WRITE, s));
+      if (round != 1) app_->check(s, w + at, part, at, round - 1);
+      app_->set(s, w + at, part, at, round);
+      VMEM_DO(release(w + at, part, s));
+      within_budget();
+      within_budget(1);
+    }
+  }
+  ASSERT_TRUE(app_->synchronize(s).ok());
+  const auto here = device_stats(0), there = device_stats(1);
+  EXPECT_GE(there.guest_bytes, 12 * kMiB);
+  EXPECT_LE(there.guest_bytes, 16 * kMiB);
+  EXPECT_GT(here.to_neighbours, here.from_neighbours);
+  EXPECT_GT(here.from_neighbours, 0u);
+  VMEM_DO(acquire(static_cast<uint64_t*>(own.data()), own.size() / 8, VMEM_READ | VMEM_WRITE, s1, 1));
+  EXPECT_EQ(device_stats(1).guest_bytes, 0u);
+  VMEM_DO(release(static_cast<uint64_t*>(own.data()), own.size() / 8, s1));
+  ASSERT_TRUE(app_->synchronize(s1).ok());
+  EXPECT_EQ(cpu_wrong(w, n, 0, 3), 0u);
+  EXPECT_EQ(app_->wrong(), 0u);
+}
+
 TEST_P(DeviceTierLoss, ALostDeviceIsAnErrorWithWordsAndNothingHangs) {
   start();
   vmem::region r(32 * kMiB, 0), other(8 * kMiB, VMEM_HOST_ONLY);

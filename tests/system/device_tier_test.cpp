@@ -62,6 +62,7 @@ class SimApp final : public GpuApp {
   uint64_t wrong() override { return wrong_; }
   void capture(void* stream, bool on) override { sim().capture(stream, on); }
   void lose(int device) override { sim().lose(device, "the test took it away"); }
+  bool linked(int, int) override { return true; }
   std::vector<std::string> violations() override {
     return vmem::device::current_sim() == nullptr ? std::vector<std::string>() : sim().violations();
   }

@@ -414,7 +414,8 @@ void write_process(Json& json, const Process& process, const Rates& r) {
   for (const publish::Device& d : process.now.devices) {
     json.object().field("device", d.ordinal).field("name", d.name).field("lost", d.lost != 0).field("budget", d.budget);
     json.field("used_bytes", d.used_bytes).field("leased_bytes", d.leased_bytes).field("in_bytes", d.in_bytes);
-    json.field("out_bytes", d.out_bytes).field("evictions", d.evictions).field("clean_drops", d.clean_drops).end();
+    json.field("out_bytes", d.out_bytes).field("evictions", d.evictions).field("clean_drops", d.clean_drops);
+    json.field("guest_bytes", d.guest_bytes).end();
   }
   json.end().field("regions_total", h.regions_total).key("regions").array();
   for (const publish::Region& g : process.now.regions) {

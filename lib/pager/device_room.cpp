@@ -1,0 +1,199 @@
+// Room on a device, for those who wait for it and for a budget that has become smaller: what leaves, and where it goes.
+//
+// Guests leave first. Blocks of the device itself become guests of another one that is linked and has room to spare,
+// else they go to host memory, or nowhere where their bytes are elsewhere too. A guest goes on to host memory only: its
+// device has just had no room for it, and whoever waits here gets the room as soon as from any block.
+//
+//   on_device ─> leaving, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
+//   guest ─> leaving, evicted: as any block                                              ─> held, stored, untouched
+//   guest ─> leaving, asked for where it was before: copied back                         ─> on_device there
+//   guest, leased or asked for where it is                                               ─> that device's own
+//
+// Nobody waits for a move to a neighbour who does not wait for the room that it makes; and it waits for nothing but
+// copies and the driver, as a move to host memory does: what comes to the neighbour needs none of its streams.
+#include <algorithm>
+#include <array>
+
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/neighbours.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::kNoResident;
+using core::ResidentId;
+using core::State;
+
+namespace {
+
+constexpr size_t kLook = 128;  // blocks looked at under one hold of the lock
+
+// A block that host memory has too comes back from there as fast as from another device, but for large ones: there the
+// bytes count, and not the driver's calls (on an H200 about 50 us to take a block's mapping away and to give it
+// another, 25 to copy 8 MiB between devices and 150 from host memory).
+constexpr size_t kWorthCopying = size_t{8} << 20;
+
+}  // namespace
+
+void Pager::set_neighbours(unsigned percent) {
+  Lock lock(mutex_);
+  guests_.set_share(percent);
+  gpu_work_.notify_all();
+}
+
+// Locked. Guests have to leave, and could not yet: nobody tells when they can.
+bool Pager::guests_overstay() const {
+  const uint64_t now = now_ns();
+  for (size_t d = 0; d < gpus_.size(); ++d)
+    if (guests_.over(d, gpus_[d].budget, now) != 0) return true;
+  return false;
+}
+
+// Locked. Somebody uses the block where it is: it is no guest any more.
+void Pager::adopt(Region& r, BlockIndex b) {
+  if (guests_.remove(r.table[b].aux)) admit(r, b, clock_.stamp());
+}
+
+// Locked; a move has ended and the block is on a device: as a guest that has come, or as what it was.
+void Pager::know_again(const Move& m) {
+  Region& r = *m.region;
+  const Block& block = r.table[m.block];
+  if (guests_.is(block.aux)) return;
+  if (m.was_guest && block.device == m.device) {
+    guests_.add(block.aux, block.device);
+  } else {
+    admit(r, m.block, clock_.stamp());
+  }
+}
+
+// Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
+// there is none.
+int Pager::neighbour_of(int d, uint64_t bytes) const {
+  const auto& links = devices_->info(d).links;
+  const uint64_t now = now_ns();
+  int best = -1;
+  uint64_t most = 0;
+  for (size_t n = 0; n < gpus_.size(); ++n) {
+    const DeviceBudget& budget = gpus_[n].budget;
+    if (links[n] != device::Link::nvlink || gpus_[n].lost || !guests_.fits(n, budget, bytes, now)) continue;
+    if (const uint64_t room = budget.limit() - budget.charged(); room > most) {
+      most = room;
+      best = static_cast<int>(n);
+    }
+  }
+  return best;
+}
+
+// Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
+bool Pager::worth_keeping_near(const Region& r, BlockIndex b) const {
+  const Block& block = r.table[b];
+  const Resident& resident = residents_[block.aux];
+  if (resident.shown || r.lost || gpus_[block.device].lost) return false;
+  if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
+  return !copies_.has(block.aux) || r.block_size >= kWorthCopying;
+}
+
+// Locked. Guests of device d that may leave, the first to come first.
+void Pager::evict_guests(int d, Batch& leaving) {
+  const auto at = static_cast<size_t>(d);
+  const DeviceBudget& budget = gpus_[at].budget;
+  uint64_t bytes = std::min(std::max(budget.missing(), guests_.over(at, budget, now_ns())), kBatchBytes);
+  ResidentId next = kNoResident;
+  size_t looked = 0;
+  for (ResidentId id = guests_.first(at);
+       id != kNoResident && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
+    next = guests_.after(id);
+    Region& r = *residents_[id].region;
+    const BlockIndex b = residents_[id].block;
+    if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
+    Move* m = begin_leave(r, b, Leave::evict);
+    if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
+    leaving.push_back(m);
+    bytes -= std::min<uint64_t>(bytes, r.block_size);
+  }
+}
+
+// Locked. Of the device's own what its policy chooses.
+void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
+  const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
+  if (bytes == 0) return;
+  std::array<policy::Victim, kDeviceBatch> victims;
+  policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
+  const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
+  for (size_t i = 0; i < count; ++i) {
+    if (victims[i].probe) continue;
+    Resident& resident = residents_[victims[i].id];
+    Region& r = *resident.region;
+    const BlockIndex b = resident.block;
+    resident.admitted = false;
+    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
+    if (!stays && worth_keeping_near(r, b) && reserve_move()) {
+      if (spilling.empty()) *neighbour = neighbour_of(d, r.block_size);
+      const auto n = static_cast<size_t>(*neighbour);
+      if (*neighbour >= 0 && guests_.fits(n, gpus_[n].budget, r.block_size, now_ns())) {
+        Move* m = begin_passage(r, b, *neighbour);
+        m->spills = true;
+        guests_.add(r.table[b].aux, n);
+        spilling.push_back(m);
+        continue;
+      }
+    }
+    Move* m = stays ? nullptr : begin_leave(r, b, Leave::evict);
+    if (m != nullptr) {
+      leaving.push_back(m);
+    } else if (!r.dying) {
+      admit(r, b, clock_.stamp());
+    }
+  }
+}
+
+// Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
+// memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
+Move* Pager::begin_leave_for_others(int d) {
+  size_t looked = 0;
+  for (const Wish& w : queues_.wishes) {
+    if (w.device == d || w.owner == nullptr || w.region->dying) continue;
+    Region& r = *w.region;
+    for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
+      if (r.table[b].state != State::on_device || r.table[b].device != d || residents_[r.table[b].aux].shown) continue;
+      const Leases* leases = r.leases.find(b);
+      if (leases == nullptr || leases->front().location == d) continue;
+      return begin_leave(r, b, Leave::evict);
+    }
+  }
+  return nullptr;
+}
+
+// Locked. Makes room on device d for those who wait, and while its budget is below what it has; false: there is room,
+// or nothing can go.
+bool Pager::evict_from_device(Lock& lock, int d) {
+  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  const auto nothing_to_do = [&] {
+    return budget.missing() == 0 && guests_.over(static_cast<size_t>(d), budget, now_ns()) == 0;
+  };
+  if (nothing_to_do()) return false;
+  reap(lock);
+  if (nothing_to_do()) return false;
+  Batch leaving, spilling;
+  int neighbour = -1;
+  evict_guests(d, leaving);
+  evict_own(d, leaving, spilling, &neighbour);
+  if (leaving.empty() && spilling.empty() && budget.missing() != 0) {
+    if (Move* m = begin_leave_for_others(d)) leaving.push_back(m);
+  }
+  if (leaving.empty() && spilling.empty()) return false;
+  lock.unlock();
+  if (!spilling.empty()) {
+    std::sort(spilling.begin(), spilling.end(), lies_before);
+    core::step("device.spilling");
+    migrate_batch(spilling.all(), neighbour, d);
+  }
+  if (!leaving.empty()) leave_batch(leaving.all());
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager
