@@ -68,8 +68,8 @@ Status load_driver(Driver* out, int* devices) {
       !entry("cuDevicePrimaryCtxGetState", &out->primary_state) || !entry("cuCtxPushCurrent", &out->ctx_push) ||
       !entry("cuCtxPopCurrent", &out->ctx_pop) || !entry("cuCtxGetCurrent", &out->ctx_current) ||
       !entry("cuCtxGetDevice", &out->ctx_device) || !entry("cuCtxGetId", &out->ctx_id) ||
-      !entry("cuStreamGetCtx", &out->stream_ctx) || !entry("cuEventQuery", &out->event_query) ||
-      !entry("cuStreamQuery", &out->stream_query))
+      !entry("cuStreamGetCtx", &out->stream_ctx) || !entry("cuStreamIsCapturing", &out->stream_capturing) ||
+      !entry("cuEventQuery", &out->event_query) || !entry("cuStreamQuery", &out->stream_query))
     return error(ENODEV, "the NVIDIA driver lacks calls of CUDA 12; update it");
   return {};
 }

@@ -21,6 +21,7 @@ struct Driver {
   CUresult (*ctx_device)(CUdevice*);
   CUresult (*ctx_id)(CUcontext, unsigned long long*);
   CUresult (*stream_ctx)(CUstream, CUcontext*);
+  CUresult (*stream_capturing)(CUstream, CUstreamCaptureStatus*);
   CUresult (*event_query)(CUevent);
   CUresult (*stream_query)(CUstream);
   // load_handles()

@@ -100,7 +100,8 @@ Status CudaDevices::check_stream(void* stream, int device) {
   Gpu& g = gpu(device);
   auto* const handle = static_cast<cudaStream_t>(stream);
   CUcontext context = nullptr;
-  if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
+  const bool by_name = handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+  if (by_name) {
     driver_.ctx_current(&context);  // none yet: the runtime's default, device 0
   } else if (const CUresult e = driver_.stream_ctx(handle, &context); e != CUDA_SUCCESS) {
     // The driver answers this call too with the error that ended the context, which need not be the device's.
@@ -125,6 +126,11 @@ Status CudaDevices::check_stream(void* stream, int device) {
                    "itself with streams of device %d's primary context only (what the CUDA runtime uses)",
                    stream, device);
   }
+  // As a rule it captures nothing, which the driver says without its context being made current.
+  auto capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  if (!by_name && driver_.stream_capturing(handle, &capture) == CUDA_SUCCESS &&
+      capture == CU_STREAM_CAPTURE_STATUS_NONE)
+    return {};
   Enter here(driver_, g.context);
   return not_capturing(g, handle);
 }

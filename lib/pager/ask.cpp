@@ -15,8 +15,13 @@ using core::Status;
 // May work of the device be ordered with the stream? There is none at the host.
 Status Pager::check_stream(int location, void* stream) {
   if (Status s = check_location(location, false); !s.ok() || location < 0) return s;
-  if (Status s = use_device(location); !s.ok()) return s;
-  Status s = devices_->check_stream(stream, location);
+  bool used = false;
+  {
+    Lock lock(mutex_);
+    used = gpus_[static_cast<size_t>(location)].budget.begun();
+  }
+  if (Status s = used ? Status() : use_device(location); !s.ok()) return s;
+  Status s = devices_->check_stream(stream, location);  // asks whether the device is well, too
   if (s.ok()) return s;
   const Status health = devices_->health(location);
   Lock lock(mutex_);

@@ -167,10 +167,8 @@ bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem
 }
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
-  if (Status s = use_device(d); !s.ok()) return s;
-  if (ask == nullptr) {  // else it was, where "the default stream" meant the asker's
-    if (Status s = check_stream(d, stream); !s.ok()) return s;
-  }
+  // An ask's stream was looked at where "the default stream" meant the asker's.
+  if (Status s = ask == nullptr ? check_stream(d, stream) : use_device(d); !s.ok()) return s;
   // Before the lock, so that tickets end after it, and nothing has to grow under it.
   std::vector<SpanOf> spans(ranges.size()), apart;
   std::vector<device::Ticket> tickets;
