@@ -332,7 +332,19 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       run(lock, after);
       continue;
     }
-    if (lock.sleep_for(changed_, std::chrono::milliseconds(20)) == std::cv_status::timeout) {
+    const bool begins = ask == nullptr && own_page_tables();  // an ask may be withdrawn any time
+    const Batch mine = begins ? take_ready({&span, 1}, d) : Batch();
+    if (begins && !g.ready.empty()) wake_for_ready();  // others', of which only this thread may have been told
+    if (!mine.empty()) {
+      lock.unlock();
+      begin_batch(mine, d);
+      lock.lock();
+      continue;
+    }
+    g.sleepers += begins ? 1 : 0;
+    const std::cv_status woken = lock.sleep_for(changed_, std::chrono::milliseconds(20));
+    g.sleepers -= begins ? 1 : 0;
+    if (woken == std::cv_status::timeout) {
       After after;
       pump_devices(after);
       lock.unlock();

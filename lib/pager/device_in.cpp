@@ -75,6 +75,7 @@ void Pager::pump_devices(After& after, bool wake) {
     if (result == Start::no_room) {
       full[d] = true;
       wanted[d] += (it->last - it->next + 1) * it->region->block_size;
+      if (it->owner != nullptr) read_meanwhile(*it, after);
     }
     it = it->next > it->last ? queues_.wishes.erase(it) : std::next(it);
   }
@@ -84,6 +85,19 @@ void Pager::pump_devices(After& after, bool wake) {
     gpu_work_.notify_all();
   }
   if (wake) wake_for_ready();
+}
+
+// Locked. While room is made on a device, what an acquire waits for there and only the disk has is read into staging
+// frames.
+void Pager::read_meanwhile(Wish& wish, After& after) {
+  Region& r = *wish.region;
+  const BlockIndex last = std::min<BlockIndex>(wish.last, wish.next + kDeviceBatch - 1);
+  for (BlockIndex b = std::max(wish.next, wish.read_to); b <= last; wish.read_to = ++b) {
+    const State state = r.table[b].state;
+    if (state != State::stored && !(state == State::untouched && r.from_file())) continue;
+    if (r.dying || StarvedQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, wish.urgency, after)) return;
+    after.submit.tail->meanwhile = true;
+  }
 }
 
 void Pager::wake_for_ready() {
@@ -255,8 +269,13 @@ void Pager::finish_device_read(Move* m, After& after) {
       block.digest = m->digest;
       block.flags |= core::kDigest;
     }
-    gpus_[static_cast<size_t>(m->device)].ready.push_back(m);
-    gpu_work_.notify_one();
+    Gpu& g = gpus_[static_cast<size_t>(m->device)];
+    g.ready.push_back(m);
+    if (g.sleepers != 0 && leased(r, m->block)) {
+      notify();  // who waits for it begins with it, and need not be woken by somebody else who has
+    } else {
+      gpu_work_.notify_one();
+    }
     return;
   }
   // Nothing was made yet: the block is where it was. The acquire that waits for it learns why; a CPU touch reads again.

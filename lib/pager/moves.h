@@ -109,6 +109,7 @@ struct Move : core::OwnNew {
   bool speculative = false;
   bool reads_ahead = false;     // .. and is being read, as Speculation counts it
   bool stored_soon = false;     // .. as a neighbour, and the block beside it that tells what comes was stored to
+  bool meanwhile = false;       // fill: to a staging frame, for an acquire that tries again if it cannot be had
   bool cut = false;             // fill: the file became shorter than the block wants
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
@@ -197,16 +198,17 @@ struct SpanOf {              // a checked range
 };
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
-  core::OwnVector<Move*> ready;       // entering: to be prepared and copied
-  MoveList issued;                    // .. begun by those who wait for them, to be ended
-  unsigned ending = 0;                // .. by so many workers
+  core::OwnVector<Move*> ready;  // entering: to be prepared and copied
+  MoveList issued;               // .. begun by those who wait for them, to be ended
+  unsigned ending = 0;           // .. by so many workers
+  unsigned sleepers = 0;         // acquires that wait for blocks and begin with those that are ready, as they wake up
   core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;             // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
   uint64_t to_neighbours = 0, from_neighbours = 0;  // bytes: as guests elsewhere, and back from there
-  bool lost = false;      // .. and has been said
-  bool rescue = false;    // .. and host memory may have copies of its blocks
-  uint64_t failures = 0;  // moves in that failed; `failure` is the last
+  bool lost = false;                                // .. and has been said
+  bool rescue = false;                              // .. and host memory may have copies of its blocks
+  uint64_t failures = 0;                            // moves in that failed; `failure` is the last
   core::Status failure;
   uint64_t said_short_ns = 0;  // that others have its memory, when last
 };
@@ -216,6 +218,7 @@ struct Wish {  // blocks that are to come to a device, in order
   int device;
   core::Urgency urgency;
   const void* owner;  // an acquire that waits; null: nobody
+  core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
 };
 // What asks blocks elsewhere takes them out of older hints that want them on a device.
 inline void forget_hints(Queue<Wish>& wishes, const SpanOf& span) {

@@ -56,7 +56,7 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       room_(room) {}
 
 // As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
-bool PageIn::start_staging(Region& r, BlockIndex b, DeferredWork& after) {
+bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
   Block& block = r.table[b];
   if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
@@ -79,7 +79,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, DeferredWork& after) {
   m->staged = true;
   m->was_untouched = from == State::untouched;
   m->way = core::Way::ssd_to_host;
-  reader_.prepare_read(m, Urgency::prefetch, *this);
+  reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return true;
 }
@@ -245,7 +245,8 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   core::OnExit was_read([&] {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
   });
-  const bool nobody_asked = m->speculative && (block.flags & core::kWanted) == 0 && !leased(r, m->block);
+  const bool nobody_asked =
+      (block.flags & core::kWanted) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
   bool fatal_for_touch = !m->status.ok() && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {

@@ -29,7 +29,7 @@ class PageIn final : private IoEnd {
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
                   const Starved* waited = nullptr) VMEM_LOCKED;
   // .. into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
-  bool start_staging(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
+  bool start_staging(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
   // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
   void settle(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 

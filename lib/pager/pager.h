@@ -179,6 +179,7 @@ class Pager final : private BlockMap::Above,
   void pump_devices(After&after, bool wake = true) VMEM_LOCKED, wake_for_ready() VMEM_LOCKED,
       begin_batch(const Batch&batch, int d);
   Batch take_ready(std::span<const SpanOf> spans, int d);
+  void read_meanwhile(Wish& wish, After& after) VMEM_LOCKED;
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
   void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept) VMEM_LOCKED;
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in) VMEM_LOCKED,

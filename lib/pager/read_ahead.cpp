@@ -186,7 +186,7 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
         !(block.state == State::untouched &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
-        if (!page_in_.start_staging(r, s.next, after)) return;
+        if (!page_in_.start_staging(r, s.next, Urgency::prefetch, after)) return;
       } else if (!page_in_.start_fill(r, s.next, s.urgency, after)) {
         return;
       }

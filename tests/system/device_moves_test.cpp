@@ -1,5 +1,6 @@
 // How blocks move to and from devices with page tables of their own: what goes on beside what. On simulated devices.
 #include <algorithm>
+#include <fstream>
 #include <mutex>
 
 #include "sim_support.h"
@@ -18,6 +19,13 @@ class DeviceMoves : public systest::SimTest {
   void SetUp() override { start(1, {}, true); }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
   static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static bool asleep(pid_t thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+    std::string line;
+    std::getline(file, line);
+    const size_t name = line.rfind(") ");
+    return name != std::string::npos && line[name + 2] == 'S';
+  }
   // Blocks 0 to n - 1 are on the device, with 100 + their number in them.
   void fill(vmem::region& r, size_t n) {
     for (size_t b = 0; b < n; ++b) store_on_device(words(r) + b * kWords, 100 + b);
@@ -248,6 +256,70 @@ TEST_F(LargeBlocksMove, WhatLeavesGoesOnWhileTheLastOfABatchIsCopied) {
   sim().set_hook(nullptr);
   EXPECT_TRUE(in_time);
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
+}
+
+// What makes room for it leaves only when its read has begun.
+TEST_F(DeviceMoves, WhatAnAcquireWaitsForIsReadWhileRoomIsMade) {
+  if (IsSkipped()) return;
+  constexpr size_t kRoom = 16;
+  vmem::region r(kBlock), others(kRoom * kBlock);
+  store_on_device(words(r), 7);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+  fill(others, kRoom);
+  static std::atomic<uint64_t> before;
+  static std::atomic<bool> in_time;
+  before = vmem::stats().read_bytes;
+  in_time = false;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.leaving") != 0) return;
+    in_time = until([] { return vmem::stats().read_bytes != before; });
+  });
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << said();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_TRUE(in_time);
+  EXPECT_EQ(vmem::stats().read_bytes - before, kBlock) << "it is read once";
+  EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(load(words(r)), 7u);
+}
+
+// .. and where it cannot be read there is no harm done: the acquire tries again, and says why.
+TEST_F(DeviceMoves, WhatCannotBeReadWhileRoomIsMadeIsReadByTheNextTry) {
+  if (IsSkipped()) return;
+  constexpr size_t kRoom = 16;
+  systest::TempFile file(kBlock);
+  vmem::region r(kBlock, file.path(), 0, VMEM_MAP_READ), others(kRoom * kBlock);
+  fill(others, kRoom);
+  ASSERT_EQ(truncate(file.path().c_str(), 4096), 0);
+  systest::LogLines log;
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), -EIO);
+  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << said();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+}
+
+// Its read is over only when the thread that acquires it sleeps: which then needs no other to wake up.
+TEST_F(DeviceMoves, WhoWaitsForABlockBeginsItsCopy) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  store_on_device(words(r), 7);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+  static std::atomic<pid_t> self, began;
+  self = gettid();
+  began = 0;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.preparing") == 0) began = gettid();
+    if (std::strcmp(step, "device.read") != 0) return;
+    int looks = 0;
+    until([&] { return (looks = asleep(self) ? looks + 1 : 0) == 5; });
+  });
+  EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << said();
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_EQ(began, self);
+  EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(load(words(r)), 7u);
 }
 
 class TwoDevicesMove : public DeviceMoves {
