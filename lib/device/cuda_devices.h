@@ -120,6 +120,7 @@ class CudaDevices final : public UnitDevices {
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;
   core::Status body_share(const Span& span, Export how, int* descriptor) override;
+  core::Status body_show_to(const Span& span, int device, bool set) override;
   core::Status body_pin(void* frames, size_t size) override;
   core::Status body_unpin(void* frames) override;
 

@@ -272,11 +272,21 @@ Status CudaDevices::body_show(const Span& span) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
     const CUdeviceptr at = span.address() + i * size;
-    const CUmemAccessDesc access = access_of(g.device);
+    core::Few<CUmemAccessDesc, kMaxDevices> access;
+    access.push_back(access_of(g.device));
+    const uint64_t seen_by = seers(span.unit(i));
+    for (size_t d = 0; d < gpus_.size(); ++d) {
+      const Gpu& other = *gpus_[d];
+      if (other.device != g.device && (seen_by >> d & 1) != 0 && other.opened.load() && !other.lost.load())
+        access.push_back(access_of(other.device));
+    }
     const uint64_t handle = g.pieces.of(size).handle(span.unit(i).piece.load());
     Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a block");
     if (s.ok()) {
-      s = result(g, driver_.mem_set_access(at, size, &access, 1), "giving access to a block");
+      // Advice is followed where it can be.
+      CUresult given = driver_.mem_set_access(at, size, &access[0], access.size());
+      if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, size, &access[0], 1);
+      s = result(g, given, "giving access to a block");
       if (s.ok()) continue;
       take_back(i);
     }
@@ -284,6 +294,15 @@ Status CudaDevices::body_show(const Span& span) {
     return s;
   }
   return {};
+}
+
+Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
+  Gpu& g = gpu(span.unit(0).device.load());
+  Enter here(driver_, g.context);
+  CUmemAccessDesc access = access_of(device);
+  if (!set) access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return result(g, driver_.mem_set_access(span.address(), span.size(), &access, 1),
+                set ? "giving another device access to a block" : "taking access to a block from another device");
 }
 
 Status CudaDevices::body_hide(const Span& span) {

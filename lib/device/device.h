@@ -221,6 +221,8 @@ class Devices {
 
   // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,
   // kHost (not for accessed_by of units that are made: the CPU's access is the pager's), ignored by read_mostly.
+  // Separate: accessed_by maps units for that device, too, wherever they are, if there is a link; the rest is
+  // remembered and changes nothing.
   virtual core::Status advise(Range range, Advice advice, int location, bool set) = 0;
   // Bytes of made units whose page the CPU has touched since and maps now. The driver keeps host memory for at least
   // those, until the unit is punched, also after the GPU has taken the page back: keep the largest value seen.

@@ -680,6 +680,10 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   core::must_be_outside("Devices::advise");
   if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
     return error(ENODEV, "advice for device %d: this process has %d", location, count());
+  // Its context is made: only then can anything be mapped for it.
+  if (!shared() && advice == Advice::accessed_by && set && location != kHost) {
+    if (Status s = usable(location); !s.ok()) return s;
+  }
   Spans spans;
   if (Status s = resolve("advice", std::span(&range, 1), kAny, &spans); !s.ok()) return s;
   const Span& span = spans.list.front();
@@ -701,7 +705,8 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
       span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
     }
   }
-  if ((advice == Advice::accessed_by && location == kHost) || !shared()) return {};
+  if (advice == Advice::accessed_by && location == kHost) return {};
+  if (!shared()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
   for (size_t i = 0; i < span.count;) {
     size_t n = 0;
     while (i + n < span.count && is_made(span.unit(i + n).state.load())) ++n;
@@ -710,6 +715,30 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
       if (Status s = body_advise(made, advice, location, set); !s.ok()) return s;
     }
     i += n + 1;
+  }
+  return {};
+}
+
+uint64_t UnitDevices::seers(const Unit& unit) const {
+  const int device = unit.device.load();
+  uint64_t seers = 0;
+  {
+    std::lock_guard lock(advice_mutex_);
+    seers = advice_table_[unit.advice.load()].accessed_by;
+  }
+  for (size_t d = 0; d < infos_.size(); ++d)
+    if (infos_[static_cast<size_t>(device)].links[d] == Link::none) seers &= ~(uint64_t{1} << d);
+  return seers | uint64_t{1} << device;
+}
+
+// Of the units those that are mapped: others are mapped so when they are.
+Status UnitDevices::show_to(const Span& span, int device, bool set) {
+  for (size_t i = 0; i < span.count; ++i) {
+    const Unit& unit = span.unit(i);
+    const int on = unit.device.load();
+    if (unit.state.load() != UnitState::open || on == device) continue;
+    if (infos_[static_cast<size_t>(on)].links[static_cast<size_t>(device)] == Link::none) continue;
+    if (Status s = body_show_to({span.reservation, span.first + i, 1}, device, set); !s.ok()) return s;
   }
   return {};
 }

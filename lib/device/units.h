@@ -140,13 +140,19 @@ class UnitDevices : public Devices {
   virtual void body_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
   // Blocks until they are zeros.
   virtual core::Status body_zero(const Span&) { return {}; }
-  // For their devices, at their addresses; on error none of them is there (show), all of them are (hide).
+  // For their devices, and for others that are seers() of them as far as they can be, at their addresses; on error none
+  // of them is there (show), all of them are (hide).
   virtual core::Status body_show(const Span&) { return {}; }
   virtual core::Status body_hide(const Span&) { return {}; }
   // Mapped units of one device, one of them for a handle. Their pieces are marked whatever comes of it.
   virtual core::Status body_share(const Span&, Export how, int* descriptor) {
     (void)how, (void)descriptor;
     return core::error(EOPNOTSUPP, "memory of this body cannot be exported");
+  }
+  // Of units that are there: for one more device, which is not theirs, or for that one no more.
+  virtual core::Status body_show_to(const Span&, int device, bool set) {
+    (void)device, (void)set;
+    return {};
   }
   virtual core::Status body_pin(void* frames, size_t size) = 0;
   virtual core::Status body_unpin(void* frames) = 0;
@@ -157,6 +163,9 @@ class UnitDevices : public Devices {
   uint64_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
   // The reservation that holds the address, or null.
   ReservationPtr find(uintptr_t address) const;
+  // Separate: the devices that a unit which is mapped is mapped for, a bit each: its own, and those that it was advised
+  // to be accessed by and whose link allows it.
+  uint64_t seers(const Unit& unit) const;
 
   bool shared() const { return view_ == CpuView::shared; }
   // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is
@@ -209,11 +218,12 @@ class UnitDevices : public Devices {
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);
+  core::Status show_to(const Span& span, int device, bool set);
   void mark(const Span& span, UnitState state);
 
   mutable std::shared_mutex registry_mutex_;
   std::map<uintptr_t, ReservationPtr> registry_;  // by base; protected by registry_mutex_
-  std::mutex advice_mutex_;
+  mutable std::mutex advice_mutex_;
   core::Few<AdviceSet, 256> advice_table_;  // protected by advice_mutex_
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_

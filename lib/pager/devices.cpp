@@ -24,12 +24,12 @@ using core::Urgency;
 
 namespace {
 
-constexpr unsigned kWorkers = 4;            // two each way, which overlap
-constexpr uint64_t kLookEvery = 200000000;  // ns between looks for host pages of the driver
-constexpr size_t kLook = 128;               // blocks looked at, 5 to 10 us each
-constexpr uint64_t kForOthers = 32;         // a part of a device's memory: what is to be free where nobody has said
+constexpr unsigned kWorkers = 4;              // two each way, which overlap
+constexpr uint64_t kLookEvery = 200000000;    // ns between looks for host pages of the driver
+constexpr size_t kLook = 128;                 // blocks looked at, 5 to 10 us each
+constexpr uint64_t kForOthers = 32;           // a part of a device's memory: what is to be free where nobody has said
 constexpr uint64_t kAwayFor = 5'000'000'000;  // ns; with less, other devices' blocks are not there
-constexpr size_t kPass = 8192;              // .. and passed over under the lock, most of them elsewhere
+constexpr size_t kPass = 8192;                // .. and passed over under the lock, most of them elsewhere
 
 // Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
 template <size_t N>

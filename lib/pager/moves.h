@@ -217,7 +217,7 @@ struct Wish {  // blocks that are to come to a device, in order
   core::BlockIndex next, last;
   int device;
   core::Urgency urgency;
-  const void* owner;  // an acquire that waits; null: nobody
+  const void* owner;             // an acquire that waits; null: nobody
   core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
 };
 // What asks blocks elsewhere takes them out of older hints that want them on a device.

@@ -204,8 +204,8 @@ class Pager final : private BlockMap::Above,
       cannot_leave(const Region&r, core::BlockIndex b) VMEM_LOCKED, cannot_come(const Region&r, int d);
   bool went_with_its_context(const Region& r, core::BlockIndex b) const;
   void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
-  bool serve_departure(Lock&lock) VMEM_LOCKED,
-      end_unused_staging(Lock&lock) VMEM_LOCKED, frees_staging(Lock&lock) VMEM_LOCKED;
+  bool serve_departure(Lock&lock) VMEM_LOCKED, end_unused_staging(Lock&lock) VMEM_LOCKED,
+      frees_staging(Lock&lock) VMEM_LOCKED;
   void finish_device_write(Move* m, After& after);
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep) VMEM_LOCKED;

@@ -175,6 +175,31 @@ TEST_P(DeviceContract, RangesThatMoveTogetherSayEachHowThatWent) {
   VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 2, each));
 }
 
+// Before it is made, while it is mapped, and where it has moved to.
+TEST_P(DeviceContract, WhatIsAdvisedToBeAccessedByADeviceIsMappedForItToo) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  if (d_->info(0).links[1] == Link::none) GTEST_SKIP() << "devices 0 and 1 cannot reach each other";
+  uint64_t* base = reserve(3);
+  VMEM_OK(d_->advise(range(base, 0, 1).front(), Advice::accessed_by, 1, true));
+  for (size_t u = 0; u < 3; ++u) bring(base, u, 50 * u);
+  VMEM_OK(d_->advise(range(base, 1, 2).front(), Advice::accessed_by, 1, true));
+  void* other = bench_->stream(1);
+  const auto expect_seen = [&](void* stream) {
+    bench_->sum(stream, base, 3 * words_, sum_cell());
+    VMEM_OK(bench_->synchronize(stream));
+    EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(50) + sum_of(100));
+  };
+  expect_seen(other);
+  expect_seen(stream_);
+  VMEM_OK(d_->advise(range(base, 0, 3).front(), Advice::accessed_by, 0, true));
+  VMEM_OK(d_->migrate(range(base, 0, 3).front(), 1));
+  expect_seen(other);
+  expect_seen(stream_);
+  VMEM_OK(d_->advise(range(base, 0, 3).front(), Advice::accessed_by, 1, false));  // it is there
+  expect_seen(other);
+  bench_->destroy(other);
+}
+
 TEST_P(DeviceContract, ABlockMadeOnTheSecondDeviceIsCountedThere) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   uint64_t* base = reserve(2);
