@@ -28,6 +28,14 @@ enum class UnitState : uint8_t {
 constexpr bool is_made(UnitState s) {
   return s >= UnitState::fresh;
 }
+// Sets of states.
+constexpr unsigned bit(UnitState s) {
+  return 1u << static_cast<unsigned>(s);
+}
+inline constexpr unsigned kHoles = bit(UnitState::hole) | bit(UnitState::punched);
+inline constexpr unsigned kMade =
+    bit(UnitState::fresh) | bit(UnitState::shut) | bit(UnitState::held) | bit(UnitState::read) | bit(UnitState::open);
+inline constexpr unsigned kAny = kHoles | kMade;
 const char* unit_state_name(UnitState state);
 
 struct Unit {

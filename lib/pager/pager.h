@@ -78,9 +78,9 @@ class Pager final : private BlockMap::Above,
 
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
-  void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on);
-  void set_staging_share(unsigned percent), set_neighbours(unsigned percent);
-  void set_fault_timeout(unsigned ms), set_device_reserve(uint64_t bytes);
+  void set_readahead(uint64_t bytes), set_space_budget(uint64_t bytes), set_checksum(bool on),
+      set_neighbours(unsigned percent);
+  void set_staging_share(unsigned percent), set_fault_timeout(unsigned ms), set_device_reserve(uint64_t bytes);
   core::Status flush_shared(), flush_host();  // for exit(): changed blocks of shared files; host: what needs no device
   void shutdown();                            // frees every region, whatever holds it
   bool has_regions();
@@ -162,14 +162,12 @@ class Pager final : private BlockMap::Above,
   core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
   void forget_region(Region&r) VMEM_LOCKED, keep_frames(Region&r), finish_kernels(Lock&lock, Region&r) VMEM_LOCKED;
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
-  void credit_region(Region& r) VMEM_LOCKED;
 
-  // loans.cpp
   Region* region_of(const OpenRange& range) VMEM_LOCKED;
-  // devices.cpp: life of the tier; device_in.cpp: the way in
+  // loans.cpp, devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
-  void stop_devices(), device_loop();
+  void stop_devices(), device_loop(), credit_region(Region&r) VMEM_LOCKED;
   std::string check_devices();
   bool device_step(Lock&lock) VMEM_LOCKED, serve_stream_hints(Lock&lock) VMEM_LOCKED,
       end_issued(Lock&lock, int d) VMEM_LOCKED, end_what_waits(Lock&lock) VMEM_LOCKED;
@@ -177,48 +175,38 @@ class Pager final : private BlockMap::Above,
   core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
   void reclaim_host_pages(Lock&lock) VMEM_LOCKED, look_at_memory(Lock&lock) VMEM_LOCKED;
   void pump_devices(After&after, bool wake = true) VMEM_LOCKED, wake_for_ready() VMEM_LOCKED,
-      begin_batch(const Batch&batch, int d);
+      begin_batch(const Batch&batch, int d), read_meanwhile(Wish&wish, After&after) VMEM_LOCKED;
   Batch take_ready(std::span<const SpanOf> spans, int d);
-  void read_meanwhile(Wish& wish, After& after) VMEM_LOCKED;
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
   void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept) VMEM_LOCKED;
   void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in) VMEM_LOCKED,
-      end_in(InBatch&in);
-  Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
-  void migrate_batch(std::span<Move* const> batch, int d, int by);
+      end_in(InBatch&in), migrate_batch(std::span<Move*const> batch, int d, int by);
+  Move *begin_passage(Region&r, core::BlockIndex b, int d) VMEM_LOCKED, *begin_leave_for_others(int d) VMEM_LOCKED;
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
   std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
-  // copies.cpp
-  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
   void will_change(Region&r, core::BlockIndex b), may_change(Region&r, core::BlockIndex b);
-  bool evict_copy(core::ResidentId id) VMEM_LOCKED override;
+  // copies.cpp, device_out.cpp: the way out, device_room.cpp
+  bool keep_copy(Region&r, core::BlockIndex b, std::byte*frame) VMEM_LOCKED,
+      evict_copy(core::ResidentId id) VMEM_LOCKED override;
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override;
-  // device_out.cpp: the way out
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
   void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch) VMEM_LOCKED,
       begin_out(OutPart&part);
   void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
-  void restore_trap(std::span<const device::Range> ranges);
+  void restore_trap(std::span<const device::Range> ranges), finish_device_write(Move*m, After&after);
   void settle_left(Move* m, const core::Status& status, bool lost, After& after) VMEM_LOCKED;
   core::Status punch(std::span<const device::Range> ranges),
       cannot_leave(const Region&r, core::BlockIndex b) VMEM_LOCKED, cannot_come(const Region&r, int d);
-  bool went_with_its_context(const Region& r, core::BlockIndex b) const;
-  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
   bool serve_departure(Lock&lock) VMEM_LOCKED, end_unused_staging(Lock&lock) VMEM_LOCKED,
-      frees_staging(Lock&lock) VMEM_LOCKED;
-  void finish_device_write(Move* m, After& after);
+      frees_staging(Lock&lock) VMEM_LOCKED, went_with_its_context(const Region&r, core::BlockIndex b) const;
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep) VMEM_LOCKED;
-  // device_room.cpp
-  bool evict_from_device(Lock& lock, int d) VMEM_LOCKED;
-  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
-  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
-  Move* begin_leave_for_others(int d) VMEM_LOCKED;
+  void evict_guests(int d, Batch&leaving) VMEM_LOCKED, know_again(const Move&m) VMEM_LOCKED,
+      adopt(Region&r, core::BlockIndex b) VMEM_LOCKED, undo_leaving(Move*m, const core::Status&why) VMEM_LOCKED,
+      evict_own(int d, Batch&leaving, Batch&spilling, int*neighbour) VMEM_LOCKED;
   int neighbour_of(int d, uint64_t bytes) const VMEM_LOCKED;
-  bool worth_keeping_near(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
-  void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void know_again(const Move& m) VMEM_LOCKED;
-  bool guests_overstay() const VMEM_LOCKED;
+  bool evict_from_device(Lock&lock, int d) VMEM_LOCKED, guests_overstay() const VMEM_LOCKED,
+      worth_keeping_near(const Region&r, core::BlockIndex b) const VMEM_LOCKED;
   // device_views.cpp
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) const;

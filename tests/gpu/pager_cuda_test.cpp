@@ -42,7 +42,8 @@ class CudaApp final : public GpuApp {
   }
   bool linked(int a, int b) override {
     int atomics = 0;
-    return cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b) == cudaSuccess && atomics != 0;
+    return cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b) == cudaSuccess &&
+           atomics != 0;
   }
   void destroy(void* stream) override { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
   void set(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round) override {

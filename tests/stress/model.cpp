@@ -31,7 +31,6 @@ using vmem::store::Io;
 struct Settings {
   double seconds = 10;
   unsigned threads = 6, regions = 4, processes = 1, device_block = 2;
-  int devices = 2;
   uint64_t bytes = 48 << 20, seed = 1, operations = 0;
   std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
   std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB", "auto"};
@@ -617,7 +616,7 @@ int run(uint64_t seed) {
     disk = made.get();
     return made;
   };
-  gpus = stress::make_device_work(settings.device, settings.devices);
+  gpus = stress::make_device_work(settings.device, 2);
   devices = gpus != nullptr ? gpus->devices() : 0;
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"device", settings.device},
@@ -711,7 +710,6 @@ int main(int argc, char** argv) {
   app.add_option("--engine", settings.engine);
   app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--device-block", settings.device_block, "MiB");
-  app.add_option("--devices", settings.devices, "so many simulated ones");
   app.add_option("--blocks", settings.blocks);
   app.add_option("--seed", settings.seed);
   app.add_flag("!--no-delays", settings.delays);
