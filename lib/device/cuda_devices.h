@@ -38,7 +38,7 @@ struct Gpu {
   bool rdma = false;     // .. which other devices reach by DMA
   bool dma_buf = false;
   std::atomic<bool> plain{false};  // .. but it makes none like that
-  bool reads_host = false;  // kernels load from pinned host memory at its own address
+  bool reads_host = false;         // kernels load from pinned host memory at its own address
   std::mutex open_mutex;
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened

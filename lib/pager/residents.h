@@ -44,10 +44,10 @@ struct Resident {
   // .. but kernels that ask say in the end whether they stored: if they did not, all is as it was. A block that was
   // dirty before stays so. Until then nobody relies on its copy.
   bool undecided = false, was_dirty = false;
-  bool hinted = false;         // entering, on a device: a hint brought it, no lease has used it yet
-  bool ahead = false;          // read ahead, and nobody was seen to use it: see read_ahead(), seen()
-  bool leaves = false;         // prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;        // the same bytes as a block that is on a device
+  bool hinted = false;                        // entering, on a device: a hint brought it, no lease has used it yet
+  bool ahead = false;                         // read ahead, and nobody was seen to use it: see read_ahead(), seen()
+  bool leaves = false;                        // prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;                       // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
   bool shown = false;    // on a device: a copy is in place for the CPU, write-protected and charged (device_views.cpp)
   bool stale = false;    // .. not protected any more: it has what the device has not
