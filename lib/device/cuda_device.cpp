@@ -72,8 +72,8 @@ Status CudaDevices::describe(int devices) {
       g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
       g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
       g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+      g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     }
-    g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     gpus_.push_back(std::move(g));
   }
   return {};
