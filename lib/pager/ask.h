@@ -21,8 +21,8 @@ struct Ask {
   std::vector<uint64_t> regions;  // ids, of each range
   // How long for releases whose streams have not got there. Then -EAGAIN: they have the room; -EALREADY: the blocks.
   uint64_t patience_ns = UINT64_MAX;
-  // The thread that acquires makes room and begins copies itself, where it can: whoever cancels waits for that long. The
-  // driver maps for one thread at a time, and two that want it take turns at three times the cost.
+  // The thread that acquires makes room and begins copies itself, where it can: whoever cancels waits for that long.
+  // The driver maps for one thread at a time, and two that want it take turns at three times the cost.
   bool moves_blocks = false;
   // What is leased for writing counts as changed, unless Pager::not_changed() says before the end that it was not.
   bool tells_stores = false;
