@@ -241,7 +241,7 @@ class device_group {
 
   /*
    * Waits until elements [first, first + count) are on the device, all of them, or answers why they
-   * will not be. Intent::write: they may be stored to.
+   * will not be. Intent::write: they may be stored to; what is stored under a pin for reading is lost.
    */
   __device__ Pin acquire(size_t first, size_t count = 1, Intent intent = Intent::read) {
     paging::Run run{};

@@ -117,7 +117,10 @@ bool PagingService::broken() {
 }
 
 bool PagingService::round(pager::Pager& pager) {
-  if (broken_) return false;
+  if (broken_) {
+    if (!loans_.empty() && range_.words->lost()) end_all_loans(pager);
+    return false;
+  }
   retry_failed(pager::now_ns());
   bool done = take_requests();
   const uint64_t begun = pager::now_ns();
@@ -389,6 +392,16 @@ void PagingService::end_loans(pager::Pager& pager) {
   }
 }
 
+// No kernel loads from any of them: they have ended, or their device is lost.
+void PagingService::end_all_loans(pager::Pager& pager) {
+  for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
+    for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
+    pager.end_loans(range_, std::span(asking_).first(n));
+  }
+  loans_.clear();
+  recalled_ = 0;
+}
+
 void PagingService::fail(uint32_t block, const Status& why) {
   core::log(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
             static_cast<int>(why.text().size()), why.text().data());
@@ -528,6 +541,7 @@ void PagingService::take_back(pager::Pager& pager) {
     some |= !over_.empty() && !last;
     if (some) usleep(1000);
   }
+  if (broken_ && range_.words->lost()) end_all_loans(pager);
 }
 
 void PagingService::cancel() {
@@ -536,19 +550,15 @@ void PagingService::cancel() {
 
 bool PagingService::give_leases_back(pager::Pager& pager) {
   uint32_t pinned = 0;
-  if (!broken_) states_.settle();
+  if (!broken()) states_.settle();
+  broken();  // what is known of stores may be old
   for (Frame& frame : frames_) {
     if (!frame.used) continue;
     frame.used = false;
     if (!broken_) pinned += paging::pins_of(range_.words->use(frame.block)) != 0 ? 1 : 0;
     is_over(frame.block);
   }
-  for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
-    for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
-    pager.end_loans(range_, std::span(asking_).first(n));
-  }
-  loans_.clear();
-  recalled_ = 0;
+  end_all_loans(pager);
   if (pinned != 0 && port_.failure.ok()) {
     core::log(core::Level::warning, "kernels of device %d ended without a release of %u blocks that they had acquired",
               range_.device, pinned);

@@ -134,6 +134,7 @@ class PagingService {
   void recall(Loan& loan);
   void look_after_loans(pager::Pager& pager, uint64_t now);
   void end_loans(pager::Pager& pager);
+  void end_all_loans(pager::Pager& pager);
   void promote(pager::Pager& pager, uint64_t now);
   size_t choose_victims(size_t most, uint64_t now, size_t looks);
   size_t make_room(pager::Pager& pager, size_t frames, size_t looks = SIZE_MAX);

@@ -38,6 +38,7 @@ class SimPagingWords final : public PagingWords {
       : PagingWords(sim, device), sim_(sim), memory_(std::make_shared<WordsOfRange>()) {
     memory_->words.resize(4 * size_t{blocks} + kCells);
     memory_->use.resize(blocks);
+    written_.resize(blocks);
     uint64_t* const first = memory_->words.data();
     table_ = {first,
               first + blocks,
@@ -79,11 +80,13 @@ class SimPagingWords final : public PagingWords {
   }
   uint64_t reached() const override { return memory_->reached.load(std::memory_order_acquire); }
   Status settle() override {
+    if (lost()) return error(EIO, "the device is lost: its words cannot be read");
     paging::HostAtomics::fence();
+    for (uint32_t b = 0; b < table_.blocks; ++b) written_[b] = paging::HostAtomics::load(&table_.written[b]);
     return {};
   }
   uint32_t use(uint32_t block) const override { return paging::HostAtomics::load_acquire(&table_.use[block]); }
-  uint64_t written(uint32_t block) const override { return paging::HostAtomics::load(&table_.written[block]); }
+  uint64_t written(uint32_t block) const override { return written_[block]; }
   Status progress(uint64_t number) override {
     paging::HostAtomics::store(&table_.control->progress, number);
     return {};
@@ -109,6 +112,7 @@ class SimPagingWords final : public PagingWords {
 
   SimDevices& sim_;
   const std::shared_ptr<WordsOfRange> memory_;  // what is on the stream keeps it
+  std::vector<uint64_t> written_;               // as they were at the last settle()
   void* arrivals_ = nullptr;
   void* departures_ = nullptr;
 };

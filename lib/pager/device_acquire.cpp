@@ -86,7 +86,7 @@ void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
 
 // Locked on entry and on return, and not meanwhile. On device d for what is missing of the spans, as far as blocks can
 // leave.
-void Pager::make_room(Lock& lock, std::span<const SpanOf> spans, int d) {
+void Pager::make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) {
   uint64_t missing = 0;
   for (const SpanOf& s : spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
@@ -94,10 +94,11 @@ void Pager::make_room(Lock& lock, std::span<const SpanOf> spans, int d) {
       missing += core::on_a_device(block.state) && block.device == d ? 0 : s.region->block_size;
     }
   }
-  DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
-  for (bool left = true; left;) {
-    budget.want(missing);  // others say what they want, too
-    left = budget.missing() != 0 && evict_from_device(lock, d);
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
+  for (bool left = true; left && Ask::check(ask).ok() && g.failures == failures;) {
+    g.budget.want(missing);  // others say what they want, too
+    left = g.budget.missing() != 0 && evict_from_device(lock, d);
   }
 }
 
@@ -203,7 +204,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   }
   hold_leased(lock, spans, d);
   // Before it is asked for: workers would take what there is room for.
-  if (ask != nullptr && ask->moves_blocks && own_page_tables()) make_room(lock, spans, d);
+  if (ask != nullptr && ask->moves_blocks && own_page_tables()) make_room(lock, spans, d, ask);
   if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
   size_t ordered = 0;
   do {
@@ -276,6 +277,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
   uint64_t mark = Progress::kNone, failures = g.failures;
   std::chrono::milliseconds paused{0};
   BlockIndex tried = UINT64_MAX;
+  const uint64_t begun = now_ns();
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) return s;
@@ -303,6 +305,10 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return r.reason(b);
     }
+    // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
+    if (ask != nullptr && block.state == State::taking && residents_[block.aux].lent &&
+        now_ns() - begun > ask->patience_ns)
+      return error(EALREADY, "a block is lent to kernels of another range");
     if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
     if (mark == Progress::kNone) mark = progress_clock_.look(now_ns());
     if (progress_clock_.hopeless(mark)) return cannot_come(r, d);

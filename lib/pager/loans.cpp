@@ -40,12 +40,15 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
   StagingPool& pool = staging_.of(*r);
-  const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
-  if (total < kept || short_of_staging()) return 0;
-  const size_t most = std::min(blocks.size(), total - kept - std::min(total - kept, pool.lent));
+  if (short_of_staging()) return 0;
+  const auto most = [&] {
+    const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
+    const size_t can = total - std::min(total, kept);
+    return std::min(blocks.size(), can - std::min(can, pool.lent));
+  };
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   Batch batch;
-  for (size_t i = 0; leave && i < blocks.size() && !batch.full() && batch.size() < most; ++i) {
+  for (size_t i = 0; leave && i < blocks.size() && !batch.full() && batch.size() < most(); ++i) {
     const BlockIndex b = first + blocks[i];
     const Block& block = r->table[b];
     const bool idle = block.state == State::on_device && block.device == range.device && !leased(*r, b);
@@ -58,12 +61,14 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     --r->in_flight;
     if (r->dying) return 0;
   }
+  const size_t now = most();  // others may have lent some meanwhile
   size_t lent = 0;
   for (uint32_t& number : blocks) {
-    if (lent == most) break;
+    if (lent == now) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || leased(*r, b)) continue;
+    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || waiters_.any(*r, b) || leased(*r, b))
+      continue;
     Resident& resident = residents_[block.aux];
     if (!in_staging(resident.pool) || resident.frame == nullptr || resident.leaves) continue;
     if (resident.admitted) policy(block.aux).remove(block.aux);
@@ -77,6 +82,28 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
   return lent;
 }
 
+// Locked. Nothing where it is not lent any more.
+void Pager::end_loan(Region& r, BlockIndex b, After& after) {
+  const Block& block = r.table[b];
+  if (block.state != State::taking || !residents_[block.aux].lent) return;
+  residents_[block.aux].lent = false;
+  --staging_.of(r).lent;
+  r.table.change(b, State::taking, State::held);
+  admit(r, b, clock_.stamp());
+  leaves(r, b);
+  if (!r.dying) page_in_.settle(r, b, after);
+}
+
+// Locked on entry and on return, and not meanwhile. All of a region that is freed, whose kernels have ended.
+void Pager::take_back_loans(Lock& lock, Region& r) {
+  if (!r.gpu || staging_.of(r).lent == 0) return;
+  After after;
+  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) end_loan(r, b, after);
+  notify();
+  pump(after);
+  run(lock, after);
+}
+
 // No kernel loads from them any more, nor will.
 void Pager::end_loans(const OpenRange& range, std::span<const uint32_t> blocks) {
   After after;
@@ -85,14 +112,7 @@ void Pager::end_loans(const OpenRange& range, std::span<const uint32_t> blocks) 
   if (r == nullptr) return;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   for (const uint32_t number : blocks) {
-    const BlockIndex b = first + number;
-    const Block& block = r->table[b];
-    residents_[block.aux].lent = false;
-    --staging_.of(*r).lent;
-    r->table.change(b, State::taking, State::held);
-    admit(*r, b, clock_.stamp());
-    leaves(*r, b);
-    if (!r->dying) page_in_.settle(*r, b, after);
+    end_loan(*r, first + number, after);
   }
   notify();
   pump(after);

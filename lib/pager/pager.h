@@ -164,6 +164,8 @@ class Pager final : private BlockMap::Above,
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
 
   Region* region_of(const OpenRange& range) VMEM_LOCKED;
+  void end_loan(Region& r, core::BlockIndex b, After& after) VMEM_LOCKED;
+  void take_back_loans(Lock& lock, Region& r) VMEM_LOCKED;
   // loans.cpp, devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
@@ -223,7 +225,7 @@ class Pager final : private BlockMap::Above,
   core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
   void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED,
       note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets) VMEM_LOCKED;
-  void make_room(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) const;

@@ -472,6 +472,11 @@ Status Pager::destroy(void* ptr, bool force) {
   } else {
     finish_kernels(lock, r);
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
+    ++r.in_flight;
+    take_back_loans(lock, r);
+    --r.in_flight;
+    map_.notify();
+    if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
   }
   if (r.backing == Backing::file_shared) {
     ++r.in_flight;

@@ -241,6 +241,20 @@ TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   }
 }
 
+// Without the end of the range: whoever would call that may be who loads.
+TEST_F(KernelLoans, ALostDeviceGivesBackWhatWasLent) {
+  if (IsSkipped()) return;
+  Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
+  uint64_t out[kBlocks] = {};
+  Gathered got;
+  launch(stream_, [&, view = open.view()](SimKernel& k) { got = gather(k, view, 3, out); });
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_TRUE(got);
+  sim().lose(0, "as the test wants it");
+  for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords + 3 * kRow], b * kWords + 3 * kRow);
+  open.end();
+}
+
 TEST_F(KernelLoans, ShutdownTakesWhatIsLentBack) {
   if (IsSkipped()) return;
   struct vmem_kernel* kernel = nullptr;

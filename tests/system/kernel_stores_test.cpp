@@ -95,6 +95,21 @@ TEST_F(KernelStores, WhatIsStoredIsNotLostAmongIt) {
   }
 }
 
+// What the service knows of stores is as old as its last look, and there is no other.
+TEST_F(KernelStores, WhatWasStoredOnADeviceThatIsLostIsLostAndNotAsItWas) {
+  if (IsSkipped()) return;
+  vmem::region r(2 * kBlock);
+  words(r)[0] = 100;
+  Open open(r.data(), r.size(), kBoth, stream_, 2 * kBlock);
+  std::atomic<int> told;
+  launch_add(stream_, open.view(), 0, &told);
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  EXPECT_EQ(told, kPresent);
+  sim().lose(0, "as the test wants it");
+  open.end();
+  EXPECT_TRUE(bus(words(r))) << "these would be the bytes before it stored";
+}
+
 // The same block in two ranges, of which one says that nobody stored to it; and in a lease of the program's own.
 TEST_F(KernelStores, WhatOneRangeSaysIsNotSaidForOthers) {
   if (IsSkipped()) return;

@@ -161,7 +161,8 @@ class Table:
         self._row = table[0].numel() * table.element_size() if len(table) else 0
         self._kernel = _Kernel.of(self.device.index)
         self._stream = torch.cuda.Stream(self.device)
-        self._failed: List["torch.Tensor"] = []
+        self._failed = torch.zeros(1, dtype=torch.int32, device=self.device)  # of all gathers, since check()
+        torch.cuda.current_stream(self.device).synchronize()  # they may be on any stream
         self._range: Optional[KernelRange] = kernel(
             table, READ, self.device.index, self._stream.cuda_stream, budget if budget is not None else None
         )
@@ -183,22 +184,21 @@ class Table:
         ids = ids.contiguous()
         if ids.numel() == 0 or self._row == 0:
             return out
-        failed = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._kernel.launch(self._range.view, ids, self._row, out, failed)
+        self._kernel.launch(self._range.view, ids, self._row, out, self._failed)
         current = torch.cuda.current_stream(self.device)
-        for used in (ids, out, failed):
+        for used in (ids, out, self._failed):
             used.record_stream(current)
         self._stream.wait_stream(current)  # end() waits for what is on its stream
-        self._failed.append(failed)
         return out
 
     def check(self) -> None:
         """Waits for the gathers so far, and raises what the first of those that failed was told."""
-        failed, self._failed = self._failed, []
-        for word in failed:
-            answer = int(word.item())
-            if answer != 0:
-                raise Error(*ANSWERS.get(answer, (errno.EIO, f"rows could not be had: answer {answer}")))
+        self._stream.synchronize()
+        answer = int(self._failed.item())
+        self._failed.zero_()
+        torch.cuda.current_stream(self.device).synchronize()
+        if answer != 0:
+            raise Error(*ANSWERS.get(answer, (errno.EIO, f"rows could not be had: answer {answer}")))
 
     def end(self) -> None:
         """Waits for the gathers, closes the range, and raises as check() does. Ending twice does nothing."""
