@@ -64,7 +64,9 @@ void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
 bool Pager::evict_copy(ResidentId id) {
   const Resident& copy = residents_[id];
   const Block& block = copy.region->table[copy.block];
-  const bool goes = !gpus_[block.device].lost || proven_clean(block) || residents_[block.aux].undecided;
+  // Of what moves between devices the books name the one that it goes to; the other may be lost.
+  const bool may_be_last = gpus_[block.device].lost || (block.state == State::leaving && gpus_.size() > 1);
+  const bool goes = !may_be_last || proven_clean(block) || residents_[block.aux].undecided;
   goes ? copies_.evict(id) : copies_.refuse(id);
   return goes;
 }
