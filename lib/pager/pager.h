@@ -164,8 +164,8 @@ class Pager final : private BlockMap::Above,
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
 
   Region* region_of(const OpenRange& range) VMEM_LOCKED;
-  void end_loan(Region& r, core::BlockIndex b, After& after) VMEM_LOCKED;
-  void take_back_loans(Lock& lock, Region& r) VMEM_LOCKED;
+  void end_loan(Region&r, core::BlockIndex b, After&after) VMEM_LOCKED,
+      take_back_loans(Lock&lock, Region&r) VMEM_LOCKED;
   // loans.cpp, devices.cpp: life of the tier; device_in.cpp: the way in
   core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
       grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
@@ -251,7 +251,6 @@ class Pager final : private BlockMap::Above,
   std::unique_ptr<device::Devices> devices_;  // null: no device tier
   Config config_;
   core::Counters counters_;
-
   HostBudget budget_;
   FramePool frames_;
   std::vector<Gpu> gpus_;
@@ -268,7 +267,6 @@ class Pager final : private BlockMap::Above,
   Guests& guests_ = map_.guests();
   Waiters& waiters_ = map_.waiters();
   std::condition_variable& changed_ = map_.changed();
-
   WriteBackState writes_;
   ProgressClock progress_clock_;
   ShownCopies shown_;

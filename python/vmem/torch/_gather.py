@@ -168,8 +168,8 @@ class Table:
         )
 
     def gather(self, ids: "torch.Tensor", out: Optional["torch.Tensor"] = None) -> "torch.Tensor":
-        """Rows table[ids], in the order of ids (int64, on the device), on torch's current stream; asynchronous. What could
-        not be had is raised by check() or end(). out: a contiguous tensor of the device for them."""
+        """Rows table[ids], in the order of ids (int64, on the device), on torch's current stream; asynchronous. What
+        could not be had is raised by check() or end(). out: a contiguous tensor of the device for them."""
         if self._range is None:
             raise ValueError("the table was ended")
         if ids.device != self.device or ids.dtype != torch.int64:
@@ -219,8 +219,8 @@ def open_table(table: "torch.Tensor", device: Any = "cuda", budget: Union[int, s
     """Opens a table of rows (its first dimension) to gathers on a device, for as long as a with statement lasts.
 
     with vmem.torch.open_table(table, budget="8GiB") as rows: y = rows.gather(ids). At most `budget` bytes of it are on
-    the device at once (None: half of device_budget). Rows of other blocks are loaded from host memory, or their blocks are
-    read from the SSD.
+    the device at once (None: half of device_budget). Rows of other blocks are loaded from host memory, or their
+    blocks are read from the SSD.
     """
     return Table(table, device, budget)
 
