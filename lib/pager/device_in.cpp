@@ -159,7 +159,10 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_frame;
     }
-    frame = staging_frame(r, staging_.of(r).growth.reserve());
+    // What was read while room was made keeps its frame until it has room, and may wait for this block to have it
+    // first: an acquire may have one frame that such reads leave. The way out keeps at least one more.
+    const size_t keep = staging_.of(r).growth.reserve();
+    frame = staging_frame(r, urgency == Urgency::acquire ? keep - 1 : keep);
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
       return Start::no_frame;

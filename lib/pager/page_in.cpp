@@ -62,9 +62,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  // One more than the way in leaves: what is held here may wait for room that a block which needs a frame is to take
-  // first.
-  std::byte* const frame = room_.staging_frame(r, staging_.of(r).growth.reserve() + 1);
+  std::byte* const frame = room_.staging_frame(r, staging_.of(r).growth.reserve());
   if (frame == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;

@@ -322,6 +322,43 @@ TEST_F(DeviceMoves, WhoWaitsForABlockBeginsItsCopy) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
+class FewStagingFrames : public DeviceMoves {
+ protected:
+  static constexpr size_t kLarge = 32 << 20, kBlocks = 4;  // there are as many frames, of which the way out keeps two
+  void SetUp() override {
+    start(1,
+          {{"device_block_size", "32MiB"},
+           {"device_budget", "128MiB"},
+           {"host_budget", "512MiB"},
+           {"staging_share", "28"}},
+          true);
+  }
+  void TearDown() override {
+    DeviceMoves::TearDown();
+    vmem_set("device_block_size", "2MiB");  // as they are in tests of the same process that do not say
+    vmem_set("staging_share", "50");
+  }
+};
+
+// What is read while room is made waits in its frame for the blocks before it, the first of which needs a frame as
+// well.
+TEST_F(FewStagingFrames, WhatIsReadWhileRoomIsMadeLeavesAFrameForWhatIsToMoveFirst) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlocks * kLarge), others(kBlocks * kLarge);
+  for (size_t b = 0; b < kBlocks; ++b) store_on_device(words(r) + b * kLarge / 8, 100 + b);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+  EXPECT_EQ(load(words(r)), 100u);
+  EXPECT_EQ(r.query().host_bytes, kLarge) << "the first one is the CPU's";
+  for (int turn = 0; turn < 4; ++turn) {
+    for (size_t b = 0; b < kBlocks; ++b) store_on_device(words(others) + b * kLarge / 8, 200 + b);
+    ASSERT_EQ(others.query().device_bytes, others.size());
+    ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << said();
+    EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+    for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
+  }
+}
+
 class TwoDevicesMove : public DeviceMoves {
  protected:
   void SetUp() override { start(2, {}, true); }
