@@ -116,7 +116,7 @@ std::vector<uint64_t> offsets_of(const Settings& s) {
     for (uint64_t v = 0; v < s.graph.vertices(); ++v) offsets.push_back(offsets.back() + s.graph.degree_of(v));
     return offsets;
   }
-  const Progress progress("counting the edges of each vertex", 1);
+  const Progress progress("counting the edges of each vertex");
   each_edge(s, [&](uint32_t from, uint32_t to) {
     if (offsets.size() < uint64_t{std::max(from, to)} + 2) offsets.resize(uint64_t{std::max(from, to)} + 2);
     ++offsets[uint64_t{from} + 1];
@@ -140,6 +140,7 @@ void place_edges(const Graph& g, const Settings& s, uint32_t* to) {
 // Levels are right when the source has 0, no edge leads over more than one level, and each vertex that was reached has
 // an edge from the level before. Looked up edge by edge where the graph is from, with none of them in memory.
 uint64_t mismatches(const Settings& s, const Levels& levels) {
+  const Progress progress("verifying");
   std::vector<bool> reached(levels.size());
   uint64_t wrong = levels[s.source] != 0;
   each_edge(s, [&](uint32_t from, uint32_t to) {

@@ -127,7 +127,7 @@ class TextDatabase final : public Database {
     std::ifstream text(path, std::ios::binary);
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (!text || fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
-    const Progress progress("reading keys", 1);
+    const Progress progress("reading keys");
     uint64_t at = 0;
     for (std::string line; std::getline(text, line); at += line.size() + 1) {
       if (line.empty()) continue;

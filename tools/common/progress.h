@@ -1,5 +1,5 @@
-// What a program is at, on stderr: a bar that moves twice a second on a terminal, a line every ten seconds elsewhere.
-// Used by examples.
+// What a program is at, on stderr: a bar that moves twice a second on a terminal; elsewhere a line at once, after a
+// second, and every ten. Without a total, how long it has taken so far. Used by examples.
 #pragma once
 
 #include <unistd.h>
@@ -15,8 +15,8 @@
 
 class Progress {
  public:
-  Progress(const char* what, uint64_t total)
-      : what_(what), total_(std::max<uint64_t>(total, 1)), start_(std::chrono::steady_clock::now()) {
+  explicit Progress(const char* what, uint64_t total = 0)
+      : what_(what), total_(total), start_(std::chrono::steady_clock::now()) {
     show();
     thread_ = std::thread([this] { tick(); });
   }
@@ -36,13 +36,18 @@ class Progress {
  private:
   void tick() {
     const auto every = tty_ ? std::chrono::milliseconds(500) : std::chrono::milliseconds(10000);
+    auto next = std::min<std::chrono::milliseconds>(every, std::chrono::seconds(1));
     std::unique_lock lock(mutex_);
-    while (!ended_.wait_for(lock, every, [this] { return done_with_; })) show();
+    for (; !ended_.wait_for(lock, next, [this] { return done_with_; }); next = every) show();
   }
   void show() const {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    if (total_ == 0) {
+      fprintf(stderr, tty_ ? "\r%s: %.0f s" : "%s: %.0f s\n", what_, seconds);
+      return;
+    }
     const uint64_t done = std::min(done_.load(std::memory_order_relaxed), total_);
     const auto percent = static_cast<unsigned>(100.0 * static_cast<double>(done) / static_cast<double>(total_));
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     if (!tty_) {
       fprintf(stderr, "%s: %u %%, %.0f s\n", what_, percent, seconds);
       return;
