@@ -3,6 +3,7 @@
 // Runs of the file are sorted where they lie in a region, then merged into a second one that is mapped over a new file.
 // libvmem moves the blocks; the program only says what it will read next and what it no longer needs. The new file gets
 // its name when it is whole and verified; until then, and where anything fails, files that were there are untouched.
+#include <endian.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -34,10 +35,22 @@
 
 namespace {
 
+// The first eight bytes as a number in their order, with zeros after a key that is shorter: where two differ, the keys
+// do.
+uint64_t prefix_of(const unsigned char* p, size_t n) {
+  uint64_t first = 0;
+  memcpy(&first, p, std::min(n, sizeof first));
+  return be64toh(first);
+}
+
 template <size_t N>
 struct Record {
+  static_assert(N >= 8);
   unsigned char bytes[N];
-  friend bool operator<(const Record& a, const Record& b) { return memcmp(a.bytes, b.bytes, N) < 0; }
+  friend bool operator<(const Record& a, const Record& b) {
+    const uint64_t x = prefix_of(a.bytes, N), y = prefix_of(b.bytes, N);
+    return x != y ? x < y : memcmp(a.bytes, b.bytes, N) < 0;
+  }
 };
 
 struct Settings {
@@ -285,14 +298,15 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
                 size_t block, Progress& progress) {  // ahead: blocks
   struct Head {
     Cursor cursor;
-    size_t length, key;
+    size_t length, key;            // bytes of the item, and of what it is compared by
+    uint64_t prefix;               // of its key
     const unsigned char* fetched;  // prefetch was asked up to here
     const unsigned char* done;     // dropped up to here
   };
   const auto* data = static_cast<const unsigned char*>(sorted.data());
   const auto whole_blocks = [&](const unsigned char* p) { return p - static_cast<size_t>(p - data) % block; };
   std::vector<Head> heads;
-  for (const Cursor& run : part.runs) heads.push_back({run, 0, 0, run.at, run.at});
+  for (const Cursor& run : part.runs) heads.push_back({run, 0, 0, 0, run.at, run.at});
   const auto load = [&](Head& h) {
     if (h.cursor.at + ahead / 2 >= h.fetched && h.fetched < h.cursor.end) {
       const auto n = static_cast<size_t>(std::min(whole_blocks(h.fetched + ahead), h.cursor.end) - h.fetched);
@@ -306,8 +320,10 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
     }
     h.length = h.cursor.length();
     h.key = key_length(h.cursor.at, h.length, record);
+    h.prefix = prefix_of(h.cursor.at, h.key);
   };
   const auto later = [&](size_t a, size_t b) {
+    if (heads[a].prefix != heads[b].prefix) return heads[a].prefix > heads[b].prefix;
     const int c = compare(heads[a].cursor.at, heads[a].key, heads[b].cursor.at, heads[b].key);
     return c != 0 ? c > 0 : a > b;
   };
@@ -347,11 +363,23 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
   const auto threads = static_cast<unsigned>(std::clamp<uint64_t>(budget / (runs.size() * 3 * block), 1, s.threads));
   const size_t ahead = std::clamp<size_t>(budget / 8 / (runs.size() * threads), 1, 32 << 20) / block * block;
   auto* const to = static_cast<unsigned char*>(output.data());
-  const auto parts = divide(static_cast<const unsigned char*>(sorted.data()), to, runs, s.record, threads);
   Progress progress("merging", output.size());
+  const auto parts = divide(static_cast<const unsigned char*>(sorted.data()), to, runs, s.record, threads);
   in_threads(threads, [&](unsigned t) {
     merge_part(parts[t], sorted, to + output.size(), s.record, std::max(ahead, block), block, progress);
   });
+}
+
+// What of the result is still in memory alone goes to its file, in pieces, so that progress can be said.
+void write_out(const vmem::region& output) {
+  const auto* const data = static_cast<const unsigned char*>(output.data());
+  const size_t piece = std::max<size_t>(output.size() / 16 / (2 << 20), 1) * (2 << 20);
+  Progress progress("writing", output.size());
+  for (size_t at = 0; at < output.size(); at += piece) {
+    const size_t n = std::min(piece, output.size() - at);
+    vmem::check(vmem_sync(data + at, n));
+    progress.add(n);
+  }
 }
 
 // How many items are not where they belong; one more where the items are not those of the input.
@@ -509,7 +537,7 @@ int run(Settings s) {
     output.name("output");
     merge(sorted, output, runs, s, budget, block);
     sorted.free();
-    output.sync();
+    write_out(output);
     merged_at = now();
     output.advise(VMEM_ADVISE_SEQUENTIAL);
     wrong = mismatches(output, s.record, checksum, &items);
