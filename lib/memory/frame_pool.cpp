@@ -260,15 +260,21 @@ void FramePool::reserve_slabs(Class& c, size_t slab, uint64_t limit) {
 core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t least_bytes) {
   Class& c = classes_[index(size)];
   const uint64_t slab = slab_of(size), least = least_bounce(size, least_bytes);
-  const uint64_t limit = c.bounce_limit;
+  const uint64_t limit = c.bounce_limit, kept = c.bounce_least;
+  const size_t before = c.slabs.size();
   reserve_slabs(c, slab, std::max({c.bounce_limit, limit_bytes, least}));
   c.bounce_limit = std::max({c.bounce_limit, limit_bytes, least});
+  // Before any is made, or the first, idle and beyond the least, makes room for the second, and so on for ever.
+  c.bounce_least = std::max(c.bounce_least, least);
   while (c.slabs.size() * slab < least) {
     const bool room = budget_.charge(slab, 0, Use::buffers);
     std::byte* const at = room ? get_slab(slab) : nullptr;
     if (at == nullptr) {
       if (room) budget_.credit(slab, Use::buffers);
       c.bounce_limit = limit;
+      c.bounce_least = kept;
+      while (c.slabs.size() > before && release_slab(size, c.slabs.end() - 1)) {
+      }
       return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
                          core::human_bytes(budget_.limit()).c_str(), core::human_bytes(slab).c_str(),
                          core::human_bytes(budget_.in_use()).c_str());
@@ -276,7 +282,6 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t 
     c.slabs.push_back(Slab{at});
     ++c.idle;
   }
-  c.bounce_least = std::max(c.bounce_least, least);
   ++c.bounce_users;
   return {};
 }

@@ -191,6 +191,20 @@ TEST_F(MemoryFrames, ABounceBufferThatDoesNotFitIsRefusedWithTheBudget) {
   EXPECT_EQ(budget.charged(), 15 * kMiB);
 }
 
+TEST_F(MemoryFrames, BuffersOfWhichOneFitsAreRefusedAndMakeNoRoomForEachOther) {
+  ASSERT_TRUE(budget.charge(13 * kMiB, 0));
+  const Status s = pool.want_bounce(kHugePage, 8 * kMiB, 2 * kHugePage);
+  EXPECT_EQ(s.code(), -ENOMEM) << s.text();
+  EXPECT_EQ(budget.charged(), 13 * kMiB) << "the first is not left behind";
+  EXPECT_EQ(pool.least_overhead(), 0u);
+  EXPECT_EQ(pool.get_bounce(kHugePage), nullptr);
+  EXPECT_EQ(pool.check(), "");
+  budget.credit(kMiB);
+  EXPECT_TRUE(pool.want_bounce(kHugePage, 8 * kMiB, 2 * kHugePage).ok());
+  EXPECT_EQ(budget.charged(), 16 * kMiB);
+  EXPECT_EQ(pool.check(), "");
+}
+
 TEST_F(MemoryFrames, BuffersGoWithTheirLastUser) {
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
   ASSERT_TRUE(pool.want_bounce(64 << 10, 4 * kMiB).ok());
