@@ -145,20 +145,34 @@ inline bool done_so_far(struct vmem_stats* out) {
   return true;
 }
 
+// What the program is at, for the lines that say so: a literal.
+inline std::atomic<const char*> at_work{"calls"};
+
+// Someone asks the program to end: who watches it says what it was at.
+inline std::atomic<bool> asked_to_end{false};
+
 // Ends the process when `alive` has not changed for so many seconds, times patience: what is stuck shows in the
 // message, and in a core. What the library did in the second half of that time tells a hang from work that is slow.
+// Says once a minute how far the program is, and when SIGTERM ends it.
 inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned quiet_seconds) {
   const unsigned seconds = quiet_seconds * vmem::test::patience();
+  signal(SIGTERM, [](int) { asked_to_end = true; });
   return std::thread([&alive, &stop, seconds] {
     uint64_t last = 0;
     unsigned quiet = 0;
     struct vmem_stats half = {}, end = {};
     bool answers = true;
-    while (!stop) {
+    for (unsigned tenths = 1; !stop; ++tenths) {
       usleep(100000);
       const uint64_t now = alive.load();
       quiet = now == last ? quiet + 1 : 0;
       last = now;
+      if (tenths % 600 == 0)
+        fprintf(stderr, "process %d after %u s: %llu steps, the last %u s ago; it is at: %s\n", getpid(), tenths / 10,
+                static_cast<unsigned long long>(now), quiet / 10, at_work.load());
+      if (asked_to_end)
+        differs("not ended after %u s, when it was told to: %llu steps, the last %u s ago; it is at: %s", tenths / 10,
+                static_cast<unsigned long long>(now), quiet / 10, at_work.load());
       if (quiet == seconds * 5) answers = done_so_far(&half);
       if (quiet < seconds * 10) continue;
       answers = answers && done_so_far(&end);
@@ -166,10 +180,11 @@ inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<b
         fprintf(stderr, "process %d hangs: it waits for a debugger\n", getpid());
         for (;;) pause();
       }
-      if (!answers) differs("no progress for %u s, and the library's lock is held", seconds);
+      if (!answers) differs("no progress for %u s (%s), and the library's lock is held", seconds, at_work.load());
       differs(
-          "no progress for %u s; in the second half of it %llu blocks left memory, %llu bytes were read, %llu written",
-          seconds, static_cast<unsigned long long>(end.evictions - half.evictions),
+          "no progress for %u s (%s); in the second half of it %llu blocks left memory, %llu bytes were read, %llu "
+          "written",
+          seconds, at_work.load(), static_cast<unsigned long long>(end.evictions - half.evictions),
           static_cast<unsigned long long>(end.read_bytes - half.read_bytes),
           static_cast<unsigned long long>(end.write_bytes - half.write_bytes));
     }

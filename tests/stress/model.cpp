@@ -7,7 +7,6 @@
 #include "model.h"
 
 #include <CLI/CLI.hpp>
-#include <array>
 #include <chrono>
 
 #include "api/runtime.h"
@@ -23,6 +22,7 @@ using stress::Kind;
 using stress::Part;
 using stress::Random;
 using stress::Region;
+using stress::Worker;
 using vmem::device::SimOp;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
@@ -35,26 +35,6 @@ struct Settings {
   std::string budget = "48MiB", transfer = "auto", engine = "auto", device = "none", trap = "uffd";
   std::vector<std::string> blocks = {"4KiB", "64KiB", "2MiB", "auto"};
   bool delays = true, failures = true;
-};
-
-// One thread's side. Its calls are remembered for the message of a difference.
-struct Worker {
-  Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
-  const unsigned number;
-  Random random;
-  std::vector<void*> streams;  // by device
-  std::vector<std::pair<Region*, Held>> held;
-  std::array<std::array<char, 160>, 24> log = {};
-  size_t logged = 0;
-  uint64_t done = 0;
-  std::atomic<bool> in_call{false};  // the last one of its log
-
-  __attribute__((format(printf, 2, 3))) void note(const char* format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(log[logged++ % log.size()].data(), log[0].size(), format, arguments);
-    va_end(arguments);
-  }
 };
 
 Settings settings;
@@ -587,18 +567,30 @@ void check_all() {
   failing = reads_fail = false;
 }
 
+// The calls that stillness waits for.
+void say_who_is_in_a_call(unsigned seconds) {
+  for (const auto& w : workers)
+    if (w->in_call && w->logged != 0)
+      fprintf(stderr, "process %d stands still since %u s; thread %u is in: %s\n", getpid(), seconds, w->number,
+              w->log[(w->logged - 1) % w->log.size()].data());
+}
+
 void still() {
   stand_still = true;
+  stress::at_work = "waits for calls to end";
   // Calls may wait for as long as failures go on and something is written in spite of them: for a budget that was
   // lowered by thousands of small blocks that is minutes. Failures end, and then so must every call.
   std::unique_lock alone(moving, std::try_to_lock);
-  for (unsigned i = 0; i < 5000 && !alone; ++i) {
+  for (unsigned i = 1; !alone; ++i) {
     usleep(1000);
     (void)alone.try_lock();
+    if (alone) break;
+    if (i == 5000) end_failures();
+    if (i % 15000 == 0) say_who_is_in_a_call(i / 1000);
   }
-  if (!alone) end_failures();
-  if (!alone) alone.lock();
+  stress::at_work = "looks at every region";
   check_all();
+  stress::at_work = "calls";
   stand_still = false;
 }
 
@@ -668,7 +660,9 @@ int run(uint64_t seed) {
     still();
   }
   stop = true;
+  stress::at_work = "waits for its threads at the end";
   for (std::thread& t : threads) t.join();
+  stress::at_work = "looks at every region at the end";
   check_all();
   vmem::core::step_hook.store(nullptr);
   for (const auto& w : workers)
@@ -676,10 +670,12 @@ int run(uint64_t seed) {
   struct vmem_stats s = {};
   s.size = sizeof s;
   vmem_stats(&s);
+  stress::at_work = "frees every region";
   for (const auto& r : regions) {
     unmake(*r, "free at the end");
     ++alive;
   }
+  stress::at_work = "shuts down";
   if (calls > 1000 && refused * 2 > calls) differs("more than half of the calls were refused for want of memory");
   vmem_shutdown();
   over = true;

@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -178,6 +179,26 @@ struct Region {
     unlink(path.c_str());
     fd = -1;
     path.clear();
+  }
+};
+
+// One thread's side. Its calls are remembered for the message of a difference.
+struct Worker {
+  Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
+  const unsigned number;
+  Random random;
+  std::vector<void*> streams;  // by device
+  std::vector<std::pair<Region*, Held>> held;
+  std::array<std::array<char, 160>, 24> log = {};
+  size_t logged = 0;
+  uint64_t done = 0;
+  std::atomic<bool> in_call{false};  // the last one of its log
+
+  __attribute__((format(printf, 2, 3))) void note(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(log[logged++ % log.size()].data(), log[0].size(), format, arguments);
+    va_end(arguments);
   }
 };
 
