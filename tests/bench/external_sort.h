@@ -70,9 +70,10 @@ inline void merge(const Memory& m, const std::vector<Run>& runs, Record* to) {
     const size_t n = std::min(m.ahead, static_cast<size_t>(h.end - h.fetched));
     m.fetch(h.fetched, n * sizeof(Record));
     h.fetched += n;
-    const size_t used = static_cast<size_t>(h.at - h.done) / m.step * m.step;
-    if (used != 0) m.done_with(h.done, used * sizeof(Record));
-    h.done += used;
+    // Whole blocks: what is given up in parts of them stays.
+    const Record* const used = h.at - static_cast<size_t>(h.at - m.runs) % m.step;
+    if (used > h.done) m.done_with(h.done, static_cast<size_t>(used - h.done) * sizeof(Record));
+    h.done = std::max(h.done, used);
   };
   const auto later = [&](size_t a, size_t b) { return *heads[b].at < *heads[a].at; };
   std::priority_queue<size_t, std::vector<size_t>, decltype(later)> queue(later);
