@@ -12,6 +12,8 @@
 
 #define VMEM_PIN_MAX	BIT(30)
 #define VMEM_PIN_STEP	512	/* pages between looks at signals */
+/* Never the OOM killer, for a frame's records neither: short memory is the runtime's to handle. */
+#define VMEM_FRAME_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
 /*
  * A fault installs its entry under the lock of the piece, after a look at the state under that same
@@ -260,14 +262,12 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 	gfp_t gfp = GFP_USER | __GFP_ACCOUNT | __GFP_ZERO | __GFP_NOWARN;	/* in the cpuset */
 	struct vmem_frame *frame;
 
-	/* Never the OOM killer: short memory is the runtime's to handle. */
 	gfp |= order ? __GFP_COMP | __GFP_NORETRY : __GFP_RETRY_MAYFAIL;
 	if (arg->flags & VMEM_POPULATE_STRICT)
 		gfp |= __GFP_THISNODE;
 	if (vmem_charge(pool->ctx, vmem_unit_bytes(pool)))
 		return ERR_PTR(-EDQUOT);
-	frame = kmem_cache_alloc_lru(vmem_frame_cache, &vmem_frames,
-				     GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+	frame = kmem_cache_alloc_lru(vmem_frame_cache, &vmem_frames, VMEM_FRAME_GFP | __GFP_ZERO);
 	if (!frame) {
 		vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
 		return ERR_PTR(-ENOMEM);
@@ -275,7 +275,7 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 	INIT_LIST_HEAD(&frame->link);
 	frame->ctx = pool->ctx;
 	frame->order = order;
-	frame->piece = kvcalloc(pieces, sizeof(*frame->piece), GFP_KERNEL_ACCOUNT);
+	frame->piece = kvcalloc(pieces, sizeof(*frame->piece), VMEM_FRAME_GFP);
 	while (frame->pieces < pieces) {
 		struct page *page = frame->piece ? alloc_pages_node(arg->node, gfp, order) : NULL;
 
@@ -307,7 +307,7 @@ static int vmem_populate_slot(struct vmem_range *pool, unsigned long index, void
 	frame->offset = vmem_unit_offset(pool, index);
 	frame->state = VMEM_MOVING;	/* nobody's until its pool is known to live */
 	vmem_point();
-	err = xa_insert(&pool->units, index, frame, GFP_KERNEL_ACCOUNT);
+	err = xa_insert(&pool->units, index, frame, VMEM_FRAME_GFP);
 	if (!err) {
 		vmem_lock(pool->ctx);
 		if (pool->dead) {

@@ -142,6 +142,32 @@ TEST_F(KmodPressure, AContextThatNeverAnswersDoesNotKeepItsCgroupWaiting) {
   EXPECT_LT(now() - start, 60.0 * vmem::test::patience()) << "the killer came late";
 }
 
+// Who asks for more frames than its cgroup has room for is refused, at whichever allocation the room ends, and loses
+// nothing: frames of a page each meet the end at the memory for their records as well.
+TEST_F(KmodPressure, AContextThatAsksForMoreThanItsCgroupHasIsRefusedAndNotKilled) {
+  const Group group("vmem-more", 24 * kMiB);
+  if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
+  const int end = group.run([] {
+    constexpr uint32_t kSlots = 24 * kMiB / kPage;
+    Context c;
+    uint64_t own = 0;
+    if (c.create(VMEM_KIND_POOL, kSlots * kPage, kPage, &own) != 0) return 1;
+    uint32_t full = 0;
+    for (int round = 0; round < 60; ++round) {
+      vmem_populate p{};
+      if (c.populate(own + full * kPage, kSlots - full, -1, 0, &p) != -ENOMEM) return 2;
+      full += p.done;
+      const uint32_t back = 1 + static_cast<uint32_t>(round) * 37 % 400;
+      if (full < back) return 3;
+      full -= back;
+      if (c.release(own + full * kPage, back) != 0) return 4;
+    }
+    return 0;
+  });
+  EXPECT_EQ(end, 0) << "9 as a negative number: killed for want of memory; 2: not refused";
+  EXPECT_EQ(group.kills(), 0u);
+}
+
 // Page cache at a cgroup's limit churns for as long as the file is written: no reason to take frames.
 TEST_F(KmodPressure, PageCacheAtACgroupsLimitAsksNobody) {
   const Group group("vmem-cache", 160 * kMiB);
