@@ -202,6 +202,52 @@ TEST_F(CtlExport, HundredsOfSilentClientsKeepNobodyOut) {
   for (const int fd : silent) close(fd);
 }
 
+// Run as a user who means harm: asks under a foreign name, with headers that have no end, and keeps connections open.
+int attack(int port) {
+  if (talk(port, "GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n").find("HTTP/1.1 403") == std::string::npos)
+    return 2;
+  if (talk(port, "GET / HTTP/1.0\r\nX: " + std::string(1 << 20, 'x')).find(" 200 ") != std::string::npos) return 3;
+  for (int i = 0; i < 200; ++i) {
+    const int fd = connect_to(port);
+    if (fd >= 0 && i % 2 == 0) (void)!write(fd, "GET /metrics HTTP/1.0\r\nX:", 25);
+  }
+  return 0;
+}
+
+// What root serves, and what an ordinary user does, while another user is in the way.
+TEST(CtlExportOther, ServesWhileAnotherUserMeansHarm) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become two other users";
+  constexpr uid_t kMallory = 61513, kAlice = 61514;
+  const TempFolder place;
+  ASSERT_EQ(chmod(place.path().c_str(), 0755), 0);
+  std::filesystem::copy_file(tool(), place / "vmemctl");
+  for (const uid_t server : {uid_t{0}, kAlice}) {
+    Running exporter({place / "vmemctl", "export", "--listen", "127.0.0.1:0"}, server);
+    const std::string line = exporter.line();
+    const int port = port_of(line.substr(0, line.rfind('/')));
+    ASSERT_NE(port, 0) << line;
+    int ready[2];
+    ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+    const pid_t mallory = fork();
+    if (mallory == 0) {
+      if (setgroups(0, nullptr) != 0 || setgid(kMallory) != 0 || setuid(kMallory) != 0) _exit(4);
+      const auto how = static_cast<char>(attack(port));
+      if (write(ready[1], &how, 1) != 1) _exit(5);
+      for (;;) pause();
+    }
+    close(ready[1]);
+    char how = 1;
+    EXPECT_EQ(read(ready[0], &how, 1), 1) << "it could not become another user";
+    EXPECT_EQ(how, 0) << "2: asked under a foreign name; 3: a header of a megabyte";
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_HAS(get(port, "/metrics"), "vmem_process_up") << server;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5) * vmem::test::patience()) << server;
+    kill(mallory, SIGKILL);
+    EXPECT_EQ(waitpid(mallory, nullptr, 0), mallory);
+    close(ready[0]);
+  }
+}
+
 // Processor time of a process in clock ticks.
 long ticks_of(pid_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -76,7 +77,7 @@ class Running {
       dup2(out[1], 1);
       dup2(err[1], 2);
       close(open("/dev/null", O_RDONLY));
-      if (user != 0 && (setgid(user) != 0 || setuid(user) != 0)) _exit(126);
+      if (user != 0 && (setgroups(0, nullptr) != 0 || setgid(user) != 0 || setuid(user) != 0)) _exit(126);
       execvp(argv[0], argv.data());
       _exit(127);
     }
