@@ -17,14 +17,14 @@ Status Pager::check_stream(int location, void* stream) {
   if (Status s = check_location(location, false); !s.ok() || location < 0) return s;
   bool used = false;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     used = gpus_[static_cast<size_t>(location)].budget.begun();
   }
   if (Status s = used ? Status() : use_device(location); !s.ok()) return s;
   Status s = devices_->check_stream(stream, location);  // asks whether the device is well, too
   if (s.ok()) return s;
   const Status health = devices_->health(location);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   saw_loss(location, health);
   return s;
 }
@@ -39,13 +39,13 @@ Status Pager::ask(std::span<const vmem_range> ranges, int location, void* stream
                  stream);
   }
   ask->regions.reserve(ranges.size());
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   for (const vmem_range& range : ranges) {
-    if (Status s = check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
   }
   for (const vmem_range& range : ranges) {
-    check_range(range.ptr, range.size, &span).ignore();  // it is as it was a moment ago
+    map_.check_range(range.ptr, range.size, &span).ignore();  // it is as it was a moment ago
     ask->regions.push_back(span.region->id);
     ++span.region->asked;
   }
@@ -54,13 +54,13 @@ Status Pager::ask(std::span<const vmem_range> ranges, int location, void* stream
 
 // The regions may be freed, and so they may have been by shutdown.
 void Pager::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   for (size_t i = 0; i < ask->regions.size(); ++i) {
-    Region* const r = find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
+    Region* const r = map_.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
     if (r != nullptr && r->id == ask->regions[i]) --r->asked;
   }
   ask->regions.clear();
-  notify();
+  map_.notify();
 }
 
 Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
@@ -73,8 +73,8 @@ Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
 
 // Whoever waits looks whether it was cancelled.
 void Pager::wake_asked() {
-  Lock lock(mutex_);
-  notify();
+  Lock lock(map_.mutex());
+  map_.notify();
 }
 
 }  // namespace vmem::pager

@@ -54,13 +54,13 @@ RegionCensus count(Region& r, uint64_t now) {
 void Pager::census(size_t max_regions, Census* out) {
   out->regions.clear();
   out->regions.reserve(max_regions);  // before the lock: it is everybody's
-  out->devices.assign(gpus_.size(), DeviceCensus{});
-  for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  out->devices.assign(device_count(), DeviceCensus{});
+  for (size_t d = 0; d < device_count(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
   out->device_tier = devices_ != nullptr ? devices_->name() : "";
   const uint64_t now = now_ns();
-  Lock lock(mutex_);
-  out->regions_total = regions_.size();
-  for (const auto& [base, r] : regions_) {
+  Lock lock(map_.mutex());
+  out->regions_total = map_.regions().size();
+  for (const auto& [base, r] : map_.regions()) {
     if (out->regions.size() == max_regions) break;
     if (!r->dying) out->regions.push_back(count(*r, now));
   }
@@ -74,7 +74,7 @@ void Pager::census(size_t max_regions, Census* out) {
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;
     c.clean_drops = g.clean_drops;
-    c.guests = guests_.bytes(d);
+    c.guests = map_.guests().bytes(d);
     c.lost = g.lost;
   }
 }

@@ -14,9 +14,9 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
-  const Resident& resident = residents_[r.table[b].aux];
-  if (pinned || (resident.changed && !resident.undecided) || r.dying || !reserve_block()) return false;
-  copies_.keep(r, b, frame);
+  const Resident& resident = map_.residents()[r.table[b].aux];
+  if (pinned || (resident.changed && !resident.undecided) || r.dying || !map_.reserve_block()) return false;
+  map_.copies().keep(r, b, frame);
   return true;
 }
 
@@ -24,16 +24,16 @@ bool Pager::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
 void Pager::will_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   block.flags |= core::kDirty;
-  residents_[block.aux].changed = true;
-  residents_[block.aux].undecided = false;
-  residents_[block.aux].saved = false;
-  copies_.drop(block.aux);
+  map_.residents()[block.aux].changed = true;
+  map_.residents()[block.aux].undecided = false;
+  map_.residents()[block.aux].saved = false;
+  map_.copies().drop(block.aux);
 }
 
 // Locked. .. unless not_changed() says otherwise, which whoever has the lease is to do, or it has changed.
 void Pager::may_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
+  Resident& resident = map_.residents()[block.aux];
   // Somebody else's lease is undecided, or was never decided.
   if (resident.changed) return will_change(r, b);
   resident.undecided = resident.changed = true;
@@ -44,15 +44,15 @@ void Pager::may_change(Region& r, BlockIndex b) {
 
 // Blocks that are leased for writing by an ask that tells of stores, and that nobody has stored to.
 void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   for (const vmem_range& range : ranges) {
-    if (!check_range(range.ptr, range.size, &span).ok()) continue;
+    if (!map_.check_range(range.ptr, range.size, &span).ok()) continue;
     Region& r = *span.region;
     for (BlockIndex b = span.first; b <= span.last; ++b) {
       Block& block = r.table[b];
       if (!core::on_a_device(block.state) || block.device != d) continue;
-      Resident& resident = residents_[block.aux];
+      Resident& resident = map_.residents()[block.aux];
       if (!resident.undecided || resident.shown) continue;
       resident.undecided = resident.changed = false;
       if (!resident.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
@@ -62,12 +62,12 @@ void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
 
 // Locked; the policy has chosen it and forgotten it. False: it stays, being all there is of the block.
 bool Pager::evict_copy(ResidentId id) {
-  const Resident& copy = residents_[id];
+  const Resident& copy = map_.residents()[id];
   const Block& block = copy.region->table[copy.block];
   // Of what moves between devices the books name the one that it goes to; the other may be lost.
   const bool may_be_last = gpus_[block.device].lost || (block.state == State::leaving && gpus_.size() > 1);
-  const bool goes = !may_be_last || proven_clean(block) || residents_[block.aux].undecided;
-  goes ? copies_.evict(id) : copies_.refuse(id);
+  const bool goes = !may_be_last || proven_clean(block) || map_.residents()[block.aux].undecided;
+  goes ? map_.copies().evict(id) : map_.copies().refuse(id);
   return goes;
 }
 
@@ -85,7 +85,7 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
     if (map_.policy_of(staging_pool(r)).victims(1, {&victim, 1}) == 0) break;
-    Resident& resident = residents_[victim.id];
+    Resident& resident = map_.residents()[victim.id];
     if (resident.is_copy) {
       if (!evict_copy(victim.id)) break;
     } else {
@@ -95,11 +95,11 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
       if (other.dying) continue;
       const Block& block = other.table[b];
       if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
-        admit(other, b, clock_.stamp());
+        map_.admit(other, b, map_.clock().stamp());
         break;
       }
-      if (!reserve_move()) {
-        admit(other, b, clock_.stamp());
+      if (!map_.reserve_move()) {
+        map_.admit(other, b, map_.clock().stamp());
         break;
       }
       core::add(counters_.clean_drops);

@@ -52,7 +52,7 @@ void join_spans(std::span<const SpanOf> spans, std::vector<SpanOf>* out) {
 // Locked on entry and on return. Each range of an acquire in a region that has devices, which may be accessed so.
 Status Pager::check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) {
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (Status s = check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
     const Region& r = *out[i].region;
     if (!r.gpu) {
       return error(EINVAL, "range %zu is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag",
@@ -76,7 +76,7 @@ void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
         ++hits;
         adopt(r, b);
       }
-      match_hold(r, b);
+      map_.match_hold(r, b);
       if (b % kTurn == 0) lock.give_way();
     }
     core::add(counters_.lease_blocks, s.last - s.first + 1);
@@ -122,7 +122,7 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
           } else if (own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
             return error(EIO,
                          "the file became shorter, and its own pages are shown: free the region and map it again, %s",
-                         where(r, i).c_str());
+                         map_.where(r, i).c_str());
           } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
             return shown;
           }
@@ -144,7 +144,7 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
   wake_for_ready();
   lock.unlock();
   core::step("acquire.started");
-  run(after);
+  page_in_.run(after);
   if (!mine.empty()) begin_batch(mine, d);
   lock.lock();
   return {};
@@ -152,13 +152,13 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
 
 // Locked. All that is to be stored to is there, and the stream knows of all its copies.
 bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
-                             const std::vector<device::Ticket>& ordered, int d) const {
+                             const std::vector<device::Ticket>& ordered, int d) {
   for (size_t i = 0; i < spans.size(); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
     const Region& r = *spans[i].region;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
       if (!has_come(r, b, d)) return false;
-      const Resident& resident = residents_[r.table[b].aux];
+      const Resident& resident = map_.residents()[r.table[b].aux];
       if (resident.shown) return false;
       const device::Ticket& copy = resident.ticket;  // of who came again the stream knows nothing yet
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
@@ -177,7 +177,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
   apart.reserve(ranges.size());
   tickets.reserve(std::min(most, size_t{1} << 20));
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (Status s = check_device_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   join_spans(spans, &apart);
@@ -186,7 +186,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     lock.hold();
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
     for (const SpanOf& span : spans) --span.region->in_flight;
-    notify();
+    map_.notify();
   });
   if (Status s = wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
@@ -196,7 +196,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
-    for (size_t i = 0; i < done; ++i) match_holds(lock, spans[i]);
+    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
     gpu_work_.notify_all();
   });
   for (; done < spans.size(); ++done) {
@@ -235,16 +235,16 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
 }
 
 // It is on device d, or its copy there has been issued.
-bool Pager::has_come(const Region& r, BlockIndex b, int d) const {
+bool Pager::has_come(const Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
   return core::on_a_device(block.state) && block.device == d &&
-         (block.state == State::on_device || (block.state == State::entering && residents_[block.aux].issued));
+         (block.state == State::on_device || (block.state == State::entering && map_.residents()[block.aux].issued));
 }
 
 // Locked; it has come. A copy that is under way is noted.
 void Pager::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
+  Resident& resident = map_.residents()[block.aux];
   if (resident.hinted) {
     resident.hinted = false;
     block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
@@ -254,7 +254,7 @@ void Pager::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tick
     if (resident.ticket != nullptr && (tickets->empty() || tickets->back() != resident.ticket))
       tickets->push_back(resident.ticket);
   } else if (resident.admitted) {
-    policy(block.aux).touched(block.aux);
+    map_.policy(block.aux).touched(block.aux);
   }
 }
 
@@ -282,9 +282,9 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
-    if (block.state == State::on_device && residents_[block.aux].shown && !residents_[block.aux].stale &&
+    if (block.state == State::on_device && map_.residents()[block.aux].shown && !map_.residents()[block.aux].stale &&
         (block.device != d || (access & VMEM_WRITE) != 0)) {
-      if (!hide(lock, r, b)) lock.sleep_for(changed_, kPause);
+      if (!hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
       continue;
     }
     if (has_come(r, b, d)) {
@@ -306,7 +306,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       return r.reason(b);
     }
     // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
-    if (ask != nullptr && block.state == State::taking && residents_[block.aux].lent &&
+    if (ask != nullptr && block.state == State::taking && map_.residents()[block.aux].lent &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
     if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
@@ -324,7 +324,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
           return Status(-g.failure.code(), g.failure.text());
         const auto until = std::chrono::steady_clock::now() + kPause;
         for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())
-          lock.sleep_for(changed_, until - now);
+          lock.sleep_for(map_.changed(), until - now);
         lock.unlock();
         Status health = devices_->health(d);
         lock.lock();
@@ -335,7 +335,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if (!queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
       After after;
       pump_devices(after);
-      run(lock, after);
+      page_in_.run(lock, after);
       continue;
     }
     const bool begins = ask == nullptr && own_page_tables();  // an ask may be withdrawn any time
@@ -348,13 +348,13 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       continue;
     }
     g.sleepers += begins ? 1 : 0;
-    const std::cv_status woken = lock.sleep_for(changed_, std::chrono::milliseconds(20));
+    const std::cv_status woken = lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
     g.sleepers -= begins ? 1 : 0;
     if (woken == std::cv_status::timeout) {
       After after;
       pump_devices(after);
       lock.unlock();
-      run(after);
+      page_in_.run(after);
       Status health = devices_->health(d);
       lock.lock();
       if (!health.ok()) return health;

@@ -122,7 +122,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
         adopt(r, b);
         return Start::done;
       }
-      if (residents_[block.aux].shown) return Start::done;  // an acquire hides it first
+      if (map_.residents()[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::failed:
@@ -140,18 +140,18 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   if (block.state == State::untouched && !tables_.may_grow(r, b)) return Start::no_room;
   // Of a budget that has become too small for it no room comes, however long a hint would wait.
   if (size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
-  if (!g.budget.fits(size) || !reserve_block()) return Start::no_room;
+  if (!g.budget.fits(size) || !map_.reserve_block()) return Start::no_room;
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
-    residents_[block.aux].hinted = hinted;
+    map_.residents()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
     g.from_peers.push_back(begin_passage(r, b, d));
     gpu_work_.notify_one();
     return Start::done;
   }
   const bool zero = from == State::untouched && !r.from_file();
-  const bool staged = from == State::held && in_staging(residents_[block.aux].pool);
+  const bool staged = from == State::held && in_staging(map_.residents()[block.aux].pool);
   std::byte* frame = nullptr;
   std::byte* scratch = nullptr;
   if (!zero && !staged) {
@@ -171,13 +171,13 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   if (hinted) core::add(counters_.prefetched_blocks);
   g.budget.charge(size);
   if (from == State::held || from == State::resident) {
-    Resident& resident = residents_[block.aux];
-    if (resident.admitted) policy(block.aux).remove(block.aux);
+    Resident& resident = map_.residents()[block.aux];
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
     resident.admitted = false;
     resident.changed = resident.undecided = false;
     resident.hinted = hinted;
     if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
-    Move* m = new_move(r, b);
+    Move* m = map_.new_move(r, b);
     m->device = d;
     m->way = core::Way::to_device;
     if (staged) {
@@ -201,14 +201,14 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     return Start::done;
   }
   const uint32_t stamp = block.aux;
-  const ResidentId id = new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
-  residents_[id].stamp = stamp;
-  residents_[id].hinted = hinted;
+  const ResidentId id = map_.new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  map_.residents()[id].stamp = stamp;
+  map_.residents()[id].hinted = hinted;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
   tables_.charge(r);
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->device = d;
   m->way = core::Way::to_device;
   m->image = frame;
@@ -231,13 +231,13 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
 // Locked; after reserve_move(). A block on another device is on its way to d from here on, and counts for both.
 Move* Pager::begin_passage(Region& r, BlockIndex b, int d) {
   Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
-  Move* m = new_move(r, b);
+  Resident& resident = map_.residents()[block.aux];
+  Move* m = map_.new_move(r, b);
   m->device = block.device;
   m->migrates = true;
   m->way = core::Way::between_devices;
-  m->was_guest = guests_.remove(block.aux);
-  if (resident.admitted) policy(block.aux).remove(block.aux);
+  m->was_guest = map_.guests().remove(block.aux);
+  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
   resident.admitted = false;
   resident.pool = static_cast<uint8_t>(kDevicePools + d);
   r.table.change(b, State::on_device, State::leaving);
@@ -255,7 +255,7 @@ void Pager::io_ended(Move* m) {
     if (m->io.result != 0) m->status = Status(m->io.result, "");
     finish_device_write(m, after);
   }
-  run(after);
+  page_in_.run(after);
 }
 
 // Unlocked; state entering, the trap still in place.
@@ -263,7 +263,7 @@ void Pager::finish_device_read(Move* m, After& after) {
   Region& r = *m->region;
   core::step("device.read");
   reader_.verify_read(m);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
@@ -275,7 +275,7 @@ void Pager::finish_device_read(Move* m, After& after) {
     Gpu& g = gpus_[static_cast<size_t>(m->device)];
     g.ready.push_back(m);
     if (g.sleepers != 0 && leased(r, m->block)) {
-      notify();  // who waits for it begins with it, and need not be woken by somebody else who has
+      map_.notify();  // who waits for it begins with it, and need not be woken by somebody else who has
     } else {
       gpu_work_.notify_one();
     }
@@ -287,12 +287,12 @@ void Pager::finish_device_read(Move* m, After& after) {
   r.keep_reason(m->block, m->status);
   staging_.of(r).frames.put(m->image);
   gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
-  free_resident(m->block, r);
+  map_.free_resident(m->block, r);
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
   const BlockIndex b = m->block;
-  free_move(m);
+  map_.free_move(m);
   page_in_.settle(r, b, after);
-  pump(after);
+  came_free(after);
 }
 
 [[gnu::noinline]] void copy_protected(std::byte* to, const std::byte* from, size_t size) {
@@ -316,9 +316,9 @@ void Pager::pull(Batch& batch, int d) {
     if (in_place) drops.push_back({reinterpret_cast<uintptr_t>(m->source), r.block_size});
   }
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     for (Move* m : batch) {
-      if (m->source != nullptr && m->status.ok()) residents_[m->region->table[m->block].aux].dropping = true;
+      if (m->source != nullptr && m->status.ok()) map_.residents()[m->region->table[m->block].aux].dropping = true;
     }
   }
   if (!drops.empty()) {
@@ -327,12 +327,12 @@ void Pager::pull(Batch& batch, int d) {
   }
   After after;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     for (Move* m : batch) {
       if (m->source == nullptr) continue;
       Region& r = *m->region;
       Block& block = r.table[m->block];
-      Resident& resident = residents_[block.aux];
+      Resident& resident = map_.residents()[block.aux];
       if (!m->status.ok()) {  // stays where it is
         gpus_[static_cast<size_t>(d)].budget.credit(r.block_size);
         gpus_[static_cast<size_t>(d)].failure = m->status;
@@ -342,7 +342,7 @@ void Pager::pull(Batch& batch, int d) {
         resident.promoted = false;
         r.table.change(m->block, State::taking, State::resident);
         trap_->unprotect(r.address(m->block), r.block_size).ignore();
-        admit(r, m->block, clock_.stamp());
+        map_.admit(r, m->block, map_.clock().stamp());
         continue;
       }
       if (m->source != r.address(m->block)) {
@@ -361,12 +361,12 @@ void Pager::pull(Batch& batch, int d) {
     batch.erase_if([&](Move* m) {
       lock.hold();
       const bool failed = !m->status.ok();
-      if (failed) free_move(m);
+      if (failed) map_.free_move(m);
       return failed;
     });
-    pump(after);
+    came_free(after);
   }
-  run(after);
+  page_in_.run(after);
 }
 
 // Unlocked. Makes the blocks on their device and begins to fill them.
@@ -403,7 +403,7 @@ void Pager::begin_in(InBatch& in) {
 void Pager::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Move* m : in.moves) {
-    Resident& resident = residents_[m->region->table[m->block].aux];
+    Resident& resident = map_.residents()[m->region->table[m->block].aux];
     resident.issued = true;
     ++m->region->issued;
     resident.ticket = in.ticket;
@@ -411,7 +411,7 @@ void Pager::note_issued(const InBatch& in) {
   }
   gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
   core::add(counters_.host_to_device_bytes, copied);
-  notify();
+  map_.notify();
 }
 
 // Unlocked. They are there, or where they were.
@@ -449,13 +449,13 @@ void Pager::end_in(InBatch& in) {
   const Status health = s.ok() ? Status() : devices_->health(d);
   const bool full = !made && s.code() == -ENOMEM;
   const uint64_t kept = full ? kept_on(*devices_, d) : 0;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (!s.ok()) saw_loss(d, health);  // the books still say how it was
   if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Move* m : batch) {
     Region& r = *m->region;
     Block& block = r.table[m->block];
-    Resident& resident = residents_[block.aux];
+    Resident& resident = map_.residents()[block.aux];
     if (!s.ok()) {
       undo_entering(m, s, !over_trap || !made || torn, after);
       continue;
@@ -471,15 +471,15 @@ void Pager::end_in(InBatch& in) {
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
     if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
-    admit(r, m->block, stamp);
+    map_.admit(r, m->block, stamp);
     answer_on_device(r, m->block);
-    free_move(m);
+    map_.free_move(m);
   }
   if (full) follow_down(d, kept);
   if (!queues_.departures.empty()) gpu_work_.notify_one();
-  pump(after);
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
 }
 
 // Unlocked. Makes the blocks on device d, fills them and opens them.
@@ -489,7 +489,7 @@ void Pager::enter_batch(Batch& batch, int d) {
   InBatch in{.moves = batch, .device = d};
   begin_in(in);
   if (in.status.ok()) {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     note_issued(in);
   }
   end_in(in);
@@ -521,7 +521,7 @@ void Pager::begin_batch(const Batch& batch, int d) {
   InBatch in{.moves = batch, .device = d};
   begin_in(in);
   if (!in.status.ok()) return end_in(in);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   note_issued(in);
   for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
   gpu_work_.notify_one();
@@ -531,8 +531,8 @@ void Pager::begin_batch(const Batch& batch, int d) {
 bool Pager::end_issued(Lock& lock, int d) {
   MoveList& issued = gpus_[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
-  const auto ticket_of = [&](const Move* m) -> const device::Ticket& {
-    return residents_[m->region->table[m->block].aux].ticket;
+  const auto ticket_of = [&](const Move* m) VMEM_LOCKED -> const device::Ticket& {
+    return map_.residents()[m->region->table[m->block].aux].ticket;
   };
   {
     InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};
@@ -550,7 +550,7 @@ void Pager::follow_down(int d, uint64_t kept) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (!g.budget.follow_down(kept)) return;
   gpu_work_.notify_one();  // somebody has to look
-  resize_policies();
+  map_.resize_policies();
   const uint64_t now = now_ns();
   if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
   g.said_short_ns = now;
@@ -569,7 +569,7 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   g.failure = why;
   ++g.failures;
   m->status = why;
-  Resident& resident = residents_[block.aux];
+  Resident& resident = map_.residents()[block.aux];
   const bool lent = resident.issued && resident.changed;
   r.issued -= resident.issued ? 1 : 0;
   resident.issued = false;
@@ -577,21 +577,21 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   if (!trapped) r.lost = true;
   if (lent) {
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
-    free_resident(b, r);
+    map_.free_resident(b, r);
     failed_.mark_lost(r, b, State::entering, why);
-    free_move(m);
+    map_.free_move(m);
     return;
   }
   if (m->image == nullptr) {
-    free_resident(b, r);
+    map_.free_resident(b, r);
     r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
   } else {
     resident.frame = m->image;
     resident.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
-    admit(r, b, clock_.stamp());
+    map_.admit(r, b, map_.clock().stamp());
   }
-  free_move(m);
+  map_.free_move(m);
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
@@ -632,26 +632,26 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
     full |= m->status.code() == -ENOMEM;
     for (const int end : {m->device, d}) {
       const Status health = devices_->health(end);
-      const Lock lock(mutex_);
+      const Lock lock(map_.mutex());
       saw_loss(end, health);
     }
   }
   const uint64_t kept = full ? kept_on(*devices_, d) : 0;
   After after;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (own_page_tables()) g.budget.set_keeps(true);
   for (Move* m : batch) {
     Region& r = *m->region;
     Gpu& from = gpus_[static_cast<size_t>(m->device)];
     Block& block = r.table[m->block];
-    Resident& resident = residents_[block.aux];
+    Resident& resident = map_.residents()[block.aux];
     if (!m->status.ok()) {
       from.budget.stays(r.block_size, true);
       g.budget.credit(r.block_size);
       if (m->spills) {
-        guests_.remove(block.aux);
-        guests_.refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+        map_.guests().remove(block.aux);
+        map_.guests().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
       } else {
         g.failure = m->status;
         ++g.failures;
@@ -669,12 +669,12 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
     }
     stays(r, m->block);
     know_again(*m);
-    free_move(m);
+    map_.free_move(m);
   }
   if (full) follow_down(d, kept);
-  pump(after);
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
 }
 
 }  // namespace vmem::pager

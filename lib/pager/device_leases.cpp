@@ -76,7 +76,7 @@ void Pager::forget_saved(const Ending& ending) {
   for (const SpanOf& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
-      if (core::on_a_device(block.state)) residents_[block.aux].saved = false;
+      if (core::on_a_device(block.state)) map_.residents()[block.aux].saved = false;
     }
   }
 }
@@ -131,11 +131,11 @@ void Pager::reap(Lock& lock) {
     }
     for (const Ending& e : over) {
       for (const SpanOf& s : e.spans) {
-        match_holds(lock, s);
+        map_.match_holds(lock, s);
         --s.region->in_flight;
       }
     }
-    if (!over.empty()) notify();
+    if (!over.empty()) map_.notify();
   }
 }
 
@@ -170,7 +170,7 @@ Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* w
       return live == nullptr;
     });
     if (live != nullptr) {
-      return error(EBUSY, "%s is leased at location %d; release it there first", where(*s.region, at).c_str(),
+      return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(*s.region, at).c_str(),
                    live->location);
     }
   }
@@ -219,7 +219,7 @@ Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span
     if (!wait) return {};
     if (ask != nullptr && now_ns() - begun > ask->patience_ns)
       return error(room ? EAGAIN : EALREADY, "releases are in the way whose streams have not got there");
-    patience.wait(lock, changed_);
+    patience.wait(lock, map_.changed());
   }
 }
 
@@ -230,12 +230,12 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
   size_t before = 0;
   for (reap(lock); queues_.endings.any(r) && !r.dying; reap(lock)) {
     if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
-      patience.wait(lock, changed_);
+      patience.wait(lock, map_.changed());
       continue;
     }
     if (queues_.endings.size() < before) sweep->progress.made();
     before = queues_.endings.size();
-    if (!wait_on(lock, sweep, changed_)) return;
+    if (!map_.wait_on(lock, sweep, map_.changed())) return;
   }
 }
 
@@ -243,18 +243,19 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
 // spans are noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never
 // told to anybody): there is no room in `endings`, which the caller makes without the lock.
 // asked: null, or of the acquires of each span.
-Status Pager::take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
+Status Pager::take_leases(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
                           std::list<Ending>* endings) {
   const auto access_of = [&](size_t span) { return asked != nullptr ? asked[span].access : 0; };
   size_t divided = 0, i = 0;
   BlockIndex next = 0;  // of span i
   const auto join = [&] {
+    lock.hold();
     for (size_t k = 0; k < divided; ++k) {
       Region& r = *spans[k].region;
       const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
       count_leases(r, VMEM_HOST, lost, 0, false);
       tables_.charge_leases(r);
-      if (lost != 0) progress_.made();
+      if (lost != 0) map_.progress().made();
     }
   };
   core::OnExit undo([&] {
@@ -263,6 +264,7 @@ Status Pager::take_leases(std::span<const SpanOf> spans, const vmem_range* asked
       Region& r = *spans[k].region;
       each_run(r.leases, spans[k].first, k == i ? next : spans[k].last + 1,
                [&](BlockIndex first, BlockIndex last, int location) {
+                 lock.hold();
                  const LeaseMap::Change change = r.leases.revive(first, last, stream, access_of(k));
                  count_leases(r, location, 0, change.ending, false);
                  return true;
@@ -277,10 +279,11 @@ Status Pager::take_leases(std::span<const SpanOf> spans, const vmem_range* asked
     Region& r = *spans[i].region;
     next = spans[i].first;
     if (const BlockIndex b = r.leases.unleased(next, spans[i].last, stream); b <= spans[i].last) {
-      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", where(r, b).c_str(),
+      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", map_.where(r, b).c_str(),
                    stream);
     }
     each_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
+      lock.hold();
       if (location >= 0) {
         const auto e = std::find_if(endings->begin(), endings->end(),
                                     [&](const Ending& x) { return x.device == location || x.spans.empty(); });
@@ -315,9 +318,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (Ending& e : made) e.spans.reserve(room);
     mine.reserve(devices);
     ++devices, room *= 2;  // for the next try
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     for (size_t i = 0; i < ranges.size(); ++i) {
-      if (Status s = check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+      if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     }
     // A lease at the host ends at once, one at a device once the stream has taken a mark: where there are both, or
     // several devices, a stream that takes none is found out before anything ends.
@@ -330,7 +333,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
       }
       continue;
     }
-    result = take_leases(spans, knows_access ? ranges.data() : nullptr, stream, &made);
+    result = take_leases(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
     for (auto e = made.begin(); e != made.end();) {
       const auto next = std::next(e);
@@ -343,9 +346,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
       e = next;
     }
     for (const SpanOf& s : spans) ++s.region->in_flight;
-    for (const SpanOf& s : spans) match_holds(lock, s);
+    for (const SpanOf& s : spans) map_.match_holds(lock, s);
     for (const SpanOf& s : spans) --s.region->in_flight;
-    notify();
+    map_.notify();
     // Evictors that lack nothing sleep, and a release gives them nothing to do.
     if (waits_.must_evict() || !waits_.queue().empty() || short_of_staging()) pressure_.call_evictors();
   }
@@ -365,12 +368,12 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
                          e->device, static_cast<int>(recorded.text().size()), recorded.text().data());
       }
     }
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     if (!recorded.ok() && health.ok()) {
       give_leases_back(*e);
       queues_.endings.end(*e, &made);
       result = std::move(recorded);
-      notify();
+      map_.notify();
       continue;
     }
     // A device that is lost ends everything at once, and so does a stream that is no more.
@@ -379,7 +382,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     e->ticket = std::move(ticket);
     e->recorded = true;
   }
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   reap(lock);
   gpu_work_.notify_one();
   return result;
@@ -387,9 +390,9 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
 
 // On the park thread: a CPU touch that the block's access forbids and no move explains.
 bool Pager::on_touch(uintptr_t address, bool store) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   for (;;) {
-    Region* r = find(address);
+    Region* r = map_.find(address);
     if (r == nullptr || !r->gpu || r->lost || r->dying) return false;
     const BlockIndex b = r->index(reinterpret_cast<const void*>(address));
     Block& block = r->table[b];
@@ -400,26 +403,26 @@ bool Pager::on_touch(uintptr_t address, bool store) {
       will_change(*r, b);
       // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
       r->table.change(b, State::on_device, State::leaving);
-      if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+      if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
       ++r->in_flight;
       lock.unlock();
       core::step("touch.opening");
       const bool opened = devices_->open({&range, 1}, device::Access::read_write).ok();
       lock.lock();
-      if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
+      if (map_.residents()[block.aux].admitted) map_.policy(block.aux).unhold(block.aux);
       stays(*r, b);
       --r->in_flight;
-      notify();
+      map_.notify();
       After after;
       pump_devices(after);
       lock.unlock();
-      run(after);
+      page_in_.run(after);
       return opened;
     }
     // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
     // opened, only we can.
     if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
-    lock.sleep_for(changed_, std::chrono::microseconds(200));
+    lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
   }
 }
 

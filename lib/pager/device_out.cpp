@@ -49,22 +49,22 @@ core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
 // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync. nullptr:
 // no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
 Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
-  if (!reserve_move() || !shown_.unrefuse(r, b)) return nullptr;
+  if (!map_.reserve_move() || !shown_.unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const bool shown = residents_[block.aux].shown && how != Leave::sync;
-  const bool kept = how != Leave::drop && !shown && copies_.has(block.aux);
+  const bool shown = map_.residents()[block.aux].shown && how != Leave::sync;
+  const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The device has it no more as it should be written, or has it no more at all.
   const bool from_cpu =
-      copy && residents_[block.aux].shown && (residents_[block.aux].stale || gpus_[block.device].lost);
+      copy && map_.residents()[block.aux].shown && (map_.residents()[block.aux].stale || gpus_[block.device].lost);
   std::byte* frame = nullptr;
-  if (kept) frame = copies_.hold(block.aux);
+  if (kept) frame = map_.copies().hold(block.aux);
   if (copy) {
     frame = staging_frame(r, 0);
     if (frame == nullptr) return nullptr;
   }
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->image = frame;
   m->shown = shown;
   if (from_cpu) m->source = r.address(b);
@@ -77,14 +77,14 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.change(b, State::on_device, State::leaving);
-  Resident& resident = residents_[block.aux];
+  Resident& resident = map_.residents()[block.aux];
   resident.in_place = from_cpu;
   if (how == Leave::sync) {
     resident.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
-    if (resident.admitted) policy(block.aux).hold(block.aux);
+    if (resident.admitted) map_.policy(block.aux).hold(block.aux);
   } else {
-    m->was_guest = guests_.remove(block.aux);
-    if (resident.admitted) policy(block.aux).remove(block.aux);
+    m->was_guest = map_.guests().remove(block.aux);
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
     resident.admitted = false;
     gpus_[block.device].budget.leaves(r.block_size);
   }
@@ -97,9 +97,9 @@ void Pager::restore_trap(std::span<const device::Range> ranges) {
   // Regions may lie side by side, and each has a range of the trap of its own.
   core::Few<uintptr_t, Batch::capacity()> limits;
   {
-    const Lock lock(mutex_);
+    const Lock lock(map_.mutex());
     for (const device::Range& range : ranges) {
-      const Region* const region = find(range.address);
+      const Region* const region = map_.find(range.address);
       limits.push_back(reinterpret_cast<uintptr_t>(region->base) + region->span);
     }
   }
@@ -194,7 +194,7 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
   }
   core::step("device.left");
   const Status health = copied.ok() ? Status() : devices_->health(d);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (!copied.ok()) saw_loss(d, health);
   if (copied.ok()) {
     gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
@@ -213,7 +213,7 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
       settle_left(m, copied, !s.ok(), after);
     }
   }
-  pump(after);
+  came_free(after);
 }
 
 // Unlocked; state leaving, their status says why they stay. A lease that they get, or have, is worth nothing to a
@@ -222,9 +222,9 @@ void Pager::keep_mapped(Batch& unmapped, After& after) {
   for (Move* m : unmapped) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
     insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     undo_leaving(m, Status(m->status));
-    pump(after);
+    came_free(after);
   }
   unmapped.clear();
 }
@@ -274,10 +274,10 @@ void Pager::leave_batch(std::span<Move*> batch) {
         finish_device_write(m, after);
         continue;
       }
-      Lock lock(mutex_);
+      Lock lock(map_.mutex());
       writer_.to_store(m, *this, after);
     }
-    run(after);
+    page_in_.run(after);
   };
   for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
     end_out(parts[ended], writes, unmapped, after);
@@ -297,53 +297,53 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
   if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
   lost = lost && !own_page_tables();  // the trap stands there still
   if (lost) {
-    m->status = error(EIO, "the addresses of %s went with device %d", where(r, b).c_str(), m->device);
+    m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
     m->status = copied;
   }
-  if (residents_[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  if (map_.residents()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
   block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
-    free_resident(b, r);
+    map_.free_resident(b, r);
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
-              copied.text().data(), where(r, b).c_str());
+              copied.text().data(), map_.where(r, b).c_str());
     failed_.mark_lost(r, b, State::leaving, copied);
     m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(copied.text().size()),
-                      copied.text().data(), where(r, b).c_str());
+                      copied.text().data(), map_.where(r, b).c_str());
     if (m->job != nullptr && m->job->status.ok()) block.flags |= core::kTold;
-    free_move(m);
+    map_.free_move(m);
     return;
   }
   if (m->shown && m->leave != Leave::drop) {  // what is in place is the block now
-    free_resident(b, r);
+    map_.free_resident(b, r);
     ++g.evictions;
-    new_resident(r, b, nullptr);
-    residents_[block.aux].stamp = clock_.stamp();
+    map_.new_resident(r, b, nullptr);
+    map_.residents()[block.aux].stamp = map_.clock().stamp();
     r.table.change(b, State::leaving, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_->unprotect(r.address(b), r.block_size).ignore();
-    admit(r, b, clock_.stamp());
+    map_.admit(r, b, map_.clock().stamp());
   } else if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
-    const ResidentId id = copies_.become(block.aux);
-    free_resident(b, r);
-    residents_[id].stamp = clock_.stamp();
+    const ResidentId id = map_.copies().become(block.aux);
+    map_.free_resident(b, r);
+    map_.residents()[id].stamp = map_.clock().stamp();
     block.aux = id;
-    match_hold(r, b);
+    map_.match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
   } else if (m->image != nullptr && copied.ok()) {
-    free_resident(b, r);
+    map_.free_resident(b, r);
     ++g.evictions;
-    const core::ResidentId id = new_resident(r, b, m->image, staging_pool(r));
-    residents_[id].stamp = clock_.stamp();
+    const core::ResidentId id = map_.new_resident(r, b, m->image, staging_pool(r));
+    map_.residents()[id].stamp = map_.clock().stamp();
     r.table.change(b, State::leaving, State::held);
-    admit(r, b, clock_.stamp());
+    map_.admit(r, b, map_.clock().stamp());
   } else {
-    free_resident(b, r);
+    map_.free_resident(b, r);
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     ++g.evictions;
     ++g.clean_drops;
@@ -353,7 +353,7 @@ void Pager::settle_left(Move* m, const Status& copied, bool lost, After& after) 
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
     r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
   }
-  free_move(m);
+  map_.free_move(m);
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
@@ -365,15 +365,15 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   g.failure = why;
   ++g.failures;
   if (m->kept) {
-    copies_.unhold(r.table[m->block].aux);
+    map_.copies().unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
     staging_.of(r).frames.put(m->image);
   }
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
-                          why.text().data(), where(r, m->block).c_str());
+                          why.text().data(), map_.where(r, m->block).c_str());
   stays(r, m->block, m);
   know_again(*m);
-  free_move(m);
+  map_.free_move(m);
 }
 
 // Unlocked; state leaving, held on its device, and now written, or not.
@@ -387,16 +387,16 @@ void Pager::finish_device_write(Move* m, After& after) {
   const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) {
     core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-              m->stored - m->io.transferred, place(r, m->block).c_str());
+              m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   }
   core::Extent old;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (!m->status.ok() && m->stored == 0) {
     m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
-                      m->status.text().data(), where(r, m->block).c_str());
+                      m->status.text().data(), map_.where(r, m->block).c_str());
   }
   if (m->status.ok()) {
     if (!m->clean) {
@@ -411,24 +411,24 @@ void Pager::finish_device_write(Move* m, After& after) {
       failed_.clear_unknown(block);
     }
     // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
-    if (!cut && !lent_for_writing(r, m->block) && !residents_[block.aux].stale)
+    if (!cut && !lent_for_writing(r, m->block) && !map_.residents()[block.aux].stale)
       block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (m->stored != 0) {
     writer_.note_write_failure(m);
     writer_.give_back_extent(m);
   }
-  if (!m->status.ok() || cut) residents_[block.aux].saved = false;
+  if (!m->status.ok() || cut) map_.residents()[block.aux].saved = false;
   if (m->kept) {
-    copies_.unhold(block.aux);
+    map_.copies().unhold(block.aux);
   } else if (m->image != nullptr) {
     staging_.of(r).frames.put(m->image);
   }
   if (!opened.ok() && m->status.ok()) m->status = opened;
   stays(r, m->block);
   const core::ResidentId id = block.aux;
-  if (residents_[id].admitted) policy(id).unhold(id);
-  free_move(m);
-  pump(after);
+  if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  map_.free_move(m);
+  came_free(after);
   lock.unlock();
   if (old) space_->release(old);
 }
@@ -444,7 +444,7 @@ bool Pager::serve_departure(Lock& lock) {
     BlockIndex b = r.table.next_touched(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
          b = r.table.next_touched(b + 1)) {
-      if (comes_to_device(residents_, r.table[b])) break;  // not there yet
+      if (comes_to_device(map_.residents(), r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Move* m = begin_leave(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;
@@ -461,7 +461,7 @@ bool Pager::serve_departure(Lock& lock) {
     // What is in staging frames now goes on.
     if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) pressure_.call_evictor();
     --r.in_flight;
-    notify();
+    map_.notify();
     return true;
   }
   return false;
@@ -469,9 +469,9 @@ bool Pager::serve_departure(Lock& lock) {
 
 // Locked. Why a block cannot leave its device: nothing went on for the whole time-out.
 Status Pager::cannot_leave(const Region& r, BlockIndex b) {
-  if (const Resident& resident = residents_[r.table[b].aux]; resident.refused || resident.apart) {
+  if (const Resident& resident = map_.residents()[r.table[b].aux]; resident.refused || resident.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
-                 config_.fault_timeout_ms, where(r, b).c_str());
+                 config_.fault_timeout_ms, map_.where(r, b).c_str());
   }
   Status why = writes_.take_error();
   if (!why.ok()) return why;
@@ -481,8 +481,8 @@ Status Pager::cannot_leave(const Region& r, BlockIndex b) {
 }
 
 // Locked; on a device. At exit: its file got it, and then its context went, which ended what it was leased for.
-bool Pager::went_with_its_context(const Region& r, BlockIndex b) const {
-  const Resident& resident = residents_[r.table[b].aux];
+bool Pager::went_with_its_context(const Region& r, BlockIndex b) {
+  const Resident& resident = map_.residents()[r.table[b].aux];
   return core::exiting() && gpus_[r.table[b].device].lost && !resident.shown && resident.saved;
 }
 
@@ -501,14 +501,14 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   const auto keep = [&] {
     After after;
     keep_mapped(unmapped, after);
-    run(after);
+    page_in_.run(after);
   };
   const auto end_one = [&] {
     if (unmapped.full()) keep();
     Batch writes;
     After after;
     end_out(parts[oldest % parts.size()], writes, unmapped, after);
-    run(after);
+    page_in_.run(after);
     ++oldest, --under_way;
   };
   const auto end_all = [&] {
@@ -549,9 +549,9 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
   Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
     const State state = r.table[b].state;
-    if (state == State::leaving || comes_to_device(residents_, r.table[b])) {
+    if (state == State::leaving || comes_to_device(map_.residents(), r.table[b])) {
       flush();
-      if (!wait_stable(lock, r, b, sweep)) break;
+      if (!map_.wait_stable(lock, r, b, sweep)) break;
       if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);
       continue;
     }
@@ -582,7 +582,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     const bool on_lost = how == Leave::sync && gpus_[r.table[b].device].lost && !leased(r, b);
     // .. nor what is stale there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is
     // written.
-    const bool goes = on_lost || (how == Leave::sync && residents_[r.table[b].aux].stale && !leased(r, b));
+    const bool goes = on_lost || (how == Leave::sync && map_.residents()[r.table[b].aux].stale && !leased(r, b));
     Move* m = begin_leave(r, b, goes ? Leave::evict : how);
     if (m == nullptr) {
       flush();
@@ -591,7 +591,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
         starved = cannot_leave(r, b);
         break;
       }
-      lock.sleep_for(changed_, std::chrono::milliseconds(20));
+      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
       continue;
     }
     mark = Progress::kNone;
@@ -606,7 +606,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     if (batch.size() >= staging_.of(r).frames.batch()) flush();
   }
   flush();
-  while (job.outstanding != 0) lock.sleep(changed_);
+  while (job.outstanding != 0) lock.sleep(map_.changed());
   return job.status.ok() ? starved : job.status;
 }
 

@@ -39,46 +39,46 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 }  // namespace
 
 void Pager::set_neighbours(unsigned percent) {
-  Lock lock(mutex_);
-  guests_.set_share(percent);
+  Lock lock(map_.mutex());
+  map_.guests().set_share(percent);
   gpu_work_.notify_all();
 }
 
 // Locked. Guests have to leave, and could not yet: nobody tells when they can.
-bool Pager::guests_overstay() const {
+bool Pager::guests_overstay() {
   const uint64_t now = now_ns();
   for (size_t d = 0; d < gpus_.size(); ++d)
-    if (guests_.over(d, gpus_[d].budget, now) != 0) return true;
+    if (map_.guests().over(d, gpus_[d].budget, now) != 0) return true;
   return false;
 }
 
 // Locked. Somebody uses the block where it is: it is no guest any more.
 void Pager::adopt(Region& r, BlockIndex b) {
-  if (guests_.remove(r.table[b].aux)) admit(r, b, clock_.stamp());
+  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
 }
 
 // Locked; a move has ended and the block is on a device: as a guest that has come, or as what it was.
 void Pager::know_again(const Move& m) {
   Region& r = *m.region;
   const Block& block = r.table[m.block];
-  if (guests_.is(block.aux)) return;
+  if (map_.guests().is(block.aux)) return;
   if (m.was_guest && block.device == m.device) {
-    guests_.add(block.aux, block.device);
+    map_.guests().add(block.aux, block.device);
   } else {
-    admit(r, m.block, clock_.stamp());
+    map_.admit(r, m.block, map_.clock().stamp());
   }
 }
 
 // Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
 // there is none.
-int Pager::neighbour_of(int d, uint64_t bytes) const {
+int Pager::neighbour_of(int d, uint64_t bytes) {
   const auto& links = devices_->info(d).links;
   const uint64_t now = now_ns();
   int best = -1;
   uint64_t most = 0;
   for (size_t n = 0; n < gpus_.size(); ++n) {
     const DeviceBudget& budget = gpus_[n].budget;
-    if (links[n] != device::Link::nvlink || gpus_[n].lost || !guests_.fits(n, budget, bytes, now)) continue;
+    if (links[n] != device::Link::nvlink || gpus_[n].lost || !map_.guests().fits(n, budget, bytes, now)) continue;
     if (const uint64_t room = budget.limit() - budget.charged(); room > most) {
       most = room;
       best = static_cast<int>(n);
@@ -88,26 +88,26 @@ int Pager::neighbour_of(int d, uint64_t bytes) const {
 }
 
 // Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
-bool Pager::worth_keeping_near(const Region& r, BlockIndex b) const {
+bool Pager::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  const Resident& resident = residents_[block.aux];
+  const Resident& resident = map_.residents()[block.aux];
   if (resident.shown || r.lost || gpus_[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
-  return !copies_.has(block.aux) || r.block_size >= kWorthCopying;
+  return !map_.copies().has(block.aux) || r.block_size >= kWorthCopying;
 }
 
 // Locked. Guests of device d that may leave, the first to come first.
 void Pager::evict_guests(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = gpus_[at].budget;
-  uint64_t bytes = std::min(std::max(budget.missing(), guests_.over(at, budget, now_ns())), kBatchBytes);
+  uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
   ResidentId next = kNoResident;
   size_t looked = 0;
-  for (ResidentId id = guests_.first(at);
+  for (ResidentId id = map_.guests().first(at);
        id != kNoResident && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
-    next = guests_.after(id);
-    Region& r = *residents_[id].region;
-    const BlockIndex b = residents_[id].block;
+    next = map_.guests().after(id);
+    Region& r = *map_.residents()[id].region;
+    const BlockIndex b = map_.residents()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
     Move* m = begin_leave(r, b, Leave::evict);
     if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
@@ -125,18 +125,18 @@ void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
-    Resident& resident = residents_[victims[i].id];
+    Resident& resident = map_.residents()[victims[i].id];
     Region& r = *resident.region;
     const BlockIndex b = resident.block;
     resident.admitted = false;
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
-    if (!stays && worth_keeping_near(r, b) && reserve_move()) {
+    if (!stays && worth_keeping_near(r, b) && map_.reserve_move()) {
       if (spilling.empty()) *neighbour = neighbour_of(d, r.block_size);
       const auto n = static_cast<size_t>(*neighbour);
-      if (*neighbour >= 0 && guests_.fits(n, gpus_[n].budget, r.block_size, now_ns())) {
+      if (*neighbour >= 0 && map_.guests().fits(n, gpus_[n].budget, r.block_size, now_ns())) {
         Move* m = begin_passage(r, b, *neighbour);
         m->spills = true;
-        guests_.add(r.table[b].aux, n);
+        map_.guests().add(r.table[b].aux, n);
         spilling.push_back(m);
         continue;
       }
@@ -145,7 +145,7 @@ void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
     if (m != nullptr) {
       leaving.push_back(m);
     } else if (!r.dying) {
-      admit(r, b, clock_.stamp());
+      map_.admit(r, b, map_.clock().stamp());
     }
   }
 }
@@ -158,7 +158,8 @@ Move* Pager::begin_leave_for_others(int d) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
-      if (r.table[b].state != State::on_device || r.table[b].device != d || residents_[r.table[b].aux].shown) continue;
+      if (r.table[b].state != State::on_device || r.table[b].device != d || map_.residents()[r.table[b].aux].shown)
+        continue;
       const Leases* leases = r.leases.find(b);
       if (leases == nullptr || leases->front().location == d) continue;
       return begin_leave(r, b, Leave::evict);
@@ -171,8 +172,8 @@ Move* Pager::begin_leave_for_others(int d) {
 // or nothing can go.
 bool Pager::evict_from_device(Lock& lock, int d) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
-  const auto nothing_to_do = [&] {
-    return budget.missing() == 0 && guests_.over(static_cast<size_t>(d), budget, now_ns()) == 0;
+  const auto nothing_to_do = [&]() VMEM_LOCKED {
+    return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
   };
   if (nothing_to_do()) return false;
   reap(lock);

@@ -54,26 +54,26 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
 Move* Pager::begin_show(Region& r, BlockIndex b) {
-  if (!shown_.unrefuse(r, b) || !shown_.reserve() || !reserve_move()) return nullptr;
+  if (!shown_.unrefuse(r, b) || !shown_.reserve() || !map_.reserve_move()) return nullptr;
   if (!budget_.charge(r.block_size, 0)) {
     pressure_.call_evictors();
     return nullptr;
   }
   Block& block = r.table[b];
-  const bool kept = copies_.has(block.aux);
-  std::byte* const frame = kept ? copies_.hold(block.aux) : staging_frame(r, 0);
+  const bool kept = map_.copies().has(block.aux);
+  std::byte* const frame = kept ? map_.copies().hold(block.aux) : staging_frame(r, 0);
   if (frame == nullptr) {
     budget_.credit(r.block_size);
     return nullptr;
   }
-  Move* m = new_move(r, b);
+  Move* m = map_.new_move(r, b);
   m->image = frame;
   m->kept = kept;
   m->staged = true;
   m->device = block.device;
   m->way = core::Way::from_device;
   r.table.change(b, State::on_device, State::leaving);
-  if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }
 
@@ -94,12 +94,12 @@ void Pager::show(Move* m) {
     m->status = trap_->fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
   core::step("device.shown");
   After after;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   saw_loss(m->device, health);
   Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
+  Resident& resident = map_.residents()[block.aux];
   if (m->kept) {
-    copies_.unhold(block.aux);
+    map_.copies().unhold(block.aux);
   } else {
     staging_.of(r).frames.put(m->image);
   }
@@ -114,13 +114,13 @@ void Pager::show(Move* m) {
     budget_.credit(r.block_size);
   }
   r.table.change(b, State::leaving, State::on_device);
-  if (resident.admitted) policy(block.aux).unhold(block.aux);
+  if (resident.admitted) map_.policy(block.aux).unhold(block.aux);
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpu_work_.notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
-  free_move(m);
-  pump(after);
+  map_.free_move(m);
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
 }
 
 // Unlocked; state leaving. The bytes that the CPU is shown, to be written.
@@ -132,8 +132,8 @@ Status Pager::copy_shown(Move* m) {
     copy_protected(m->image, m->source, r.block_size);
     core::add(counters_.copied_bytes, r.block_size);
   }
-  Lock lock(mutex_);
-  Resident& resident = residents_[r.table[m->block].aux];
+  Lock lock(map_.mutex());
+  Resident& resident = map_.residents()[r.table[m->block].aux];
   resident.in_place = false;
   if (resident.stale) trap_->unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
   return s;
@@ -145,7 +145,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const int d = block.device;
   r.table.change(b, State::on_device, State::leaving);
-  if (residents_[block.aux].admitted) policy(block.aux).hold(block.aux);
+  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
@@ -161,10 +161,10 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
     shown_.forget(r, b);
     budget_.credit(r.block_size);
   }
-  if (residents_[block.aux].admitted) policy(block.aux).unhold(block.aux);
+  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).unhold(block.aux);
   stays(r, b);
   --r.in_flight;
-  notify();
+  map_.notify();
   pump(lock);
   return probed.ok();
 }
@@ -176,11 +176,12 @@ Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
     const Region& r = *s.region;
     if (r.stale == 0) continue;
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !residents_[r.table[b].aux].stale) continue;  // a sync has it, too
+      if (!core::on_a_device(r.table[b].state) || !map_.residents()[r.table[b].aux].stale)
+        continue;  // a sync has it, too
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
         return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
-                           where(r, b).c_str());
+                           map_.where(r, b).c_str());
       *wait = true;
     }
   }
@@ -188,7 +189,7 @@ Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
 }
 
 // Locked. What decides about an access, and ShownCopies does not know.
-ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool may_hide) const {
+ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool may_hide) {
   const Region& r = *access.region;
   const BlockIndex b = access.block;
   const Block& block = r.table[b];
@@ -207,7 +208,7 @@ ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool ma
 
 // Locked. Its accesses get SIGBUS, and the log says why.
 void Pager::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) {
-  const auto place = where(*access.region, access.block);
+  const auto place = map_.where(*access.region, access.block);
   const unsigned ms = config_.fault_timeout_ms;
   const auto limit = core::human_bytes(budget_.limit());
   if (why == ShownCopies::Next::refuse_lent) {
@@ -235,7 +236,8 @@ bool Pager::serve_accesses(Lock& lock) {
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
   reap(lock);
   if (shown_.any() && waits_.must_evict()) {
-    if (const Shown* s = shown_.oldest(now_ns(), [&](size_t d) { return gpus_[d].lost; })) {
+    const std::span<const Gpu> gpus = gpus_;
+    if (const Shown* s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; })) {
       hide(lock, *s->region, s->block);
       return true;
     }

@@ -89,7 +89,7 @@ Status Pager::start_devices() {
 void Pager::stop_devices() {
   if (devices_ == nullptr) return;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     threads_.stop_devices = true;
     gpu_work_.notify_all();
   }
@@ -101,12 +101,12 @@ void Pager::stop_devices() {
 // Unlocked. The first use of a device makes its context and settles its budget.
 Status Pager::use_device(int d) {
   if (Status s = devices_->health(d); !s.ok()) {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     saw_loss(d, s);
     return s;
   }
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     if (gpus_[static_cast<size_t>(d)].budget.begun()) return {};
   }
   device::Memory memory;
@@ -114,7 +114,7 @@ Status Pager::use_device(int d) {
     const core::SignalsBlocked blocked;  // the driver starts its threads
     if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
   }
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   if (budget.begun()) return {};
   const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
@@ -125,14 +125,14 @@ Status Pager::use_device(int d) {
                  core::human_bytes(memory.total).c_str());
   }
   budget.begin(wanted, devices_->unit());
-  resize_policies();
+  map_.resize_policies();
   return {};
 }
 
 Status Pager::set_device_budget(uint64_t bytes) {
-  std::vector<bool> known(gpus_.size());
+  std::vector<bool> known(device_count());
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     const size_t largest = devices_ != nullptr ? std::max(staging_.largest_block(), devices_->unit()) : device::kUnit;
     if (Status s = holds_a_block(bytes, largest); !s.ok()) return s;
     for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget.begun();
@@ -150,7 +150,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
     }
   }
   After after;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   reap(lock);
   for (size_t d = 0; d < gpus_.size(); ++d) {
     // Leases that end are waited for by those who evict, not here.
@@ -163,11 +163,11 @@ Status Pager::set_device_budget(uint64_t bytes) {
   for (Gpu& g : gpus_) {
     if (g.budget.begun()) g.budget.set(bytes);
   }
-  resize_policies();
+  map_.resize_policies();
   pump_devices(after);
   gpu_work_.notify_all();
   lock.unlock();
-  run(after);
+  page_in_.run(after);
   return {};
 }
 
@@ -176,7 +176,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
     return s.ok() ? error(ENODEV, "location %d is no device", d) : s;
   }
   if (Status s = use_device(d); !s.ok()) return s;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   reap(lock);
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   out->budget = g.budget.limit();
@@ -188,13 +188,13 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
   out->body = own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
-  out->guest_bytes = guests_.bytes(static_cast<size_t>(d));
+  out->guest_bytes = map_.guests().bytes(static_cast<size_t>(d));
   out->to_neighbours = g.to_neighbours;
   out->from_neighbours = g.from_neighbours;
   // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
   std::array<uintptr_t, kLook> blocks;
   uintptr_t at = 0;
-  for (auto it = regions_.begin(); it != regions_.end();) {
+  for (auto it = map_.regions().begin(); it != map_.regions().end();) {
     Region& r = *it->second;
     size_t count = 0, passed = 0;
     BlockIndex b = at > it->first ? (at - it->first) / r.block_size : 0;
@@ -215,17 +215,17 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
       }
       lock.lock();
       --r.in_flight;
-      notify();
+      map_.notify();
     }
-    it = regions_.lower_bound(at);
-    if (it != regions_.begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
+    it = map_.regions().lower_bound(at);
+    if (it != map_.regions().begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
   }
   return {};
 }
 
 std::string Pager::check_devices() {
   core::OwnVector<uint64_t> used(gpus_.size()), leased(gpus_.size());
-  for (auto& [base, r] : regions_) {
+  for (auto& [base, r] : map_.regions()) {
     if (!r->gpu) continue;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (core::on_a_device(r->table[b].state)) used[r->table[b].device] += r->block_size;
@@ -245,14 +245,14 @@ std::string Pager::check_devices() {
 }
 
 void Pager::set_device_reserve(uint64_t bytes) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   config_.device_reserve = bytes;
 }
 
 // ---- staging frames
 
 void Pager::set_staging_share(unsigned percent) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   for (StagingPool& p : staging_) p.growth.set_share(percent);
   gpu_work_.notify_all();
 }
@@ -274,13 +274,13 @@ Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
   pool.growth.end(s.ok(), now_ns());
   if (s.ok()) {
     pool.frames.add_slab(*devices_, slab);
-    resize_policies();
+    map_.resize_policies();
   } else {
     pool.frames.unreserve(frames);
     core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
               static_cast<int>(s.text().size()), s.text().data());
   }
-  notify();
+  map_.notify();
   return s;
 }
 
@@ -299,9 +299,9 @@ bool Pager::end_unused_staging(Lock& lock) {
   --staging_.ending;
   pool->growth.end(true, now_ns());
   pool->frames.unreserve(slab.size / pool->frames.frame());
-  resize_policies();
+  map_.resize_policies();
   gpu_work_.notify_all();
-  notify();
+  map_.notify();
   return true;
 }
 
@@ -310,7 +310,7 @@ bool Pager::end_unused_staging(Lock& lock) {
 bool Pager::frees_staging(Lock& lock) {
   if (end_unused_staging(lock)) return true;
   if (staging_.ending == 0) return false;
-  while (staging_.ending != 0) lock.sleep(changed_);  // others give them back
+  while (staging_.ending != 0) lock.sleep(map_.changed());  // others give them back
   return true;
 }
 
@@ -327,10 +327,10 @@ std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
 // Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
 Status Pager::want_staging(const Region& r, uint64_t mark) {
   constexpr size_t kLeast = Staging::kLeast;
+  Lock lock(map_.mutex());
   StagingPool& pool = staging_.of(r);
-  Lock lock(mutex_);
-  for (;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
-    while (pool.growth.growing()) lock.sleep(changed_);
+  for (;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
+    while (pool.growth.growing()) lock.sleep(map_.changed());
     if (pool.frames.total() != 0) break;
     Status s;
     if (pool.growth.fits()) s = grow_staging(lock, pool, pool.frames.slab_frames());
@@ -365,8 +365,8 @@ Status Pager::want_staging(const Region& r, uint64_t mark) {
 
 void Pager::device_loop() {
   unsigned pause = 200, hint_pause = 100;  // us
-  Lock lock(mutex_);
-  const auto any_budget = [this](auto holds) {
+  Lock lock(map_.mutex());
+  const auto any_budget = [this](auto holds) VMEM_LOCKED {
     return std::any_of(gpus_.begin(), gpus_.end(), [&](const Gpu& g) { return holds(g.budget); });
   };
   const auto look_around = [&]() VMEM_LOCKED {
@@ -427,7 +427,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   if (own_page_tables()) return;  // there are none
   core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
-  for (auto& [base, region] : regions_) {
+  for (auto& [base, region] : map_.regions()) {
     Region& r = *region;
     if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
     BlockIndex b = r.table.next_touched(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
@@ -459,7 +459,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
     if (Move* m = begin_leave(*r, b, Leave::host)) batch.push_back(m);
   }
   for (const auto& [r, b] : found) --r->in_flight;
-  notify();
+  map_.notify();
   if (batch.empty()) return;
   leave_batch(lock, batch.all());
 }
@@ -471,7 +471,7 @@ void Pager::look_at_memory(Lock& lock) {
   bool more = false;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     DeviceBudget& budget = gpus_[d].budget;
-    if (!budget.keeps() && !budget.is_short() && guests_.bytes(d) == 0) continue;
+    if (!budget.keeps() && !budget.is_short() && map_.guests().bytes(d) == 0) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
     budget.looked();
@@ -487,7 +487,7 @@ void Pager::look_at_memory(Lock& lock) {
       s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
     const bool lost = !s.ok() && !devices_->health(static_cast<int>(d)).ok();
     lock.lock();
-    if (s.ok() && little) guests_.send_away(d, now_ns() + kAwayFor);
+    if (s.ok() && little) map_.guests().send_away(d, now_ns() + kAwayFor);
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
     // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
@@ -495,7 +495,7 @@ void Pager::look_at_memory(Lock& lock) {
     if (s.ok() || lost) budget.set_keeps(s.ok() && own_page_tables() && may_keep);
   }
   if (!more) return;
-  resize_policies();
+  map_.resize_policies();
   pump(lock);
 }
 

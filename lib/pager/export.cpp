@@ -30,7 +30,7 @@ Status Pager::exported_from(const SpanOf& span, int* device) {
   });
   if (next <= span.last) {
     return error(EINVAL, "%s is under no live lease at %s; lease all of the range at one device first",
-                 where(r, next).c_str(), d < 0 ? "a device" : "that device");
+                 map_.where(r, next).c_str(), d < 0 ? "a device" : "that device");
   }
   *device = d;
   bool wait = false;
@@ -38,9 +38,9 @@ Status Pager::exported_from(const SpanOf& span, int* device) {
 }
 
 Status Pager::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
-  if (Status s = check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   if (!r.gpu) {
     return error(EOPNOTSUPP,
@@ -65,15 +65,15 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     while (b <= span.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
     if (b > span.last) break;
     if (!core::in_transition(r.table[b].state))
-      s = error(EIO, "%s is not on device %d, though it is leased there", where(r, b).c_str(), d);
-    else if (!wait_stable(lock, r, b))
+      s = error(EIO, "%s is not on device %d, though it is leased there", map_.where(r, b).c_str(), d);
+    else if (!map_.wait_stable(lock, r, b))
       s = error(ECANCELED, "vmem_shutdown frees the region");
     b = span.first;
   }
   if (s.ok()) {
     for (BlockIndex i = span.first; i <= span.last; ++i) {
       r.table.change(i, State::on_device, State::leaving);
-      if (const auto id = r.table[i].aux; residents_[id].admitted) policy(id).hold(id);
+      if (const auto id = r.table[i].aux; map_.residents()[id].admitted) map_.policy(id).hold(id);
     }
     lock.unlock();
     core::step("export.claimed");
@@ -82,12 +82,12 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     lock.lock();
     saw_loss(d, health);
     for (BlockIndex i = span.first; i <= span.last; ++i) {
-      if (const auto id = r.table[i].aux; residents_[id].admitted) policy(id).unhold(id);
+      if (const auto id = r.table[i].aux; map_.residents()[id].admitted) map_.policy(id).unhold(id);
       stays(r, i);
     }
   }
   --r.in_flight;
-  notify();
+  map_.notify();
   pump(lock);
   return s;
 }

@@ -32,7 +32,7 @@ Status Pager::mark_stream(void* stream, int location, device::Ticket* out) {
   for (int i = -1; i < devices_->count(); ++i) {
     const int d = i < 0 ? location : i;
     if (d < 0 || (i >= 0 && d == location)) continue;
-    if (Lock lock(mutex_); !gpus_[static_cast<size_t>(d)].budget.begun()) continue;
+    if (Lock lock(map_.mutex()); !gpus_[static_cast<size_t>(d)].budget.begun()) continue;
     why = devices_->check_stream(stream, d);
     if (why.ok()) return devices_->record(stream, d, out);
     if (why.code() != -EINVAL) return why;
@@ -47,7 +47,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
   }
   SpanOf span;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     if (!queues_.endings.empty()) reap(lock);
     if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu)
@@ -61,7 +61,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
   }
   After after;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu) return error(EINVAL, "the region at %p was freed meanwhile", ptr);
     if (!later.empty()) {
@@ -77,7 +77,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
     }
     if (Status s = start_hint(span, location, after); !s.ok()) return s;
   }
-  run(after);
+  page_in_.run(after);
   return {};
 }
 
@@ -155,7 +155,7 @@ bool Pager::serve_stream_hints(Lock& lock) {
   }
   if (over.empty()) return false;
   lock.unlock();
-  run(after);
+  page_in_.run(after);
   over.clear();
   core::step("hint.served");
   lock.lock();
@@ -167,7 +167,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
   using policy::Temperature;
   if (advice == VMEM_ADVISE_WILL_NEED) return prefetch(ptr, size, VMEM_HOST);
   if (advice == VMEM_ADVISE_DONT_NEED) return drop_contents(ptr, size);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
@@ -249,7 +249,7 @@ Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
     if (b % kTurn == 0) lock.give_way();
     const Block& block = r.table[b];
     if (!core::in_memory(block.state) && !core::on_a_device(block.state)) continue;
-    if (!residents_[block.aux].admitted) continue;
+    if (!map_.residents()[block.aux].admitted) continue;
     bool pinned = false;
     const Temperature t = temperature(r, b, &pinned);
     map_.policy(block.aux).advise(block.aux, t, r.priority, pinned);
@@ -274,14 +274,14 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
     const bool claimed = r.table[b].state == State::on_device;
     if (claimed) {
       r.table.change(b, State::on_device, State::leaving);
-      if (residents_[r.table[b].aux].admitted) map_.policy(r.table[b].aux).hold(r.table[b].aux);
+      if (map_.residents()[r.table[b].aux].admitted) map_.policy(r.table[b].aux).hold(r.table[b].aux);
     }
     lock.unlock();
     core::step("advise.device");
     result = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, what, location, set);
     lock.lock();
     if (claimed) {
-      if (residents_[r.table[b].aux].admitted) map_.policy(r.table[b].aux).unhold(r.table[b].aux);
+      if (map_.residents()[r.table[b].aux].admitted) map_.policy(r.table[b].aux).unhold(r.table[b].aux);
       stays(r, b);
       map_.notify();
     }
@@ -293,7 +293,7 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
 
 // Blocks wholly inside lose their contents. Shared files lose nothing: their blocks are written and leave memory.
 Status Pager::drop_contents(const void* ptr, size_t size) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
@@ -369,9 +369,9 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     default:
       break;
   }
-  pump(after);
+  came_free(after);
   if (!after.empty()) {
-    run(lock, after);
+    page_in_.run(lock, after);
   }
   return {};
 }

@@ -17,10 +17,10 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-core::OwnString Pager::lease_holders() const try {
+core::OwnString Pager::lease_holders() try {
   core::OwnString text;
   int named = 0;
-  for (const auto& [base, r] : regions_) {
+  for (const auto& [base, r] : map_.regions()) {
     if (r->leases.empty()) continue;
     if (++named > 4) return text + ", ..";
     text += core::textf("%sregion %s%llu %s", text.empty() ? "" : ", ", r->name.empty() ? "" : (r->name + " #").c_str(),
@@ -97,7 +97,7 @@ void Pager::take_back_lease(const SpanOf& span, unsigned access, int location, v
   tables_.charge_leases(r);
   count_leases(r, location, change.leased, 0, false);
   count_leases(r, location, 0, change.ending, true);
-  if (change.leased != 0) progress_.made();
+  if (change.leased != 0) map_.progress().made();
 }
 
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
@@ -108,7 +108,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   if (location >= 0) return acquire_on_device(ranges, location, stream, ask);
   stream = nullptr;  // the CPU and DMA have none
   std::vector<SpanOf> spans(ranges.size());
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     if (spans[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
@@ -166,7 +166,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
       }
       lock.unlock();
       core::step("acquire.started");
-      run(after);
+      page_in_.run(after);
       lock.lock();
     }
   }
@@ -257,7 +257,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
           if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
           if (progress_clock_.hopeless(starving)) return cannot_leave(r, b);
-          lock.sleep_for(changed_, std::chrono::milliseconds(20));
+          lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
           continue;
         }
         starving = Progress::kNone;
@@ -271,7 +271,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
     }
     if (!after.empty()) {
       const bool installs = !after.install.empty();
-      run(lock, after);
+      page_in_.run(lock, after);
       if (!installs || r.table[b].state != State::held || StarvedQueue::marked(r.table[b])) continue;
       const uint64_t now = now_ns();
       if (refused++ == 0) refused_ns = now;
@@ -279,7 +279,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", refused,
                      config_.fault_timeout_ms, map_.where(r, b).c_str());
       }
-      lock.sleep_for(changed_, std::chrono::milliseconds(20));
+      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
       continue;
     }
     if (StarvedQueue::marked(block)) {
@@ -290,9 +290,9 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
       }
-      lock.sleep_for(changed_, std::chrono::milliseconds(50));
+      lock.sleep_for(map_.changed(), std::chrono::milliseconds(50));
     } else {
-      Waiter waiter(waiters_, r, b);
+      Waiter waiter(map_.waiters(), r, b);
       lock.sleep(waiter.changed);
     }
   }

@@ -28,7 +28,7 @@ constexpr uint16_t kSomebodyWants = core::kWanted | core::kWantedWrite;
 
 // Locked. nullptr: it was freed, by shutdown.
 Region* Pager::region_of(const OpenRange& range) {
-  Region* const r = find(range.first);
+  Region* const r = map_.find(range.first);
   return r != nullptr && r->id == range.region ? r : nullptr;
 }
 
@@ -36,7 +36,7 @@ Region* Pager::region_of(const OpenRange& range) {
 // `frames`, which has room for all. How many they are. leave: also those that are on the range's device, and that
 // nobody leases: where a staging frame has the same bytes they leave it first, which copies nothing.
 size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
   StagingPool& pool = staging_.of(*r);
@@ -52,7 +52,7 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     const BlockIndex b = first + blocks[i];
     const Block& block = r->table[b];
     const bool idle = block.state == State::on_device && block.device == range.device && !leased(*r, b);
-    if (!idle || residents_[block.aux].shown || !copies_.has(block.aux)) continue;
+    if (!idle || map_.residents()[block.aux].shown || !map_.copies().has(block.aux)) continue;
     if (Move* m = begin_leave(*r, b, Leave::evict)) batch.push_back(m);
   }
   if (!batch.empty()) {
@@ -67,11 +67,11 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     if (lent == now) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || waiters_.any(*r, b) || leased(*r, b))
+    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) || leased(*r, b))
       continue;
-    Resident& resident = residents_[block.aux];
+    Resident& resident = map_.residents()[block.aux];
     if (!in_staging(resident.pool) || resident.frame == nullptr || resident.leaves) continue;
-    if (resident.admitted) policy(block.aux).remove(block.aux);
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
     resident.admitted = false;
     resident.lent = true;
     ++pool.lent;
@@ -85,11 +85,11 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
 // Locked. Nothing where it is not lent any more.
 void Pager::end_loan(Region& r, BlockIndex b, After& after) {
   const Block& block = r.table[b];
-  if (block.state != State::taking || !residents_[block.aux].lent) return;
-  residents_[block.aux].lent = false;
+  if (block.state != State::taking || !map_.residents()[block.aux].lent) return;
+  map_.residents()[block.aux].lent = false;
   --staging_.of(r).lent;
   r.table.change(b, State::taking, State::held);
-  admit(r, b, clock_.stamp());
+  map_.admit(r, b, map_.clock().stamp());
   leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
 }
@@ -99,30 +99,30 @@ void Pager::take_back_loans(Lock& lock, Region& r) {
   if (!r.gpu || staging_.of(r).lent == 0) return;
   After after;
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) end_loan(r, b, after);
-  notify();
-  pump(after);
-  run(lock, after);
+  map_.notify();
+  came_free(after);
+  page_in_.run(lock, after);
 }
 
 // No kernel loads from them any more, nor will.
 void Pager::end_loans(const OpenRange& range, std::span<const uint32_t> blocks) {
   After after;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   for (const uint32_t number : blocks) {
     end_loan(*r, first + number, after);
   }
-  notify();
-  pump(after);
+  map_.notify();
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
 }
 
 // Of blocks that are lent those that somebody waits for, as many as fit into `out`: how many.
 size_t Pager::loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return 0;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
@@ -133,8 +133,8 @@ size_t Pager::loans_wanted(const OpenRange& range, std::span<const uint32_t> len
     const Block& block = r->table[b];
     const bool wished = std::any_of(queues_.wishes.begin(), queues_.wishes.end(),
                                     [&](const Wish& w) { return w.region == r && w.next <= b && b <= w.last; });
-    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || residents_[block.aux].leaves ||
-        waiters_.any(*r, b))
+    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || map_.residents()[block.aux].leaves ||
+        map_.waiters().any(*r, b))
       out[count++] = number;
   }
   return count;

@@ -99,9 +99,9 @@ void Pager::saw_loss(int d, const Status& s) try {
   gpu_work_.notify_one();
   if (!core::debug()) return;
   core::log(Level::error, "debug: %.*s; %zu regions, %s on the device, %s leased there",
-            static_cast<int>(s.text().size()), s.text().data(), regions_.size(),
+            static_cast<int>(s.text().size()), s.text().data(), map_.regions().size(),
             core::human_bytes(g.budget.charged()).c_str(), core::human_bytes(g.budget.leased()).c_str());
-  for (const auto& [base, r] : regions_) {
+  for (const auto& [base, r] : map_.regions()) {
     if (!r->gpu) continue;
     core::log(Level::error, "debug: region %s%llu at %p, %s", r->name.empty() ? "" : (r->name + " #").c_str(),
               static_cast<unsigned long long>(r->id), static_cast<void*>(r->base), core::human_bytes(r->size).c_str());
@@ -133,12 +133,12 @@ bool Pager::rescue(Lock& lock) {
   Batch batch;
   for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
     if (!std::exchange(gpus_[d].rescue, false)) continue;
-    for (const auto& [base, r] : regions_) {
+    for (const auto& [base, r] : map_.regions()) {
       if (!r->gpu || r->dying || r->lost) continue;
       for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!residents_[block.aux].shown && !copies_.has(block.aux)) continue;
+        if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
         if (Move* m = begin_leave(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
@@ -154,14 +154,14 @@ bool Pager::rescue(Lock& lock) {
 }
 
 void Pager::look_for_loss() {
-  for (size_t d = 0; d < gpus_.size(); ++d) {
+  for (size_t d = 0; d < device_count(); ++d) {
     {
-      Lock lock(mutex_);
+      Lock lock(map_.mutex());
       if (!gpus_[d].budget.begun() || gpus_[d].lost) continue;
     }
     if (devices_->probe(static_cast<int>(d)).ok()) continue;
     const Status health = devices_->health(static_cast<int>(d));
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     saw_loss(static_cast<int>(d), health);
   }
 }

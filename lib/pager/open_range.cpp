@@ -17,9 +17,9 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
   if (Status s = use_device(d); !s.ok()) return s;
   Region* region = nullptr;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     SpanOf span;
-    if (Status s = check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
     Region& r = *span.region;
     if (!r.gpu) {
       return error(EINVAL,
@@ -61,26 +61,26 @@ Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRa
     region = &r;
   }
   Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (!s.ok()) {
     --region->kernels;
     --staging_.open_ranges;
   }
-  while (staging_.ending != 0) lock.sleep(changed_);  // before any kernel asks
+  while (staging_.ending != 0) lock.sleep(map_.changed());  // before any kernel asks
   --region->in_flight;
-  notify();
+  map_.notify();
   return s;
 }
 
 // No kernel asks any more, and nothing is leased. The words end outside the lock.
 void Pager::close_range(OpenRange* range) {
   range->words.reset();
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   --staging_.open_ranges;
   gpu_work_.notify_all();
-  Region* const r = find(range->first);
+  Region* const r = map_.find(range->first);
   if (r != nullptr && r->id == range->region) --r->kernels;
-  notify();
+  map_.notify();
 }
 
 }  // namespace vmem::pager

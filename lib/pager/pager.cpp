@@ -34,9 +34,9 @@ Pager::Pager(Parts parts, Config config)
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       map_(*trap_, *space_, staging_, counters_, config_, gpus_.size(), *this),
       progress_clock_(map_, writes_, config_),
-      shown_(*trap_, residents_, progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
+      shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
       reserve_(budget_, frames_, shown_),
-      tables_(budget_, reserve_, residents_, moves_, *trap_),
+      tables_(budget_, reserve_, map_.residents(), map_.moves(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       pressure_(shared_),
@@ -52,14 +52,14 @@ Pager::Pager(Parts parts, Config config)
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpu_work_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
-  guests_.set_share(config_.device_neighbours);
+  map_.guests().set_share(config_.device_neighbours);
   wanted_readahead_ = config_.readahead_bytes;
   wanted_timeout_ms_ = config_.fault_timeout_ms;
 }
 
 Status Pager::start() {
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     if (config_.io_buffer_bytes != 0 && !budget_.charge(config_.io_buffer_bytes, 0, Use::fixed)) {
       return error(EINVAL, "host_budget %s has no room for %s of buffers for encrypted I/O",
                    core::human_bytes(config_.host_budget).c_str(), core::human_bytes(config_.io_buffer_bytes).c_str());
@@ -73,7 +73,7 @@ Status Pager::start() {
 
 Pager::~Pager() {
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     evictor_.stop();
     gpu_work_.notify_all();
     faults_.stop_renewing();
@@ -88,9 +88,9 @@ Pager::~Pager() {
 
 Status Pager::check_location(int location, bool allow_ssd) const {
   if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
-  if (location >= 0 && static_cast<size_t>(location) < gpus_.size()) return {};
-  if (location >= 0 && !gpus_.empty()) {
-    return error(ENODEV, "there is no device %d: this process has %zu", location, gpus_.size());
+  if (location >= 0 && static_cast<size_t>(location) < device_count()) return {};
+  if (location >= 0 && device_count() != 0) {
+    return error(ENODEV, "there is no device %d: this process has %zu", location, device_count());
   }
   if (location >= 0) {
     return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
@@ -146,13 +146,13 @@ void Pager::came_free(DeferredWork& after) {
 // The same, for those whom memory that came free helps.
 void Pager::pump(Lock& lock) {
   After after;
-  pump(after);
-  run(lock, after);
+  came_free(after);
+  page_in_.run(lock, after);
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {
   if (name == nullptr) return error(EINVAL, "name is null; give a string");
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Region* r = map_.find(reinterpret_cast<uintptr_t>(ptr));
   if (r == nullptr) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
   r->name.assign(name, strnlen(name, 63));
@@ -160,7 +160,7 @@ Status Pager::set_name(const void* ptr, const char* name) {
 }
 
 Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
@@ -213,18 +213,18 @@ void Pager::stats(struct vmem_stats* out) {
   out->lost_blocks = read(counters_.lost_blocks);
   out->neighbour_blocks = read(counters_.neighbour_blocks);
   out->ssd_bytes = space_->used();
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   out->host_bytes = budget_.charged();
   out->host_budget = budget_.limit();
   out->device_bytes = 0;
   for (const Gpu& g : gpus_) out->device_bytes += g.budget.charged();
-  out->regions = regions_.size();
+  out->regions = map_.regions().size();
   out->unknown_blocks = failed_.unknown_blocks();
 }
 
 Status Pager::set_host_budget(uint64_t bytes) {
   After after;
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   // A region that was granted goes on being served.
   uint64_t fixed = 0, needed = 0;
   do {
@@ -242,16 +242,16 @@ Status Pager::set_host_budget(uint64_t bytes) {
   }
   budget_.set(bytes);
   reserve_.follow_budget();
-  for (const auto& [base, r] : regions_) {
+  for (const auto& [base, r] : map_.regions()) {
     if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r, config_, budget_));
   }
-  progress_.made();
+  map_.progress().made();
   budget_.trim();
   map_.resize_policies();
   pressure_.call_evictors();
-  pump(after);
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
   return {};
 }
 
@@ -259,11 +259,12 @@ Status Pager::set_host_budget(uint64_t bytes) {
 void Pager::tunables_changed() {
   trap::Knobs knobs;
   const bool there = trap_->knobs(&knobs).ok();
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   reserve_.set_watermarks(knobs.watermark_low, knobs.watermark_high);
   config_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
   config_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
-  for (auto& [base, r] : regions_) r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
+  for (auto& [base, r] : map_.regions())
+    r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
   faults_.set_deadline(knobs.fault_timeout_ms);
   if (!there) return;
   uint64_t limit = UINT64_MAX;
@@ -273,7 +274,7 @@ void Pager::tunables_changed() {
 
 void Pager::set_readahead(uint64_t bytes) {
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     wanted_readahead_ = bytes;
   }
   tunables_changed();
@@ -285,7 +286,7 @@ void Pager::set_checksum(bool on) {
 
 void Pager::set_fault_timeout(unsigned ms) {
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     wanted_timeout_ms_ = ms;
   }
   tunables_changed();
@@ -293,29 +294,29 @@ void Pager::set_fault_timeout(unsigned ms) {
 
 void Pager::set_space_budget(uint64_t bytes) {
   space_->set_budget(bytes);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
   pressure_.call_evictors();
 }
 
 bool Pager::has_regions() {
-  Lock lock(mutex_);
-  return !regions_.empty();
+  Lock lock(map_.mutex());
+  return !map_.regions().empty();
 }
 
 std::string Pager::check() {
-  Lock lock(mutex_);
-  while (staging_.growing()) lock.sleep(changed_);  // a slab that is being made is charged already
+  Lock lock(map_.mutex());
+  while (staging_.growing()) lock.sleep(map_.changed());  // a slab that is being made is charged already
   if (std::string s = map_.check(); !s.empty()) return s;
   uint64_t leased = 0, charged = 0, tables = 0;
   std::array<size_t, device::kUnitSizes> staged{};
-  for (auto& [base, r] : regions_) {
+  for (auto& [base, r] : map_.regions()) {
     tables += r->table_charged + r->leases_charged;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (StarvedQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
-        const Resident& resident = residents_[r->table[b].aux];
+        const Resident& resident = map_.residents()[r->table[b].aux];
         if (in_staging(resident.pool) && resident.frame != nullptr) ++staged[resident.pool - kStagingPools];
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
       }
@@ -328,12 +329,12 @@ std::string Pager::check() {
   }
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = writes_.check(moves_.all(), now_ns()); !s.empty()) return s;
+  if (std::string s = writes_.check(map_.moves().all(), now_ns()); !s.empty()) return s;
   if (std::string s = waits_.queue().check(); !s.empty()) return s;
   if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = queues_.endings.check(); !s.empty()) return s;
   if (std::string s = evict_requests_.check(); !s.empty()) return s;
-  if (std::string s = speculation_.check(moves_.all()); !s.empty()) return s;
+  if (std::string s = speculation_.check(map_.moves().all()); !s.empty()) return s;
   if (std::string s = page_in_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
@@ -346,7 +347,7 @@ std::string Pager::check() {
     staging_bytes += p.frames.bytes();
     // Nothing is in flight: every staging frame is free, a block's, or a copy's.
     const size_t blocks = staged[device::unit_class(p.frames.frame())];
-    const size_t copied = copies_.count(p.frames);
+    const size_t copied = map_.copies().count(p.frames);
     if (blocks + copied + p.frames.free() != p.frames.total()) {
       return core::strprintf("staging frames of %s: %zu of blocks, %zu of copies, %zu free, but %zu in all",
                              core::human_bytes(p.frames.frame()).c_str(), blocks, copied, p.frames.free(),
@@ -355,7 +356,7 @@ std::string Pager::check() {
   }
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
   if (std::string s = tables_.check(tables); !s.empty()) return s;
-  if (std::string s = reserve_.check(leased, regions_.size()); !s.empty()) return s;
+  if (std::string s = reserve_.check(leased, map_.regions().size()); !s.empty()) return s;
   return check_devices();
 }
 

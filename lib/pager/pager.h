@@ -99,148 +99,155 @@ class Pager final : private BlockMap::Above,
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
   void host_is_short() VMEM_LOCKED override;
 
-  // The map's, as the device half calls them.
-  core::Status check_range(const void* ptr, size_t size, SpanOf* out) VMEM_LOCKED {
-    return map_.check_range(ptr, size, out);
-  }
-  Region* find(uintptr_t address) VMEM_LOCKED { return map_.find(address); }
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) VMEM_LOCKED {
-    return map_.new_resident(r, b, frame, pool);
-  }
-  void resize_policies() VMEM_LOCKED { map_.resize_policies(); }
-  policy::Evictor& policy(core::ResidentId id) VMEM_LOCKED { return map_.policy(id); }
-  void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED { map_.free_resident(b, r); }
-  void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED { map_.admit(r, b, stamp); }
-  Move* new_move(Region& r, core::BlockIndex b) VMEM_LOCKED { return map_.new_move(r, b); }
-  void free_move(Move* m) VMEM_LOCKED { map_.free_move(m); }
-  void notify() VMEM_LOCKED { map_.notify(); }
-  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED { return map_.where(r, b); }
-  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED { return map_.place(r, b); }
-  bool reserve_move() VMEM_LOCKED { return map_.reserve_move(); }
-  bool reserve_block() VMEM_LOCKED { return map_.reserve_block(); }
-  void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED { map_.match_hold(r, b); }
-  void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED { map_.match_holds(lock, span); }
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED {
-    return map_.wait_stable(lock, r, b, sweep);
-  }
-  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) VMEM_LOCKED {
-    return map_.wait_on(lock, sweep, what);
-  }
-
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
-  // The way in, as the device half calls it.
-  void run(After& after) VMEM_UNLOCKED { page_in_.run(after); }
-  void run(Lock& lock, After& after) VMEM_LOCKED { page_in_.run(lock, after); }
   void io_ended(Move* m) VMEM_UNLOCKED override;
   void came_free(DeferredWork& after) VMEM_LOCKED override;
-  void pump(After& after) VMEM_LOCKED { came_free(after); }
   void pump(Lock& lock) VMEM_LOCKED;
-  uint64_t look(uint64_t now) VMEM_LOCKED { return progress_clock_.look(now); }
-  bool hopeless(uint64_t mark) VMEM_LOCKED { return progress_clock_.hopeless(mark); }
-
   void tunables_changed() VMEM_UNLOCKED override;
 
   // shown_file.cpp
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
-  void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more);
-  void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream);
+  void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) VMEM_LOCKED;
+  void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
   core::Status lease(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after) VMEM_LOCKED;
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
-  core::OwnString lease_holders() const;
+  core::OwnString lease_holders() VMEM_LOCKED;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) VMEM_LOCKED;
-  core::Status drop_contents(const void* ptr, size_t size);
+  core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped) VMEM_LOCKED;
   core::Status write_out(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep,
                          Sweep* sweep) VMEM_LOCKED;
   core::Status write_for_free(Lock& lock, Region& r, bool force) VMEM_LOCKED;
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
-  core::Status flush_file(Lock&lock, Region&r) VMEM_LOCKED, write_under_leases(Lock&lock) VMEM_LOCKED;
-  core::Status make(const NewRegion&what, void**ptr, uint64_t mark), device_block(const NewRegion&what, size_t*out);
-  void forget_region(Region&r) VMEM_LOCKED, keep_frames(Region&r), finish_kernels(Lock&lock, Region&r) VMEM_LOCKED;
+  core::Status flush_file(Lock& lock, Region& r) VMEM_LOCKED;
+  core::Status write_under_leases(Lock& lock) VMEM_LOCKED;
+  core::Status make(const NewRegion& what, void** ptr, uint64_t mark) VMEM_UNLOCKED;
+  core::Status device_block(const NewRegion& what, size_t* out) VMEM_UNLOCKED;
+  void forget_region(Region& r) VMEM_LOCKED;
+  void keep_frames(Region& r) VMEM_UNLOCKED;
+  void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
+  void credit_region(Region& r) VMEM_LOCKED;
 
+  // loans.cpp
   Region* region_of(const OpenRange& range) VMEM_LOCKED;
-  void end_loan(Region&r, core::BlockIndex b, After&after) VMEM_LOCKED,
-      take_back_loans(Lock&lock, Region&r) VMEM_LOCKED;
-  // loans.cpp, devices.cpp: life of the tier; device_in.cpp: the way in
-  core::Status start_devices(), want_staging(const Region&r, uint64_t mark), use_device(int d),
-      grow_staging(Lock&lock, StagingPool&pool, size_t at_most) VMEM_LOCKED;
-  void stop_devices(), device_loop(), credit_region(Region&r) VMEM_LOCKED;
-  std::string check_devices();
-  bool device_step(Lock&lock) VMEM_LOCKED, serve_stream_hints(Lock&lock) VMEM_LOCKED,
-      end_issued(Lock&lock, int d) VMEM_LOCKED, end_what_waits(Lock&lock) VMEM_LOCKED;
-  core::Status mark_stream(void* stream, int location, device::Ticket* out);
+  void end_loan(Region& r, core::BlockIndex b, After& after) VMEM_LOCKED;
+  void take_back_loans(Lock& lock, Region& r) VMEM_LOCKED;
+
+  // devices.cpp: life of the tier
+  size_t device_count() const { return devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0; }
+  core::Status start_devices();
+  core::Status want_staging(const Region& r, uint64_t mark) VMEM_UNLOCKED;
+  core::Status use_device(int d) VMEM_UNLOCKED;
+  core::Status grow_staging(Lock& lock, StagingPool& pool, size_t at_most) VMEM_LOCKED;
+  void stop_devices() VMEM_UNLOCKED;
+  void device_loop() VMEM_UNLOCKED;
+  std::string check_devices() VMEM_LOCKED;
+  bool device_step(Lock& lock) VMEM_LOCKED;
+  bool serve_stream_hints(Lock& lock) VMEM_LOCKED;
+  bool end_what_waits(Lock& lock) VMEM_LOCKED;
+  core::Status mark_stream(void* stream, int location, device::Ticket* out) VMEM_UNLOCKED;
   core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
-  void reclaim_host_pages(Lock&lock) VMEM_LOCKED, look_at_memory(Lock&lock) VMEM_LOCKED;
-  void pump_devices(After&after, bool wake = true) VMEM_LOCKED, wake_for_ready() VMEM_LOCKED,
-      begin_batch(const Batch&batch, int d), read_meanwhile(Wish&wish, After&after) VMEM_LOCKED;
-  Batch take_ready(std::span<const SpanOf> spans, int d);
-  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
-  void finish_device_read(Move*m, After&after), pull(Batch&batch, int d), follow_down(int d, uint64_t kept) VMEM_LOCKED;
-  void enter_batch(Batch&batch, int d), begin_in(InBatch&in), note_issued(const InBatch&in) VMEM_LOCKED,
-      end_in(InBatch&in), migrate_batch(std::span<Move*const> batch, int d, int by);
-  Move *begin_passage(Region&r, core::BlockIndex b, int d) VMEM_LOCKED, *begin_leave_for_others(int d) VMEM_LOCKED;
-  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
+  void reclaim_host_pages(Lock& lock) VMEM_LOCKED;
+  void look_at_memory(Lock& lock) VMEM_LOCKED;
   std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
-  void will_change(Region&r, core::BlockIndex b), may_change(Region&r, core::BlockIndex b);
+  bool end_unused_staging(Lock& lock) VMEM_LOCKED;
+  bool frees_staging(Lock& lock) VMEM_LOCKED;
+
+  // device_in.cpp: the way in
+  void pump_devices(After& after, bool wake = true) VMEM_LOCKED;
+  void wake_for_ready() VMEM_LOCKED;
+  void read_meanwhile(Wish& wish, After& after) VMEM_LOCKED;
+  Batch take_ready(std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  void begin_batch(const Batch& batch, int d) VMEM_UNLOCKED;
+  bool end_issued(Lock& lock, int d) VMEM_LOCKED;
+  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
+  void finish_device_read(Move* m, After& after) VMEM_UNLOCKED;
+  void pull(Batch& batch, int d) VMEM_UNLOCKED;
+  void follow_down(int d, uint64_t kept) VMEM_LOCKED;
+  void enter_batch(Batch& batch, int d) VMEM_UNLOCKED;
+  void begin_in(InBatch& in) VMEM_UNLOCKED;
+  void note_issued(const InBatch& in) VMEM_LOCKED;
+  void end_in(InBatch& in) VMEM_UNLOCKED;
+  void migrate_batch(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
+
   // copies.cpp, device_out.cpp: the way out, device_room.cpp
-  bool keep_copy(Region&r, core::BlockIndex b, std::byte*frame) VMEM_LOCKED,
-      evict_copy(core::ResidentId id) VMEM_LOCKED override;
+  void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
+  bool evict_copy(core::ResidentId id) VMEM_LOCKED override;
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override;
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
-  void leave_batch(std::span<Move*> batch), leave_batch(Lock&lock, std::span<Move*> batch) VMEM_LOCKED,
-      begin_out(OutPart&part);
-  void end_out(OutPart&part, Batch&writes, Batch&unmapped, After&after), keep_mapped(Batch&unmapped, After&after);
-  void restore_trap(std::span<const device::Range> ranges), finish_device_write(Move*m, After&after);
+  Move* begin_leave_for_others(int d) VMEM_LOCKED;
+  void leave_batch(std::span<Move*> batch) VMEM_UNLOCKED;
+  void leave_batch(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
+  void begin_out(OutPart& part) VMEM_UNLOCKED;
+  void end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after) VMEM_UNLOCKED;
+  void keep_mapped(Batch& unmapped, After& after) VMEM_UNLOCKED;
+  void restore_trap(std::span<const device::Range> ranges) VMEM_UNLOCKED;
+  void finish_device_write(Move* m, After& after) VMEM_UNLOCKED;
   void settle_left(Move* m, const core::Status& status, bool lost, After& after) VMEM_LOCKED;
-  core::Status punch(std::span<const device::Range> ranges),
-      cannot_leave(const Region&r, core::BlockIndex b) VMEM_LOCKED, cannot_come(const Region&r, int d);
-  bool serve_departure(Lock&lock) VMEM_LOCKED, end_unused_staging(Lock&lock) VMEM_LOCKED,
-      frees_staging(Lock&lock) VMEM_LOCKED, went_with_its_context(const Region&r, core::BlockIndex b) const;
+  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
+  core::Status punch(std::span<const device::Range> ranges) VMEM_UNLOCKED;
+  core::Status cannot_leave(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool serve_departure(Lock& lock) VMEM_LOCKED;
+  bool went_with_its_context(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep) VMEM_LOCKED;
-  void evict_guests(int d, Batch&leaving) VMEM_LOCKED, know_again(const Move&m) VMEM_LOCKED,
-      adopt(Region&r, core::BlockIndex b) VMEM_LOCKED, undo_leaving(Move*m, const core::Status&why) VMEM_LOCKED,
-      evict_own(int d, Batch&leaving, Batch&spilling, int*neighbour) VMEM_LOCKED;
-  int neighbour_of(int d, uint64_t bytes) const VMEM_LOCKED;
-  bool evict_from_device(Lock&lock, int d) VMEM_LOCKED, guests_overstay() const VMEM_LOCKED,
-      worth_keeping_near(const Region&r, core::BlockIndex b) const VMEM_LOCKED;
+  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
+  void know_again(const Move& m) VMEM_LOCKED;
+  void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
+  int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
+  bool evict_from_device(Lock& lock, int d) VMEM_LOCKED;
+  bool guests_overstay() VMEM_LOCKED;
+  bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+
   // device_views.cpp
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
-  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) const;
+  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
   void answer_on_device(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void show(Move* m);
-  core::Status copy_shown(Move*m), check_stale(std::span<const SpanOf> spans, bool*wait) VMEM_LOCKED;
-  bool hide(Lock&lock, Region&r, core::BlockIndex b) VMEM_LOCKED, serve_accesses(Lock&lock) VMEM_LOCKED;
+  void show(Move* m) VMEM_UNLOCKED;
+  core::Status copy_shown(Move* m) VMEM_UNLOCKED;
+  core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
+  bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool serve_accesses(Lock& lock) VMEM_LOCKED;
+
   // device_acquire.cpp, device_leases.cpp
-  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask);
+  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
   core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
-  void hold_leased(Lock&lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED,
-      note_come(Region&r, core::BlockIndex b, std::vector<device::Ticket>*tickets) VMEM_LOCKED;
+  void hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
   void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
-                        const std::vector<device::Ticket>& ordered, int d) const;
+                        const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
+  core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
   core::Status exported_from(const SpanOf& span, int* device) VMEM_LOCKED;
-  bool has_come(const Region&r, core::BlockIndex b, int d) const, on_touch(uintptr_t address, bool store);
+  bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+  bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
-  core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait);
+  core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait) VMEM_LOCKED;
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
                              const Ask* ask) VMEM_LOCKED;
   void reap(Lock& lock) VMEM_LOCKED;
   void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
-  void give_leases_back(const Ending&ending), forget_saved(const Ending&ending);
-  core::Status take_leases(std::span<const SpanOf> spans, const vmem_range* asked, void*,
+  void give_leases_back(const Ending& ending) VMEM_LOCKED;
+  void forget_saved(const Ending& ending) VMEM_LOCKED;
+  core::Status take_leases(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
                            std::list<Ending>* endings) VMEM_LOCKED;
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
+
   // loss.cpp
   void saw_loss(int d, const core::Status& health) VMEM_LOCKED;
   bool rescue(Lock& lock) VMEM_LOCKED;
@@ -251,33 +258,22 @@ class Pager final : private BlockMap::Above,
   std::unique_ptr<device::Devices> devices_;  // null: no device tier
   Config config_;
   core::Counters counters_;
-  HostBudget budget_;
-  FramePool frames_;
-  std::vector<Gpu> gpus_;
-  StagingPools staging_;
+  HostBudget budget_ VMEM_GUARDED_BY(core::big_lock);
+  FramePool frames_ VMEM_GUARDED_BY(core::big_lock);
+  std::vector<Gpu> gpus_ VMEM_GUARDED_BY(core::big_lock);
+  StagingPools staging_ VMEM_GUARDED_BY(core::big_lock);
   BlockMap map_;
-  // What of it is used as it is.
-  core::BigMutex& mutex_ = map_.mutex();
-  core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions_ = map_.regions();
-  Residents& residents_ = map_.residents();
-  MovePool& moves_ = map_.moves();
-  EvictionClock& clock_ = map_.clock();
-  Progress& progress_ = map_.progress();
-  HostCopies& copies_ = map_.copies();
-  Guests& guests_ = map_.guests();
-  Waiters& waiters_ = map_.waiters();
-  std::condition_variable& changed_ = map_.changed();
-  WriteBackState writes_;
+  WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
   ProgressClock progress_clock_;
-  ShownCopies shown_;
-  HostReserve reserve_;
-  TableCharges tables_;
+  ShownCopies shown_ VMEM_GUARDED_BY(core::big_lock);
+  HostReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
+  TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
   MemoryPressure pressure_;
   FailedBlocks failed_;
   MemoryWaits waits_;
-  Speculation speculation_;
-  EvictRequests evict_requests_;
+  Speculation speculation_ VMEM_GUARDED_BY(core::big_lock);
+  EvictRequests evict_requests_ VMEM_GUARDED_BY(core::big_lock);
   StoreReader reader_;
   Installer installer_;
   PageIn page_in_;
@@ -289,12 +285,15 @@ class Pager final : private BlockMap::Above,
   core::EventCount gpu_work_;  // the devices' workers have some
   FaultService faults_;
 
-  Queues queues_;
-  Sums sums_;
-  uint64_t wanted_readahead_ = 0;  // as it was set: config_ has what is in force
-  unsigned wanted_timeout_ms_ = 0;
+  Queues queues_ VMEM_GUARDED_BY(core::big_lock);
+  Sums sums_ VMEM_GUARDED_BY(core::big_lock);
+  // As it was set: config_ has what is in force.
+  uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  unsigned wanted_timeout_ms_ VMEM_GUARDED_BY(core::big_lock) = 0;
   Threads threads_;
-  uint64_t looked_ns_ = 0, look_at_ = 0;  // for host pages of the driver: when last, from where
+  // For host pages of the driver: when last, from where.
+  uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager

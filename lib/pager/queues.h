@@ -32,12 +32,13 @@ struct Sums {
   uint64_t next_region_id = 1;
 };
 
-// The devices' workers. All under the pager's lock.
+// The devices' workers.
 struct Threads {
   std::vector<std::thread> devices;
-  bool stop_devices = false;
-  unsigned arriving = 0;    // at what arrives
-  bool ended_last = false;  // .. the last that may be at it has ended something, and begins something next
+  bool stop_devices VMEM_GUARDED_BY(core::big_lock) = false;
+  unsigned arriving VMEM_GUARDED_BY(core::big_lock) = 0;  // at what arrives
+  // .. the last that may be at it has ended something, and begins something next
+  bool ended_last VMEM_GUARDED_BY(core::big_lock) = false;
 };
 
 }  // namespace vmem::pager

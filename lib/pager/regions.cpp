@@ -92,7 +92,7 @@ Status Pager::device_block(const NewRegion& what, size_t* out) {
   }
   *out = devices_->unit();
   if (!config_.auto_device_blocks) return {};
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   uint64_t budget = UINT64_MAX;
   for (int d = 0; d < devices_->count(); ++d) {
     const DeviceBudget& of = gpus_[static_cast<size_t>(d)].budget;
@@ -122,7 +122,7 @@ Status Pager::create(const NewRegion& what, void** ptr) {
   if (Status s = device_block(what, &one.device_block); !s.ok()) return s;
   // All sizes that are tried wait for memory together: no longer than one would.
   const uint64_t mark = [this] {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     return progress_clock_.look(now_ns());
   }();
   Status s;
@@ -160,7 +160,7 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
 
   uint64_t readahead;
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     readahead = config_.readahead_bytes;
   }
   auto region = std::make_unique<Region>(blocks, static_cast<uint32_t>(readahead / block_size),
@@ -196,7 +196,7 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
   bool charged = false;
   core::OnExit undo([&] {
     if (charged) {
-      Lock lock(mutex_);
+      Lock lock(map_.mutex());
       credit_region(r);
     }
     space_->unreserve(r.stored_span);
@@ -214,7 +214,7 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
     r.stored_span = r.span;
   }
   {
-    Lock lock(mutex_);
+    Lock lock(map_.mutex());
     Status s = charge_region(lock, r, mark);
     while (s.code() == -ENOMEM && frees_staging(lock)) s = charge_region(lock, r, mark);
     if (!s.ok()) return s;
@@ -244,10 +244,10 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
   r.base = static_cast<std::byte*>(base);
   node.key() = reinterpret_cast<uintptr_t>(base);
   node.mapped() = std::move(region);
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (r.transfer == Transfer::copy) frames_.place(base, r.span);
   r.id = sums_.next_region_id++;
-  regions_.insert(std::move(node));
+  map_.regions().insert(std::move(node));
   undo.dismiss();
   *ptr = base;
   return {};
@@ -267,7 +267,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
   r.table_granted = std::min<size_t>(r.table.most(), budget_.wanted() / 32);
   if (r.bounces) {
     // What others hold and can do without leaves for the first buffers.
-    for (Status s;; lock.sleep_for(changed_, std::chrono::milliseconds(20))) {
+    for (Status s;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
       s = frames_.want_bounce(r.block_size, bounce_limit(r, config_, budget_), least_bounce(r));
       if (s.ok()) break;
       const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
@@ -349,7 +349,7 @@ void Pager::keep_frames(Region& r) {
   uint64_t room = UINT64_MAX;
   for (BlockIndex b = 0; b < r.blocks;) {
     {
-      Lock lock(mutex_);
+      Lock lock(map_.mutex());
       room = std::min(room, frames_.room_to_keep());
       turn.clear();
       for (b = r.table.next_touched(b); b < r.blocks && !turn.full() && room >= r.block_size;
@@ -368,8 +368,8 @@ void Pager::keep_frames(Region& r) {
            trap_->take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
       ++taken;
     if (taken != turn.size()) trap_->release_frames(turn[taken].second, r.block_size).ignore();  // torn, perhaps
-    Lock lock(mutex_);
-    for (size_t i = 0; i < taken; ++i) residents_[r.table[turn[i].first].aux].frame = turn[i].second;
+    Lock lock(map_.mutex());
+    for (size_t i = 0; i < taken; ++i) map_.residents()[r.table[turn[i].first].aux].frame = turn[i].second;
     for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
     if (taken != turn.size()) return;  // pinned, as the others may be
   }
@@ -413,7 +413,7 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
         "vmem-drain",
         [&] {
           drain();
-          const Lock ended(mutex_);
+          const Lock ended(map_.mutex());
           drained = true;
           map_.notify();
         },
@@ -423,7 +423,7 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
   }
   if (!started.ok()) drain();
   lock.lock();
-  while (started.ok() && !drained) lock.sleep(changed_);
+  while (started.ok() && !drained) lock.sleep(map_.changed());
   if (started.ok()) {
     lock.unlock();
     draining.join();
@@ -434,9 +434,9 @@ void Pager::finish_kernels(Lock& lock, Region& r) {
 }
 
 Status Pager::destroy(void* ptr, bool force) {
-  Lock lock(mutex_);
-  auto it = regions_.find(reinterpret_cast<uintptr_t>(ptr));
-  if (it == regions_.end() || it->second->dying) {
+  Lock lock(map_.mutex());
+  auto it = map_.regions().find(reinterpret_cast<uintptr_t>(ptr));
+  if (it == map_.regions().end() || it->second->dying) {
     const Region* inside = map_.find(reinterpret_cast<uintptr_t>(ptr));
     return inside != nullptr && !inside->dying
                ? error(EINVAL, "%p is %zu bytes inside a region; give its start, %p", ptr,
@@ -499,9 +499,9 @@ Status Pager::destroy(void* ptr, bool force) {
   // waits for.
   if (!r.lost) trap_->wake(r.base, r.span).ignore();
   map_.notify();
-  while (r.in_flight != 0) lock.sleep(changed_);
+  while (r.in_flight != 0) lock.sleep(map_.changed());
   if (force) finish_kernels(lock, r);  // of leases that came last
-  while (r.in_flight != 0) lock.sleep(changed_);
+  while (r.in_flight != 0) lock.sleep(map_.changed());
   forget_region(r);
   r.quiet = true;
   lock.unlock();
@@ -517,10 +517,11 @@ Status Pager::destroy(void* ptr, bool force) {
   }
   lock.lock();
   // Nobody finds it any more; those who know it by a resident see that it is dying.
-  const std::unique_ptr<Region> gone = std::move(regions_.extract(it).mapped());
+  const std::unique_ptr<Region> gone = std::move(map_.regions().extract(it).mapped());
   r.leases.visit(0, r.blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
     const int location = leases.front().location;
     const bool ending = std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
+    lock.hold();
     count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
     return true;
   });
@@ -543,14 +544,14 @@ Status Pager::destroy(void* ptr, bool force) {
     if (core::on_a_device(block.state)) {
       gpus_[block.device].budget.frees(r.block_size);
       on_devices[block.device] += r.block_size;
-      if (residents_[block.aux].shown) budget_.credit(r.block_size);
+      if (map_.residents()[block.aux].shown) budget_.credit(r.block_size);
       shown_.forget(r, b);
       map_.free_resident(b, r);
       continue;
     }
     if (!core::in_memory(block.state)) continue;
-    staging_.of(r).lent -= residents_[block.aux].lent ? 1 : 0;  // its kernels have ended
-    std::byte* frame = residents_[block.aux].frame;
+    staging_.of(r).lent -= map_.residents()[block.aux].lent ? 1 : 0;  // its kernels have ended
+    std::byte* frame = map_.residents()[block.aux].frame;
     if (frame != nullptr && r.transfer == Transfer::move) {
       frames_.keep(frame, r.block_size);
       kept = true;
@@ -566,11 +567,11 @@ Status Pager::destroy(void* ptr, bool force) {
     pressure_.keep_until(now_ns() + config_.keep_ms * uint64_t{1000000});
     pressure_.call_evictor();
   }
-  progress_.made();
+  map_.progress().made();
   After after;
-  pump(after);
+  came_free(after);
   lock.unlock();
-  run(after);
+  page_in_.run(after);
   for (const core::Extent e : extents) space_->release(e);
   space_->unreserve(gone->stored_span);
   if (gone->stored_span != 0) writer_.store_has_room();
@@ -593,11 +594,11 @@ Status Pager::destroy(void* ptr, bool force) {
   Status released = devices_->release(gone->base);
   lock.lock();
   is_nobodys();  // the memory that it had on devices; with page tables of its own a device keeps it
-  progress_.made();
+  map_.progress().made();
   After room;
   pump_devices(room);
   lock.unlock();
-  run(room);
+  page_in_.run(room);
   return released;
 }
 
@@ -605,9 +606,10 @@ void Pager::shutdown() {
   for (;;) {
     void* base = nullptr;
     {
-      Lock lock(mutex_);
-      const auto it = std::find_if(regions_.begin(), regions_.end(), [](const auto& e) { return !e.second->dying; });
-      if (it == regions_.end()) return;
+      Lock lock(map_.mutex());
+      const auto it =
+          std::find_if(map_.regions().begin(), map_.regions().end(), [](const auto& e) { return !e.second->dying; });
+      if (it == map_.regions().end()) return;
       base = it->second->base;
     }
     destroy(base, true).ignore();  // freed by somebody else meanwhile: as well

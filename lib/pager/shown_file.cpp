@@ -70,8 +70,8 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     trap_->wake(r.address(b), r.block_size).ignore();
     map_.free_move(m);
   }
-  pump(after);
-  run(lock, after);
+  came_free(after);
+  page_in_.run(lock, after);
   return s;
 }
 

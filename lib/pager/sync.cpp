@@ -74,7 +74,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (!keep) map_.withdraw(block.aux);
     Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
-      map_.admit(r, b, clock_.stamp());
+      map_.admit(r, b, map_.clock().stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }
@@ -82,10 +82,10 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     ++job.outstanding;
     batch.push_back(m);
     if (batch.size() >= most) flush();
-    while (job.outstanding > outstanding && batch.empty()) lock.sleep(changed_);
+    while (job.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
   }
   flush();
-  while (job.outstanding != 0) lock.sleep(changed_);
+  while (job.outstanding != 0) lock.sleep(map_.changed());
   return job.status;
 }
 
@@ -132,13 +132,13 @@ Status Pager::flush_file(Lock& lock, Region& r) {
 // Before all else: a device that does not answer keeps whoever waits for it, and what it has nothing to do with is in
 // the files by then. What fails is tried again, and said, by flush_shared().
 Status Pager::flush_host() {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Status first;
   Sweep sweep;
   sweep.all = sweep.host = true;
   sweep.wait = Sweep::Wait::never;
   uintptr_t at = 0;
-  for (auto it = regions_.begin(); it != regions_.end(); it = regions_.lower_bound(at)) {
+  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.backing != Backing::file_shared || r.dying) continue;
@@ -183,7 +183,7 @@ Status synced(Status result, Status earlier, bool skipped) {
 }  // namespace
 
 Status Pager::sync(const void* ptr, size_t size) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
@@ -193,12 +193,12 @@ Status Pager::sync(const void* ptr, size_t size) {
 
 // Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
 Status Pager::sync_all() {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   const uint64_t end = sums_.next_region_id;
   bool skipped = false, any = false;
   Status first;
   uintptr_t at = 0;
-  for (auto it = regions_.begin(); it != regions_.end(); it = regions_.lower_bound(at)) {
+  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.dying || r.id >= end) continue;
@@ -211,7 +211,7 @@ Status Pager::sync_all() {
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   if (location != VMEM_HOST && location != VMEM_SSD) {
     return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
   }
@@ -288,7 +288,7 @@ Status Pager::write_under_leases(Lock& lock) {
   const auto concerns = [](const Region& r) {
     return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
   };
-  for (const auto& [base, r] : regions_) {
+  for (const auto& [base, r] : map_.regions()) {
     if (concerns(*r)) find_live(*r, live, &none);
   }
   if (live.empty()) return {};
@@ -315,7 +315,7 @@ Status Pager::write_under_leases(Lock& lock) {
   sweep.progress.look(now_ns(), true);
   Status result;
   uintptr_t at = 0;
-  for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
+  for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     LiveDevices of_region;
@@ -325,10 +325,10 @@ Status Pager::write_under_leases(Lock& lock) {
     ++r.in_flight;
     Status s = write_out(lock, r, 0, r.blocks - 1, true, &sweep);
     const auto left = std::find_if(of_region.begin(), of_region.end(), [&](const LiveDevice& of) {
-      return gpus_[static_cast<size_t>(of.device)].lost ? false  // what is lost is said elsewhere
-                                                        : std::none_of(live.begin(), live.end(), [&](const auto& d) {
-                                                            return d.device == of.device && d.over;
-                                                          });
+      lock.hold();
+      const auto reached = [&](const LiveDevice& d) { return d.device == of.device && d.over; };
+      // What is lost is said elsewhere.
+      return !gpus_[static_cast<size_t>(of.device)].lost && std::none_of(live.begin(), live.end(), reached);
     });
     if (left != of_region.end()) {
       r.told_at_exit = r.granted + 1;
@@ -348,7 +348,7 @@ Status Pager::write_under_leases(Lock& lock) {
 
 // What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.
 Status Pager::flush_shared() {
-  Lock lock(mutex_);
+  Lock lock(map_.mutex());
   Status first;
   const auto tell = [&](const Status& s) VMEM_LOCKED {
     lock.unlock();
@@ -366,7 +366,7 @@ Status Pager::flush_shared() {
     sweep.progress.look(now_ns(), true);
     // Regions may be freed while we write: each step looks up the next by address.
     uintptr_t at = 0;
-    for (auto it = regions_.lower_bound(at); it != regions_.end(); it = regions_.lower_bound(at)) {
+    for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
       at = it->first + 1;
       Region& r = *it->second;
       if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;

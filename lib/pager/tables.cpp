@@ -17,8 +17,8 @@ namespace vmem::pager {
 bool Pager::reserve_blocks(Lock& lock, Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
   const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
-  while (residents_.size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
-    if (!map_.reserve_residents(residents_.size() + 1)) return false;
+  while (map_.residents().size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
+    if (!map_.reserve_residents(map_.residents().size() + 1)) return false;
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !waits_.queue().reserve(kWaiting) ||
