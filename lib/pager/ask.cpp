@@ -20,12 +20,12 @@ Status Pager::check_stream(int location, void* stream) {
     Lock lock(map_.mutex());
     used = gpus_[static_cast<size_t>(location)].budget.begun();
   }
-  if (Status s = used ? Status() : use_device(location); !s.ok()) return s;
+  if (Status s = used ? Status() : gpus_.use(location); !s.ok()) return s;
   Status s = devices_->check_stream(stream, location);  // asks whether the device is well, too
   if (s.ok()) return s;
   const Status health = devices_->health(location);
   Lock lock(map_.mutex());
-  saw_loss(location, health);
+  gpus_.saw_loss(location, health);
   return s;
 }
 

@@ -54,8 +54,8 @@ RegionCensus count(Region& r, uint64_t now) {
 void Pager::census(size_t max_regions, Census* out) {
   out->regions.clear();
   out->regions.reserve(max_regions);  // before the lock: it is everybody's
-  out->devices.assign(device_count(), DeviceCensus{});
-  for (size_t d = 0; d < device_count(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  out->devices.assign(gpus_.size(), DeviceCensus{});
+  for (size_t d = 0; d < gpus_.size(); ++d) copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
   out->device_tier = devices_ != nullptr ? devices_->name() : "";
   const uint64_t now = now_ns();
   Lock lock(map_.mutex());

@@ -80,7 +80,7 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
   const bool grows = growth.grows();
   if (growth.may_try_again(now_ns())) {
     growth.want();
-    gpu_work_.notify_one();
+    gpus_.work().notify_one();
   }
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
@@ -109,7 +109,7 @@ std::byte* Pager::staging_frame(const Region& r, size_t keep) {
     if (std::byte* frame = frames.get(keep)) return frame;
   }
   growth.want();
-  gpu_work_.notify_one();
+  gpus_.work().notify_one();
   pressure_.call_evictors();
   return nullptr;
 }

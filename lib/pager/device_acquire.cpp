@@ -169,7 +169,7 @@ bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem
 
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
   // An ask's stream was looked at where "the default stream" meant the asker's.
-  if (Status s = ask == nullptr ? check_stream(d, stream) : use_device(d); !s.ok()) return s;
+  if (Status s = ask == nullptr ? check_stream(d, stream) : gpus_.use(d); !s.ok()) return s;
   // Before the lock, so that tickets end after it, and nothing has to grow under it.
   std::vector<SpanOf> spans(ranges.size()), apart;
   std::vector<device::Ticket> tickets;
@@ -197,7 +197,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
     for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
-    gpu_work_.notify_all();
+    gpus_.work().notify_all();
   });
   for (; done < spans.size(); ++done) {
     if (Status s = lease(spans[done], ranges[done].access, d, stream); !s.ok()) return s;

@@ -32,7 +32,6 @@ using core::Urgency;
 namespace {
 
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
-constexpr uint64_t kSayEvery = 10'000'000'000;        // ns; that others have memory of a device
 constexpr uint64_t kRefusedFor = 1'000'000'000;       // ns; no guest tries a device again that could not take one
 
 // What no block has of the device's memory, and the next can have.
@@ -82,7 +81,7 @@ void Pager::pump_devices(After& after, bool wake) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (!full[d]) continue;
     gpus_[d].budget.want(std::min(wanted[d], kAheadBytes));
-    gpu_work_.notify_all();
+    gpus_.work().notify_all();
   }
   if (wake) wake_for_ready();
 }
@@ -103,8 +102,8 @@ void Pager::read_meanwhile(Wish& wish, After& after) {
 void Pager::wake_for_ready() {
   for (const Gpu& g : gpus_) {
     if (g.ready.empty()) continue;
-    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return gpu_work_.notify_all();
-    gpu_work_.notify_one();
+    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return gpus_.work().notify_all();
+    gpus_.work().notify_one();
   }
 }
 
@@ -147,7 +146,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     map_.residents()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
     g.from_peers.push_back(begin_passage(r, b, d));
-    gpu_work_.notify_one();
+    gpus_.work().notify_one();
     return Start::done;
   }
   const bool zero = from == State::untouched && !r.from_file();
@@ -277,7 +276,7 @@ void Pager::finish_device_read(Move* m, After& after) {
     if (g.sleepers != 0 && leased(r, m->block)) {
       map_.notify();  // who waits for it begins with it, and need not be woken by somebody else who has
     } else {
-      gpu_work_.notify_one();
+      gpus_.work().notify_one();
     }
     return;
   }
@@ -450,7 +449,7 @@ void Pager::end_in(InBatch& in) {
   const bool full = !made && s.code() == -ENOMEM;
   const uint64_t kept = full ? kept_on(*devices_, d) : 0;
   Lock lock(map_.mutex());
-  if (!s.ok()) saw_loss(d, health);  // the books still say how it was
+  if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
   if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Move* m : batch) {
     Region& r = *m->region;
@@ -475,8 +474,8 @@ void Pager::end_in(InBatch& in) {
     answer_on_device(r, m->block);
     map_.free_move(m);
   }
-  if (full) follow_down(d, kept);
-  if (!queues_.departures.empty()) gpu_work_.notify_one();
+  if (full) gpus_.follow_down(d, kept);
+  if (!queues_.departures.empty()) gpus_.work().notify_one();
   came_free(after);
   lock.unlock();
   page_in_.run(after);
@@ -524,7 +523,7 @@ void Pager::begin_batch(const Batch& batch, int d) {
   Lock lock(map_.mutex());
   note_issued(in);
   for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
-  gpu_work_.notify_one();
+  gpus_.work().notify_one();
 }
 
 // Locked on entry and on return. Of device d the oldest that were begun together. False: there are none.
@@ -542,20 +541,6 @@ bool Pager::end_issued(Lock& lock, int d) {
   }
   lock.lock();
   return true;
-}
-
-// Locked. A block was refused memory of the device, which is not charged with it any more. What is there makes room for
-// others from now on; look_at_memory() finds out when there is more.
-void Pager::follow_down(int d, uint64_t kept) {
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (!g.budget.follow_down(kept)) return;
-  gpu_work_.notify_one();  // somebody has to look
-  map_.resize_policies();
-  const uint64_t now = now_ns();
-  if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
-  g.said_short_ns = now;
-  core::log(core::Level::warning, "others have memory of device %d: of its budget of %s blocks have %s for now", d,
-            core::human_bytes(g.budget.budget()).c_str(), core::human_bytes(g.budget.limit()).c_str());
 }
 
 // Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
@@ -633,7 +618,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
     for (const int end : {m->device, d}) {
       const Status health = devices_->health(end);
       const Lock lock(map_.mutex());
-      saw_loss(end, health);
+      gpus_.saw_loss(end, health);
     }
   }
   const uint64_t kept = full ? kept_on(*devices_, d) : 0;
@@ -671,7 +656,7 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
     know_again(*m);
     map_.free_move(m);
   }
-  if (full) follow_down(d, kept);
+  if (full) gpus_.follow_down(d, kept);
   came_free(after);
   lock.unlock();
   page_in_.run(after);

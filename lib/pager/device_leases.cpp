@@ -119,7 +119,7 @@ void Pager::reap(Lock& lock) {
     for (const Look& look : std::span(looks.data(), count)) {
       const Ending* const e = queues_.endings.find(look.id);
       if (!look.over || e == nullptr) continue;
-      if (!look.health.ok()) saw_loss(look.device, look.health);
+      if (!look.health.ok()) gpus_.saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) {
         ++s.region->in_flight;
         const LeaseMap::Change change = s.region->leases.end(s.first, s.last, e->stream);
@@ -377,14 +377,14 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
       continue;
     }
     // A device that is lost ends everything at once, and so does a stream that is no more.
-    if (!health.ok()) saw_loss(e->device, health);
+    if (!health.ok()) gpus_.saw_loss(e->device, health);
     if (recorded.ok() && core::exiting()) forget_saved(*e);
     e->ticket = std::move(ticket);
     e->recorded = true;
   }
   Lock lock(map_.mutex());
   reap(lock);
-  gpu_work_.notify_one();
+  gpus_.work().notify_one();
   return result;
 }
 

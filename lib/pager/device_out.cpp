@@ -195,7 +195,7 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
   core::step("device.left");
   const Status health = copied.ok() ? Status() : devices_->health(d);
   Lock lock(map_.mutex());
-  if (!copied.ok()) saw_loss(d, health);
+  if (!copied.ok()) gpus_.saw_loss(d, health);
   if (copied.ok()) {
     gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
     core::add(counters_.device_to_host_bytes, part.bytes);
@@ -543,7 +543,7 @@ Status Pager::leave_range(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     lock.unlock();
     const Status health = devices_->health(static_cast<int>(d));
     lock.lock();
-    saw_loss(static_cast<int>(d), health);
+    gpus_.saw_loss(static_cast<int>(d), health);
   }
   uint64_t mark = Progress::kNone;
   Status starved;

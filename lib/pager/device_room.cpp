@@ -41,7 +41,7 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 void Pager::set_neighbours(unsigned percent) {
   Lock lock(map_.mutex());
   map_.guests().set_share(percent);
-  gpu_work_.notify_all();
+  gpus_.work().notify_all();
 }
 
 // Locked. Guests have to leave, and could not yet: nobody tells when they can.

@@ -43,12 +43,12 @@ void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
   Gpu& g = gpus_[r.table[b].device];
   if (g.lost) {
     g.rescue = true;
-    gpu_work_.notify_one();
+    gpus_.work().notify_one();
   }
   if (r.dying) {  // reported again, for access_of_dying()
     trap_->wake(r.address(b), r.block_size).ignore();
   } else if (shown_.answer(r, b, now_ns(), since(failed))) {
-    gpu_work_.notify_one();
+    gpus_.work().notify_one();
   }
 }
 
@@ -95,7 +95,7 @@ void Pager::show(Move* m) {
   core::step("device.shown");
   After after;
   Lock lock(map_.mutex());
-  saw_loss(m->device, health);
+  gpus_.saw_loss(m->device, health);
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
   if (m->kept) {
@@ -115,7 +115,7 @@ void Pager::show(Move* m) {
   }
   r.table.change(b, State::leaving, State::on_device);
   if (resident.admitted) map_.policy(block.aux).unhold(block.aux);
-  if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpu_work_.notify_one();
+  if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   map_.free_move(m);
   came_free(after);
@@ -156,7 +156,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   if (Status s = probed.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
     core::fatal("memory of a block could not be dropped: %s", s.text().data());
   lock.lock();
-  saw_loss(d, health);
+  gpus_.saw_loss(d, health);
   if (probed.ok()) {
     shown_.forget(r, b);
     budget_.credit(r.block_size);
@@ -186,6 +186,32 @@ Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
     }
   }
   return {};
+}
+
+// Locked on entry and on return. What host memory has of a lost device's blocks, in place for the CPU or in a staging
+// frame, may be all there is: it is the block from now on. False: there is none.
+bool Pager::rescue(Lock& lock) {
+  Batch batch;
+  for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
+    if (!std::exchange(gpus_[d].rescue, false)) continue;
+    for (const auto& [base, r] : map_.regions()) {
+      if (!r->gpu || r->dying || r->lost) continue;
+      for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
+        const core::Block& block = r->table[b];
+        if (block.state != State::on_device || block.device != d) continue;
+        if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
+        if (Move* m = begin_leave(*r, b, Leave::host)) {
+          batch.push_back(m);
+        } else {
+          gpus_[d].rescue = true;  // no memory: later
+        }
+      }
+    }
+    if (batch.full()) gpus_[d].rescue = true;  // there may be more
+  }
+  if (batch.empty()) return false;
+  leave_batch(lock, batch.all());
+  return true;
 }
 
 // Locked. What decides about an access, and ShownCopies does not know.
@@ -236,7 +262,7 @@ bool Pager::serve_accesses(Lock& lock) {
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
   reap(lock);
   if (shown_.any() && waits_.must_evict()) {
-    const std::span<const Gpu> gpus = gpus_;
+    const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
     if (const Shown* s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; })) {
       hide(lock, *s->region, s->block);
       return true;

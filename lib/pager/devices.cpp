@@ -49,12 +49,6 @@ core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
   return batch;
 }
 
-Status holds_a_block(uint64_t device_budget, uint64_t block) {
-  if (device_budget >= block) return {};
-  return error(EINVAL, "device_budget %s holds no block of %s", core::human_bytes(device_budget).c_str(),
-               core::human_bytes(block).c_str());
-}
-
 // What no block has goes back, above so many bytes of all. A little at a time: blocks may come meanwhile.
 Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Memory& memory) {
   constexpr uint64_t kStep = uint64_t{64} << 20;
@@ -91,46 +85,15 @@ void Pager::stop_devices() {
   {
     Lock lock(map_.mutex());
     threads_.stop_devices = true;
-    gpu_work_.notify_all();
+    gpus_.work().notify_all();
   }
   core::step("devices.stopping");
   for (std::thread& t : threads_.devices) t.join();
   if (!own_page_tables()) device::park::set_hook({}).ignore();
 }
 
-// Unlocked. The first use of a device makes its context and settles its budget.
-Status Pager::use_device(int d) {
-  if (Status s = devices_->health(d); !s.ok()) {
-    Lock lock(map_.mutex());
-    saw_loss(d, s);
-    return s;
-  }
-  {
-    Lock lock(map_.mutex());
-    if (gpus_[static_cast<size_t>(d)].budget.begun()) return {};
-  }
-  device::Memory memory;
-  {
-    const core::SignalsBlocked blocked;  // the driver starts its threads
-    if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
-  }
-  Lock lock(map_.mutex());
-  DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
-  if (budget.begun()) return {};
-  const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
-  if (Status s = holds_a_block(wanted, devices_->unit()); !s.ok()) return s;
-  if (wanted > memory.free) {
-    return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",
-                 core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
-                 core::human_bytes(memory.total).c_str());
-  }
-  budget.begin(wanted, devices_->unit());
-  map_.resize_policies();
-  return {};
-}
-
 Status Pager::set_device_budget(uint64_t bytes) {
-  std::vector<bool> known(device_count());
+  std::vector<bool> known(gpus_.size());
   {
     Lock lock(map_.mutex());
     const size_t largest = devices_ != nullptr ? std::max(staging_.largest_block(), devices_->unit()) : device::kUnit;
@@ -165,7 +128,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
   }
   map_.resize_policies();
   pump_devices(after);
-  gpu_work_.notify_all();
+  gpus_.work().notify_all();
   lock.unlock();
   page_in_.run(after);
   return {};
@@ -175,7 +138,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   if (Status s = check_location(d, false); !s.ok() || d < 0) {
     return s.ok() ? error(ENODEV, "location %d is no device", d) : s;
   }
-  if (Status s = use_device(d); !s.ok()) return s;
+  if (Status s = gpus_.use(d); !s.ok()) return s;
   Lock lock(map_.mutex());
   reap(lock);
   const Gpu& g = gpus_[static_cast<size_t>(d)];
@@ -223,27 +186,6 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   return {};
 }
 
-std::string Pager::check_devices() {
-  core::OwnVector<uint64_t> used(gpus_.size()), leased(gpus_.size());
-  for (auto& [base, r] : map_.regions()) {
-    if (!r->gpu) continue;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
-      if (core::on_a_device(r->table[b].state)) used[r->table[b].device] += r->block_size;
-    }
-    r->leases.visit(0, r->blocks - 1,
-                    [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
-                      const int location = leases.front().location;
-                      if (location >= 0) leased[static_cast<size_t>(location)] += (last - first + 1) * size;
-                      return true;
-                    });
-  }
-  for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (std::string s = gpus_[d].budget.check(used[d], leased[d]); !s.empty())
-      return core::strprintf("device %zu: %s", d, s.c_str());
-  }
-  return "";
-}
-
 void Pager::set_device_reserve(uint64_t bytes) {
   Lock lock(map_.mutex());
   config_.device_reserve = bytes;
@@ -254,7 +196,7 @@ void Pager::set_device_reserve(uint64_t bytes) {
 void Pager::set_staging_share(unsigned percent) {
   Lock lock(map_.mutex());
   for (StagingPool& p : staging_) p.growth.set_share(percent);
-  gpu_work_.notify_all();
+  gpus_.work().notify_all();
 }
 
 // Makes another slab, without the lock meanwhile. One thread at a time.
@@ -300,7 +242,7 @@ bool Pager::end_unused_staging(Lock& lock) {
   pool->growth.end(true, now_ns());
   pool->frames.unreserve(slab.size / pool->frames.frame());
   map_.resize_policies();
-  gpu_work_.notify_all();
+  gpus_.work().notify_all();
   map_.notify();
   return true;
 }
@@ -377,7 +319,7 @@ void Pager::device_loop() {
   };
   bool again = false;
   while (!threads_.stop_devices) {
-    const uint64_t told = gpu_work_.count();
+    const uint64_t told = gpus_.work().count();
     if (device_step(lock)) {
       pause = 200, hint_pause = 100, again = false;
       if (any_budget([](const DeviceBudget& b) { return b.is_short(); })) look_around();
@@ -385,35 +327,35 @@ void Pager::device_loop() {
     }
     if (threads_.stop_devices) break;  // said while the step had given the lock away
     // Told while the step had given the lock away, perhaps past the place. By itself, too, where something is short.
-    const bool first = !std::exchange(again, gpu_work_.count() != told && !core::broken("work_count"));
+    const bool first = !std::exchange(again, gpus_.work().count() != told && !core::broken("work_count"));
     if (again) {
       if (first) continue;
-      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
+      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
       continue;
     }
     // A stream that passes a release, or a hint, tells nobody.
     if (!queues_.stream_hints.empty()) {
-      gpu_work_.wait_for(lock, std::chrono::microseconds(hint_pause));
+      gpus_.work().wait_for(lock, std::chrono::microseconds(hint_pause));
       hint_pause = std::min(2 * hint_pause, 2000u);
       look_around();
     } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
-      gpu_work_.wait_for(lock, std::chrono::microseconds(200));
+      gpus_.work().wait_for(lock, std::chrono::microseconds(200));
       look_around();
     } else if (shown_.waits()) {  // until leases end, or memory comes free
-      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));
+      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
     } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || guests_overstay()) {
-      gpu_work_.wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
+      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
     } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); })) {
-      gpu_work_.wait(lock);
+      gpus_.work().wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
-      if (now < next) gpu_work_.wait_for(lock, std::chrono::nanoseconds(next - now));
+      if (now < next) gpus_.work().wait_for(lock, std::chrono::nanoseconds(next - now));
       look_around();
     }
   }

@@ -80,7 +80,7 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     s = devices_->share({reinterpret_cast<uintptr_t>(r.address(span.first)), blocks * r.block_size}, how, descriptor);
     const Status health = s.ok() ? Status() : devices_->health(d);
     lock.lock();
-    saw_loss(d, health);
+    gpus_.saw_loss(d, health);
     for (BlockIndex i = span.first; i <= span.last; ++i) {
       if (const auto id = r.table[i].aux; map_.residents()[id].admitted) map_.policy(id).unhold(id);
       stays(r, i);

@@ -43,7 +43,7 @@ Status Pager::mark_stream(void* stream, int location, device::Ticket* out) {
 Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream) {
   if (Status s = check_location(location, true); !s.ok()) return s;
   if (location >= 0) {
-    if (Status s = use_device(location); !s.ok()) return s;
+    if (Status s = gpus_.use(location); !s.ok()) return s;
   }
   SpanOf span;
   {
@@ -72,7 +72,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
       hint.first = span.first;
       hint.last = span.last;
       queues_.stream_hints.splice(queues_.stream_hints.end(), later);
-      gpu_work_.notify_one();
+      gpus_.work().notify_one();
       return {};
     }
     if (Status s = start_hint(span, location, after); !s.ok()) return s;
@@ -104,7 +104,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
   if (span.region->gpu && queues_.departures.size() < Queues::kMaxSpeculative) {
     if (!queues_.departures.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
       return no_memory();
-    gpu_work_.notify_one();
+    gpus_.work().notify_one();
     if (location == VMEM_SSD) return {};
   }
   if (location == VMEM_SSD) {

@@ -14,7 +14,7 @@ using core::Status;
 Status Pager::open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out) {
   if (d < 0) return error(EINVAL, "kernels run on devices; %d is not the number of one", d);
   if (Status s = check_location(d, false); !s.ok()) return s;
-  if (Status s = use_device(d); !s.ok()) return s;
+  if (Status s = gpus_.use(d); !s.ok()) return s;
   Region* region = nullptr;
   {
     Lock lock(map_.mutex());
@@ -77,7 +77,7 @@ void Pager::close_range(OpenRange* range) {
   range->words.reset();
   Lock lock(map_.mutex());
   --staging_.open_ranges;
-  gpu_work_.notify_all();
+  gpus_.work().notify_all();
   Region* const r = map_.find(range->first);
   if (r != nullptr && r->id == range->region) --r->kernels;
   map_.notify();

@@ -30,9 +30,10 @@ Pager::Pager(Parts parts, Config config)
       config_(std::move(config)),
       budget_(config_.host_budget),
       frames_(*trap_, budget_, config_.numa_nodes),
-      gpus_(devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0),
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
-      map_(*trap_, *space_, staging_, counters_, config_, gpus_.size(), *this),
+      map_(*trap_, *space_, staging_, counters_, config_,
+           devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0, *this),
+      gpus_(devices_.get(), map_, config_),
       progress_clock_(map_, writes_, config_),
       shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
       reserve_(budget_, frames_, shown_),
@@ -50,7 +51,7 @@ Pager::Pager(Parts parts, Config config)
       writer_(shared_, pressure_, failed_),
       write_back_(shared_, failed_, installer_, page_in_, isolator_, writer_, *this),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
-      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpu_work_, *this) {
+      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);
   wanted_readahead_ = config_.readahead_bytes;
@@ -75,7 +76,7 @@ Pager::~Pager() {
   {
     Lock lock(map_.mutex());
     evictor_.stop();
-    gpu_work_.notify_all();
+    gpus_.work().notify_all();
     faults_.stop_renewing();
   }
   stop_devices();
@@ -88,9 +89,9 @@ Pager::~Pager() {
 
 Status Pager::check_location(int location, bool allow_ssd) const {
   if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
-  if (location >= 0 && static_cast<size_t>(location) < device_count()) return {};
-  if (location >= 0 && device_count() != 0) {
-    return error(ENODEV, "there is no device %d: this process has %zu", location, device_count());
+  if (location >= 0 && static_cast<size_t>(location) < gpus_.size()) return {};
+  if (location >= 0 && gpus_.size() != 0) {
+    return error(ENODEV, "there is no device %d: this process has %zu", location, gpus_.size());
   }
   if (location >= 0) {
     return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
@@ -117,7 +118,7 @@ void Pager::reserve_queues(size_t moves) {
 }
 
 void Pager::host_is_short() {
-  if (shown_.any()) gpu_work_.notify_one();
+  if (shown_.any()) gpus_.work().notify_one();
 }
 
 // Whoever waits for it, most urgent first.
@@ -357,7 +358,7 @@ std::string Pager::check() {
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
   if (std::string s = tables_.check(tables); !s.empty()) return s;
   if (std::string s = reserve_.check(leased, map_.regions().size()); !s.empty()) return s;
-  return check_devices();
+  return gpus_.check();
 }
 
 }  // namespace vmem::pager

@@ -20,6 +20,7 @@
 #include "pager/config.h"
 #include "pager/evictor.h"
 #include "pager/fault_service.h"
+#include "pager/gpus.h"
 #include "pager/host_reserve.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
@@ -74,7 +75,9 @@ class Pager final : private BlockMap::Above,
   void stats(struct vmem_stats* out);
   core::Status device_stats(int device, struct vmem_device_stats* out);
   void census(size_t max_regions, Census* out);
-  void look_for_loss();  // setting debug, at exit: asks each device in use whether it is lost, and says so
+  void look_for_loss() {
+    gpus_.look_for_loss();
+  }  // setting debug, at exit: asks each device in use whether it is lost, and says so
 
   core::Status set_host_budget(uint64_t bytes);    // -EBUSY: live leases hold more
   core::Status set_device_budget(uint64_t bytes);  // .. -ENOMEM: above what some device has
@@ -139,14 +142,11 @@ class Pager final : private BlockMap::Above,
   void take_back_loans(Lock& lock, Region& r) VMEM_LOCKED;
 
   // devices.cpp: life of the tier
-  size_t device_count() const { return devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0; }
   core::Status start_devices();
   core::Status want_staging(const Region& r, uint64_t mark) VMEM_UNLOCKED;
-  core::Status use_device(int d) VMEM_UNLOCKED;
   core::Status grow_staging(Lock& lock, StagingPool& pool, size_t at_most) VMEM_LOCKED;
   void stop_devices() VMEM_UNLOCKED;
   void device_loop() VMEM_UNLOCKED;
-  std::string check_devices() VMEM_LOCKED;
   bool device_step(Lock& lock) VMEM_LOCKED;
   bool serve_stream_hints(Lock& lock) VMEM_LOCKED;
   bool end_what_waits(Lock& lock) VMEM_LOCKED;
@@ -168,7 +168,6 @@ class Pager final : private BlockMap::Above,
   Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
   void finish_device_read(Move* m, After& after) VMEM_UNLOCKED;
   void pull(Batch& batch, int d) VMEM_UNLOCKED;
-  void follow_down(int d, uint64_t kept) VMEM_LOCKED;
   void enter_batch(Batch& batch, int d) VMEM_UNLOCKED;
   void begin_in(InBatch& in) VMEM_UNLOCKED;
   void note_issued(const InBatch& in) VMEM_LOCKED;
@@ -220,6 +219,7 @@ class Pager final : private BlockMap::Above,
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool serve_accesses(Lock& lock) VMEM_LOCKED;
+  bool rescue(Lock& lock) VMEM_LOCKED;
 
   // device_acquire.cpp, device_leases.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
@@ -248,10 +248,6 @@ class Pager final : private BlockMap::Above,
                            std::list<Ending>* endings) VMEM_LOCKED;
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
 
-  // loss.cpp
-  void saw_loss(int d, const core::Status& health) VMEM_LOCKED;
-  bool rescue(Lock& lock) VMEM_LOCKED;
-
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
   std::unique_ptr<store::Space> space_;
@@ -260,9 +256,9 @@ class Pager final : private BlockMap::Above,
   core::Counters counters_;
   HostBudget budget_ VMEM_GUARDED_BY(core::big_lock);
   FramePool frames_ VMEM_GUARDED_BY(core::big_lock);
-  std::vector<Gpu> gpus_ VMEM_GUARDED_BY(core::big_lock);
   StagingPools staging_ VMEM_GUARDED_BY(core::big_lock);
   BlockMap map_;
+  Gpus gpus_;
   WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
   ProgressClock progress_clock_;
   ShownCopies shown_ VMEM_GUARDED_BY(core::big_lock);
@@ -282,7 +278,6 @@ class Pager final : private BlockMap::Above,
   StoreWriter writer_;
   WriteBack write_back_;
   Evictor evictor_;
-  core::EventCount gpu_work_;  // the devices' workers have some
   FaultService faults_;
 
   Queues queues_ VMEM_GUARDED_BY(core::big_lock);

@@ -299,7 +299,7 @@ Status Pager::charge_region(Lock& lock, Region& r, uint64_t mark) {
 void Pager::credit_region(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
-  if (r.gpu && --staging_.of(r).regions == 0) gpu_work_.notify_all();  // others may have its frames
+  if (r.gpu && --staging_.of(r).regions == 0) gpus_.work().notify_all();  // others may have its frames
   tables_.credit(r);
   reserve_.remove_region(r.block_size);
 }
@@ -583,7 +583,7 @@ Status Pager::destroy(void* ptr, bool force) {
       if (on_devices[d] == 0) continue;
       gpus_[d].budget.freed(std::exchange(on_devices[d], 0));
       if (own_page_tables()) gpus_[d].budget.set_keeps(true);
-      gpu_work_.notify_all();
+      gpus_.work().notify_all();
     }
   };
   if (core::broken("credit_after_release")) {

@@ -1,26 +1,24 @@
-// What is lost, and what of it can be saved. A device is lost: with setting debug, what libvmem knew then, so that the
-// lease that was missing can be found.
-#include <algorithm>
+#include "pager/gpus.h"
+
 #include <cerrno>
 #include <new>
-#include <utility>
 
 #include "core/log.h"
-#include "core/step.h"
+#include "core/thread.h"
 #include "pager/clock.h"
-#include "pager/pager.h"
-#include "store/digest.h"
 
 namespace vmem::pager {
 
 using core::BlockIndex;
+using core::error;
 using core::Level;
 using core::State;
 using core::Status;
 
 namespace {
 
-constexpr size_t kMaxLines = 64;  // of ranges, for each region and kind
+constexpr size_t kMaxLines = 64;                // of ranges, for each region and kind
+constexpr uint64_t kSayEvery = 10'000'000'000;  // ns; that others have memory of a device
 
 // Lines about runs of blocks with the same words; neighbours are one line.
 class Runs {
@@ -90,13 +88,61 @@ core::OwnString place_of(const Region& r, const core::Block& block) {
 
 }  // namespace
 
-// Locked. Some call failed, and the device was asked then: if it is lost, that is said, once. The books say how things
-// stood when libvmem noticed; between the illegal touch and now blocks may have moved.
-void Pager::saw_loss(int d, const Status& s) try {
+Status holds_a_block(uint64_t device_budget, uint64_t block) {
+  if (device_budget >= block) return {};
+  return error(EINVAL, "device_budget %s holds no block of %s", core::human_bytes(device_budget).c_str(),
+               core::human_bytes(block).c_str());
+}
+
+Status Gpus::use(int d) {
+  if (Status s = devices_->health(d); !s.ok()) {
+    Lock lock(map_.mutex());
+    saw_loss(d, s);
+    return s;
+  }
+  {
+    Lock lock(map_.mutex());
+    if (gpus_[static_cast<size_t>(d)].budget.begun()) return {};
+  }
+  device::Memory memory;
+  {
+    const core::SignalsBlocked blocked;  // the driver starts its threads
+    if (Status s = devices_->memory(d, &memory); !s.ok()) return s;
+  }
+  Lock lock(map_.mutex());
+  DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  if (budget.begun()) return {};
+  const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
+  if (Status s = holds_a_block(wanted, devices_->unit()); !s.ok()) return s;
+  if (wanted > memory.free) {
+    return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",
+                 core::human_bytes(wanted).c_str(), d, core::human_bytes(memory.free).c_str(),
+                 core::human_bytes(memory.total).c_str());
+  }
+  budget.begin(wanted, devices_->unit());
+  map_.resize_policies();
+  return {};
+}
+
+void Gpus::follow_down(int d, uint64_t kept) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  if (!g.budget.follow_down(kept)) return;
+  work_.notify_one();  // somebody has to look
+  map_.resize_policies();
+  const uint64_t now = now_ns();
+  if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
+  g.said_short_ns = now;
+  core::log(core::Level::warning, "others have memory of device %d: of its budget of %s blocks have %s for now", d,
+            core::human_bytes(g.budget.budget()).c_str(), core::human_bytes(g.budget.limit()).c_str());
+}
+
+// With setting debug, what libvmem knew then, so that the lease that was missing can be found. The books say how things
+// stood when libvmem noticed; between the illegal access and now blocks may have moved.
+void Gpus::saw_loss(int d, const Status& s) try {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (s.ok() || g.lost || !g.budget.begun()) return;
   g.lost = g.rescue = true;
-  gpu_work_.notify_one();
+  work_.notify_one();
   if (!core::debug()) return;
   core::log(Level::error, "debug: %.*s; %zu regions, %s on the device, %s leased there",
             static_cast<int>(s.text().size()), s.text().data(), map_.regions().size(),
@@ -127,34 +173,8 @@ void Pager::saw_loss(int d, const Status& s) try {
   core::log(Level::error, "debug: no memory to say more");
 }
 
-// Locked on entry and on return. What host memory has of a lost device's blocks, in place for the CPU or in a staging
-// frame, may be all there is: it is the block from now on. False: there is none.
-bool Pager::rescue(Lock& lock) {
-  Batch batch;
-  for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
-    if (!std::exchange(gpus_[d].rescue, false)) continue;
-    for (const auto& [base, r] : map_.regions()) {
-      if (!r->gpu || r->dying || r->lost) continue;
-      for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
-        const core::Block& block = r->table[b];
-        if (block.state != State::on_device || block.device != d) continue;
-        if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
-        if (Move* m = begin_leave(*r, b, Leave::host)) {
-          batch.push_back(m);
-        } else {
-          gpus_[d].rescue = true;  // no memory: later
-        }
-      }
-    }
-    if (batch.full()) gpus_[d].rescue = true;  // there may be more
-  }
-  if (batch.empty()) return false;
-  leave_batch(lock, batch.all());
-  return true;
-}
-
-void Pager::look_for_loss() {
-  for (size_t d = 0; d < device_count(); ++d) {
+void Gpus::look_for_loss() {
+  for (size_t d = 0; d < size(); ++d) {
     {
       Lock lock(map_.mutex());
       if (!gpus_[d].budget.begun() || gpus_[d].lost) continue;
@@ -164,6 +184,27 @@ void Pager::look_for_loss() {
     Lock lock(map_.mutex());
     saw_loss(static_cast<int>(d), health);
   }
+}
+
+std::string Gpus::check() {
+  core::OwnVector<uint64_t> used(gpus_.size()), leased(gpus_.size());
+  for (auto& [base, r] : map_.regions()) {
+    if (!r->gpu) continue;
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      if (core::on_a_device(r->table[b].state)) used[r->table[b].device] += r->block_size;
+    }
+    r->leases.visit(0, r->blocks - 1,
+                    [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
+                      const int location = leases.front().location;
+                      if (location >= 0) leased[static_cast<size_t>(location)] += (last - first + 1) * size;
+                      return true;
+                    });
+  }
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (std::string s = gpus_[d].budget.check(used[d], leased[d]); !s.empty())
+      return core::strprintf("device %zu: %s", d, s.c_str());
+  }
+  return "";
 }
 
 }  // namespace vmem::pager

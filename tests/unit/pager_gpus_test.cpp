@@ -1,0 +1,174 @@
+// The devices in use, on a map and on devices that answer as the test says: when a budget is settled, what happens when
+// a device is lost, and what the check finds.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager/gpus.h"
+#include "pager_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::error;
+using vmem::core::kHugePage;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Gpus;
+using vmem::pager::Region;
+namespace device = vmem::device;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// They are asked how they are and what they have, and nothing else.
+class FakeDevices final : public device::Devices {
+ public:
+  const char* name() const override { return "fake"; }
+  int count() const override { return 2; }
+  const device::Info& info(int) const override { return info_; }
+  Status memory(int, device::Memory* out) override {
+    ++asked_memory;
+    *out = {free, 100 * kMiB, 0};
+    return {};
+  }
+  Status health(int d) override { return lost == d ? error(EIO, "as the test wants it") : Status(); }
+  Status probe(int d) override {
+    ++probes;
+    return health(d);
+  }
+  uint64_t free = 100 * kMiB;
+  int lost = -1;
+  size_t asked_memory = 0, probes = 0;
+
+  Status reserve(size_t, size_t, int, void**) override { return no(); }
+  Status release(void*) override { return no(); }
+  Status prepare(std::span<const device::Range>, int, bool*) override { return no(); }
+  Status copy_in(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
+  Status copy_out(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
+  Status open(std::span<const device::Range>, device::Access) override { return no(); }
+  Status hold(std::span<const device::Range>, device::Access) override { return no(); }
+  Status punch(std::span<const device::Range>) override { return no(); }
+  Status settle(std::span<const device::Range>) override { return no(); }
+  Status migrate(std::span<const device::Range>, int, int, std::span<Status>) override { return no(); }
+  Status advise(device::Range, device::Advice, int, bool) override { return no(); }
+  Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
+  Status check_stream(void*, int) override { return no(); }
+  Status order_after(const device::Ticket&, void*, int) override { return no(); }
+  Status record(void*, int, device::Ticket*) override { return no(); }
+  Status poll(const device::Ticket&, bool*) override { return no(); }
+  Status wait(const device::Ticket&) override { return no(); }
+  Status drain(int) override { return no(); }
+  Status pin(void*, size_t) override { return no(); }
+  Status unpin(void*) override { return no(); }
+
+ private:
+  static Status no() {
+    ADD_FAILURE() << "a call that is none of its business";
+    return error(EIO, "none of its business");
+  }
+  device::Info info_{};
+};
+
+class PagerGpus : public vmem::pager::test::PagerParts {
+ protected:
+  FakeDevices devices;
+  vmem::pager::BlockMap of_devices{trap, space, staging, counters, config, 2, *this};
+  Gpus gpus{&devices, of_devices, config};
+};
+
+TEST_F(PagerGpus, TheFirstUseSettlesABudgetAndTheNextAsksNobody) {
+  ASSERT_TRUE(gpus.use(1).ok());
+  ASSERT_TRUE(gpus.use(1).ok());
+  EXPECT_EQ(devices.asked_memory, 1u);
+  BigLock lock(of_devices.mutex());
+  EXPECT_EQ(gpus[1].budget.budget(), 80 * kMiB) << "four fifths of what is free";
+  EXPECT_FALSE(gpus[0].budget.begun());
+  EXPECT_EQ(gpus.check(), "");
+}
+
+TEST_F(PagerGpus, ABudgetThatTheDeviceHasNotIsRefusedAndMayBeAskedForAgain) {
+  config.device_budget = 90 * kMiB;
+  devices.free = 64 * kMiB;
+  EXPECT_EQ(gpus.use(0).code(), -ENOMEM);
+  {
+    BigLock lock(of_devices.mutex());
+    EXPECT_FALSE(gpus[0].budget.begun());
+  }
+  devices.free = 95 * kMiB;
+  EXPECT_TRUE(gpus.use(0).ok());
+  BigLock lock(of_devices.mutex());
+  EXPECT_EQ(gpus[0].budget.budget(), 90 * kMiB);
+}
+
+TEST_F(PagerGpus, ALossIsSeenOnceAndCallsTheWorkers) {
+  ASSERT_TRUE(gpus.use(0).ok());
+  BigLock lock(of_devices.mutex());
+  const Status loss = error(EIO, "as the test wants it");
+  const uint64_t called = gpus.work().count();
+  gpus.saw_loss(0, Status());
+  gpus.saw_loss(1, loss);
+  EXPECT_FALSE(gpus[0].lost) << "it is well";
+  EXPECT_FALSE(gpus[1].lost) << "nobody has used it";
+  EXPECT_EQ(gpus.work().count(), called);
+  gpus.saw_loss(0, loss);
+  EXPECT_TRUE(gpus[0].lost);
+  EXPECT_TRUE(gpus[0].rescue);
+  EXPECT_EQ(gpus.work().count(), called + 1);
+  gpus[0].rescue = false;
+  gpus.saw_loss(0, loss);
+  EXPECT_FALSE(gpus[0].rescue) << "what could be saved has been";
+  EXPECT_EQ(gpus.work().count(), called + 1);
+}
+
+TEST_F(PagerGpus, OnlyDevicesInUseAreAskedWhetherTheyAreLost) {
+  devices.lost = 1;
+  gpus.look_for_loss();
+  EXPECT_EQ(devices.probes, 0u);
+  EXPECT_EQ(gpus.use(1).code(), -EIO);
+  devices.lost = -1;
+  ASSERT_TRUE(gpus.use(1).ok());
+  devices.lost = 1;
+  gpus.look_for_loss();
+  gpus.look_for_loss();
+  EXPECT_EQ(devices.probes, 1u) << "what is lost is not asked again";
+  BigLock lock(of_devices.mutex());
+  EXPECT_TRUE(gpus[1].lost);
+}
+
+TEST_F(PagerGpus, WhoIsRefusedMemoryLowersTheLimitToWhatIsThere) {
+  ASSERT_TRUE(gpus.use(0).ok());
+  BigLock lock(of_devices.mutex());
+  const uint64_t called = gpus.work().count();
+  gpus[0].budget.charge(4 * kHugePage);
+  gpus.follow_down(0, kHugePage);
+  EXPECT_EQ(gpus[0].budget.limit(), 5 * kHugePage);
+  EXPECT_EQ(gpus[0].budget.budget(), 80 * kMiB);
+  EXPECT_EQ(gpus.work().count(), called + 1);
+  gpus.follow_down(0, 2 * kHugePage);
+  EXPECT_EQ(gpus[0].budget.limit(), 5 * kHugePage) << "it never rises by that";
+  EXPECT_EQ(gpus.work().count(), called + 1);
+  gpus[0].budget.credit(4 * kHugePage);
+}
+
+TEST_F(PagerGpus, ItsCheckFindsABlockThatIsChargedNowhere) {
+  ASSERT_TRUE(gpus.use(0).ok());
+  auto made = std::make_unique<Region>(4, 0);
+  Region& r = *made;
+  r.block_size = kHugePage;
+  r.blocks = 4;
+  r.gpu = true;
+  ASSERT_TRUE(r.table.create(4).ok());
+  BigLock lock(of_devices.mutex());
+  of_devices.regions().emplace(uintptr_t{kHugePage}, std::move(made));
+  EXPECT_EQ(gpus.check(), "");
+  r.table.change(2, State::untouched, State::entering);
+  EXPECT_NE(gpus.check(), "");
+  gpus[0].budget.charge(kHugePage);
+  EXPECT_EQ(gpus.check(), "");
+  gpus[0].budget.count_leases(kHugePage, 0, true);
+  EXPECT_NE(gpus.check(), "") << "no table of leases has it";
+  gpus[0].budget.count_leases(kHugePage, 0, false);
+  gpus[0].budget.credit(kHugePage);
+}
+
+}  // namespace
