@@ -231,9 +231,19 @@ void FailedBlocks::forget(const Region& r) {
 
 std::string FailedBlocks::check() const {
   uint64_t unknown = 0;
-  for (const auto& [base, r] : map_.regions())
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1))
-      unknown += (r->table[b].flags & core::kUnknown) != 0;
+  for (const auto& [base, r] : map_.regions()) {
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      const Block& block = r->table[b];
+      unknown += (block.flags & core::kUnknown) != 0;
+      if ((block.flags & core::kDropped) == 0 || r->dying) continue;
+      if (block.state != State::failed)
+        return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
+      // What was revived by another way may be in there still, and once more for each time that it was dropped.
+      const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };
+      if (std::none_of(dropped_.begin(), dropped_.end(), waits))
+        return "a block that was dropped for want of memory waits for none: " + std::string(map_.where(*r, b));
+    }
+  }
   if (unknown == unknown_blocks_) return "";
   return core::strprintf("%llu blocks are said to be unknown, %llu are",
                          static_cast<unsigned long long>(unknown_blocks_), static_cast<unsigned long long>(unknown));

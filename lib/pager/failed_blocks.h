@@ -76,7 +76,7 @@ class FailedBlocks {
   bool reserve(size_t blocks) VMEM_LOCKED { return dropped_.reserve(blocks) && retries_.reserve(blocks); }
   void forget(const Region& r) VMEM_LOCKED;
 
-  // Tests: recounts what is unknown. What is wrong; empty: nothing.
+  // Tests: recounts what is unknown, and what was dropped waits. What is wrong; empty: nothing.
   std::string check() const VMEM_LOCKED;
 
  private:

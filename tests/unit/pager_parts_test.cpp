@@ -149,6 +149,20 @@ TEST_F(PagerFailedBlocks, WhatWasDroppedForWantOfMemoryComesBackWhenTheTrapTakes
   EXPECT_TRUE(r.reasons.empty());
 }
 
+TEST_F(PagerFailedBlocks, ItsCheckFindsADroppedBlockThatWaitsForNothing) {
+  Region& r = region(2);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(failed.drop(r, 1, error(ENOMEM, "no memory")));
+  EXPECT_EQ(failed.check(), "");
+  failed.forget(r);
+  EXPECT_NE(failed.check(), "") << "nobody will make it good again";
+  ASSERT_TRUE(failed.revive(r, 1).ok());
+  EXPECT_EQ(failed.check(), "");
+  r.table[1].flags |= core::kDropped;
+  EXPECT_NE(failed.check(), "") << "it is not failed";
+  r.table[1].flags = 0;
+}
+
 TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
   Region& r = region(1);
   BigLock lock(map.mutex());
