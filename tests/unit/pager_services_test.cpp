@@ -1,0 +1,352 @@
+// Those who begin what moves blocks of host memory, on what they stand on and on fakes: the reader of stores,
+// read-ahead, the evictors, and the service of faults. The last two with their threads.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "common/patience.h"
+#include "pager/evictor.h"
+#include "pager/fault_service.h"
+#include "pager/read_ahead.h"
+#include "pager_parts.h"
+#include "store/digest.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Urgency;
+using vmem::pager::Backing;
+using vmem::pager::DeferredWork;
+using vmem::pager::Evictor;
+using vmem::pager::EvictRequests;
+using vmem::pager::FaultService;
+using vmem::pager::IoEnd;
+using vmem::pager::Move;
+using vmem::pager::ReadAhead;
+using vmem::pager::Region;
+using vmem::test::eventually;
+namespace core = vmem::core;
+namespace policy = vmem::policy;
+namespace store = vmem::store;
+
+class Services : public vmem::pager::test::PagerParts, protected Evictor::Above, protected FaultService::Above {
+ protected:
+  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
+  bool evict_copy(core::ResidentId) override { return false; }
+  void host_is_short() override {}
+  void tunables_changed() override { ++tunables; }
+  void TearDown() override {
+    {
+      BigLock lock(map.mutex());
+      EXPECT_EQ(requests.check(), "");
+      EXPECT_EQ(speculation.check(map.moves().all()), "");
+    }
+    PagerParts::TearDown();
+  }
+  std::atomic<size_t> tunables = 0;
+  EvictRequests requests;
+  ReadAhead read_ahead{shared, waits, page_in, speculation, requests, pressure};
+};
+
+// ---- what is read, and whether it is what was written
+
+class PagerStoreReader : public Services, protected IoEnd {
+ protected:
+  void io_ended(Move*) override { ++ended; }
+  // A read of the block into `image` that is over.
+  void read_into(Region& r, BlockIndex b, Move* m) {
+    m->region = &r;
+    m->block = b;
+    m->image = reinterpret_cast<std::byte*>(image.data());
+    m->io.transferred = r.block_size;
+  }
+  size_t ended = 0;
+  std::vector<uint64_t> image = std::vector<uint64_t>(kBlock / sizeof(uint64_t), 5);
+};
+
+TEST_F(PagerStoreReader, WhatTheStoreHasNotIsReadFromTheFileWhereTheRegionBegins) {
+  Region& r = region(4, Backing::file_private);
+  r.file_id = 3;
+  r.file_offset = 5 * core::kPage;
+  Move m;
+  read_into(r, 2, &m);
+  BigLock lock(map.mutex());
+  reader.prepare_read(&m, Urgency::acquire, *this);
+  EXPECT_EQ(m.io.op, store::Io::Op::read);
+  EXPECT_EQ(m.io.file, 3u);
+  EXPECT_EQ(m.io.offset, 5 * core::kPage + 2 * kBlock);
+  EXPECT_EQ(m.io.size, kBlock);
+  EXPECT_TRUE(m.io.short_read_is_zero) << "behind the end of the file are zeros";
+  m.io.done(m.io);
+  EXPECT_EQ(ended, 1u) << "who asked goes on with it";
+}
+
+TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVerified) {
+  Region& r = region(1);
+  Move m;
+  read_into(r, 0, &m);
+  r.table[0].extent = core::Extent::make(0, 0, kBlock, 0);
+  r.table[0].digest = store::digest(m.image, kBlock);
+  reader.verify_read(&m);
+  EXPECT_TRUE(m.status.ok());
+  image[7] ^= 1;
+  reader.verify_read(&m);
+  EXPECT_EQ(m.status.code(), -EIO);
+  EXPECT_EQ(counters.checksum_errors, 1u);
+  m.status = {};
+  reader.set_verify(false);
+  reader.verify_read(&m);
+  EXPECT_TRUE(m.status.ok());
+  r.checksum = 1;
+  reader.verify_read(&m);
+  EXPECT_EQ(m.status.code(), -EIO) << "the region says otherwise";
+  r.table[0].extent = {};
+}
+
+TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
+  Region& r = region(2, Backing::file_private);
+  Move m;
+  read_into(r, 1, &m);
+  m.io.transferred = core::kPage;
+  reader.verify_read(&m);
+  EXPECT_TRUE(m.cut);
+  EXPECT_EQ(m.status.code(), -EIO);
+  Move bad;
+  read_into(r, 0, &bad);
+  bad.io.result = -ENXIO;
+  reader.verify_read(&bad);
+  EXPECT_FALSE(bad.cut);
+  EXPECT_EQ(bad.status.code(), -ENXIO);
+  EXPECT_EQ(counters.io_errors, 1u);
+}
+
+// ---- what is read before anybody accesses it
+
+class PagerReadAhead : public Services {
+ protected:
+  // Blocks that the store alone has.
+  void put_away(Region& r, BlockIndex first, BlockIndex last) {
+    for (BlockIndex b = first; b <= last; ++b) {
+      bring(r, b);
+      put(r, b, 100 + b);
+      Move* m = nullptr;
+      {
+        BigLock lock(map.mutex());
+        map.withdraw(r.table[b].aux);
+        m = isolator.begin_take(r, b, false, false);
+        ASSERT_NE(m, nullptr);
+      }
+      write_back.evict_batch({&m, 1});
+      engine.until_idle();
+      ASSERT_EQ(state(r, b), State::stored);
+    }
+  }
+  void pump() {
+    DeferredWork after;
+    {
+      BigLock lock(map.mutex());
+      read_ahead.pump_speculative(after);
+    }
+    page_in.run(after);
+    engine.until_idle();
+  }
+};
+
+TEST_F(PagerReadAhead, APrefetchIsReadAndCountsAsWorthItWhenItIsUsed) {
+  Region& r = region(8);
+  put_away(r, 0, 4);
+  {
+    BigLock lock(map.mutex());
+    read_ahead.speculate(r, policy::Window{1, 1, 3, UINT64_MAX}, Urgency::prefetch);
+  }
+  pump();
+  EXPECT_EQ(state(r, 0), State::stored);
+  for (const BlockIndex b : {1, 2, 3}) EXPECT_EQ(state(r, b), State::resident);
+  EXPECT_EQ(state(r, 4), State::stored);
+  EXPECT_EQ(counters.prefetched_blocks, 3u);
+  EXPECT_EQ(counters.prefetch_hits, 0u);
+  BigLock lock(map.mutex());
+  read_ahead.used(r, 3);
+  EXPECT_EQ(counters.prefetch_hits, 3u) << "and those of its stream before it";
+  read_ahead.used(r, 3);
+  EXPECT_EQ(counters.prefetch_hits, 3u);
+}
+
+TEST_F(PagerReadAhead, ZerosAreNotReadAheadForTheyAreMadeFaster) {
+  Region& r = region(2);
+  {
+    BigLock lock(map.mutex());
+    read_ahead.speculate(r, policy::Window{0, 1, 2, UINT64_MAX}, Urgency::prefetch);
+  }
+  pump();
+  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(counters.prefetched_blocks, 0u);
+  EXPECT_TRUE(speculation.empty());
+}
+
+TEST_F(PagerReadAhead, WithoutRoomNothingIsReadAheadAndWithRoomItGoesOn) {
+  Region& r = region(4);
+  put_away(r, 0, 1);
+  uint64_t all = 0;
+  {
+    BigLock lock(map.mutex());
+    all = budget.available();
+    ASSERT_TRUE(budget.charge(all, 0));
+    read_ahead.speculate(r, policy::Window{0, 1, 2, UINT64_MAX}, Urgency::prefetch);
+  }
+  pump();
+  EXPECT_EQ(state(r, 0), State::stored);
+  EXPECT_EQ(speculation.in_flight(), 0u);
+  {
+    BigLock lock(map.mutex());
+    budget.credit(all);
+  }
+  pump();
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(state(r, 1), State::resident);
+}
+
+// ---- which blocks leave
+
+class PagerEvictor : public Services {
+ protected:
+  void stop() {
+    {
+      BigLock lock(map.mutex());
+      evictor.stop();
+    }
+    evictor.join();
+  }
+  Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
+};
+
+TEST_F(PagerEvictor, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
+  Region& r = region(4);
+  for (BlockIndex b = 0; b < 3; ++b) bring(r, b);
+  put(r, 0, 7);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(r.leases.prepare(1, 1, nullptr));
+    r.leases.acquire(1, 1, VMEM_HOST, nullptr, VMEM_READ);
+    map.match_hold(r, 1);
+    ASSERT_TRUE(requests.add({&r, 0, 3}, false));
+  }
+  ASSERT_TRUE(evictor.start(1).ok());
+  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::untouched; }));
+  stop();
+  EXPECT_EQ(state(r, 1), State::resident);
+  EXPECT_TRUE(requests.empty());
+}
+
+TEST_F(PagerEvictor, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
+  Region& r = region(kBudget / kBlock + 8);
+  BlockIndex last = 0;
+  for (bool room = true; room; last += room ? 1 : 0) {
+    {
+      BigLock lock(map.mutex());
+      room = budget.available() >= 8 * kBlock;
+    }
+    if (room) bring(r, last);
+  }
+  uint64_t rest = 0;
+  {
+    BigLock lock(map.mutex());
+    rest = budget.available();
+    ASSERT_TRUE(budget.charge(rest, 0));
+    ASSERT_TRUE(waits.starve_fault(r, last));
+    pressure.call_evictors();
+  }
+  ASSERT_TRUE(evictor.start(1).ok());
+  EXPECT_TRUE(eventually([&] {
+    BigLock lock(map.mutex());
+    return budget.available() >= kBlock;
+  }));
+  stop();
+  EXPECT_GT(counters.evictions, 0u);
+  EXPECT_GE(freed, 1u) << "those above heard of it";
+  BigLock lock(map.mutex());
+  waits.queue().forget(r);
+  budget.credit(rest);
+}
+
+TEST_F(PagerEvictor, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatMoves) {
+  Region& r = region(2);
+  bring(r, 0);
+  BigLock lock(map.mutex());
+  evictor.leaves(r, 1);
+  EXPECT_TRUE(requests.empty()) << "it is not in memory";
+  evictor.leaves(r, 0);
+  ASSERT_FALSE(requests.empty());
+  EXPECT_EQ(requests.first().span.first, 0u);
+  requests.forget(r);
+}
+
+// ---- faults
+
+class PagerFaultService : public Services {
+ protected:
+  void SetUp() override { ASSERT_TRUE(faults.start().ok()); }
+  void TearDown() override {
+    {
+      BigLock lock(map.mutex());
+      faults.stop_renewing();
+    }
+    faults.stop();
+    Services::TearDown();
+  }
+  core::EventCount devices;
+  FaultService faults{shared, pressure, failed, waits, installer, page_in, read_ahead, shown, devices, *this};
+};
+
+TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {
+  Region& r = region(2);
+  uint64_t value = 1;
+  ASSERT_TRUE(trap.load(r.address(0), &value));
+  EXPECT_EQ(value, 0u);
+  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; })) << "the thread may go on before that";
+  EXPECT_EQ(state(r, 1), State::untouched);
+  ASSERT_TRUE(trap.store(r.address(1), 7));
+  ASSERT_TRUE(trap.load(r.address(1), &value));
+  EXPECT_EQ(value, 7u);
+  EXPECT_TRUE(eventually([&] { return state(r, 1) == State::resident; }));
+  EXPECT_EQ(flags(r, 1, core::kProtected), 0) << "it was brought to be stored to";
+  EXPECT_EQ(counters.faults, 2u);
+}
+
+TEST_F(PagerFaultService, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
+  Region& r = region(1);
+  BigLock lock(map.mutex());
+  const uint64_t all = budget.available();
+  ASSERT_TRUE(budget.charge(all, 0));
+  lock.unlock();
+  trap.report(r.base, vmem::trap::FaultKind::read);
+  trap.until_quiet();
+  lock.lock();
+  EXPECT_TRUE(waits.queue().marked(r.table[0]));
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  waits.queue().forget(r);
+  r.table[0].flags = 0;
+  budget.credit(all);
+}
+
+TEST_F(PagerFaultService, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 5);
+  trap.report(r.base, vmem::trap::FaultKind::read);
+  trap.until_quiet();
+  EXPECT_EQ(state(r, 0), State::resident);
+  uint64_t value = 0;
+  ASSERT_TRUE(trap.load(r.base, &value));
+  EXPECT_EQ(value, 5u);
+}
+
+TEST_F(PagerFaultService, WhatAnAdministratorChangedIsToldToThoseAbove) {
+  trap.tell_tunables();
+  EXPECT_EQ(tunables, 1u);
+}
+
+}  // namespace
