@@ -3,7 +3,7 @@
 # systems: a copy of this working tree, make, and nothing else that the release does not bring by itself; what is missing they
 # install. Without words: demo on bookworm (12) and trixie (13). The last line is "N passed, N failed, N skipped".
 #
-# It needs root, mounts and the network (for the packages that setup.sh installs), 6 GB of disk for the demo and an hour for the
+# It needs root, mounts and the network (for the packages that setup.sh installs), 16 GB of disk for the demo and an hour for the
 # tests: a command that is not done after BARE_SECONDS (5400) has failed. scripts/lib/clean_system.sh says where the systems are kept.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
