@@ -71,6 +71,10 @@ run "a kill is no deadline" python 1 "0 passed, 1 failed, 0 skipped" '!again'
 script "$work/tests/python/a.sh" 'sleep 3'
 beat=1 run "a line shows what runs" python 0 "1 passed, 0 failed, 0 skipped" '\.\. 0:0[0-9], 0 of 1 programs done; running: python/a.sh \([0-9]+ s\)'
 
+script "$work/tests/python/a.sh" 'exit 0'
+VMEM_CACHE=$work/tests run "the end says how large the build and the cache are" python 0 "1 passed, 0 failed, 0 skipped" \
+  "^== left: $work/build [1-9][0-9.]*[KM] \(make clean\), cache $work/tests [1-9][0-9.]*[KM], nothing else\$"
+
 script "$work/tests/python/a.sh" 'touch $TMPDIR/forgotten.ABCDEF'
 run "what tests forget is said and removed" python 0 "1 passed, 0 failed, 0 skipped" 'tests forgot .*: 1 x forgotten'
 [ -z "$(find "$work" -maxdepth 1 -name 'vmem-tests.*')" ] || { echo "FAIL its own folder is left"; failed=$((failed + 1)); }
