@@ -147,7 +147,11 @@ def _open() -> ctypes.CDLL:
             return library
         tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_export)")
     raise ImportError(
-        "libvmem was not found. Tried " + "; ".join(tried) + ". Set VMEM_LIBRARY to the path of " + SONAME + "."
+        "libvmem was not found. Tried "
+        + printable("; ".join(tried))
+        + ". Set VMEM_LIBRARY to the path of "
+        + SONAME
+        + "."
     )
 
 

@@ -204,6 +204,19 @@ def test_text_is_not_cut_at_a_nul(host):
     assert vmem.get("readahead") == before
 
 
+@pytest.mark.parametrize("path", [STEERS.replace("\n", "").replace("\udc9b", ""), "/" + STEERS.replace("\udc9b", "")])
+def test_a_library_that_cannot_be_loaded_is_named_without_steering_a_terminal(path):
+    ran = subprocess.run(
+        [sys.executable, "-c", "try:\n  import vmem\nexcept ImportError as e: print(str(e))"],
+        env={**os.environ, "VMEM_LIBRARY": path, "PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        timeout=60 * PATIENCE,
+    )
+    said = ran.stdout.decode("utf-8").rstrip("\n")
+    assert ran.returncode == 0 and said.startswith("libvmem was not found"), (said, ran.stderr)
+    assert not steers(said) and "owned" in said, ascii(said)
+
+
 def test_a_program_with_more_rights_loads_no_library_that_its_starter_names(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("only root can make a program that runs as root")
