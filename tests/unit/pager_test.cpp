@@ -278,6 +278,30 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull) {
   EXPECT_EQ(space->extents(), 2u);
 }
 
+// The place of the old copy is as long as that was: the new one is of another length.
+TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsFull) {
+  start(config());
+  constexpr size_t kBlock = size_t{64} << 10;
+  void* at = nullptr;
+  NewRegion what;
+  what.size = what.block_size = kBlock;
+  what.codec = vmem::store::Codec::lz4;
+  ASSERT_TRUE(pager->create(what, &at).ok());
+  put(at, 1);
+  evict(at, kBlock);
+  const uint64_t used = space->used();
+  EXPECT_LT(used, kBlock) << "it shrank";
+  space->set_budget(used);
+  put(at, 8);
+  EXPECT_EQ(pager->sync(at, kBlock).code(), -ENOSPC);
+  EXPECT_EQ(pager->evict(at, kBlock, VMEM_SSD).code(), -ENOSPC);
+  EXPECT_EQ(space->used(), used) << "the old copy stays until there is a new one";
+  EXPECT_EQ(get(at), 8u);
+  pager->set_space_budget(UINT64_MAX);
+  evict(at, kBlock);
+  EXPECT_EQ(get(at), 8u);
+}
+
 TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
   Config c = config();  // 4,096 blocks, less what buffers take
   c.fault_timeout_ms = 3000 * vmem::test::patience();
