@@ -279,6 +279,7 @@ void Pager::leave_batch(std::span<Move*> batch) {
     }
     page_in_.run(after);
   };
+  // core::broken("signals_in_copies"), in wait_in_call(): for that this file is compiled again.
   for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
     end_out(parts[ended], writes, unmapped, after);
   // A signal's handler may want what is on its way: another thread ends it meanwhile.

@@ -129,6 +129,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
       continue;
     }
     // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
+    // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       batch.push_back(m);

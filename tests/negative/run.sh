@@ -46,6 +46,15 @@ file_lock      | long  | system FilesMore.SharedIsExclusive
 log=$build/negative/log; mkdir -p "$build/negative"
 passed=0 failed=0 skipped=0 table=()
 
+# What no source file of lib names is no control: those that name it, also in a comment, are compiled again without it, and
+# where a header does it, its users have to. What the list has not is none either. All are looked at, also the long ones.
+listed=$(awk -F'|' 'NF > 1 {gsub(/ /, "", $1); print $1}' <<<"$controls" | sort)
+named=$(grep -rhoE --include='*.cpp' 'broken\("[a-z_]+"\)' lib | cut -d'"' -f2 | sort -u)
+while read -r name; do
+  [ -n "$name" ] || continue
+  echo "FAIL $name: in the list of controls or in a source file of lib, and not in both"; failed=$((failed + 1))
+done < <(comm -3 <(echo "$listed") <(echo "$named") | tr -d '\t')
+
 # run_test FOLDER-OF-UNIT FOLDER-OF-STRESS TEST: its status.
 run_test() {
   local at=$1 stress=$2 program arguments; read -r program arguments <<<"$3"
