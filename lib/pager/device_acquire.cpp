@@ -167,6 +167,17 @@ bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem
   return true;
 }
 
+// Locked. What is to be stored to counts as changed from here on and not sooner: until the acquire returns no kernel
+// stores, and were the device lost the bytes that came would be good. Marked under one hold of the lock with finding
+// all of it there. decided: nobody will say that it has not changed.
+void Pager::mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) {
+  for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
+      decided ? will_change(*spans[i].region, b) : may_change(*spans[i].region, b);
+  }
+}
+
 Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
   // An ask's stream was looked at where "the default stream" meant the asker's.
   if (Status s = ask == nullptr ? check_stream(d, stream) : gpus_.use(d); !s.ok()) return s;
@@ -221,15 +232,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     lock.lock();
     if (!s.ok()) return s;
   } while (!stores_may_begin(spans, ranges, tickets, d));
-  // What is to be stored to counts as changed from here on and not sooner: until this returns no kernel stores, and
-  // were the device lost the bytes that came would be good. Marked under one hold of the lock with finding all of it
-  // there.
-  for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
-    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
-    const bool decided = ask == nullptr || !ask->tells_stores;
-    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
-      decided ? will_change(*spans[i].region, b) : may_change(*spans[i].region, b);
-  }
+  mark_changed(spans, ranges, ask == nullptr || !ask->tells_stores);
   undo.dismiss();
   return {};
 }

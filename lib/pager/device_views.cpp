@@ -256,18 +256,23 @@ void Pager::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now
   shown_.refuse(access, why, now);
 }
 
+// Locked on entry and on return. Where host memory is short the oldest of what is shown goes, unless it may be all
+// there is. False: none does.
+bool Pager::hide_oldest(Lock& lock) {
+  if (!shown_.any() || !waits_.must_evict()) return false;
+  const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
+  const Shown* const s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+  if (s == nullptr) return false;
+  hide(lock, *s->region, s->block);
+  return true;
+}
+
 // Locked on entry and on return. Does what it can for those who wait, and makes room where memory is short.
 bool Pager::serve_accesses(Lock& lock) {
   using Next = ShownCopies::Next;
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
   reap(lock);
-  if (shown_.any() && waits_.must_evict()) {
-    const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
-    if (const Shown* s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; })) {
-      hide(lock, *s->region, s->block);
-      return true;
-    }
-  }
+  if (hide_oldest(lock)) return true;
   const uint64_t now = now_ns();
   Batch batch;
   Move* to_show = nullptr;

@@ -218,6 +218,7 @@ class Pager final : private BlockMap::Above,
   core::Status copy_shown(Move* m) VMEM_UNLOCKED;
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool hide_oldest(Lock& lock) VMEM_LOCKED;
   bool serve_accesses(Lock& lock) VMEM_LOCKED;
   bool rescue(Lock& lock) VMEM_LOCKED;
 
@@ -230,6 +231,7 @@ class Pager final : private BlockMap::Above,
   void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
   void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
   core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
+  void mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                         const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
   core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;

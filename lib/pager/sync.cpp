@@ -22,6 +22,17 @@ using core::error;
 using core::State;
 using core::Status;
 
+namespace {
+
+// A lease is in the way of writing the block: any, where it is to leave memory, else one for writing.
+bool leased_against(const Region& r, BlockIndex b, bool keep) {
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(),
+                                                    [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
+}
+
+}  // namespace
+
 // Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
 // Blocks under a live WRITE lease (keep) or any lease (!keep) are skipped, unless `all`.
 Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
@@ -60,15 +71,9 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::held) continue;
-    if (!sweep->all) {
-      const Leases* leases = r.leases.find(b);
-      const bool busy = leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(), [](const Lease& l) {
-                          return (l.access & VMEM_WRITE) != 0;
-                        }));
-      if (busy) {
-        sweep->skipped = true;
-        continue;
-      }
+    if (!sweep->all && leased_against(r, b, keep)) {
+      sweep->skipped = true;
+      continue;
     }
     if (keep && (!r.writable() || (block.flags & core::kProtected) != 0)) continue;
     if (!keep) map_.withdraw(block.aux);
@@ -276,6 +281,23 @@ void drain_aside(device::Devices* devices, LiveDevice* live) try {
 } catch (const std::bad_alloc&) {
 }
 
+// Unlocked. Until they are reached, or nothing has been for the time-out; all that were asked together.
+void wait_for_ends(LiveDevices& live, uint64_t timeout_ms, core::Counters& counters) {
+  Progress progress;
+  progress.look(now_ns(), true);
+  for (LiveDevice& d : live) {
+    while (d.end != nullptr && *d.end == LiveDevice::End::none) {
+      progress.look(now_ns(), false);
+      if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
+      core::add(counters.swept_blocks);  // it ends by itself
+      usleep(1000);
+    }
+    d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
+    if (d.over) progress.made();
+    d.end.reset();  // may be the last one's, and under the lock nothing is freed
+  }
+}
+
 }  // namespace
 
 // Locked. At exit: what devices have been told to do while there are live leases for writing is waited for, as for a
@@ -295,19 +317,7 @@ Status Pager::write_under_leases(Lock& lock) {
   lock.unlock();
   core::step("exit.streams");
   for (LiveDevice& d : live) drain_aside(devices_.get(), &d);
-  Progress progress;
-  progress.look(now_ns(), true);
-  for (LiveDevice& d : live) {
-    while (d.end != nullptr && *d.end == LiveDevice::End::none) {
-      progress.look(now_ns(), false);
-      if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
-      core::add(counters_.swept_blocks);  // it ends by itself
-      usleep(1000);
-    }
-    d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
-    if (d.over) progress.made();
-    d.end.reset();  // may be the last one's, and under the lock nothing is freed
-  }
+  wait_for_ends(live, timeout_ms, counters_);
   lock.lock();
   Sweep sweep;
   sweep.all = true;
