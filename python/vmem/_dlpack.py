@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import types
 from typing import Any, Dict, Optional, Tuple
@@ -46,17 +47,15 @@ class _Versioned(ctypes.Structure):
 
 
 # What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address;
-# and the capsules that nobody is known to have taken. Dictionary operations are atomic, so no lock is held where a
-# garbage collection could come in.
+# and the capsules that nobody is known to have taken, each with that address, by a number of its own: addresses come
+# again. Dictionary operations are atomic, so no lock is held where a garbage collection could come in.
 _held: Dict[int, Tuple[Any, ...]] = {}
-_offered: Dict[int, Any] = {}
+_offered: Dict[int, Tuple[int, Any]] = {}
+_numbers = itertools.count()
 
 
-def _drop(
-    address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held, offered: Dict[int, Any] = _offered
-) -> None:
+def _drop(address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held) -> None:
     if address is not None:
-        offered.pop(address, None)
         held.pop(address, None)
 
 
@@ -79,15 +78,19 @@ def sweep() -> None:
 
     They have no destructor: a consumer that refuses one drops it with its exception under way, in which no Python may
     run. So each is kept here until it was taken, or nobody else has it.
+
+    Other threads take capsules meanwhile. Only of one that nobody else has the name stays as it is seen, so that is
+    asked first; and of threads that sweep, the one that gets the capsule out of the dictionary lets go of what it is
+    of.
     """
-    for address in list(_offered):
-        try:
-            if not _is_valid(_offered[address], _NAME) and not _is_valid(_offered[address], _NAME_VERSIONED):
-                _offered.pop(address, None)  # its taker calls the deleter
-            elif sys.getrefcount(_offered[address]) <= 2:  # the dictionary's, and the argument's
-                _drop(address)
-        except KeyError:  # another thread was faster
-            pass
+    for number in list(_offered):
+        found = _offered.get(number)
+        if found is None:  # another thread was faster
+            continue
+        alone = sys.getrefcount(found[1]) <= 2  # the tuple's, and the argument's
+        taken = not _is_valid(found[1], _NAME) and not _is_valid(found[1], _NAME_VERSIONED)
+        if (alone or taken) and _offered.pop(number, None) is not None and not taken:  # else its taker does
+            _held.pop(found[0], None)
 
 
 def numpy_asks(frame: types.FrameType) -> bool:
@@ -148,6 +151,10 @@ def capsule(
     address = ctypes.addressof(managed)
     sweep()
     _held[address] = (managed, sizes, strides, keep)
-    made = _api.PyCapsule_New(address, _NAME_VERSIONED if versioned else _NAME, None)
-    _offered[address] = made
+    try:
+        made = _api.PyCapsule_New(address, _NAME_VERSIONED if versioned else _NAME, None)
+        _offered[next(_numbers)] = (address, made)
+    except BaseException:  # a signal's, too
+        _held.pop(address, None)
+        raise
     return made

@@ -165,6 +165,44 @@ def test_capsules_and_the_arrays_made_of_them_are_not_mixed_up(host):
     assert not _dlpack._offered
 
 
+def test_a_capsule_that_is_taken_while_others_are_swept_keeps_its_region(host, monkeypatch):
+    """Between a look at its name and what is done about it, another thread takes it and lets go of the capsule."""
+    from vmem import _dlpack
+
+    region = vmem.alloc(MIB)
+    waiting, arrays = [region.array()], []
+    looked = _dlpack._is_valid
+
+    class Offers:
+        def __init__(self, array):
+            self.capsule = array.__dlpack__()
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            capsule, self.capsule = self.capsule, None
+            return capsule
+
+    waiting[0] = Offers(waiting[0])
+
+    def look(capsule, name):
+        valid = looked(capsule, name)
+        if waiting:
+            arrays.append(np.from_dlpack(waiting.pop()))
+        return valid
+
+    monkeypatch.setattr(_dlpack, "_is_valid", look)
+    _dlpack.sweep()
+    monkeypatch.undo()
+    assert arrays[0].ctypes.data in [held[0].tensor.data for held in _dlpack._held.values()]
+    with pytest.raises(vmem.Error, match="1 arrays"):
+        region.free()
+    del arrays[:]
+    region.free()
+    assert not _dlpack._offered
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "uint32", "int64", "uint64", "complex64"])
 def test_numpy_asarray_has_the_type_and_the_shape(host, dtype):
     """Python 3.12 gave NumPy the bytes alone: it asks for the buffer protocol before anything else."""
