@@ -137,9 +137,15 @@ def free_orphans() -> None:
             _orphans.append(ptr)
 
 
+def regions() -> List[Handle]:
+    """Those that are alive. Other threads make and free some meanwhile: live.values() would raise for that."""
+    found = [ref() for ref in live.valuerefs()]
+    return [handle for handle in found if handle is not None]
+
+
 def find(ptr: int) -> Optional[Handle]:
     """The region that holds an address."""
-    for handle in list(live.values()):
+    for handle in regions():
         if handle.ptr <= ptr < handle.ptr + handle.size and not handle.freed:
             return handle
     return None
@@ -156,7 +162,7 @@ def shutdown() -> None:
     """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
     from Python are alive: their arrays would lose their memory. Regions that C or C++ code made are freed."""
     _dlpack.sweep()
-    left = [h.label for h in list(live.values()) if not h.freed]
+    left = [h.label for h in regions() if not h.freed]
     if left:
         raise Error(
             errno.EBUSY,

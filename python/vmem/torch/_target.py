@@ -170,7 +170,9 @@ def give_budget(owner: Any) -> None:
 
 def _set_budget() -> None:
     sums: dict = {}
-    for location, bytes_ in list(_asked.values()):
-        sums[location] = sums.get(location, 0) + bytes_
+    for owner in [ref() for ref in _asked.keyrefs()]:  # other threads add and take away meanwhile
+        location, bytes_ = _asked.get(owner, (HOST, 0)) if owner is not None else (HOST, 0)
+        if bytes_:
+            sums[location] = sums.get(location, 0) + bytes_
     if sums:
         _status.set("device_budget", max(sums.values()))
