@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from typing import Any, Union
+from typing import Any, List, Union
 
 from . import _memory
-from ._lib import READ, KernelViewStruct, check, lib, parse_size, stream_handle
+from ._lib import READ, KernelViewStruct, answer, check, lib, parse_size, stream_handle
 from ._range import span_of
 
 _OWN = object()  # the range's own stream
@@ -17,9 +17,10 @@ _OWN = object()  # the range's own stream
 class KernelRange:
     """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
 
-    __slots__ = ("_kernel", "_view", "_keep", "_stream", "__weakref__")
+    __slots__ = ("_kernel", "_ended", "_view", "_keep", "_stream", "__weakref__")
 
     def __init__(self, what: Any, access: int, device: int, stream: Any, budget: int) -> None:
+        self._ended: List[int] = []  # what vmem_kernel_end has answered; 0: the handle may be another range's
         self._kernel = ctypes.c_void_p()
         _memory.check_fork()
         ptr, nbytes, access, self._keep = span_of(what, access)
@@ -38,15 +39,20 @@ class KernelRange:
     @property
     def open(self) -> bool:
         """False once end() was called."""
-        return bool(self._kernel)
+        return bool(self._kernel) and 0 not in self._ended
 
     def end(self, stream: Any = _OWN) -> None:
         """Closes the range, when the stream gets here (its own, or another one of the device behind all kernels that
         were given the view). Waits for them, and serves them meanwhile. Ending twice does nothing."""
-        if self._kernel:
-            check(lib.vmem_kernel_end(self._kernel, self._stream if stream is _OWN else stream_handle(stream)))
-            self._kernel = ctypes.c_void_p()
-            self._keep = None
+        if not self.open:
+            return
+        try:
+            used = self._stream if stream is _OWN else stream_handle(stream)
+            answer(self._ended, lib.vmem_kernel_end, self._kernel, used)
+            check(self._ended[-1])
+        finally:
+            if 0 in self._ended:
+                self._keep = None
 
     def __enter__(self) -> "KernelRange":
         return self
@@ -55,7 +61,7 @@ class KernelRange:
         self.end()
 
     def __del__(self) -> None:
-        if getattr(self, "_kernel", None) and not _memory._forked:
+        if getattr(self, "_kernel", None) and self.open and not _memory._forked:
             lib.vmem_kernel_end(self._kernel, self._stream)
             self._kernel = ctypes.c_void_p()
             _memory.free_orphans()

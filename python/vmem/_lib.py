@@ -164,7 +164,9 @@ def _checked(function: Any, limits: List[Tuple[int, int]]) -> Any:
                 raise ValueError(f"{short(value)} is not from {low} to {high}")
         return function(*given)
 
-    return call
+    made: Any = call
+    made.function, made.limits = function, limits
+    return made
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -241,6 +243,17 @@ def failure(rc: int, prefix: str = "") -> Error:
 def check(rc: int) -> None:
     if rc != 0:
         raise failure(rc)
+
+
+def answer(said: List[int], call: Any, *given: Any) -> None:
+    """A call of lib's whose answer is in `said` whatever comes: where this raises and `said` is empty, there was none.
+
+    The handler of a signal that comes in a call (Ctrl-C in one that waits) runs once the call has returned, and where
+    it raises, what the call returned is nobody's. Between map() and the list there is no place for a handler."""
+    for value, (low, high) in zip(given, call.limits):
+        if isinstance(value, int) and not low <= value <= high:
+            raise ValueError(f"{short(value)} is not from {low} to {high}")
+    said.extend(map(call.function, *([value] for value in given)))
 
 
 def stream_handle(stream: Any) -> int:

@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import _dlpack
-from ._lib import Error, ResidencyStruct, check, failure, lib
+from ._lib import Error, ResidencyStruct, answer, check, failure, lib
 
 _forked = False
 
@@ -41,21 +41,30 @@ def check_fork() -> None:
 
 
 class Handle:
-    """One region of libvmem."""
+    """One region of libvmem. It is there before the region, whose address vmem_create puts into `made`, and frees it
+    with itself: an exception of a signal may come as soon as that call has returned."""
 
-    def __init__(self, ptr: int, size: int, label: str, writable: bool, host_only: bool) -> None:
-        self.ptr = ptr
+    freed = True  # of one that is not complete: __del__ has nothing to do
+
+    def __init__(self, size: int, label: str, writable: bool, host_only: bool) -> None:
+        self.made = ctypes.c_void_p()
+        self.ptr = 0
         self.size = size
         self.label = label
         self.writable = writable
         self.host_only = host_only
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
-        self.freed = False
         self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
         self._block = 0  # likewise
         self._pid = os.getpid()
-        live[ptr] = self
+        self.freed = False
+
+    def begin(self) -> None:
+        """The region has been made."""
+        assert self.made.value is not None
+        self.ptr = self.made.value
+        live[self.ptr] = self
 
     @property
     def block(self) -> int:
@@ -79,24 +88,29 @@ class Handle:
     def free(self) -> None:
         """vmem_free, unless something is left over the region. A region that was freed stays freed."""
         _dlpack.sweep()
-        with self.lock:
-            if self.freed:
-                return
-            over = len(self.exports)
-            if over:
-                raise Error(
-                    errno.EBUSY,
-                    f"{self.label} has {over} arrays, tensors or leases over it; let go of them first (or leave it to "
-                    "the last of them to free it)",
-                )
-            self.freed = True
-        live.pop(self.ptr, None)  # before: the address may be another region's a moment later
-        rc = lib.vmem_free(self.ptr)
-        if rc != 0:
-            error = failure(rc)
-            self.freed = False
-            live[self.ptr] = self
-            raise error
+        begun, said = False, []  # type: bool, List[int]
+        try:
+            with self.lock:
+                if self.freed:
+                    return
+                over = len(self.exports)
+                if over:
+                    raise Error(
+                        errno.EBUSY,
+                        f"{self.label} has {over} arrays, tensors or leases over it; let go of them first (or leave it "
+                        "to the last of them to free it)",
+                    )
+                self.freed = begun = True
+            live.pop(self.ptr, None)  # before: the address may be another region's a moment later
+            answer(said, lib.vmem_free, self.ptr)
+            check(said[0])
+        except BaseException as e:  # a signal's, too: before the call, in it
+            if begun and said != [0]:
+                self.freed = False
+                live[self.ptr] = self
+            if said and said[0] != 0 and not isinstance(e, Error):
+                raise e from failure(said[0])  # it is told once
+            raise
 
     def __del__(
         self,
@@ -104,12 +118,12 @@ class Handle:
         finalizing: Callable[[], bool] = sys.is_finalizing,
         vmem_free: Any = lib.vmem_free,
     ) -> None:
-        if self.freed or finalizing() or getpid() != self._pid:
+        if self.freed or not self.made or finalizing() or getpid() != self._pid:
             return
         self.freed = True
-        rc = vmem_free(self.ptr)
+        rc = vmem_free(self.made)
         if rc == -errno.EBUSY:  # garbage of one cycle: the lease in it ends in a moment
-            _orphans.append(self.ptr)
+            _orphans.append(self.made.value or 0)
         elif rc != 0:
             raise failure(rc, f"{self.label}, freed as garbage: ")  # Python prints it
 
@@ -133,8 +147,12 @@ def free_orphans() -> None:
             ptr = _orphans.pop()
         except IndexError:
             return
-        if lib.vmem_free(ptr) == -errno.EBUSY:
-            _orphans.append(ptr)
+        said: List[int] = []
+        try:
+            answer(said, lib.vmem_free, ptr)
+        finally:
+            if said in ([], [-errno.EBUSY]):
+                _orphans.append(ptr)
 
 
 def regions() -> List[Handle]:

@@ -20,6 +20,7 @@ from ._lib import (
     Error,
     RangeStruct,
     ResidencyStruct,
+    answer,
     check,
     failure,
     lib,
@@ -187,10 +188,11 @@ Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
 class Lease:
     """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
 
-    __slots__ = ("_lease", "_keep", "_stream", "_held", "__weakref__")
+    __slots__ = ("_lease", "_ended", "_keep", "_stream", "_held", "__weakref__")
 
     def __init__(self, spans: List[Span], location: int, stream: Any, wait: bool = True) -> None:
         self._held = False
+        self._ended: List[int] = []  # what vmem_lease_end has answered; 0: the handle may be another lease's
         self._lease = ctypes.c_void_p()
         _memory.check_fork()
         spans = [s for s in spans if s[1] != 0]
@@ -206,22 +208,29 @@ class Lease:
             made = ctypes.byref(self._lease)
             check(lib.vmem_lease_async(made, ranges, len(spans), location, self._stream, None, None))
 
+    @property
+    def _live(self) -> Optional[ctypes.c_void_p]:
+        """The handle; None or NULL: there is none, or none any more."""
+        return None if 0 in self._ended else self._lease
+
     def _end(self, stream: int) -> None:
-        check(lib.vmem_lease_end(self._lease, stream))
-        self._lease = ctypes.c_void_p()
-        self._held = False
-        self._keep = []
+        try:
+            answer(self._ended, lib.vmem_lease_end, self._live, stream)
+            check(self._ended[-1])
+        finally:
+            if 0 in self._ended:
+                self._keep = []
 
     def release(self, stream: Any = _OWN) -> None:
         """At a device the lease ends when the stream gets here, its own or another of the device whose work comes after
         the last use; on the host, now. Releasing twice does nothing."""
-        if self._held:
+        if self.held:
             self._end(self._stream if stream is _OWN else stream_handle(stream))
 
     @property
     def held(self) -> bool:
         """False once the lease was released."""
-        return self._held
+        return self._held and 0 not in self._ended
 
     def __enter__(self) -> "Lease":
         return self
@@ -230,8 +239,8 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_lease", None) and not _memory._forked:
-            lib.vmem_lease_end(self._lease, self._stream)
+        if getattr(self, "_lease", None) and self._live and not _memory._forked:
+            lib.vmem_lease_end(self._live, self._stream)
             self._lease, self._held = ctypes.c_void_p(), False
             _memory.free_orphans()
             warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
@@ -253,9 +262,9 @@ class PendingLease:
         if self._failure is not None:
             raise self._failure
         lease = self._lease
-        if not lease._lease:
+        if not lease._live:
             return True  # of no bytes, or over
-        rc = lib.vmem_lease_poll(lease._lease)
+        rc = lib.vmem_lease_poll(lease._live)
         if rc == -errno.EAGAIN:
             return False
         if rc != 0:
@@ -267,7 +276,7 @@ class PendingLease:
 
     def fileno(self) -> int:
         """A descriptor that polls readable once the lease is ready or has failed; it is the lease's to close."""
-        fd = lib.vmem_lease_fd(self._lease._lease)
+        fd = lib.vmem_lease_fd(self._lease._live)
         if fd < 0:
             raise failure(fd)
         return int(fd)
@@ -275,9 +284,13 @@ class PendingLease:
     def cancel(self) -> None:
         """Nothing is leased afterwards, whether it was ready or not. Waits for I/O of the lease that is under way, an
         event loop with it."""
-        if self._lease._lease:
-            self._lease._end(self._lease._stream)
-            self._failure = Error(errno.ECANCELED, "the lease was cancelled")
+        if self._lease._live:
+            cancelled = Error(errno.ECANCELED, "the lease was cancelled")
+            try:
+                self._lease._end(self._lease._stream)
+            finally:
+                if not self._lease._live and self._failure is None:
+                    self._failure = cancelled
 
     async def _wait(self) -> Lease:
         if self._awaited:
@@ -377,8 +390,13 @@ def export(what: Any, dma_buf: bool = False) -> int:
     to last as long as others use it; vmem.h says what happens then."""
     ptr, nbytes, _, _keep = span_of(what, READ)
     fd = ctypes.c_int(-1)
-    check(lib.vmem_export(ptr, nbytes, int(dma_buf), ctypes.byref(fd)))
-    return fd.value
+    try:
+        check(lib.vmem_export(ptr, nbytes, int(dma_buf), ctypes.byref(fd)))
+        return fd.value
+    except BaseException:  # a signal's, when there is a descriptor already
+        if fd.value >= 0:
+            os.close(fd.value)
+        raise
 
 
 def evict(*what: Any, location: int = SSD) -> None:

@@ -170,14 +170,14 @@ def _block_size(wanted: Union[int, str, None]) -> int:
 
 
 def _create(
-    nbytes: int,
+    handle: _memory.Handle,
     flags: int,
     wanted: _Attributes,
     path: Optional[bytes] = None,
     offset: int = 0,
     fd: int = -1,
-) -> ctypes.c_void_p:
-    attr, ptr = RegionAttrStruct(), ctypes.c_void_p()
+) -> None:
+    attr = RegionAttrStruct()
     attr.size = ctypes.sizeof(attr)
     attr.block_size = _block_size(wanted.block_size)
     attr.advice = 0 if wanted.advice is None else advice_of(wanted.advice)
@@ -186,8 +186,8 @@ def _create(
     attr.address = wanted.address
     attr.core_dump = 0 if wanted.core_dump is None else 1 if wanted.core_dump else -1
     attr.path, attr.offset, attr.fd, attr.flags = path, offset, fd, flags
-    check(lib.vmem_create(ctypes.byref(ptr), nbytes, ctypes.byref(attr)))
-    return ptr
+    check(lib.vmem_create(ctypes.byref(handle.made), handle.size, ctypes.byref(attr)))
+    handle.begin()
 
 
 def alloc(
@@ -211,8 +211,9 @@ def alloc(
     """
     nbytes = parse_size(size)
     wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
-    ptr = _create(nbytes, FLAG_HOST_ONLY if host_only else 0, wanted)
-    return _made(ptr, nbytes, name, True, host_only, None)
+    handle = _memory.Handle(nbytes, name or "region", True, host_only)
+    _create(handle, FLAG_HOST_ONLY if host_only else 0, wanted)
+    return _made(handle, name, None)
 
 
 _MODES = {"read": FLAG_MAP_READ, "shared": FLAG_MAP_SHARED, "private": FLAG_MAP_PRIVATE}
@@ -259,11 +260,12 @@ def map(  # noqa: A001  (the name of the call in C)
         nbytes = parse_size(size)
     flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
     wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
-    ptr = _create(nbytes, flags, wanted, None if fd >= 0 else where, offset, fd)
     made = (os.path.abspath(where), nbytes, offset, host_only, name, wanted)
     again = made if mode == "read" and fd < 0 else None
     label = name or (f"fd {fd}" if fd >= 0 else os.path.basename(os.fsdecode(where)))
-    return _made(ptr, nbytes, label, mode != "read", host_only, again)
+    handle = _memory.Handle(nbytes, label or "region", mode != "read", host_only)
+    _create(handle, flags, wanted, None if fd >= 0 else where, offset, fd)
+    return _made(handle, label, again)
 
 
 def map_open(
@@ -272,9 +274,10 @@ def map_open(
     """map() for reading of a file that is open; `path` is its name."""
     flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
     wanted = _Attributes(block_size)
-    ptr = _create(size, flags, wanted, fd=file.fileno())
-    again = (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted)
-    return _made(ptr, size, os.path.basename(path), False, host_only, again)
+    label = os.path.basename(path)
+    handle = _memory.Handle(size, label or "region", False, host_only)
+    _create(handle, flags, wanted, fd=file.fileno())
+    return _made(handle, label, (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted))
 
 
 def _map_again(
@@ -288,16 +291,7 @@ def _map_again(
     return map(path, size, offset, host_only=host_only, name=name, **wanted._asdict())
 
 
-def _made(
-    ptr: ctypes.c_void_p,
-    nbytes: int,
-    name: Optional[str],
-    writable: bool,
-    host_only: bool,
-    again: Optional[Tuple[Any, ...]],
-) -> Region:
-    assert ptr.value is not None
-    handle = _memory.Handle(ptr.value, nbytes, name or "region", writable, host_only)
+def _made(handle: _memory.Handle, name: Optional[str], again: Optional[Tuple[Any, ...]]) -> Region:
     if name:
-        check(lib.vmem_name(ptr.value, text_bytes(name)))
+        check(lib.vmem_name(handle.ptr, text_bytes(name)))
     return Region(handle, again)

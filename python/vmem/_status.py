@@ -6,8 +6,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values, text_bytes
 
@@ -45,25 +46,31 @@ def configure(**settings: Value) -> None:
         set(name, value)
 
 
-_log_callback: Any = None  # what libvmem calls: it has to live until another is in its place
+# What libvmem may call, which has to live until another has been put in its place: each with whether the call that
+# gave it has returned. One whose call was interrupted may be in place or not; it stays.
+_log_callbacks: Dict[int, List[Any]] = {}
+_numbers = itertools.count()
 
 
 def set_log_callback(callback: Optional[Callable[[int, str], None]]) -> None:
     """Delivers libvmem's log lines to callback(level, line), level 0 an error, 1 a warning, 2 info, 3 debug; None: to
     stderr again, as at the end of the interpreter. It runs on whichever thread, and may use regions and make any call.
     What it raises is printed. Once this returns no thread is in the old callback, unless that one made the call."""
-    global _log_callback
     made = LOG_CALLBACK()
     if callback is not None:
         deliver = callback
         made = LOG_CALLBACK(lambda level, line, _: deliver(level, line.decode("utf-8", "replace")))
+    before = [number for number, (_, given) in list(_log_callbacks.items()) if given]
+    entry = _log_callbacks[next(_numbers)] = [made, False]
     lib.vmem_log(made, None)
-    _log_callback = made
+    entry[1] = True
+    for number in before:
+        _log_callbacks.pop(number, None)
 
 
 @atexit.register
 def _end_log() -> None:
-    if _log_callback:  # while there is an interpreter to run it
+    if any(made for made, _ in list(_log_callbacks.values())):  # while there is an interpreter to run it
         set_log_callback(None)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test starts with libvmem stopped and known settings, and must leave no region behind."""
 
+import dis
 import errno
 import gc
 import os
@@ -116,6 +117,48 @@ def python(code, **environment):
         timeout=60 * PATIENCE,
         stdin=subprocess.DEVNULL,
     )
+
+
+def interrupted(work, at):
+    """work(), with what a signal's handler raises after the at-th call that the package's code makes, where Python lets
+    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls."""
+    came = []
+
+    def look(frame, event, _):
+        if event != "call" or not frame.f_code.co_filename.startswith(package) or ends_an_object(frame):
+            return None
+        frame.f_trace_opcodes = True
+        called = [False]
+
+        def step(frame, event, _):
+            if event == "opcode" and not came:
+                steps[0] += called[0]
+                if called[0] and steps[0] == at:
+                    came.append(KeyboardInterrupt())
+                    raise came[0]
+                called[0] = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+            elif event == "exception":  # no call has returned
+                called[0] = False
+            return step
+
+        return step
+
+    def ends_an_object(frame):  # Python prints what is raised there
+        while frame is not None and frame.f_code.co_name != "__del__":
+            frame = frame.f_back
+        return frame is not None
+
+    package, steps, before = os.path.dirname(vmem.__file__), [0], sys.gettrace()
+    sys.settrace(look)
+    try:
+        work()
+    except KeyboardInterrupt as e:
+        sys.settrace(before)
+        traceback.clear_frames(e.__traceback__)
+        e.__traceback__ = None
+    finally:
+        sys.settrace(before)
+    return came[0] if came else None
 
 
 def no_device_lease(*ranges):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _memory
-from .._lib import READ, Error, RangeStruct, check, failure, human_bytes, lib
+from .._lib import READ, Error, RangeStruct, answer, failure, human_bytes, lib
 from .._range import Advice, span_of
 from . import _plan
 from ._target import Target
@@ -68,7 +68,8 @@ class Frame:
 
     def __init__(self, scope: Scope, stream: int) -> None:
         self.scope = scope
-        self.leases: List[Any] = []
+        # Ranges, what taking them has answered, what releasing them has: empty lists where there was no such call.
+        self.leases: List[Tuple[Any, List[int], List[int]]] = []
         self.stream = stream
         self.counted = False  # in scope.depth
 
@@ -165,24 +166,19 @@ class Engine:
     # ---- leases
 
     def lease(self, frame: Frame, ranges: Any) -> None:
-        rc = lib.vmem_acquire_ranges(ranges, len(ranges), self.target.location, frame.stream)
-        if rc != 0:
+        taken: List[int] = []
+        frame.leases.append((ranges, taken, []))  # before: a signal's exception may come in the call
+        answer(taken, lib.vmem_acquire_ranges, ranges, len(ranges), self.target.location, frame.stream)
+        if taken[0] != 0:
             held = human_bytes(sum(f.scope.bytes for f in self.local.stack if f is not frame))
             prefix = f"layer {frame.scope.name!r} with {human_bytes(frame.scope.bytes)} of weights"
-            raise failure(rc, f"{prefix} (layers around it hold {held}): ")
-        frame.leases.append(ranges)
+            raise failure(taken[0], f"{prefix} (layers around it hold {held}): ")
 
-    def enter(self, scope: Scope, arguments: Tuple[Any, ...] = ()) -> Frame:
-        stack = self.local.__dict__.setdefault("stack", [])
-        frame = Frame(scope, self.target.stream())
-        stack.append(frame)
-        if scope.spans:
-            try:
-                self.begin(frame, arguments)
-            except BaseException:
-                self.leave(frame)
-                raise
-        return frame
+    def enter(self, frame: Frame, arguments: Tuple[Any, ...] = ()) -> None:
+        """Whatever comes of it, leave() is to follow."""
+        self.local.__dict__.setdefault("stack", []).append(frame)
+        if frame.scope.spans:
+            self.begin(frame, arguments)
 
     def begin(self, frame: Frame, arguments: Tuple[Any, ...]) -> None:
         scope = frame.scope
@@ -221,19 +217,34 @@ class Engine:
         return struct_of(self.spans(used or {min(scope.blocks)}))
 
     def leave(self, frame: Frame) -> None:
-        self.local.stack.remove(frame)
-        scope = frame.scope
-        if frame.counted:
-            scope.depth -= 1
-            if scope.depth == 0:
-                for p, weight in scope.unaligned:
-                    p.data = weight
-        with self.target.current():
-            while frame.leases:
-                ranges = frame.leases.pop()
-                check(lib.vmem_release_ranges(ranges, len(ranges), frame.stream))
+        try:
+            self.undo(frame)
+        except BaseException:  # a signal's, too: the rest is released all the same
+            self.undo(frame)
+            raise
         if not self.local.stack and len(self.order) > self.pins_for:
             self.pin()
+
+    def undo(self, frame: Frame) -> None:
+        """What enter() did of its work. Called again it goes on behind what went wrong."""
+        stack = self.local.__dict__.setdefault("stack", [])
+        if frame in stack:
+            stack.remove(frame)
+        scope = frame.scope
+        if frame.counted:
+            if scope.depth == 1:
+                for p, weight in scope.unaligned:
+                    p.data = weight
+            scope.depth -= 1
+            frame.counted = False
+        with self.target.current():
+            while frame.leases:
+                ranges, taken, released = frame.leases[-1]
+                if taken == [0] and not released:
+                    answer(released, lib.vmem_release_ranges, ranges, len(ranges), frame.stream)
+                frame.leases.pop()
+                if released and released[0] != 0:
+                    raise failure(released[0])
 
     # ---- what comes next
 

@@ -204,8 +204,8 @@ class Table:
         """Waits for the gathers, closes the range, and raises as check() does. Ending twice does nothing."""
         if self._range is None:
             return
-        opened, self._range = self._range, None
-        opened.end()
+        self._range.end()
+        self._range = None
         self.check()
 
     def __enter__(self) -> "Table":

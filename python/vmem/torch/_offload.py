@@ -17,7 +17,7 @@ from torch import nn
 
 from .._lib import Error, human_bytes, parse_size
 from . import _plan
-from ._engine import Engine, Scope, Watch
+from ._engine import Engine, Frame, Scope, Watch
 from ._target import ask_budget, give_budget, resolve, use_host_memory
 from ._tensors import region_of, view
 
@@ -35,13 +35,14 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if engine.removed:
             return run(*args, **kwargs)
-        frame = engine.enter(scope, args)
+        frame = Frame(scope, engine.target.stream())
         try:
+            engine.enter(frame, args)
             if (scope.seen and not engine.always) or getattr(engine.local, "watching", False):
                 result = run(*args, **kwargs)
             else:
-                engine.local.watching = True
                 try:
+                    engine.local.watching = True
                     with Watch(engine):
                         result = run(*args, **kwargs)
                 finally:
