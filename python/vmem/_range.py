@@ -289,7 +289,7 @@ class PendingLease:
             try:
                 self._lease._end(self._lease._stream)
             finally:
-                if not self._lease._live and self._failure is None:
+                if 0 in self._lease._ended and self._failure is None:
                     self._failure = cancelled
 
     async def _wait(self) -> Lease:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every test starts with libvmem stopped and known settings, and must leave no region behind."""
 
+import contextlib
 import dis
 import errno
 import gc
@@ -119,45 +120,82 @@ def python(code, **environment):
     )
 
 
-def interrupted(work, at):
-    """work(), with what a signal's handler raises after the at-th call that the package's code makes, where Python lets
-    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls."""
-    came = []
+PACKAGE = os.path.dirname(vmem.__file__)
 
-    def look(frame, event, _):
-        if event != "call" or not frame.f_code.co_filename.startswith(package) or ends_an_object(frame):
+
+def may_be_interrupted(frame):
+    """Of the package, and not at the end of an object, where Python prints what is raised."""
+    ours = frame.f_code.co_filename.startswith(PACKAGE)
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return ours and frame is None
+
+
+@contextlib.contextmanager
+def after_calls(act):
+    """act() after each call of the package's code, and at the beginning of its functions. By instructions before Python
+    3.12; from there on a function's instructions are not seen in its first call."""
+    if hasattr(sys, "monitoring"):
+        seen = sys.monitoring
+        events = seen.events.CALL | seen.events.PY_START  # CALL: with C_RETURN
+
+        def look(*_):
+            if may_be_interrupted(sys._getframe(1)):
+                act()
+
+        seen.use_tool_id(4, "after_calls")
+        try:
+            seen.register_callback(4, seen.events.C_RETURN, look)
+            seen.register_callback(4, seen.events.PY_START, look)
+            seen.set_events(4, events)
+            yield
+        finally:
+            seen.set_events(4, 0)
+            seen.free_tool_id(4)
+        return
+
+    def begin(frame, event, _):
+        if event != "call" or not may_be_interrupted(frame):
             return None
         frame.f_trace_opcodes = True
         called = [False]
 
         def step(frame, event, _):
-            if event == "opcode" and not came:
-                steps[0] += called[0]
-                if called[0] and steps[0] == at:
-                    came.append(KeyboardInterrupt())
-                    raise came[0]
-                called[0] = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+            if event == "opcode":
+                was, called[0] = called[0], dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
+                if was:
+                    act()
             elif event == "exception":  # no call has returned
                 called[0] = False
             return step
 
         return step
 
-    def ends_an_object(frame):  # Python prints what is raised there
-        while frame is not None and frame.f_code.co_name != "__del__":
-            frame = frame.f_back
-        return frame is not None
-
-    package, steps, before = os.path.dirname(vmem.__file__), [0], sys.gettrace()
-    sys.settrace(look)
+    before = sys.gettrace()
+    sys.settrace(begin)
     try:
-        work()
-    except KeyboardInterrupt as e:
-        sys.settrace(before)
-        traceback.clear_frames(e.__traceback__)
-        e.__traceback__ = None
+        yield
     finally:
         sys.settrace(before)
+
+
+def interrupted(work, at):
+    """work(), with what a signal's handler raises after the at-th call that the package's code makes, where Python lets
+    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls."""
+    came, calls = [], [0]
+
+    def act():
+        calls[0] += 1
+        if calls[0] == at:
+            came.append(KeyboardInterrupt())
+            raise came[0]
+
+    try:
+        with after_calls(act):
+            work()
+    except KeyboardInterrupt as e:
+        traceback.clear_frames(e.__traceback__)
+        e.__traceback__ = None
     return came[0] if came else None
 
 
