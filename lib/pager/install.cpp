@@ -118,8 +118,16 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
     core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
   }
   const bool torn = !s.ok() && torn_by_fill(m, s);
+  // Where pages were in place for a moment, others than the parked threads may have stored to them; the trap has taken
+  // that back into the frame.
+  const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
+                       !(store::digest(m->image, r.block_size) == r.table[m->block].digest);
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
+  if (changed) {
+    block.flags &= static_cast<uint16_t>(~core::kDigest);
+    if (r.gpu) block.flags |= core::kDirty;
+  }
   if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
   if (torn) {
     lose_filled(m, s);

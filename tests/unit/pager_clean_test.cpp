@@ -4,13 +4,18 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
+#include <memory>
+#include <utility>
 
+#include "common/patience.h"
+#include "device/sim_device.h"
 #include "pager_steps.h"
 
 namespace {
 
 using vmem::core::kHugePage;
 using vmem::core::Status;
+using vmem::pager::test::FakeTrap;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
@@ -63,6 +68,46 @@ TEST_F(PagerClean, AFreeThatFailsBesideOneThatDoesNotLeavesNobodyWaiting) {
     TearDown();
     pager.reset();
   }
+}
+
+// The trap takes back what it had placed of a block, with what others than the parked thread have stored there: what is
+// held differs from the store, though no access has been answered.
+TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedIsWritten) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 1);
+  evict(r, kSmall);
+  trap->fail_fill(ENOMEM, 1, 2);
+  trap->report(r, vmem::trap::FaultKind::write);  // whose thread has gone meanwhile
+  trap->until_called("fill refused", 1);
+  EXPECT_EQ(get(r), 2u);
+  evict(r, kSmall);
+  EXPECT_EQ(get(r), 2u);
+}
+
+// .. of a block that waited in a staging frame, and is given up from there.
+TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
+  std::unique_ptr<vmem::device::SimDevices> sim;
+  vmem::device::SimOptions options;
+  options.devices = 1;
+  options.memory_bytes = 32 << 20;
+  ASSERT_TRUE(vmem::device::make_sim_devices(options, &sim).ok());
+  start(config(96 << 20), std::make_unique<FakeTrap>(false, true, true), std::move(sim));
+  std::byte* r = region(4, kHugePage);
+  put(r, 1);
+  evict(r, kHugePage);
+  ASSERT_TRUE(pager->prefetch(r, kHugePage, VMEM_HOST).ok());
+  const auto held = [&] {
+    struct vmem_residency where = {};
+    EXPECT_TRUE(pager->query(r, kHugePage, &where).ok());
+    return where.host_bytes == kHugePage;
+  };
+  ASSERT_TRUE(vmem::test::eventually(held)) << "it waits in a staging frame";
+  trap->fail_fill(EIO, 1, 2);
+  trap->report(r, vmem::trap::FaultKind::write);
+  trap->until_called("fill refused", 1);
+  evict(r, kHugePage);
+  EXPECT_EQ(get(r), 2u);
 }
 
 }  // namespace

@@ -207,9 +207,10 @@ Status FakeTrap::attach_at(void* address, size_t size, trap::Transfer) {
   return {};
 }
 
-void FakeTrap::fail_fill(int error, size_t times) {
+void FakeTrap::fail_fill(int error, size_t times, uint64_t stored) {
   std::lock_guard lock(mutex_);
   fill_error_ = error;
+  fill_stored_ = stored;
   fill_failures_ = times;
 }
 
@@ -254,6 +255,7 @@ Status FakeTrap::fill(void* at, size_t size, void* frame, trap::Transfer transfe
   if (!all(number(at), size, Page::absent)) return core::error(EEXIST, "pages are there already");
   if (fill_failures_ != 0) {
     --fill_failures_;
+    if (fill_stored_ != 0 && protect == trap::Protect::no) memcpy(frame, &fill_stored_, sizeof fill_stored_);
     called("fill refused");
     return core::error(fill_error_, "as the test wants it");
   }
