@@ -9,6 +9,7 @@
 namespace vmem::pager {
 
 using core::BlockIndex;
+using core::State;
 using core::Status;
 using memory::Use;
 
@@ -59,7 +60,12 @@ bool TableCharges::fits(const Region& r, BlockIndex b) const {
   return reserve_.for_moves() + more <= budget_.wanted();
 }
 
-bool TableCharges::unfail(const Region& r, BlockIndex b) {
+// It was refused. True: nobody need know of it any more. Of a block that has come since, its pages would be taken back;
+// one that moves may not come after all.
+bool TableCharges::asks_again(const Region& r, BlockIndex b) {
+  const State state = r.table[b].state;
+  if (state == State::resident || state == State::failed) return true;
+  if (state != State::untouched && state != State::stored && state != State::held) return false;
   const Status s = trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   return s.ok() || core::broken("table_retry");  // else it would give SIGBUS for good: tried again
@@ -67,8 +73,7 @@ bool TableCharges::unfail(const Region& r, BlockIndex b) {
 
 bool TableCharges::may_grow(const Region& r, BlockIndex b) {
   if (!fits(r, b)) return false;
-  if (r.table.cost(b) == 0) return true;
-  refused_.erase_if([&](const auto& e) { return fits(*e.first, e.second) && unfail(*e.first, e.second); });
+  refused_.erase_if([&](const auto& e) { return fits(*e.first, e.second) && asks_again(*e.first, e.second); });
   return true;
 }
 
@@ -81,7 +86,7 @@ Status TableCharges::refuse(Region& r, BlockIndex b) {
   bool full = refused_.size() >= kMostRefused;
   for (size_t tries = kTries; full && tries != 0; --tries) {
     const auto [region, block] = refused_.front();
-    full = !trap_.unfail(region->address(block), region->block_size).ok();
+    full = !asks_again(*region, block);
     full ? refused_.move_front(refused_.end()) : refused_.pop_front();
   }
   if (!refused_.push_back({&r, b})) {  // no memory to know it by

@@ -44,8 +44,8 @@ class TableCharges {
 
   // What the budget must have room for beside the frame of block b, so that its table can be charged at once.
   uint64_t growth(const Region& r, core::BlockIndex b) const;
-  // Whether a block may be the first of its page in the region's table. If so, all that were refused before and that
-  // there is room for by now can be accessed again.
+  // Whether a block may be the first of its page in the region's table, or is not. If so, all that were refused before
+  // and that there is room for by now can be accessed again; the block itself is to be asked for before it moves.
   bool may_grow(const Region& r, core::BlockIndex b);
 
   bool reserve() { return refused_.reserve(kMostRefused); }
@@ -64,7 +64,7 @@ class TableCharges {
  private:
   uint64_t counted(uint64_t more) const;
   bool fits(const Region& r, core::BlockIndex b) const;
-  bool unfail(const Region& r, core::BlockIndex b);
+  bool asks_again(const Region& r, core::BlockIndex b);
 
   memory::HostBudget& budget_;
   const HostReserve& reserve_;

@@ -147,6 +147,46 @@ TEST_F(PagerTableCharges, TheOldestAsksAgainWhereTooManyAreRefused) {
   EXPECT_EQ(tables.refused(), 0u);
 }
 
+TEST_F(PagerTableCharges, AnAccessThatWasRefusedIsMadeAgainWhenAnotherBlockHasBegunItsPage) {
+  fill();
+  ASSERT_TRUE(tables.reserve());
+  EXPECT_TRUE(tables.refuse(region, 7).ok());
+  region.table.change(8, State::untouched, State::filling);
+  EXPECT_TRUE(tables.may_grow(region, 7));
+  EXPECT_EQ(tables.refused(), 0u);
+  EXPECT_EQ(trap.calls("unfail"), 1u);
+}
+
+// What is taken back of a block in place is its pages.
+TEST_F(PagerTableCharges, ABlockThatCameMeanwhileKeepsItsPages) {
+  fill();
+  ASSERT_TRUE(tables.reserve());
+  EXPECT_TRUE(tables.refuse(region, 7).ok());
+  region.table.change(8, State::untouched, State::filling);
+  trap.refuse_unfail(1);
+  EXPECT_TRUE(tables.may_grow(region, 7));
+  region.table.change(7, State::untouched, State::filling);
+  reserve.release(leased);
+  EXPECT_TRUE(tables.may_grow(region, kChunk));
+  EXPECT_EQ(tables.refused(), 1u) << "it may not come";
+  region.table.change(7, State::filling, State::installing);
+  region.table.change(7, State::installing, State::resident);
+  EXPECT_TRUE(tables.may_grow(region, kChunk));
+  EXPECT_EQ(tables.refused(), 0u);
+  EXPECT_EQ(trap.calls("unfail"), 0u);
+}
+
+TEST_F(PagerTableCharges, ABlockThatCameMeanwhileKeepsItsPagesWhereTooManyAreRefused) {
+  fill();
+  for (BlockIndex b = 0; b < TableCharges::kMostRefused; ++b) EXPECT_TRUE(tables.refuse(region, b * kChunk).ok());
+  region.table.change(0, State::untouched, State::filling);
+  region.table.change(0, State::filling, State::installing);
+  region.table.change(0, State::installing, State::resident);
+  EXPECT_TRUE(tables.refuse(region, TableCharges::kMostRefused * kChunk).ok());
+  EXPECT_EQ(trap.calls("unfail"), 0u);
+  EXPECT_EQ(tables.refused(), TableCharges::kMostRefused);
+}
+
 TEST_F(PagerTableCharges, TheCheckFindsWhatDisagrees) {
   tables.charge(other);
   EXPECT_NE(tables.check(0), "");
