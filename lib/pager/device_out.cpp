@@ -390,7 +390,6 @@ void Pager::finish_device_write(Move* m, After& after) {
     core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
               m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   }
-  core::Extent old;
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
@@ -403,7 +402,8 @@ void Pager::finish_device_write(Move* m, After& after) {
     if (!m->clean) {
       core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
       if (r.backing != Backing::file_shared) {
-        if (m->new_extent) old = block.extent;
+        // Under the lock, as finish_write() has it.
+        if (m->new_extent && block.extent) space_->release(block.extent);
         block.extent = m->extent;
       }
       block.digest = m->digest;
@@ -430,8 +430,6 @@ void Pager::finish_device_write(Move* m, After& after) {
   if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
   map_.free_move(m);
   came_free(after);
-  lock.unlock();
-  if (old) space_->release(old);
 }
 
 // Locked. A few blocks of the oldest hint that asks blocks away from a device.

@@ -185,7 +185,6 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   const bool cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) drop_cut_off(m);
   const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
-  core::Extent old;
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (!m->status.ok()) {
@@ -199,7 +198,8 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   map_.progress().made();
   core::add(counters_.write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
-    if (m->new_extent) old = block.extent;
+    // Under the lock: when it is let go, the region may be freed, and the store end.
+    if (m->new_extent && block.extent) space_.release(block.extent);
     block.extent = m->extent;
   }
   block.digest = m->digest;
@@ -214,8 +214,6 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   }
   room_.came_free(after);
   failed_.revive_dropped();
-  lock.unlock();
-  if (old) space_.release(old);
 }
 
 // Unlocked; state writing, and its pages are in place. False: somebody wants the block, so that it stays.

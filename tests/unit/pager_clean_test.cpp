@@ -1,7 +1,9 @@
-// When a block in host memory counts as clean, and who is told that a free has come to nothing.
+// When a block in host memory counts as clean, and who is told that a free has come to nothing;
+// and nothing is under way when the pager ends.
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <future>
 #include <memory>
@@ -108,6 +110,25 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
   trap->until_called("fill refused", 1);
   evict(r, kHugePage);
   EXPECT_EQ(get(r), 2u);
+}
+
+// The thread that writes it may be kept from going on anywhere, and nobody waits for a region whose moves are over.
+TEST_F(PagerClean, WhatAWriteReplacesIsReleasedBeforeThePagerEnds) {
+  start(config());
+  std::byte* r = region(1);
+  put(r, 1);
+  evict(r, kSmall);
+  put(r, 2);
+  space->hold_release();
+  ASSERT_TRUE(pager->prefetch(r, kSmall, VMEM_SSD).ok());
+  space->until_release_held();
+  auto ended = std::async(std::launch::async, [&] {
+    pager->shutdown();
+    pager.reset();
+  });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+  space->let_release_go();
+  ended.get();
 }
 
 }  // namespace

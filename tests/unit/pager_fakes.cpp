@@ -592,8 +592,36 @@ Status FakeSpace::allocate(size_t size, unsigned codec, std::span<core::Extent> 
   return {};
 }
 
-void FakeSpace::release(core::Extent extent) {
+FakeSpace::~FakeSpace() {
   std::lock_guard lock(mutex_);
+  if (!release_held_) return;
+  fprintf(stderr, "pager_fakes: the space ends under a release\n");
+  abort();
+}
+
+void FakeSpace::hold_release() {
+  std::lock_guard lock(mutex_);
+  hold_release_ = true;
+}
+
+void FakeSpace::until_release_held() {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "an extent to be released", [&] { return release_held_; });
+}
+
+void FakeSpace::let_release_go() {
+  std::lock_guard lock(mutex_);
+  release_held_ = false;
+  changed_.notify_all();
+}
+
+void FakeSpace::release(core::Extent extent) {
+  std::unique_lock lock(mutex_);
+  if (std::exchange(hold_release_, false)) {
+    release_held_ = true;
+    changed_.notify_all();
+    wait_or_die(lock, changed_, "a release to be let go", [&] { return !release_held_; });
+  }
   const auto it = live_.find(extent.offset());
   if (it == live_.end()) {
     fprintf(stderr, "pager_fakes: an extent was released twice\n");

@@ -158,8 +158,13 @@ class FakeEngine final : public store::Engine {
 
 class FakeSpace final : public store::Space {
  public:
+  ~FakeSpace() override;
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
   void release(core::Extent extent) override;
+  // The next release() waits, and must have ended before the space does.
+  void hold_release();
+  void until_release_held();
+  void let_release_go();
   void refuse(core::Extent extent) override;
   bool expected_to_fail(core::Extent) const override { return refused() != 0; }
   size_t refused() const;
@@ -171,6 +176,8 @@ class FakeSpace final : public store::Space {
 
  private:
   mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool hold_release_ = false, release_held_ = false;
   std::map<uint64_t, size_t> live_;  // offset -> size
   size_t refused_ = 0;
   uint64_t next_ = 0, used_ = 0, budget_ = UINT64_MAX;
