@@ -10,6 +10,7 @@
 // Not thread-safe: the pager's lock protects it.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -35,8 +36,10 @@ class MemoryPressure {
 
   // Frames of regions that were freed stay until then, unless somebody needs them.
   void keep_until(uint64_t ns) VMEM_LOCKED { keep_until_ns_ = ns; }
-  // When something is to be done about them: UINT64_MAX: never.
-  uint64_t next_ns() const VMEM_LOCKED { return frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_; }
+  // When something is to be done about them, or the cap is to be lifted: UINT64_MAX: never.
+  uint64_t next_ns() const VMEM_LOCKED {
+    return std::min(frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_, budget_.capped() ? cap_until_ns_ : UINT64_MAX);
+  }
   // A few of those that none has asked for in time go back to the system.
   void release_kept(uint64_t now_ns) VMEM_LOCKED;
 

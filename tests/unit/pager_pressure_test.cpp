@@ -155,6 +155,20 @@ TEST_F(PagerPressure, AKnobThatIsRaisedEndsARefusal) {
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
 }
 
+// Leases and new regions are told at once what there is, and wake nobody.
+TEST_F(PagerPressure, ARefusalEndsWithItsTimeThoughNobodyAccessesAnything) {
+  trap->limit_frames(24 * kBlock);
+  std::byte* r = region(48);
+  for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, i + 1);
+  ASSERT_LT(budget(), kBudget);
+  trap->limit_frames(UINT64_MAX);
+  EXPECT_TRUE(vmem::test::eventually([&] { return budget() == kBudget; }));
+  const vmem_range all{r, 48 * kBlock, VMEM_READ, 0};
+  const Status s = pager->acquire({&all, 1}, VMEM_HOST, nullptr);
+  ASSERT_TRUE(s.ok()) << s.text();
+  EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
+}
+
 TEST_F(PagerPressure, PressureGivesFramesBackAndLosesNothing) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
