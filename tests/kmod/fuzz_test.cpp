@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <random>
+#include <sstream>
 
 #include "kmod/context.h"
 #include "kmod/neighbours.h"
@@ -181,13 +182,22 @@ struct Fuzzed {
   char* scratch = nullptr;
 };
 
-// Where each thread of a process stands in the kernel, for root.
+// What each thread of a process does, for root: its state, signals, times in ticks, system call, and where it stands in
+// the kernel.
 std::string stacks(pid_t process) {
+  const auto text = [](const std::filesystem::path& path) {
+    std::ifstream in(path);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
   std::string all;
   const std::string tasks = "/proc/" + std::to_string(process) + "/task/";
   for (const auto& task : std::filesystem::directory_iterator(tasks)) {
-    std::ifstream stack(task.path() / "stack");
-    all += task.path().filename().string() + ":\n" + std::string(std::istreambuf_iterator<char>(stack), {});
+    all += task.path().filename().string() + ": " + text(task.path() / "stat") + text(task.path() / "syscall");
+    std::istringstream status(text(task.path() / "status"));
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("Sig", 0) == 0 || line.rfind("ShdPnd", 0) == 0) all += line + " ";
+    }
+    all += "\n" + text(task.path() / "stack");
   }
   return all;
 }
@@ -270,7 +280,9 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
       ended = vmem::test::eventually(over, std::chrono::seconds(60), std::chrono::milliseconds(20));
     }
     if (!ended) {
-      const std::string where = stacks(child);
+      std::string where = stacks(child);
+      sleep(1);
+      where += "a second later:\n" + stacks(child);
       kill(child, SIGKILL);
       const bool killed = eventually([&] { return waitpid(child, &status, WNOHANG) == child; });
       FAIL() << "round " << round << " after " << progress->load() << " calls; " << (killed ? "" : "not even ")
