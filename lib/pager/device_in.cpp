@@ -31,6 +31,7 @@ using core::Urgency;
 
 namespace {
 
+constexpr BlockIndex kLooksForFrames = 1024;          // blocks of a wish that may hold frames which others wait for
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
 constexpr uint64_t kRefusedFor = 1'000'000'000;       // ns; no guest tries a device again that could not take one
 
@@ -52,6 +53,7 @@ void Pager::pump_devices(After& after, bool wake) {
   for (auto it = queues_.wishes.begin(); it != queues_.wishes.end();) {
     const size_t d = static_cast<size_t>(it->device);
     bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
+    if (size_held_up && !full[d]) full[d] = !start_without_frames(*it, kDeviceBatch, after);
     if (full[d] || size_held_up) {
       if (full[d]) wanted[d] += (it->last - it->next + 1) * it->region->block_size;
       ++it;
@@ -71,6 +73,7 @@ void Pager::pump_devices(After& after, bool wake) {
       ++it->next;
     }
     size_held_up = result == Start::no_frame;
+    if (size_held_up && !start_without_frames(*it, kLooksForFrames, after)) result = Start::no_room;
     if (result == Start::no_room) {
       full[d] = true;
       wanted[d] += (it->last - it->next + 1) * it->region->block_size;
@@ -97,6 +100,20 @@ void Pager::read_meanwhile(Wish& wish, After& after) {
     if (r.dying || StarvedQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, wish.urgency, after)) return;
     after.submit.tail->meanwhile = true;
   }
+}
+
+// Locked. Of a wish that finds no frame, or stands behind one that finds none, what needs none comes first: who waits
+// for it has leased it, so that its frame goes to nobody else before. False: the device is full.
+bool Pager::start_without_frames(const Wish& wish, BlockIndex looks, After& after) {
+  Region& r = *wish.region;
+  const BlockIndex last = std::min<BlockIndex>(wish.last, wish.next + looks - 1);
+  for (BlockIndex b = wish.next; b <= last; ++b) {
+    const Block& block = r.table[b];
+    const bool needs_none = (block.state == State::held && in_staging(residents_[block.aux].pool)) ||
+                            (block.state == State::on_device && block.device != wish.device);
+    if (needs_none && start_entering(r, b, wish.device, wish.urgency, after) == Start::no_room) return false;
+  }
+  return true;
 }
 
 void Pager::wake_for_ready() {
@@ -158,10 +175,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_frame;
     }
-    // What was read while room was made keeps its frame until it has room, and may wait for this block to have it
-    // first: an acquire may have one frame that such reads leave. The way out keeps at least one more.
-    const size_t keep = staging_.of(r).growth.reserve();
-    frame = staging_frame(r, urgency == Urgency::acquire ? keep - 1 : keep);
+    frame = staging_frame(r, staging_.of(r).growth.reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
       return Start::no_frame;

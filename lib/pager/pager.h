@@ -162,6 +162,7 @@ class Pager final : private BlockMap::Above,
   void pump_devices(After& after, bool wake = true) VMEM_LOCKED;
   void wake_for_ready() VMEM_LOCKED;
   void read_meanwhile(Wish& wish, After& after) VMEM_LOCKED;
+  bool start_without_frames(const Wish& wish, core::BlockIndex looks, After& after) VMEM_LOCKED;
   Batch take_ready(std::span<const SpanOf> spans, int d) VMEM_LOCKED;
   void begin_batch(const Batch& batch, int d) VMEM_UNLOCKED;
   bool end_issued(Lock& lock, int d) VMEM_LOCKED;

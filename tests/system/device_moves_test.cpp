@@ -359,6 +359,32 @@ TEST_F(FewStagingFrames, WhatIsReadWhileRoomIsMadeLeavesAFrameForWhatIsToMoveFir
   }
 }
 
+// A frame that was kept for the way out has gone to a block which is leased by the time that it is there.
+TEST_F(FewStagingFrames, WhatIsLeasedWhileItLeavesGivesItsFrameBack) {
+  if (IsSkipped()) return;
+  vmem::region r(3 * kLarge), others(kBlocks * kLarge);
+  for (size_t b = 0; b < 3; ++b) store_on_device(words(r) + b * kLarge / 8, 100 + b);
+  ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+  EXPECT_EQ(load(words(r)), 100u);
+  for (size_t b = 0; b < kBlocks; ++b) store_on_device(words(others) + b * kLarge / 8, 200 + b);
+  void* const second = stream(0);
+  const uint64_t read = vmem::stats().read_bytes;
+  stop_at("device.leaving");
+  aside([&] { EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << said(); });
+  ASSERT_TRUE(stopped());
+  EXPECT_TRUE(until([&] { return vmem::stats().read_bytes == read + 2 * kLarge; }));
+  aside([&] { EXPECT_EQ(vmem_acquire(others.data(), kLarge, VMEM_READ, 0, second), 0) << said(); });
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(300));  // it has leased what leaves first by now, or does no harm
+  go_on();
+  join();
+  EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+  EXPECT_EQ(vmem_release(others.data(), kLarge, second), 0) << said();
+  ASSERT_TRUE(sim().synchronize(stream_).ok());
+  for (size_t b = 0; b < 3; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
+  for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(others) + b * kLarge / 8), 200 + b);
+}
+
 class TwoDevicesMove : public DeviceMoves {
  protected:
   void SetUp() override { start(2, {}, true); }
