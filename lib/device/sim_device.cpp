@@ -447,7 +447,7 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
     const Unit& unit = r->units[i];
     if (!is_made(unit.state.load())) return illegal("a hole");
     if (!shared() && unit.state.load() != UnitState::open) return illegal("not mapped");
-    if (!shared() && (seers(unit) >> device & 1) == 0) return illegal("on another device");
+    if (!shared() && !mapped_for(device, r->base + i * r->unit)) return illegal("on another device");
     if (info(device).links[unit.device.load()] == Link::none) return illegal("on a device without peer access");
     const uint8_t moving = unit.moving.load();
     if ((moving & ~kCopyingOut) != 0 || (store && (moving & kCopyingOut) != 0)) {

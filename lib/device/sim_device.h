@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -182,6 +183,7 @@ class SimDevices final : public UnitDevices {
   core::Status body_show(const Span& span) override;
   core::Status body_hide(const Span& span) override;
   core::Status body_share(const Span& span, Export how, int* descriptor) override;
+  core::Status body_show_to(const Span& span, int device, bool set) override;
   core::Status body_before_hold(const Span& span) override;
   core::Status body_before_punch(const Span& span) override;
 
@@ -209,6 +211,7 @@ class SimDevices final : public UnitDevices {
   core::Status run_hook(SimOp op, int device, uintptr_t address, size_t size);
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
+  bool mapped_for(int device, uintptr_t unit);
   std::byte* view(const Reservation& r, uintptr_t address) const;
   core::Status address_space(Reservation& r);
   core::Status reserve_pages(Reservation& r);
@@ -228,6 +231,8 @@ class SimDevices final : public UnitDevices {
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::set<void*> live_streams_;  // protected by mutex_
+  // Handles: the devices that a unit is mapped for, a bit each, by its address. Protected by mutex_.
+  std::map<uintptr_t, uint64_t> mapped_for_;
   // Streams are the application's: what is on them may begin when these devices are no more.
   struct Life {
     std::mutex mutex;

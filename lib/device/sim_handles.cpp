@@ -94,7 +94,32 @@ Status SimDevices::body_zero(const Span& span) {
   return {};
 }
 
+bool SimDevices::mapped_for(int device, uintptr_t unit) {
+  const std::lock_guard lock(mutex_);
+  const auto at = mapped_for_.find(unit);
+  return at != mapped_for_.end() && (at->second >> device & 1) != 0;
+}
+
+Status SimDevices::body_show_to(const Span& span, int device, bool set) try {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < span.count; ++i) {
+    uint64_t& devices = mapped_for_[span.address() + i * span.unit_size()];
+    devices = set ? devices | uint64_t{1} << device : devices & ~(uint64_t{1} << device);
+  }
+  return {};
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory for a simulated mapping");
+}
+
 Status SimDevices::body_show(const Span& span) {
+  // For whom is said here: advice that comes later is for body_show_to().
+  for (size_t i = 0; i < span.count; ++i) {
+    const uint64_t devices = seers(span.unit(i));
+    for (int d = 0; devices >> d != 0; ++d) {
+      Status s = body_show_to({span.reservation, span.first + i, 1}, d, (devices >> d & 1) != 0);
+      if (!s.ok()) return s;
+    }
+  }
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
   if (Status s = probe(span.unit(0).device.load()); !s.ok()) return s;
   const size_t unit = span.unit_size();
@@ -116,6 +141,10 @@ Status SimDevices::body_show(const Span& span) {
 
 Status SimDevices::body_hide(const Span& span) {
   if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < span.count; ++i) mapped_for_.erase(span.address() + i * span.unit_size());
+  }
   // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
   const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -346,9 +346,11 @@ Status UnitDevices::map(std::span<const Range> ranges) {
     core::step("device.map");
     for (size_t i = 0; i < span.count && status.ok(); ++i) status = health(span.unit(i).device.load());
     if (status.ok()) status = zero_fresh(span);
+    const uint64_t before = advised_.load();
     if (status.ok()) status = body_show(span);
     if (!status.ok()) break;
     mark(span, UnitState::open);
+    if (advised_.load() != before) show_to_seers(span);
   }
   for (size_t i = 0; !status.ok() && i < done; ++i) {
     if (body_hide(spans.list[i]).ok()) mark(spans.list[i], UnitState::shut);
@@ -586,6 +588,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
       span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
     }
   }
+  advised_.fetch_add(1);  // before it is looked which units are mapped
   if (advice == Advice::accessed_by && location == kHost) return {};
   if (!shared()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
   for (size_t i = 0; i < span.count;) {
@@ -622,6 +625,17 @@ Status UnitDevices::show_to(const Span& span, int device, bool set) {
     if (Status s = body_show_to({span.reservation, span.first + i, 1}, device, set); !s.ok()) return s;
   }
   return {};
+}
+
+// What was advised while they were being mapped, as far as it can be followed.
+void UnitDevices::show_to_seers(const Span& span) {
+  for (size_t i = 0; i < span.count; ++i) {
+    const Unit& unit = span.unit(i);
+    const uint64_t others = seers(unit) & ~(uint64_t{1} << unit.device.load());
+    for (int d = 0; others >> d != 0; ++d) {
+      if ((others >> d & 1) != 0) (void)body_show_to({span.reservation, span.first + i, 1}, d, true);
+    }
+  }
 }
 
 Status UnitDevices::apply_advice(const Span& span) {

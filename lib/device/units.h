@@ -227,12 +227,14 @@ class UnitDevices : public Devices {
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);
   core::Status show_to(const Span& span, int device, bool set);
+  void show_to_seers(const Span& span);
   void mark(const Span& span, UnitState state);
 
   mutable std::shared_mutex registry_mutex_;
   std::map<uintptr_t, ReservationPtr> registry_;  // by base; protected by registry_mutex_
   mutable std::mutex advice_mutex_;
   core::Few<AdviceSet, 256> advice_table_;  // protected by advice_mutex_
+  std::atomic<uint64_t> advised_{0};        // how often a unit's advice was changed
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units

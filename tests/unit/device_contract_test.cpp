@@ -99,6 +99,38 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceSim,
                                                 }}),
                          [](const auto& i) { return std::string(i.param.name); });
 
+class DeviceSimOnHandles : public DeviceSim {};
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceSimOnHandles, ::testing::Values(Body{"four", four_on_handles}),
+                         [](const auto& i) { return std::string(i.param.name); });
+
+// The pager cannot keep advice for what is still on the disk from coming while it is brought.
+TEST_P(DeviceSimOnHandles, WhatIsAdvisedWhileABlockIsBeingMappedIsFollowed) {
+  uint64_t* base = reserve(2);
+  VMEM_OK(prepare(range(base, 0, 2)));
+  std::vector<Copy> copies;
+  for (size_t u = 0; u < 2; ++u) {
+    fill_frame(u, 3 * u);
+    copies.push_back({at(base) + u * unit_, frame(u), unit_});
+  }
+  Ticket done;
+  VMEM_OK(d_->copy_in(0, copies, &done));
+  core::Status advised = core::error(EINVAL, "nobody has advised");
+  sim().set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::map)
+      std::thread([&] { advised = d_->advise(range(base, 0, 2).front(), Advice::accessed_by, 1, true); }).join();
+    return core::Status();
+  });
+  VMEM_OK(d_->map(range(base, 0, 2)));
+  sim().set_hook(nullptr);
+  VMEM_OK(advised);
+  void* other = bench_->stream(1);
+  VMEM_OK(d_->order_after(done, other, 1));
+  bench_->sum(other, base, 2 * words_, sum_cell());
+  VMEM_OK(bench_->synchronize(other));
+  EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(3));
+  bench_->destroy(other);
+}
+
 // A kernel of a real device would be dead by now. Here it is a thread, which has looked its block up.
 TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
   uint64_t* base = reserve(2);
