@@ -525,7 +525,7 @@ void PagingService::take_back(pager::Pager& pager) {
     if (recalled_ != 0) end_loans(pager);
     some = !loans_.empty() && !last;
     states_.settle();
-    if (broken()) return;
+    if (broken()) break;  // its loans end below
     for (Frame& frame : frames_) {
       if (!frame.used) continue;
       if (states_.kind(frame.block) != Kind::evicting || states_.in_use(frame.block)) {

@@ -109,7 +109,7 @@ bool Pager::start_without_frames(const Wish& wish, BlockIndex looks, After& afte
   const BlockIndex last = std::min<BlockIndex>(wish.last, wish.next + looks - 1);
   for (BlockIndex b = wish.next; b <= last; ++b) {
     const Block& block = r.table[b];
-    const bool needs_none = (block.state == State::held && in_staging(residents_[block.aux].pool)) ||
+    const bool needs_none = (block.state == State::held && in_staging(map_.residents()[block.aux].pool)) ||
                             (block.state == State::on_device && block.device != wish.device);
     if (needs_none && start_entering(r, b, wish.device, wish.urgency, after) == Start::no_room) return false;
   }

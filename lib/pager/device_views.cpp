@@ -18,6 +18,7 @@
 #include "core/step.h"
 #include "pager/clock.h"
 #include "pager/insist.h"
+#include "pager/neighbours.h"
 #include "pager/pager.h"
 
 namespace vmem::pager {
@@ -92,6 +93,11 @@ void Pager::show(Move* m) {
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
   if (m->status.ok())
     m->status = trap_->fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
+  if (half_way(m->status) || m->status.code() == -EEXIST) {  // what stays of it would be seen when it is old
+    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+    if (Status s = trap_->drop({&range, 1}); !s.ok())
+      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  }
   core::step("device.shown");
   After after;
   Lock lock(map_.mutex());

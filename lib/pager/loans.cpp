@@ -8,6 +8,7 @@
 // Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its
 // loans with it, after the kernels.
 #include <algorithm>
+#include <utility>
 
 #include "pager/clock.h"
 #include "pager/open_range.h"
@@ -59,6 +60,7 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     ++r->in_flight;
     leave_batch(lock, batch.all());
     --r->in_flight;
+    map_.notify();
     if (r->dying) return 0;
   }
   const size_t now = most();  // others may have lent some meanwhile
@@ -90,7 +92,7 @@ void Pager::end_loan(Region& r, BlockIndex b, After& after) {
   --staging_.of(r).lent;
   r.table.change(b, State::taking, State::held);
   map_.admit(r, b, map_.clock().stamp());
-  leaves(r, b);
+  if (std::exchange(map_.residents()[block.aux].leaves, false)) leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
 }
 

@@ -129,6 +129,19 @@ TEST_F(KernelLoans, RowsAreLoadedFromWhereTheyAre) {
   for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords + 3 * kRow], b * kWords + 3 * kRow);
 }
 
+TEST_F(KernelLoans, WhatWasLentStaysInHostMemory) {
+  if (IsSkipped()) return;
+  Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
+  const View view = open.view();
+  uint64_t out[kBlocks] = {};
+  launch(stream_, [&, view](SimKernel& k) { EXPECT_TRUE(gather(k, view, 3, out)); });
+  open.end();
+  const uint64_t evictions = vmem::stats().evictions;
+  usleep(200000);  // who asks for it would have been served
+  EXPECT_EQ(vmem::stats().evictions, evictions);
+  EXPECT_EQ(region_.query().host_bytes, region_.size());
+}
+
 // Of several rows of one block: from some number on it had better come.
 TEST_F(KernelLoans, WhatIsLoadedFromAgainAndAgainComes) {
   if (IsSkipped()) return;
