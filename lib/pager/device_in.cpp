@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/drop.h"
 #include "pager/insist.h"
 #include "pager/neighbours.h"
 #include "pager/pager.h"
@@ -334,9 +335,11 @@ void Pager::pull(Batch& batch, int d) {
       if (m->source != nullptr && m->status.ok()) map_.residents()[m->region->table[m->block].aux].dropping = true;
     }
   }
-  if (!drops.empty()) {
-    if (Status s = trap_->drop(drops.all()); !s.ok())
-      core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+  if (!drops.empty() && !drop_pages(*trap_, drops.all())) {
+    for (Move* m : batch) {
+      if (m->source == nullptr || !m->status.ok() || m->source != m->region->address(m->block)) continue;
+      if (!drop_one(*trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+    }
   }
   After after;
   {

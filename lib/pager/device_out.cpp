@@ -19,6 +19,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/drop.h"
 #include "pager/insist.h"
 #include "pager/pager.h"
 
@@ -182,10 +183,7 @@ void Pager::end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after)
     if (s.ok() && m->shown && m->leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
-  if (!dropped.empty()) {
-    if (Status gone_too = trap_->drop(dropped.all()); !gone_too.ok())
-      core::fatal("memory of blocks could not be dropped: %s", gone_too.text().data());
-  }
+  if (!dropped.empty()) insist_on_drop(*trap_, dropped.all());
   const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
   if (refused) {
     devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway

@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/drop.h"
 #include "pager/insist.h"
 #include "pager/neighbours.h"
 #include "pager/pager.h"
@@ -159,8 +160,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   const Status health = probed.ok() ? Status() : devices_->health(d);
   if (!probed.ok() && health.ok()) usleep(1000);  // tried again
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (Status s = probed.ok() ? trap_->drop({&range, 1}) : Status(); !s.ok())
-    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  if (probed.ok()) insist_on_drop(*trap_, {&range, 1});
   lock.lock();
   gpus_.saw_loss(d, health);
   if (probed.ok()) {

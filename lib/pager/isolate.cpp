@@ -6,6 +6,7 @@
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/drop.h"
 #include "store/digest.h"
 
 namespace vmem::pager {
@@ -89,8 +90,11 @@ void Isolator::drop_clean(std::span<Move* const> batch, const Drops& drops) {
       }
     }
   }
-  if (Status s = trap_.drop(drops.all()); !s.ok())
-    core::fatal("memory of blocks could not be dropped: %s", s.text().data());
+  if (drop_pages(trap_, drops.all())) return;
+  for (Move* m : batch) {
+    if (!m->status.ok() || m->probe || !m->clean || !m->in_place || m->keep) continue;
+    if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+  }
 }
 
 // Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn

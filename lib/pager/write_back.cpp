@@ -7,6 +7,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/drop.h"
 #include "pager/neighbours.h"
 
 namespace vmem::pager {
@@ -228,10 +229,13 @@ bool WriteBack::drop_written(Move* m) {
     }
     map_.residents()[r.table[m->block].aux].dropping = true;
   }
-  const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
-  if (Status s = trap_.drop({&range, 1}); !s.ok())
-    core::fatal("memory of a block could not be dropped: %s", s.text().data());
-  return true;
+  if (drop_one(trap_, r, m->block)) return true;
+  Lock lock(map_.mutex());
+  map_.residents()[r.table[m->block].aux].dropping = false;
+  m->keep = true;
+  writes_.settled(m->leaving);
+  writes_.pinned(now_ns());
+  return false;
 }
 
 // Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
@@ -256,8 +260,7 @@ void WriteBack::drop_cut_off(Move* m) {
   }
   if (!m->in_place) return;
   const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
-  if (Status s = trap_.drop({&range, 1}); !s.ok())
-    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  insist_on_drop(trap_, {&range, 1});
 }
 
 // Locked; state taking, torn.
@@ -308,8 +311,7 @@ Status WriteBack::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWor
   m->image = m->in_place ? r.address(b) : resident.frame;
   leaves(m);
   lock.unlock();
-  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  Status dropped = trap_.drop({&range, 1});
+  const Status dropped = drop_one(trap_, r, b) ? Status() : core::error(EBUSY, "a page of the block is pinned");
   lock.lock();
   if (!dropped.ok()) {
     m->in_place = true;

@@ -1,5 +1,5 @@
 // When a block in host memory counts as clean, and who is told that a free has come to nothing;
-// and nothing is under way when the pager ends.
+// what a region that goes leaves to others, and what is pinned when it is to go.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -129,6 +129,25 @@ TEST_F(PagerClean, WhatAWriteReplacesIsReleasedBeforeThePagerEnds) {
   EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
   space->let_release_go();
   ended.get();
+}
+
+// As with the module, where there are devices and blocks leave from where they are.
+TEST_F(PagerClean, ABlockWhosePagesCannotBeDroppedStaysOrLeavesLater) {
+  start(config(64 << 20), std::make_unique<FakeTrap>(false));
+  for (const size_t block : {kSmall, 2 * kHugePage}) {  // the larger one may be gone by half
+    std::byte* r = region(1, block);
+    put(r, 7);
+    trap->pin_drop(2);
+    evict(r, block);
+    EXPECT_EQ(get(r), 7u);
+    trap->pin_drop(2);
+    EXPECT_EQ(pager->evict(r, block, VMEM_SSD).code(), block == kSmall ? -EBUSY : 0);
+    EXPECT_EQ(get(r), 7u);
+    trap->pin_drop(0);
+    evict(r, block);
+    EXPECT_EQ(ssd(r, block), block);
+    EXPECT_EQ(get(r), 7u);
+  }
 }
 
 }  // namespace

@@ -162,6 +162,11 @@ void FakeTrap::fail_take(int error) {
   take_error_ = error;
 }
 
+void FakeTrap::pin_drop(size_t times) {
+  std::lock_guard lock(mutex_);
+  drop_pins_ = times;
+}
+
 void FakeTrap::tear_take() {
   std::lock_guard lock(mutex_);
   tear_take_ = true;
@@ -307,10 +312,16 @@ Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
 Status FakeTrap::drop(std::span<const trap::Range> ranges) {
   core::must_be_outside("Trap::drop");
   std::lock_guard lock(mutex_);
-  for (const trap::Range& r : ranges) {
+  const bool pinned = drop_pins_ != 0;
+  for (const trap::Range& r : pinned ? ranges.first(ranges.size() - 1) : ranges) {
     memset(reinterpret_cast<void*>(r.address), kDropped, r.size);
     set(r.address, r.size, Page::absent);
     called("drop of a range");
+  }
+  if (pinned) {
+    --drop_pins_;
+    called("drop of what is pinned");
+    return core::error(EBUSY, "pinned");
   }
   called("drop");
   return {};

@@ -46,6 +46,8 @@ class FakeTrap final : public trap::Trap {
   // The next so many fill() fail so; half way, where they are not to protect, and undone when the first word had been
   // stored to, if it is to be that.
   void fail_fill(int error, size_t times, uint64_t stored = 0);
+  // The next so many drop() meet a page that is pinned, when they have dropped all but the last range.
+  void pin_drop(size_t times);
   // The next take() moves half of the block, cannot go back, and says so.
   void tear_take();
   // The next fill() puts half of the block in place and fails so: ENOTRECOVERABLE, or EEXIST as a kernel that has lost
@@ -101,7 +103,7 @@ class FakeTrap final : public trap::Trap {
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
   uint64_t fill_stored_ = 0;
-  size_t fill_failures_ = 0, fail_refusals_ = 0, unfail_refusals_ = 0;
+  size_t fill_failures_ = 0, drop_pins_ = 0, fail_refusals_ = 0, unfail_refusals_ = 0;
   bool tear_take_ = false, tear_unfail_ = false;
   int tear_fill_ = 0;
   std::map<uintptr_t, size_t> frames_;  // populated
