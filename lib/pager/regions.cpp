@@ -497,8 +497,12 @@ Status Pager::destroy(void* ptr, bool force) {
   forget_region(r);
   // Who accesses it is reported again, and answered by access_of_dying(): a signal handler, perhaps, that somebody
   // waits for.
-  if (!r.lost) trap_->wake(r.base, r.span).ignore();
   map_.notify();
+  if (!r.lost) {
+    lock.unlock();  // an operation of the module for each block
+    trap_->wake(r.base, r.span).ignore();
+    lock.lock();
+  }
   while (r.in_flight != 0) lock.sleep(map_.changed());
   if (force) finish_kernels(lock, r);  // of leases that came last
   while (r.in_flight != 0) lock.sleep(map_.changed());

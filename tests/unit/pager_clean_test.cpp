@@ -150,4 +150,19 @@ TEST_F(PagerClean, ABlockWhosePagesCannotBeDroppedStaysOrLeavesLater) {
   }
 }
 
+// Which takes long where the region is large and its blocks are small.
+TEST_F(PagerClean, AFaultElsewhereDoesNotWaitUntilAFreedRegionIsWoken) {
+  start(config());
+  std::byte* r = region(2);
+  std::byte* other = region(1);
+  vmem::pager::test::Gate waking("fake.wake");
+  auto freed = calling([&] { return pager->destroy(r, false); });
+  waking.until_reached();
+  auto toucher = getting(other);
+  EXPECT_EQ(toucher.wait_for(vmem::test::patiently(std::chrono::seconds(10))), std::future_status::ready);
+  waking.open();
+  EXPECT_TRUE(freed.get().ok());
+  EXPECT_EQ(toucher.get(), 0u);
+}
+
 }  // namespace

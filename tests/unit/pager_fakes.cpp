@@ -380,6 +380,7 @@ Status FakeTrap::unfail(void* at, size_t size) {
 }
 
 Status FakeTrap::wake(void* at, size_t size) {
+  core::step("fake.wake");
   std::lock_guard lock(mutex_);
   wake_locked(number(at), size);
   called("wake");
