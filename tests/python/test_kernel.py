@@ -25,8 +25,8 @@ def handles():
 
 def of_view(view):
     """Blocks, frames, address, bytes, and whether it may be stored to (include/vmem/detail/paging_view.h)."""
-    words = struct.unpack("6Q4I3Q2I", view[:96])
-    return words[7], words[8], words[11], words[12], words[14]
+    words = struct.unpack("6Q4I4Q2I", view[:104])
+    return words[7], words[8], words[12], words[13], words[15]
 
 
 def test_a_range_is_open_until_its_end(handles):
