@@ -61,9 +61,9 @@ memory_snippet() {
   in_venv -c 'import numpy' 2>/dev/null || { echo "NumPy is not installed"; return 77; }
   mkdir -p "$work/py" && cd "$work/py" && head -c 1000000 /dev/urandom >in.bin || return
   # What the page leaves to the reader: the stream, the array that the kernel writes, and an open file. What needs a device
-  # and has none here (vmem.kernel runs in tests/python/test_kernel.py) is left out.
+  # and has none here (vmem.kernel runs in tests/python/test_kernel.py, vmem.export in test_export.py) is left out.
   { echo 'import contextlib, vmem; stream, out, file, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), open("in.bin", "rb"), lambda device: None'
-    echo 'vmem.kernel = lambda *arrays, device, stream, budget: contextlib.nullcontext()'
+    echo 'vmem.kernel = lambda *arrays, device, stream, budget: contextlib.nullcontext(); vmem.export = lambda array: -1'
     sed -e 's/location=0/location=vmem.HOST/g' "$(block docs/python.md/2.python)"; echo 'import asyncio, os; asyncio.run(use()); assert os.path.getsize("out.bin") == region.nbytes'
   } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
   in_venv snippet.py
@@ -89,8 +89,8 @@ every_block() {
   local known=" README.md/1 README.md/5 docs/python.md/1 docs/packages.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
   known+="README.md/2 README.md/3 README.md/4 docs/packages.md/2 docs/packages.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
   known+="README.md/6 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
-  known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/kernels-that-ask.md/1 docs/kernels-that-ask.md/2 docs/kernels-that-ask.md/3 "  # no commands; a sketch, whose text tests/gpu has whole
-  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/testing.md/1 "  # long runs, and guests
+  known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/kernels-that-ask.md/1 docs/kernels-that-ask.md/2 docs/kernels-that-ask.md/3 docs/architecture.md/2 "  # no commands; a sketch, whose text tests/gpu has whole
+  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
   local each wrong=0 name
   while read -r each; do
     name=${each%.*}
