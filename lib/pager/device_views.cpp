@@ -96,8 +96,7 @@ void Pager::show(Move* m) {
     m->status = trap_->fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
   if (half_way(m->status) || m->status.code() == -EEXIST) {  // what stays of it would be seen when it is old
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-    if (Status s = trap_->drop({&range, 1}); !s.ok())
-      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    insist_on_drop(*trap_, {&range, 1});
   }
   core::step("device.shown");
   After after;

@@ -311,7 +311,7 @@ Status WriteBack::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWor
   m->image = m->in_place ? r.address(b) : resident.frame;
   leaves(m);
   lock.unlock();
-  const Status dropped = drop_one(trap_, r, b) ? Status() : core::error(EBUSY, "a page of the block is pinned");
+  Status dropped = drop_one(trap_, r, b) ? Status() : core::error(EBUSY, "a page of the block is pinned");
   lock.lock();
   if (!dropped.ok()) {
     m->in_place = true;
