@@ -28,6 +28,11 @@ Status no_memory() {
   return error(ENOMEM, "no memory for bookkeeping");
 }
 
+Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_LOCKED {
+  return error(EIO, "the file became shorter, and its own pages are shown: free the region and map it again, %s",
+               map.where(r, b).c_str());
+}
+
 // The same blocks, each once: one that is named twice is needed once. `out` has room for as many.
 void join_spans(std::span<const SpanOf> spans, std::vector<SpanOf>* out) {
   out->assign(spans.begin(), spans.end());
@@ -120,9 +125,7 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
           if ((r.table[i].flags & core::kShowsFile) == 0) {
             if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
           } else if (own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
-            return error(EIO,
-                         "the file became shorter, and its own pages are shown: free the region and map it again, %s",
-                         map_.where(r, i).c_str());
+            return shows_its_file(map_, r, i);
           } else if (Status shown = revive_shown(lock, r, i); !shown.ok()) {
             return shown;
           }
@@ -297,6 +300,10 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       ++b;
       continue;
     }
+    // The thread whose access met the cut may go on before this is known of the block.
+    if (block.state == State::failed && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
+        own_page_tables() && !r.lost && r.backing != Backing::file_private)
+      return shows_its_file(map_, r, b);
     if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
       if (tried == b || block.state == State::failed) {
         if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
