@@ -54,15 +54,11 @@ TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServ
                              (separate           ? "handles"
                               : bodies == "Cuda" ? "managed"
                                                  : "sim");
-    // LeakSanitizer's own thread at the end sets signals up: who watches ends it, and the process waits for it for
-    // ever.
-    const char* of_asan = getenv("ASAN_OPTIONS");
-    const int status = wait_for_child(
-        start_child(test, {{"ASAN_OPTIONS", std::string(of_asan == nullptr ? "" : of_asan) + ":detect_leaks=0"},
-                           {"VMEM_SOAK_WATCHED", "1"},
-                           {"VMEM_SOAK_SECONDS", "2"},
-                           {"VMEM_TEST_MUST_PASS", "1"}}),
-        60);
+    const int status = wait_for_child(start_child(test, {{"ASAN_OPTIONS", without_leak_check()},
+                                                         {"VMEM_SOAK_WATCHED", "1"},
+                                                         {"VMEM_SOAK_SECONDS", "2"},
+                                                         {"VMEM_TEST_MUST_PASS", "1"}}),
+                                      60);
     EXPECT_TRUE(separate ? status == 0 : WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS) << test << ": " << status;
   }
 }
