@@ -31,8 +31,8 @@ class ChildRuns : public testing::EmptyTestEventListener {
   return true;
 }();
 
-// ASAN_OPTIONS for a child whose end LeakSanitizer cannot look at: it may not attach to a program with more rights, and
-// sets signals up, which a child that is watched must not.
+// ASAN_OPTIONS for a child whose end LeakSanitizer must not look at: its thread sets signals up, and where that is
+// watched for, it is ended and the child waits for it for ever.
 inline std::string without_leak_check() {
   const char* now = getenv("ASAN_OPTIONS");
   return std::string(now == nullptr ? "" : now) + ":detect_leaks=0";
