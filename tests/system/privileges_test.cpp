@@ -18,7 +18,7 @@
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
 // It may not attach to a program with more rights than who started it, which reads no ASAN_OPTIONS either.
-int __lsan_is_turned_off() {
+__attribute__((visibility("default"))) int __lsan_is_turned_off() {
   return getauxval(AT_SECURE) != 0 ? 1 : 0;
 }
 #endif
