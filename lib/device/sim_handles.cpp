@@ -141,14 +141,14 @@ Status SimDevices::body_show(const Span& span) {
 
 Status SimDevices::body_hide(const Span& span) {
   if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
-  {
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < span.count; ++i) mapped_for_.erase(span.address() + i * span.unit_size());
-  }
   // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
   const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t k = 0; k < span.count; ++k) mapped_for_.erase(span.address() + k * span.unit_size());
+  }
   madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
   return {};
 }
