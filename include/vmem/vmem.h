@@ -5,10 +5,10 @@
  * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message
  * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
  * signal handler, and none from a forked child before exec (-ECHILD). A signal handler may access
- * regions, and never runs on a thread of the library; one that comes in the middle of a call runs
- * when the call ends, or waits for others, mostly within 50 ms. There it has to return: to leave the
- * call by longjmp, by an exception or by the end of the thread is not allowed, for what the call has
- * begun would stay half done. Out of an access of a region (SIGBUS) a handler may jump.
+ * regions, and never runs on a thread of the library; one that comes in a call runs when that ends,
+ * or waits for others, mostly within 50 ms. There it has to return: by longjmp, an exception or the
+ * end of the thread what the call has begun would stay half done. Out of an access (SIGBUS) it may
+ * jump. A thread that is cancelled in a call (pthread_cancel, not asynchronous) ends after it.
  *
  * With a device tier on managed memory (setting `device`) libvmem has a SIGSEGV handler, which holds
  * accesses of blocks that move and passes the rest on to the handler it found. A thread or a handler

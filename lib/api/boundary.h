@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "api/runtime.h"
+#include "core/cancellation.h"
 #include "core/status.h"
 
 namespace vmem::api {
@@ -29,6 +30,7 @@ class DeliverLog {
 // Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
 template <typename Body>
 int guarded(Body body) noexcept {
+  const core::NoCancellation whole;
   const DeliverLog deliver;
   const Runtime::Call call;
   if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");

@@ -13,6 +13,7 @@
 
 #include "api/boundary.h"
 #include "api/runtime.h"
+#include "core/cancellation.h"
 #include "core/log.h"
 #include "vmem/vmem.h"
 
@@ -214,6 +215,7 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 }
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
+  const vmem::core::NoCancellation whole;
   bool locks;  // this thread exits from inside a call, and may hold any
   {
     const Runtime::Call call;

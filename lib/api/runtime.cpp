@@ -18,6 +18,7 @@
 #include "api/published.h"
 #include "api/seams.h"
 #include "core/at_exit.h"
+#include "core/cancellation.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/thread.h"
@@ -62,6 +63,7 @@ bool holds_locks() {
 
 void at_exit() {
   if (forked.load()) return;
+  const core::NoCancellation whole;
   made.load()->finish();
   core::deliver_log_at_exit(holds_locks());
 }
