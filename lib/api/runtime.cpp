@@ -19,6 +19,7 @@
 #include "api/seams.h"
 #include "core/at_exit.h"
 #include "core/cancellation.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/thread.h"
@@ -39,11 +40,9 @@ namespace {
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
 constexpr uint64_t kExitPatienceKernels = 4000000000;  // .. for threads that serve kernels; leaves time to write
 
-std::atomic<bool> forked{false};
-
 // Locks may be held by threads that the child does not have: nothing is touched there.
 Status check_fork() {
-  if (!forked.load(std::memory_order_relaxed)) return {};
+  if (!core::in_child()) return {};
   return error(ECHILD,
                "this process was forked from one that uses libvmem; regions are not inherited, call exec first");
 }
@@ -62,7 +61,7 @@ bool holds_locks() {
 }
 
 void at_exit() {
-  if (forked.load()) return;
+  if (core::in_child()) return;
   const core::NoCancellation whole;
   made.load()->finish();
   core::deliver_log_at_exit(holds_locks());
@@ -196,10 +195,8 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 
 Runtime::Runtime() {
   core::keep_own_memory_in_children();  // before any error has words
-  pthread_atfork(nullptr, nullptr, [] {
-    forked.store(true);
-    publish::Publisher::after_fork_in_child();
-  });
+  core::mark_this_process();
+  pthread_atfork(nullptr, nullptr, publish::Publisher::after_fork_in_child);
   made.store(this);
   core::set_exit_work(at_exit);
 }
@@ -300,7 +297,7 @@ void Runtime::write_shared_files(Finishing* finishing) {
 }
 
 void Runtime::finish() {
-  if (forked.load()) return;
+  if (core::in_child()) return;
   // From inside a call, or on a thread of ours: this thread may own what the write waits for.
   const bool inside = holds_locks();
   core::leave_sink();

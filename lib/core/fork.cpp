@@ -1,10 +1,14 @@
 #include "core/fork.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
 #include <new>
+
+#include "core/types.h"
 
 namespace vmem::core {
 
@@ -17,6 +21,10 @@ struct Notes {
 };
 constinit Notes notes;
 constinit std::atomic<bool> registered{false};
+
+// 0 in a child. Where the kernel can, it lies in a page that every child finds empty, however it was made.
+constinit std::atomic<uint32_t> of_handlers{1};
+constinit std::atomic<const std::atomic<uint32_t>*> mark{&of_handlers};
 
 // In the child, where nothing but async-signal-safe calls are allowed.
 void close_all() {
@@ -33,6 +41,15 @@ bool note_in(Notes& at, int fd) {
     if (slot.compare_exchange_strong(free, fd + 1)) return true;
   }
   return false;
+}
+
+// Without memory, or before Linux 4.14, children of raw system calls pass for their parent.
+const std::atomic<uint32_t>* make_mark() {
+  void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return &of_handlers;
+  if (madvise(page, kPage, MADV_WIPEONFORK) == 0) return new (page) std::atomic<uint32_t>(1);
+  munmap(page, kPage);
+  return &of_handlers;
 }
 
 }  // namespace
@@ -66,6 +83,16 @@ void forget_in_children(int fd) {
       if (slot.compare_exchange_strong(mine, 0)) return;
     }
   }
+}
+
+void mark_this_process() {
+  mark.store(make_mark());
+  pthread_atfork(nullptr, nullptr, [] { of_handlers.store(0); });
+}
+
+bool in_child() {
+  return of_handlers.load(std::memory_order_relaxed) == 0 ||
+         mark.load(std::memory_order_relaxed)->load(std::memory_order_relaxed) == 0;
 }
 
 void close_and_forget(int fd) {

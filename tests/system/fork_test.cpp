@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
@@ -141,6 +143,39 @@ TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
   EXPECT_EQ(vmem_alloc(&p, kSize, VMEM_HOST_ONLY), 0) << vmem_last_error();
   vmem_shutdown();
   kill(child, SIGKILL);
+}
+
+// No handler runs in such a child, neither of ours nor of the C library; its end runs all of exit()'s.
+TEST(ForkChild, DISABLED_MakesAChildByASystemCall) {
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  vmem::region region(kSize, getenv("VMEM_TEST_FILE"), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  memset(region.data(), 5, kSize);
+  const std::string published = vmem::api::Runtime::get().published_at();
+  ASSERT_NE(published, "");
+  const pid_t child = static_cast<pid_t>(syscall(SYS_fork));
+  ASSERT_GE(child, 0);
+  if (child == 0) exit(vmem_init() == -ECHILD ? 0 : 1);
+  EXPECT_EQ(systest::wait_for_child(child, 60), 0) << "the child did not end well";
+  EXPECT_TRUE(std::filesystem::exists(published)) << "it took its parent out of sight";
+  region.sync();
+}
+
+TEST_F(Fork, AChildByASystemCallIsRefusedAndMayExit) {
+  if (IsSkipped()) return;
+  if (systest::kSanitized) GTEST_SKIP() << "a sanitizer has to know of a fork";
+  const TempFile file(kSize);
+  std::string folder = systest::temp_folder() + "/vmem-runtime.XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const int status = systest::wait_for_child(
+      systest::start_child("ForkChild.DISABLED_MakesAChildByASystemCall", {{"VMEM_TEST_FILE", file.path()},
+                                                                           {"VMEM_PUBLISH", "on"},
+                                                                           {"VMEM_DEVICE", "none"},
+                                                                           {"XDG_RUNTIME_DIR", folder}}),
+      240);
+  std::filesystem::remove_all(folder);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "accesses cannot be trapped here";
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
+  EXPECT_EQ(file.read()[kSize / 2], 5);
 }
 
 // Descriptors of this process but those in `known`, by what they are open on.
