@@ -1,7 +1,7 @@
 #!/bin/bash
 # compilers.sh [--quick] [--syntax] [--unit] [--flags FLAGS] [RELEASE/COMPILER..]: builds the library, the tools, the examples
-# and every test with other compilers, each in a clean system of a Debian release that packages it; "here": in this system, where
-# it has the compiler.
+# and every test with other compilers, each in a clean system of a release of Debian or Ubuntu that packages it; "here": in this
+# system, where it has the compiler.
 #
 # Without names: the oldest and the newest that are supported. "all": every one of the list below. --quick leaves the tests out.
 # --syntax leaves the code out as well: public headers, library, tools and examples are parsed with all their warnings: some 280 s
@@ -15,6 +15,8 @@ declare -A compilers=(
   [bookworm]="g++-11 g++-12 clang++-14 clang++-15 clang++-16"
   [trixie]="g++-12 g++-13 g++-14 clang++-17 clang++-18 clang++-19"
   [sid]="clang++-21 g++-15"
+  [jammy]="g++-11 clang++-14"
+  [noble]="g++-13 clang++-18"
 )
 libraries=make,pkg-config,libc6-dev,liburing-dev,libnuma-dev,liblz4-dev,libzstd-dev,libxxhash-dev,libcli11-dev,libmicrohttpd-dev,libgtest-dev,libbenchmark-dev,nlohmann-json3-dev
 passed=0 failed=0 skipped=0
@@ -28,7 +30,7 @@ while [ $# -gt 0 ]; do
     --syntax) targets=syntax ;;
     --unit) unit=1 ;;
     --flags) flags=$2; shift ;;
-    all) for release in bookworm trixie sid; do for compiler in ${compilers[$release]}; do wanted+=("$release/$compiler"); done; done ;;
+    all) for release in bookworm trixie sid jammy noble; do for compiler in ${compilers[$release]}; do wanted+=("$release/$compiler"); done; done ;;
     ?*/?*) wanted+=("$1") ;;
     *) sed -n '2,9s/^# \?//p' "$0"; exit 2 ;;
   esac

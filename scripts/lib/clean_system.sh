@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by scripts that work in a clean system of a Debian release: made by mmdebstrap from the archive that apt of this machine
-# uses, kept as an archive in ${VMEM_CACHE:-~/.cache/vmem}/compilers for 30 days. It needs root, mounts, and the network the
-# first time. The caller sets $work, a folder of its own, and has skip_all REASON, which ends it.
+# Sourced by scripts that work in a clean system of a release of Debian or Ubuntu: made by mmdebstrap from the archive that apt of
+# this machine uses, where that is the release's, else from the one that mmdebstrap knows; kept as an archive in
+# ${VMEM_CACHE:-~/.cache/vmem}/compilers for 30 days. It needs root, mounts, and the network the first time. The caller sets $work,
+# a folder of its own, and has skip_all REASON, which ends it.
 
 cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/compilers
 
@@ -18,19 +19,41 @@ need_clean_systems() {
 # How apt reaches the archive from here: proxies and the like.
 apt_reaches() { apt-config dump Acquire | grep -E '^Acquire::(http|https|Retries|ForceIPv4|Check-Valid-Until)\b.* "..*";$'; }
 
+# vendor_of RELEASE: whose it is.
+vendor_of() { if cut -d, -f3 /usr/share/distro-info/ubuntu.csv 2>/dev/null | grep -qx "$1"; then echo Ubuntu; else echo Debian; fi; }
+# archive_of VENDOR: where apt of this machine gets that vendor's packages; nothing where it gets none.
+archive_of() { apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT) $(RELEASE)' 'Created-By: Packages' 2>/dev/null | awk -v vendor="$1" '$1 == vendor && $3 == "main" && $4 !~ /security/ {print $2; exit}'; }
+
+# ubuntu_keys FOLDER: puts the keys of Ubuntu's archive there. Debian has had them in a package since 13: in an older release it is
+# taken from there, by apt, which checks it with Debian's own keys.
+ubuntu_keys() (
+  keys=usr/share/keyrings/ubuntu-archive-keyring.gpg
+  cd "$1" && chmod 755 . || exit 1
+  [ ! -r "/$keys" ] || { cp "/$keys" .; exit; }
+  mkdir -p lists/partial cache/archives/partial
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $(archive_of Debian) trixie main" >sources.list
+  apt=(timeout -k 5 300 apt-get -qq -o "Dir::State=$PWD" -o "Dir::Cache=$PWD/cache" -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourceparts=/dev/null -o Acquire::Languages=none)
+  "${apt[@]}" update && "${apt[@]}" download ubuntu-keyring && dpkg-deb -x ubuntu-keyring_*.deb . && mv "$keys" .
+)
+
 # clean_system RELEASE PACKAGES: prints the archive that holds it, made if need be; or why it could not be.
 clean_system() {
-  local release=$1 include=$2 tarball fresh archive
+  local release=$1 include=$2 tarball fresh vendor keys options=()
   tarball=$cache/$release-$(sha256sum <<<"$include" | cut -c1-12).tar.zst
   exec 6>"$cache/.lock-$release"; flock 6
   if [ ! -s "$tarball" ]; then
-    archive=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT) $(RELEASE)' 'Created-By: Packages' 2>/dev/null | awk '$1 == "Debian" && $3 == "main" && $4 !~ /security/ {print $2; exit}')
+    vendor=$(vendor_of "$release"); keys=$(mktemp -d /tmp/vmem-keys.XXXXXX) || return 1  # where the user that apt downloads as may read
+    if [ "$vendor" = Ubuntu ]; then
+      ubuntu_keys "$keys" >"$work/$release.log" 2>&1 </dev/null || { rm -rf "$keys"; echo "no keys of Ubuntu's archive:"; tail -3 "$work/$release.log"; return 1; }
+      options=("--keyring=$keys/ubuntu-archive-keyring.gpg" "--components=main,universe")
+    fi
     apt_reaches >"$work/apt.conf"
     fresh=$(mktemp "$cache/.fresh-XXXXXX.tar") || return 1
-    # shellcheck disable=SC2086  # no archive: mmdebstrap knows one
-    timeout -k 5 600 mmdebstrap --mode=root --variant=apt --include="$include" --aptopt='Acquire::Languages "none"' --aptopt="$work/apt.conf" --aptopt='APT::Install-Recommends "false"' \
-      --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --format=tar "$release" "$fresh" $archive >"$work/$release.log" 2>&1 </dev/null ||
-      { rm -f "$fresh"; tail -3 "$work/$release.log"; return 1; }
+    # shellcheck disable=SC2046  # no archive: mmdebstrap knows one
+    timeout -k 5 900 mmdebstrap --mode=root --variant=apt "${options[@]}" --include="$include" --aptopt='Acquire::Languages "none"' --aptopt="$work/apt.conf" --aptopt='APT::Install-Recommends "false"' \
+      --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --format=tar "$release" "$fresh" $(archive_of "$vendor") >"$work/$release.log" 2>&1 </dev/null ||
+      { rm -rf "$fresh" "$keys"; tail -3 "$work/$release.log"; return 1; }
+    rm -rf "$keys"
     zstd -q -3 -T0 --rm -f "$fresh" -o "$fresh.zst" && mv "$fresh.zst" "$tarball" || { rm -f "$fresh"*; return 1; }
   fi
   exec 6>&-
@@ -41,7 +64,7 @@ clean_system() {
 unpack() {
   rm -rf --one-file-system "$2" && mkdir -p "$2" || return 1
   tar -I zstd -xf "$1" -C "$2" --exclude='./dev/*' || { rm -f "$1"; return 1; }
-  mkdir -p "$2"/{src,dev,proc}
+  mkdir -p "$2"/{src,dev,proc,sys}
 }
 
 # copy_sources ROOT: the files of the working tree as they are now, and nothing that was built, to /src there.
@@ -50,6 +73,6 @@ copy_sources() { rm -rf "$1/src" && mkdir "$1/src" && git ls-files --cached --ot
 # inside ROOT COMMAND..: mounts and processes are in namespaces of their own and end with the command.
 inside() {
   unshare --mount --pid --fork --kill-child bash -c 'set -e; root=$1; shift; mount --make-rprivate /
-    mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"
+    mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"; mount -t sysfs sys "$root/sys"
     exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 TMPDIR=/tmp chroot "$root" "$@"' inside "$@" 6>&- 9>&-
 }
