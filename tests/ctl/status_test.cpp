@@ -1,7 +1,4 @@
 // vmemctl status, top and tune: what they show of a process that runs, what they change, what they refuse.
-#include <sys/ioctl.h>
-#include <termios.h>
-
 #include <algorithm>
 #include <sstream>
 #include <thread>
@@ -372,92 +369,6 @@ TEST_F(Ctl, NeighboursAreShownAsWhatTheyAreAndNotAsReadAhead) {
   vmem_shutdown();
   EXPECT_EQ(vmem_set("block_size", "2MiB"), 0) << vmem_last_error();
   EXPECT_EQ(vmem_set("readahead", readahead), 0) << vmem_last_error();
-}
-
-// What is written to `name` is read from `screen`, and the other way round; `inside` keeps it open.
-struct Terminal {
-  Terminal() : screen(posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
-    if (screen < 0 || grantpt(screen) != 0 || unlockpt(screen) != 0) return;
-    name = ptsname(screen);
-    inside = open(name.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC);
-  }
-  ~Terminal() {
-    if (inside >= 0) close(inside);
-    if (screen >= 0) close(screen);
-  }
-  Terminal(const Terminal&) = delete;
-  Terminal& operator=(const Terminal&) = delete;
-  bool made() const { return inside >= 0; }
-  const int screen;
-  int inside = -1;
-  std::string name;
-};
-
-TEST_F(Ctl, TopScrollsSortsAndFiltersByKeys) {
-  if (IsSkipped()) return;
-  std::vector<vmem::region> regions;
-  for (int i = 0; i < 40; ++i) {
-    regions.emplace_back(static_cast<size_t>(80 - i) * kMiB, VMEM_HOST_ONLY);
-    regions.back().name("part-" + std::to_string(i) + ".");
-  }
-  Terminal terminal;
-  ASSERT_TRUE(terminal.made());
-  const winsize size{24, 80, 0, 0};
-  ASSERT_EQ(ioctl(terminal.inside, TIOCSWINSZ, &size), 0);
-  Running top(
-      {"sh", "-c", tool() + " --folder " + folder() + " top --interval 3600 <" + terminal.name + " >" + terminal.name});
-  std::string seen;
-  // What is drawn after `keys`, up to the end of a frame that has `wanted`.
-  const auto shows = [&](const std::string& keys, const std::string& wanted) {
-    seen.clear();
-    if (!keys.empty() && write(terminal.screen, keys.data(), keys.size()) < 0) return false;
-    while (seen.find(wanted) == std::string::npos || seen.find("\033[J", seen.find(wanted)) == std::string::npos) {
-      char buffer[4096];
-      const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
-      if (n <= 0) return false;
-      seen.append(buffer, static_cast<size_t>(n));
-    }
-    return true;
-  };
-  ASSERT_TRUE(shows("", "part-0."));
-  EXPECT_EQ(seen.find("part-39."), std::string::npos) << "24 rows have no room for it";
-  ASSERT_TRUE(shows("G", "part-39."));
-  ASSERT_TRUE(shows("\033[5~\033[5~\033[5~", "part-0."));
-  ASSERT_TRUE(shows("g", "sorts (size)"));
-  ASSERT_TRUE(shows("s", "sorts (device)"));
-  ASSERT_TRUE(shows("/part-17.\r", "(part-17.)"));
-  EXPECT_NE(seen.find("  part-17."), std::string::npos) << seen;
-  ASSERT_EQ(write(terminal.screen, "q", 1), 1);
-  EXPECT_EQ(top.finish().status, 0);
-}
-
-TEST_F(Ctl, TopDrawsOnATerminalUntilQAndLeavesItAsItWas) {
-  if (IsSkipped()) return;
-  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
-  r.name("weights");
-  Terminal terminal;
-  ASSERT_TRUE(terminal.made());
-  termios before{}, after{};
-  ASSERT_EQ(tcgetattr(terminal.inside, &before), 0);
-  Running top({"sh", "-c", tool() + " --folder " + folder() + " top <" + terminal.name + " >" + terminal.name});
-  std::string seen;
-  char buffer[4096];
-  while (seen.find("weights") == std::string::npos) {
-    const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
-    ASSERT_GT(n, 0) << seen;
-    seen.append(buffer, static_cast<size_t>(n));
-  }
-  EXPECT_NE(seen.find("\033[?1049h"), std::string::npos) << "the other screen";
-  EXPECT_NE(seen.find("q quits"), std::string::npos);
-  ASSERT_EQ(write(terminal.screen, "q", 1), 1);
-  EXPECT_EQ(top.finish().status, 0);
-  while (seen.find("\033[?1049l") == std::string::npos) {
-    const ssize_t n = read(terminal.screen, buffer, sizeof buffer);
-    ASSERT_GT(n, 0);
-    seen.append(buffer, static_cast<size_t>(n));
-  }
-  ASSERT_EQ(tcgetattr(terminal.inside, &after), 0);
-  EXPECT_EQ(after.c_lflag, before.c_lflag);
 }
 
 TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {

@@ -22,26 +22,28 @@ namespace vmemctl {
 
 namespace {
 
-volatile sig_atomic_t stopped = 0;
+volatile sig_atomic_t stopped = 0, suspended = 0;
 
-// The terminal as it was, whatever happens.
+// The terminal as it was, whatever happens. Signals that end it, stop it or say that its size is another one come while
+// it waits for a key, and at no other time.
 class Screen {
  public:
   Screen() {
     tcgetattr(STDIN_FILENO, &before_);
-    termios raw = before_;
-    raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-    tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    sigset_t held;
+    sigemptyset(&held);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGTSTP, SIGWINCH}) sigaddset(&held, signal);
+    sigprocmask(SIG_BLOCK, &held, &waiting_);
     struct sigaction action {};
     action.sa_handler = [](int) { stopped = 1; };
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
-    printf("\033[?1049h\033[?25l");
+    action.sa_handler = [](int) { suspended = 1; };
+    sigaction(SIGTSTP, &action, nullptr);
+    action.sa_handler = [](int) {};
+    sigaction(SIGWINCH, &action, nullptr);
+    enter();
   }
-  ~Screen() {
-    printf("\033[?25h\033[?1049l");
-    fflush(stdout);
-    tcsetattr(STDIN_FILENO, TCSANOW, &before_);
-  }
+  ~Screen() { leave(); }
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
   void draw(const std::vector<std::string>& lines, size_t rows) {
@@ -51,9 +53,46 @@ class Screen {
     printf("\033[J");
     fflush(stdout);
   }
+  // Waits so long, or until a signal. True: there is something to read, or the end.
+  bool key(double seconds) {
+    pollfd fd{STDIN_FILENO, POLLIN, 0};
+    const double whole = std::floor(std::max(0.0, seconds));
+    const timespec time{static_cast<time_t>(whole), static_cast<long>((std::max(0.0, seconds) - whole) * 1e9)};
+    const bool readable = ppoll(&fd, 1, &time, &waiting_) > 0 && (fd.revents & (POLLIN | POLLHUP)) != 0;
+    if (suspended != 0) suspend();
+    return readable;
+  }
 
  private:
+  void enter() {
+    termios raw = before_;
+    raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+    tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    printf("\033[?1049h\033[?25l");
+  }
+  void leave() {
+    printf("\033[?25h\033[?1049l");
+    fflush(stdout);
+    tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  }
+  // What SIGTSTP does by itself, with the terminal given back meanwhile.
+  void suspend() {
+    suspended = 0;
+    leave();
+    struct sigaction by_itself {
+    }, ours{};
+    by_itself.sa_handler = SIG_DFL;
+    sigaction(SIGTSTP, &by_itself, &ours);
+    raise(SIGTSTP);
+    sigset_t held;
+    sigprocmask(SIG_SETMASK, &waiting_, &held);  // it stops here
+    sigprocmask(SIG_SETMASK, &held, nullptr);
+    sigaction(SIGTSTP, &ours, nullptr);
+    enter();
+  }
+
   termios before_{};
+  sigset_t waiting_{};  // the signals that are blocked meanwhile
 };
 
 // The newest values that fit.
@@ -215,8 +254,9 @@ class Pane {
       asking_ = false;
       filter_.clear();
     } else if (c == '\177' || c == '\b') {
+      while (!filter_.empty() && (filter_.back() & 0xc0) == 0x80) filter_.pop_back();  // the rest of a character
       if (!filter_.empty()) filter_.pop_back();
-    } else if (filter_.size() < 64) {
+    } else if (static_cast<unsigned char>(c) >= ' ' && filter_.size() < 64) {
       filter_ += c;
     }
     at_ = 0;
@@ -284,10 +324,9 @@ int top(const Common& common, const TopOptions& options) {
     const auto lines =
         frame(seen, histories, {size.ws_col, 0, pane.sort(), true, pane.filter()}, vmem::publish::kMaxRegions);
     screen.draw(pane.visible(lines, size.ws_col, size.ws_row), size.ws_row);
-    pollfd key{STDIN_FILENO, POLLIN, 0};
-    poll(&key, 1, static_cast<int>(std::lround(std::max(0.0, next - seconds_now()) * 1000) + 1));
+    const bool typing = screen.key(next - seconds_now());
     if (stopped != 0) return kDone;
-    if ((key.revents & (POLLIN | POLLHUP)) == 0) continue;
+    if (!typing) continue;
     char typed[64];
     const ssize_t n = read(STDIN_FILENO, typed, sizeof typed);
     if (n <= 0 || !pane.keys({typed, static_cast<size_t>(n)})) return kDone;
