@@ -5,6 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-wheel.XXXXXX"); trap 'rm -rf "$work"' EXIT
 passed=0 failed=0 skipped=0
+cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}
 unset "${!VMEM_@}" PYTHONPATH LD_LIBRARY_PATH
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 step() { # NAME COMMAND..: 0 passes, 77 skips (its last line says why)
@@ -39,9 +40,19 @@ platform() {
     done
   done
 }
+# auditwheel as auditwheel.txt pins it, kept beside what else is fetched; with the Python that makes environments.
+auditor=$cache/auditwheel-$(sha256sum tests/python/auditwheel.txt | cut -c1-12)
+fetch_auditwheel() {
+  local fresh
+  mkdir -p "$cache" && fresh=$(mktemp -d "$cache/.auditwheel-XXXXXX") || return 1
+  "$python" -m venv "$work/audit" && env -u PIP_NO_INDEX timeout -k 5 "$((60 * ${TEST_PATIENCE:-1}))" "$work/audit/bin/python" -m pip install --quiet --retries 1 \
+    --require-hashes --only-binary :all: --target "$fresh" -r tests/python/auditwheel.txt && mv -T "$fresh" "$auditor" || { rm -rf "$fresh"; [ -d "$auditor" ]; }
+}
 audit() {
-  local tool said; tool=$(command -v auditwheel) || { echo "auditwheel is not installed (pip install auditwheel)"; return 77; }
-  said=$("$tool" show "$wheel" 2>&1) || { echo "$said"; return 1; }
+  local said
+  [ -n "$python" ] || { echo "no Python that makes virtual environments (python3-venv)"; return 77; }
+  [ -d "$auditor" ] || said=$(fetch_auditwheel 2>&1) || { echo "auditwheel cannot be fetched: $(tail -1 <<<"$said")"; return 77; }
+  said=$(PYTHONPATH=$auditor "$python" -m auditwheel show "$wheel" 2>&1) || { echo "$said"; return 1; }
   tr -s ' \n' ' ' <<<"$said" | grep -qF "platform tag: \"$(grep -oE 'manylinux_[0-9]+_[0-9]+_x86_64' <<<"${wheel##*/}")\"" || { echo "$said"; return 1; }
 }
 # Every archive that is linked in, and the library that lies beside, has its licence in the wheel.
