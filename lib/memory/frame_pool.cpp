@@ -26,7 +26,9 @@ FramePool::~FramePool() {
 }
 
 size_t FramePool::index(size_t size) {
-  return static_cast<size_t>(std::countr_zero(size / core::kPage));
+  const auto n = static_cast<size_t>(std::countr_zero(size / core::kPage));
+  if (n >= std::tuple_size_v<decltype(classes_)>) __builtin_unreachable();  // GCC 13 warns of a size of 0
+  return n;
 }
 
 std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
