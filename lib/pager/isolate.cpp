@@ -17,11 +17,12 @@ using core::State;
 using core::Status;
 using trap::Transfer;
 
-// Claims a resident or held block for the way out. nullptr: no address space for its image.
+// Claims a resident or held block for the way out, or one that is lent, which is kept. nullptr: no address space for
+// its image.
 Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
-  const bool held = block.state == State::held;
+  const bool held = block.state == State::held || resident.lent;
   const bool in_place =
       !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
   std::byte* image = held                              ? resident.frame
@@ -33,7 +34,7 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
-  r.table.change(b, block.state, State::taking);
+  r.table.change(b, block.state, resident.lent ? State::writing : State::taking);
   Move* m = map_.new_move(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;

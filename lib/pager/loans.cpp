@@ -6,7 +6,8 @@
 //   on_device, with a host copy, nobody leases it ──leaves──> held
 //
 // Whoever waits is seen by loans_wanted(), which the service asks often. A region that is freed by force takes its
-// loans with it, after the kernels.
+// loans with it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing,
+// with a move, and goes back to where it was.
 #include <algorithm>
 #include <utility>
 
@@ -87,9 +88,10 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
 // Locked. Nothing where it is not lent any more.
 void Pager::end_loan(Region& r, BlockIndex b, After& after) {
   const Block& block = r.table[b];
-  if (block.state != State::taking || !map_.residents()[block.aux].lent) return;
+  if ((block.state != State::taking && block.state != State::writing) || !map_.residents()[block.aux].lent) return;
   map_.residents()[block.aux].lent = false;
   --staging_.of(r).lent;
+  if (block.state == State::writing) return;  // put_back() does the rest
   r.table.change(b, State::taking, State::held);
   map_.admit(r, b, map_.clock().stamp());
   if (std::exchange(map_.residents()[block.aux].leaves, false)) leaves(r, b);

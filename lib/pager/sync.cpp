@@ -34,7 +34,8 @@ bool leased_against(const Region& r, BlockIndex b, bool keep) {
 }  // namespace
 
 // Writes every block of [first, last] that the store does not have; keep: it stays where it is, else it leaves memory.
-// Blocks under a live WRITE lease (keep) or any lease (!keep) are skipped, unless `all`.
+// Blocks under a live WRITE lease (keep) or any lease (!keep) are skipped, unless `all`: then what is lent to kernels
+// is written, too, and not waited for.
 Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
   Status from_device;
   const Leave how = keep ? Leave::sync : Leave::evict;
@@ -55,7 +56,8 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   };
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
-    if (core::in_transition(r.table[b].state)) {
+    const bool lent = sweep->all && keep && r.table[b].state == State::taking && map_.residents()[r.table[b].aux].lent;
+    if (!lent && core::in_transition(r.table[b].state)) {
       flush();  // never wait while holding transitions of our own
       if (!map_.wait_stable(lock, r, b, sweep)) break;
     }
@@ -70,7 +72,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (r.dying) break;
     core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
-    if (block.state != State::resident && block.state != State::held) continue;
+    if (block.state != State::resident && block.state != State::held && !lent) continue;
     if (!sweep->all && leased_against(r, b, keep)) {
       sweep->skipped = true;
       continue;
@@ -79,7 +81,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     if (!keep) map_.withdraw(block.aux);
     Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
-      map_.admit(r, b, map_.clock().stamp());
+      if (!lent) map_.admit(r, b, map_.clock().stamp());
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }

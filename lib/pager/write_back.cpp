@@ -42,7 +42,7 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
   page_in_.run(after);
 }
 
-// Locked; state taking, and it is known what becomes of the block.
+// Locked; state taking, or writing (lent), and it is known what becomes of the block.
 void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   if (m->probe && m->status.ok()) {
@@ -63,7 +63,7 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   } else if (m->clean) {
     finish_clean(m, after);
   } else {
-    r.table.change(m->block, State::taking, State::writing);
+    if (r.table[m->block].state == State::taking) r.table.change(m->block, State::taking, State::writing);
     writer_.to_store(m, *this, after);
   }
 }
@@ -158,6 +158,12 @@ void WriteBack::put_back(Move* m, DeferredWork& after) {
     return;
   }
   resident.frame = m->image;
+  if (resident.lent) {
+    r.table.change(m->block, from, State::held);
+    r.table.change(m->block, State::held, State::taking);
+    map_.free_move(m);
+    return;
+  }
   const bool wanted = (block.flags & core::kWanted) != 0;
   if (m->from_held && (!wanted || m->staged)) {
     r.table.change(m->block, from, State::held);
@@ -240,7 +246,7 @@ bool WriteBack::drop_written(Move* m) {
 
 // Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
-// the file has grown again. Only a lease keeps it.
+// the file has grown again. Only a lease keeps it, or a loan.
 void WriteBack::drop_cut_off(Move* m) {
   Region& r = *m->region;
   core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
@@ -250,7 +256,7 @@ void WriteBack::drop_cut_off(Move* m) {
     const ResidentId id = r.table[m->block].aux;
     Resident& resident = map_.residents()[id];
     if (m->keep) {
-      if (leased(r, m->block)) return;
+      if (leased(r, m->block) || resident.lent) return;
       if (resident.admitted) map_.policy(id).unhold(id);
       map_.withdraw(id);
       m->keep = false;
