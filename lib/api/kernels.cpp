@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "api/runtime.h"
+#include "core/at_exit.h"
 #include "core/log.h"
 #include "core/on_exit.h"
 #include "core/step.h"
@@ -34,6 +35,8 @@ constexpr uint64_t kEager = 1000000, kAwake = 100000000;  // ns since the last
 constexpr unsigned kShortNap = 20, kLongNap = 500;        // us
 constexpr unsigned kTimerSlack = 1000;                    // ns
 constexpr auto kLook = std::chrono::milliseconds(1);      // whether the last kernel has ended
+constexpr uint64_t kEndPatience = 500000000;  // ns until it has, where exit or shutdown has stopped the range
+constexpr unsigned kGiveBackTries = 100;      // .. while there is no memory for it, a millisecond each
 
 vmem_kernel_view view_of(const pager::OpenRange& open, const vmem_range& range) {
   using View = paging::View<paging::HostAtomics>;
@@ -156,9 +159,9 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     }
     stays.dismiss();
   }
-  // Outside the gate, and looked at inside: shutdown may come first.
+  // Outside the gate, and looked at inside: shutdown may come first. After exit's stop() kernels may never end.
   bool idle = false;
-  while (!idle) {
+  for (const uint64_t begun = pager::now_ns(); !idle;) {
     {
       Runtime::Use pager;
       if (!runtime.use_if_running(&pager).ok() || kernel->service == nullptr) break;
@@ -166,9 +169,10 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     }
     const core::MutexLock lock(mutex_);
     kernel->idle = idle;
-    if (kernel->over || kernel->stopped) break;
+    if (kernel->over || (kernel->stopped && pager::now_ns() - begun > kEndPatience)) break;
     if (!idle) wait();
   }
+  bool stopped = false;
   for (bool works = true; works;) {  // what it is about is for hints: no kernel waits
     {
       Runtime::Use pager;
@@ -179,12 +183,21 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     }
     const core::MutexLock lock(mutex_);
     works = working_.count(which) != 0;
+    stopped = kernel->stopped;
+    if (works && kernel->late) return error(ECANCELED, "exit() came, and the range is not given back");
     if (works) wait();
   }
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
   if (kernel->service != nullptr) {
+    // It stays open: what kernels keep is nobody's to free.
+    if (!idle && core::exiting()) return error(ECANCELED, "exit() came, and kernels run on");
     if (!idle) kernel->service->range().words->abandon();  // stopped: kernels may use them yet
+    for (unsigned i = 0; pager && idle && stopped && i < kGiveBackTries; ++i) {
+      // They may have kept something, and there is no thread any more that would give it back.
+      if (kernel->service->give_leases_back(*pager.operator->())) break;
+      usleep(1000);
+    }
     pager->close_range(&kernel->service->range());
     kernel->service.reset();
   }

@@ -111,6 +111,12 @@ TEST_F(ExitLoans, WhatIsLentForGoodIsWritten) {
   EXPECT_EQ(log_, "") << "nothing was lost, so nothing is said";
 }
 
+TEST_F(ExitLoans, TheEndOfTheRangeInADestructorGivesBackWhatIsLent) {
+  if (!run("ended")) GTEST_SKIP() << "no way to trap absent blocks here";
+  expect_what_the_cpu_stored();
+  expect_what_the_destructor_stored();
+}
+
 TEST_F(ExitLoans, ADeviceThatIsLostMeanwhileKeepsNothingThatIsLent) {
   if (!run("lost")) GTEST_SKIP() << "no way to trap absent blocks here";
   expect_what_the_cpu_stored();
