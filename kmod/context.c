@@ -289,7 +289,8 @@ static int vmem_open(struct inode *inode, struct file *file)
 	/* The kernel maps nothing as huge that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
-	mt_init_flags(&ctx->ranges, MT_FLAGS_USE_RCU);	/* vmem_range_find() takes no lock */
+	/* vmem_range_find() takes no lock. A tree of another kind the kernel frees wrongly. */
+	mt_init_flags(&ctx->ranges, MT_FLAGS_ALLOC_RANGE | MT_FLAGS_USE_RCU);
 	xa_init_flags(&ctx->pins, XA_FLAGS_ALLOC1 | XA_FLAGS_ACCOUNT);
 	init_waitqueue_head(&ctx->event_wq);
 	for (i = 0; i < VMEM_QUEUES; i++)

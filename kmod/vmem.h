@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * vmem.h - what the files of vmem.ko share
- * Who may see an object, and until when, one by one: docs/kernel-module.md. Each is complete before
- * it can be found; what is decided about it is decided under one lock, where the decision is also
- * looked at. So of two calls that race, the later one sees what the earlier one did.
+ * vmem.h - what the files of vmem.ko share; who may see what, until when: docs/kernel-module.md
+ * Each object is complete before it can be found; what is decided about it is decided under one
+ * lock, where the decision is also looked at: of two calls that race the later sees the earlier's.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H

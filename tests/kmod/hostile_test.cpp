@@ -110,6 +110,19 @@ TEST_F(KmodHostile, AKilledTaskThatHoldsThousandsOfBlocksIsGone) {
   close(ends[0]);
 }
 
+// The kernel frees an index of ranges by reading it: for each number of them, as some layouts of a tree were read
+// wrongly and ended the machine.
+TEST_F(KmodHostile, ContextsOfAnyNumberOfRangesEnd) {
+  const uint64_t before = knob("contexts");
+  for (uint32_t ranges = 1; ranges <= 400; ++ranges) {
+    Context c;
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < ranges; ++i) ASSERT_EQ(c.create(VMEM_KIND_POOL + i % 2, kPage, kPage, &offset), 0);
+  }
+  EXPECT_TRUE(eventually([&] { return knob("contexts") == before; }));
+  usleep(200000);  // it frees them a little later
+}
+
 TEST_F(KmodHostile, AGroupOfProcessesFreezesAlthoughOneWaitsInASystemCall) {
   const std::string group = "/sys/fs/cgroup/vmem-frozen";
   if (mkdir(group.c_str(), 0755) != 0) GTEST_SKIP() << "no control groups here";
