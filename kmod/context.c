@@ -186,7 +186,7 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 		return err;
 	if (!vmem_record(ctx, 1))
 		return -EDQUOT;
-	range = kzalloc(sizeof(*range), GFP_KERNEL_ACCOUNT);
+	range = kzalloc(sizeof(*range), VMEM_CALL_GFP);
 	if (!range) {
 		vmem_record(ctx, -1);
 		return -ENOMEM;
@@ -200,7 +200,7 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	range->pages = pages;
 	xa_init_flags(&range->units, XA_FLAGS_ACCOUNT);
 	vmem_add(vmem_regions, range->kind == VMEM_KIND_REGION);
-	err = mtree_insert_range(&ctx->ranges, start, start + pages - 1, range, GFP_KERNEL_ACCOUNT);
+	err = mtree_insert_range(&ctx->ranges, start, start + pages - 1, range, VMEM_CALL_GFP);
 	if (err)
 		vmem_range_put(range);
 	else

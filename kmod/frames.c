@@ -12,8 +12,6 @@
 
 #define VMEM_PIN_MAX	BIT(30)
 #define VMEM_PIN_STEP	512	/* pages between looks at signals */
-/* Never the OOM killer, for a frame's records neither: short memory is the runtime's to handle. */
-#define VMEM_FRAME_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
 /*
  * A fault installs its entry under the lock of the piece, after a look at the state under that same
@@ -267,7 +265,7 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 		gfp |= __GFP_THISNODE;
 	if (vmem_charge(pool->ctx, vmem_unit_bytes(pool)))
 		return ERR_PTR(-EDQUOT);
-	frame = kmem_cache_alloc_lru(vmem_frame_cache, &vmem_frames, VMEM_FRAME_GFP | __GFP_ZERO);
+	frame = kmem_cache_alloc_lru(vmem_frame_cache, &vmem_frames, VMEM_CALL_GFP | __GFP_ZERO);
 	if (!frame) {
 		vmem_charge(pool->ctx, -(s64)vmem_unit_bytes(pool));
 		return ERR_PTR(-ENOMEM);
@@ -275,7 +273,7 @@ static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct
 	INIT_LIST_HEAD(&frame->link);
 	frame->ctx = pool->ctx;
 	frame->order = order;
-	frame->piece = kvcalloc(pieces, sizeof(*frame->piece), VMEM_FRAME_GFP);
+	frame->piece = kvcalloc(pieces, sizeof(*frame->piece), VMEM_CALL_GFP);
 	while (frame->pieces < pieces) {
 		struct page *page = frame->piece ? alloc_pages_node(arg->node, gfp, order) : NULL;
 
@@ -307,7 +305,7 @@ static int vmem_populate_slot(struct vmem_range *pool, unsigned long index, void
 	frame->offset = vmem_unit_offset(pool, index);
 	frame->state = VMEM_MOVING;	/* nobody's until its pool is known to live */
 	vmem_point();
-	err = xa_insert(&pool->units, index, frame, VMEM_FRAME_GFP);
+	err = xa_insert(&pool->units, index, frame, VMEM_CALL_GFP);
 	if (!err) {
 		vmem_lock(pool->ctx);
 		if (pool->dead) {
@@ -446,7 +444,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 		return -EINVAL;
 	if (arg->address + arg->size < arg->address)
 		return -ERANGE;
-	pinned = kvzalloc(struct_size(pinned, page, pages), GFP_KERNEL_ACCOUNT);
+	pinned = kvzalloc(struct_size(pinned, page, pages), VMEM_CALL_GFP);
 	if (!pinned)
 		return -ENOMEM;
 	pinned->write = arg->flags & VMEM_PIN_WRITE;
@@ -479,7 +477,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	for (i = 1; i < pages; i++)
 		arg->runs += page_to_pfn(pinned->page[i]) != page_to_pfn(pinned->page[i - 1]) + 1;
 	vmem_point();
-	err = xa_alloc(&ctx->pins, &arg->id, pinned, xa_limit_31b, GFP_KERNEL_ACCOUNT);
+	err = xa_alloc(&ctx->pins, &arg->id, pinned, xa_limit_31b, VMEM_CALL_GFP);
 	if (!err)
 		return 0;
 err_free:

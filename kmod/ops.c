@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * ops.c - batches of operations on blocks, and the end of a region
- * INSTALL, FAIL and the like are a change of state under ctx->lock. REMOVE, PROTECT and WATCH have
- * steps, see docs/kernel-module.md, "How a block leaves": (1) the new state, and busy, which turns
- * other operations on the block away; (2) barrier and unmapping; (3) if somebody still pins the
- * frame the old state comes back. A batch does each step for all of its operations.
+ * INSTALL, FAIL and the like are a change of state under ctx->lock. Others have steps, see
+ * docs/kernel-module.md, "How a block leaves": (1) the new state, and busy, which turns operations
+ * away; (2) barrier and unmapping; (3) the end, or the old state. A batch does each for all.
  */
 
 #include "vmem.h"
@@ -107,7 +106,7 @@ static int vmem_begin_locked(struct vmem_block *block, struct vmem_range *pool, 
 
 static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task *task)
 {
-	bool creates = op->op == VMEM_OP_INSTALL || op->op == VMEM_OP_FAIL;
+	gfp_t gfp = op->op == VMEM_OP_INSTALL || op->op == VMEM_OP_FAIL ? VMEM_CALL_GFP : 0;
 	bool watches = op->op == VMEM_OP_PROTECT || op->op == VMEM_OP_WATCH;
 	u32 flags = op->op == VMEM_OP_INSTALL ? VMEM_OPF_PROTECT :
 		    op->op == VMEM_OP_PROTECT ? VMEM_OPF_CLEAN : 0;
@@ -125,7 +124,7 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 	task->region = region;
 	if (region->longterm && (watches || op->flags & VMEM_OPF_PROTECT))
 		return -EOPNOTSUPP;
-	block = vmem_block_get(region, index, creates);
+	block = vmem_block_get(region, index, gfp);
 	if (IS_ERR(block))
 		return PTR_ERR(block);
 	if (!block)	/* absent, and nobody waits for it */
@@ -196,7 +195,8 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument)
 	unsigned int patience_us = VMEM_PATIENCE_US;
 	struct vmem_batch *arg = argument;
 	struct vmem_op __user *user = u64_to_user_ptr(arg->ops);
-	struct vmem_task *tasks;
+	u64 few[VMEM_BATCH_FEW * (sizeof(struct vmem_task) + sizeof(struct vmem_op)) / 8] = {};
+	struct vmem_task *tasks = (void *)few;
 	struct vmem_op *ops;
 	unsigned int i;
 	int err = 0;
@@ -204,7 +204,8 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument)
 	arg->done = 0;
 	if (arg->pad || arg->flags || !arg->count || arg->count > VMEM_BATCH_MAX)
 		return -EINVAL;
-	tasks = kvcalloc(arg->count, sizeof(*tasks) + sizeof(*ops), GFP_KERNEL_ACCOUNT);
+	if (arg->count > VMEM_BATCH_FEW)
+		tasks = kvcalloc(arg->count, sizeof(*tasks) + sizeof(*ops), VMEM_CALL_GFP);
 	if (!tasks)
 		return -ENOMEM;
 	ops = (struct vmem_op *)(tasks + arg->count);
@@ -234,7 +235,7 @@ int vmem_batch(struct vmem_ctx *ctx, void *argument)
 	if (copy_to_user(user, ops, arg->count * sizeof(*ops)))
 		err = -EFAULT;
 out:
-	kvfree(tasks);
+	kvfree(tasks == (void *)few ? NULL : tasks);
 	return err;
 }
 
@@ -250,7 +251,7 @@ void vmem_region_empty(struct vmem_range *region)
 	unsigned long index;
 
 	xa_for_each(&region->units, index, block) {
-		block = vmem_block_get(region, index, false);
+		block = vmem_block_get(region, index, 0);
 		if (!block)
 			continue;
 		wait_event(*vmem_block_queue(block), !READ_ONCE(block->busy));
@@ -267,7 +268,7 @@ void vmem_region_empty(struct vmem_range *region)
 	unmap_mapping_range(ctx->inode->i_mapping, vmem_unit_offset(region, 0),
 			    (loff_t)region->pages << PAGE_SHIFT, 1);
 	xa_for_each(&region->units, index, block) {
-		block = vmem_block_get(region, index, false);
+		block = vmem_block_get(region, index, 0);
 		if (!block)
 			continue;
 		vmem_lock(ctx);

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/*
- * trap.c - faults: serve, or report and wait
- * Who waits, and until when: docs/kernel-module.md, "Why each wait ends".
- */
+/* trap.c - faults: serve, or report and wait: docs/kernel-module.md, "Why each wait ends" */
 
 #include <linux/file.h>
 #include <linux/hash.h>
@@ -24,19 +21,19 @@ static struct vmem_block *vmem_block_find(struct vmem_range *region, unsigned lo
 }
 
 /*
- * The same, and with @create one is made where there is none: an error pointer then, of a limit or
- * of no memory, else NULL. May sleep. The caller holds the region.
+ * The same, and with @gfp one is made where there is none: an error pointer then, of a limit or of
+ * no memory, else NULL. May sleep. The caller holds the region.
  */
-struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create)
+struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, gfp_t gfp)
 {
 	struct vmem_block *old, *block = vmem_block_find(region, index);
 	int err = -ENOMEM;
 
-	if (block || !create)
+	if (block || !gfp)
 		return block;
 	if (!vmem_record(region->ctx, 1))
 		return ERR_PTR(-EDQUOT);
-	block = kzalloc(sizeof(*block), GFP_KERNEL_ACCOUNT);
+	block = kzalloc(sizeof(*block), gfp);
 	if (!block)
 		goto err_record;
 	block->region = region;
@@ -45,7 +42,7 @@ struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index
 	INIT_LIST_HEAD(&block->event);
 	do {
 		vmem_point();
-		old = xa_cmpxchg(&region->units, index, NULL, block, GFP_KERNEL_ACCOUNT);
+		old = xa_cmpxchg(&region->units, index, NULL, block, gfp);
 		if (!old)
 			return block;
 		err = xa_err(old);
@@ -354,7 +351,7 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 		if (block)
 			return vmem_wait(vmf, block);
 		vmem_unlock(ctx);
-		block = vmem_block_get(range, index, true);
+		block = vmem_block_get(range, index, GFP_KERNEL_ACCOUNT);
 		if (IS_ERR(block))
 			return PTR_ERR(block) == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 		vmem_lock(ctx);

@@ -37,6 +37,7 @@ static inline void vmem_point(void) { }
 #define VMEM_UNIT_MAX		(32UL << 20)
 #define VMEM_RANGE_MAX		BIT_ULL(46)
 #define VMEM_BATCH_MAX		1024U
+#define VMEM_BATCH_FEW		8U	/* so many need no memory of their own */
 #define VMEM_CTX_RECORDS	16	/* an open file weighs as much */
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
 #define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
@@ -44,6 +45,8 @@ static inline void vmem_point(void) { }
 #define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
 #define VMEM_FREEZE_LOOK	(HZ / 2)	/* so often a system call that waits looks */
 #define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
+/* A call's memory: never the OOM killer. Who could give frames back may be the one that calls. */
+#define VMEM_CALL_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
 /* LEAVING: REMOVE is taking it out, faults wait, unreported. */
 enum vmem_block_state { VMEM_ABSENT, VMEM_PRESENT, VMEM_LEAVING, VMEM_FAILED };
@@ -212,7 +215,7 @@ void vmem_unpin_all(struct vmem_ctx *ctx);
 /* trap.c, ops.c */
 extern const struct vm_operations_struct vmem_vm_ops, vmem_watched_vm_ops;
 extern struct workqueue_struct *vmem_line_wq;
-struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, bool create);
+struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, gfp_t gfp);
 void vmem_block_put(struct vmem_block *block);
 wait_queue_head_t *vmem_block_queue(struct vmem_block *block);
 void vmem_block_kick(struct vmem_block *block);

@@ -188,7 +188,8 @@ struct vmem_release {
  * or failed; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
  * installed; -EBUSY somebody pins the frame; -EINPROGRESS another call, or an
  * earlier operation of this batch, is moving this block or frame; -EALREADY failed
- * twice; -ENODATA not failed; -ESHUTDOWN the region was destroyed meanwhile.
+ * twice; -ENODATA not failed; -ENOMEM no memory to know one more block by; -ESHUTDOWN the region
+ * was destroyed meanwhile.
  */
 struct vmem_op {
 	__u32 op;
@@ -207,8 +208,9 @@ struct vmem_op {
  * @done:	(out) operations whose result is 0
  * @pad:	0
  *
- * Fails as a whole only for a bad argument or want of memory, and before anything is
- * done; the exception is -EFAULT when @ops cannot be written back.
+ * Fails as a whole only for a bad argument or want of memory (which up to eight operations
+ * need none of), and before anything is done; the exception is -EFAULT when @ops cannot be
+ * written back.
  */
 struct vmem_batch {
 	__u64 ops;

@@ -355,13 +355,19 @@ Status KmodTrap::frames(const char* who, const void* address, size_t size, uint6
 }
 
 int KmodTrap::batch(std::span<vmem_op> ops) {
-  while (!ops.empty()) {
-    const auto part = ops.first(std::min<size_t>(ops.size(), batch_max_));
+  constexpr size_t kNoMemory = 8;  // so many at a time need none
+  for (size_t most = batch_max_; !ops.empty();) {
+    const auto part = ops.first(std::min(ops.size(), most));
     vmem_batch b{};
     b.ops = reinterpret_cast<uintptr_t>(part.data());
     b.count = static_cast<uint32_t>(part.size());
-    if (const int err = call(fd_, VMEM_IOC_BATCH, &b); err != 0) return err;
-    ops = ops.subspan(part.size());
+    if (const int err = call(fd_, VMEM_IOC_BATCH, &b); err == 0) {
+      ops = ops.subspan(part.size());
+    } else if (err == -ENOMEM && part.size() > kNoMemory) {
+      most = kNoMemory;
+    } else {
+      return err;
+    }
   }
   return 0;
 }

@@ -168,6 +168,65 @@ TEST_F(KmodPressure, AContextThatAsksForMoreThanItsCgroupHasIsRefusedAndNotKille
   EXPECT_EQ(group.kills(), 0u);
 }
 
+// Of the cgroup's memory all is used, most of it for free frames of the context, and who could give them back makes the
+// call: until it is refused for want of memory, and once more when some frames have gone back. As Group::run() has it.
+int call_until_refused(Context& c, const std::function<int(uint32_t)>& attempt) {
+  constexpr uint32_t kSlots = 24 * kMiB / kPage;
+  uint64_t own = 0;
+  vmem_populate p{};
+  uint32_t calls = 0;
+  if (c.create(VMEM_KIND_POOL, kSlots * kPage, kPage, &own) != 0 || attempt(calls++) != 0) return 1;
+  // This process's own pages are there: it is not to be killed for one of those.
+  if (mlockall(MCL_CURRENT) != 0) return 1;
+  if (c.populate(own, kSlots, -1, 0, &p) != -ENOMEM) return 2;
+  int err = 0;
+  while (err == 0 && calls < 120000) err = attempt(calls++);
+  if (err != -ENOMEM) return 3;
+  if (c.info().asked_bytes == 0) return 4;
+  if (c.release(own, p.done / 2) != 0) return 5;
+  return attempt(calls) == 0 ? 0 : 6;
+}
+
+// The one thread that could give frames back is in the call itself: it is told that there is no memory.
+TEST_F(KmodPressure, ACallThatFindsItsCgroupFullAnswersAndIsNotKilledForItsRecords) {
+  const Group group("vmem-calls", 24 * kMiB);
+  if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
+  const char* const kKilled = "9 as a negative number: killed for want of memory; 3: not refused; 4: nobody asked";
+  uint64_t offset = 0;
+  const auto fails = [&](Context& c, uint64_t region, uint32_t i) {
+    return c.op(VMEM_OP_FAIL, region + uint64_t{i} * 64 * kPage);  // each alone: its nodes of the index are its own
+  };
+  EXPECT_EQ(group.run([&] {
+    Context c;
+    uint64_t region = 0;
+    if (c.create(VMEM_KIND_REGION, uint64_t{1} << 40, kPage, &region) != 0) return 10;
+    return call_until_refused(c, [&](uint32_t i) { return fails(c, region, i); });
+  }),
+            0)
+      << kKilled;
+  EXPECT_EQ(group.run([&] {
+    Context c;
+    return call_until_refused(c, [&](uint32_t) { return c.create(VMEM_KIND_POOL, kPage, kPage, &offset); });
+  }),
+            0)
+      << kKilled;
+  void* const buffer = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  ASSERT_NE(buffer, MAP_FAILED);
+  EXPECT_EQ(group.run([&] {
+    Context c;
+    return call_until_refused(c, [&](uint32_t) {
+      vmem_pin pin{};
+      pin.address = reinterpret_cast<uintptr_t>(buffer);
+      pin.size = kMiB;
+      return call(c.fd, VMEM_IOC_PIN, &pin);
+    });
+  }),
+            0)
+      << kKilled;
+  munmap(buffer, kMiB);
+  EXPECT_EQ(group.kills(), 0u);
+}
+
 // Page cache at a cgroup's limit churns for as long as the file is written: no reason to take frames.
 TEST_F(KmodPressure, PageCacheAtACgroupsLimitAsksNobody) {
   const Group group("vmem-cache", 160 * kMiB);
