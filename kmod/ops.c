@@ -153,7 +153,8 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_block *block,
 			unsigned int *patience_us)
 {
-	bool pinned = vmem_frame_pinned(block->frame, block->frame->base_pins, patience_us);
+	bool pinned = fatal_signal_pending(current) ||	/* vmem_unmap() may have ended early */
+		      vmem_frame_pinned(block->frame, block->frame->base_pins, patience_us);
 
 	vmem_lock(ctx);
 	block->busy = false;
@@ -173,10 +174,10 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 	vmem_unlock(ctx);
 }
 
-/* Unmaps the blocks of all pending tasks, neighbours in one go. */
+/* Unmaps the blocks of all pending tasks, neighbours in one go, until the caller is killed. */
 static void vmem_unmap(struct vmem_ctx *ctx, struct vmem_task *task, const struct vmem_task *end)
 {
-	for (; task < end; task++) {
+	for (; task < end && !fatal_signal_pending(current); task++) {
 		u64 offset, bytes = 0;
 
 		if (!task->block)

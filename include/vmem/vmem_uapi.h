@@ -210,7 +210,7 @@ struct vmem_op {
  *
  * Fails as a whole only for a bad argument or want of memory (which up to eight operations
  * need none of), and before anything is done; the exception is -EFAULT when @ops cannot be
- * written back.
+ * written back. Of a caller that is killed, what is not done yet is refused.
  */
 struct vmem_batch {
 	__u64 ops;

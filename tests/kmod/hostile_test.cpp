@@ -110,17 +110,45 @@ TEST_F(KmodHostile, AKilledTaskThatHoldsThousandsOfBlocksIsGone) {
   close(ends[0]);
 }
 
-// The kernel frees an index of ranges by reading it: for each number of them, as some layouts of a tree were read
-// wrongly and ended the machine.
-TEST_F(KmodHostile, ContextsOfAnyNumberOfRangesEnd) {
-  const uint64_t before = knob("contexts");
-  for (uint32_t ranges = 1; ranges <= 400; ++ranges) {
-    Context c;
-    uint64_t offset = 0;
-    for (uint32_t i = 0; i < ranges; ++i) ASSERT_EQ(c.create(VMEM_KIND_POOL + i % 2, kPage, kPage, &offset), 0);
+// A call that takes many blocks out of many mappings ends where its caller is killed, and has changed nothing where it
+// had not been. Once it took 45 s.
+TEST_F(KmodHostile, AKilledTaskThatTakesBlocksOutOfThousandsOfMappingsIsGone) {
+  constexpr uint32_t kBlocks = 1024, kMappings = 24000;
+  Context c;
+  Pair p(c, 2 * kBlocks, kPage);
+  std::vector<vmem_op> ops(kBlocks);
+  for (uint32_t i = 0; i < kBlocks; ++i) {  // every other one: each is unmapped by itself
+    ASSERT_EQ(c.install(p.block(2 * i), p.frame(2 * i)), 0);
+    ops[i].op = VMEM_OP_REMOVE;
+    ops[i].block = p.block(2 * i);
   }
-  EXPECT_TRUE(eventually([&] { return knob("contexts") == before; }));
-  usleep(200000);  // it frees them a little later
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    for (uint32_t i = 0; i < kMappings; ++i)
+      if (mmap(nullptr, 2 * kBlocks * kPage, PROT_READ, MAP_SHARED, c.fd, static_cast<off_t>(p.region)) == MAP_FAILED)
+        _exit(1);
+    if (write(ends[1], "x", 1) != 1) _exit(2);
+    _exit(c.batch(&ops));
+  }
+  close(ends[1]);
+  char ready = 0;
+  ASSERT_EQ(read(ends[0], &ready, 1), 1);
+  close(ends[0]);
+  usleep(200000);  // it is in the call, and has not long begun
+  const double start = now();
+  kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  printf("[   note   ] %u blocks in %u mappings: gone after %.2f s\n", kBlocks, kMappings, now() - start);
+  EXPECT_TRUE(WIFSIGNALED(status)) << "the call had ended by itself";
+  EXPECT_LT(now() - start, kSoon);
+  for (uint32_t i = 0; i < kBlocks; ++i) {
+    const uint32_t state = c.state(p.block(2 * i));
+    ASSERT_EQ(load(&p.word(2 * i)), 0) << "block " << i << " was left half way, state " << state;
+    ASSERT_EQ(c.remove(p.block(2 * i)), 0) << i;
+  }
 }
 
 TEST_F(KmodHostile, AGroupOfProcessesFreezesAlthoughOneWaitsInASystemCall) {

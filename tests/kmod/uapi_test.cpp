@@ -101,6 +101,19 @@ TEST_F(KmodUapi, OffsetsAreAlignedAndNeverUsedAgain) {
   EXPECT_EQ(c.destroy(a + (32 << 20)), -ENXIO) << "only by its first offset";
 }
 
+// The kernel frees an index of ranges by reading it: for each number of them, as some layouts of a tree were read
+// wrongly and ended the machine.
+TEST_F(KmodUapi, ContextsOfAnyNumberOfRangesEnd) {
+  const uint64_t before = knob("contexts");
+  for (uint32_t ranges = 1; ranges <= 400; ++ranges) {
+    Context c;
+    uint64_t offset = 0;
+    for (uint32_t i = 0; i < ranges; ++i) ASSERT_EQ(c.create(VMEM_KIND_POOL + i % 2, kPage, kPage, &offset), 0);
+  }
+  EXPECT_TRUE(eventually([&] { return knob("contexts") == before; }));
+  usleep(200000);  // it frees them a little later
+}
+
 TEST_F(KmodUapi, PopulateAndReleaseRefuse) {
   Context c;
   uint64_t pool = 0, region = 0;
