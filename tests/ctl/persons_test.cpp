@@ -1,7 +1,13 @@
 // Shares of persons: who has subordinate ids is as many users as he likes, and one person.
 #include "vmemctl/persons.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <atomic>
+#include <filesystem>
 #include <sstream>
+#include <thread>
 
 #include "support.h"
 #include "vmemctl/metrics.h"
@@ -81,6 +87,78 @@ TEST(CtlPersons, GetNoMorePublicationsReadThanTheirShare) {
   ASSERT_EQ(all.unread.size(), 1u);
   EXPECT_NE(all.unread[0].why.find("15 publications there are more than"), std::string::npos) << all.unread[0].why;
   EXPECT_EQ(unread().forged.size(), 0u);
+}
+
+// What others' publications are read with, too. Where there are 1024, a request that finds none left loses a row.
+TEST(CtlPersons, TakeFewDescriptorsHoweverManyFoldersTheyHave) {
+  constexpr size_t kFolders = 24, kFiles = 32, kOfAProcess = 6;
+  const TempFolder place;
+  const auto home = [&](size_t i) { return place / std::to_string(i); };
+  std::vector<pid_t> silent;  // they listen, and never answer
+  for (size_t first = 0; first < kFolders; first += kOfAProcess) {
+    int ready[2] = {-1, -1};
+    ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+    silent.push_back(fork());
+    if (silent.back() == 0) {
+      for (size_t i = first; i < first + kOfAProcess; ++i) {
+        if (mkdir(home(i).c_str(), 0700) != 0) _exit(1);
+        for (size_t n = 0; n < kFiles; ++n) {
+          char name[64];
+          snprintf(name, sizeof name, "/%d-%016zx", getpid(), n);
+          const std::string path = home(i) + name;
+          const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+          sockaddr_un address{};
+          address.sun_family = AF_UNIX;
+          vmem::publish::put_text(address.sun_path, path + ".sock");
+          const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+          if (!vmem::publish::mark_alive(file) ||
+              bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || listen(fd, 4) != 0)
+            _exit(2);
+        }
+      }
+      if (write(ready[1], "r", 1) != 1) _exit(3);
+      for (;;) pause();
+    }
+    close(ready[1]);
+    char r = 0;
+    EXPECT_EQ(read(ready[0], &r, 1), 1) << "its process could not make them";
+    close(ready[0]);
+  }
+  const auto descriptors = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  const auto before = descriptors();
+  auto most = before;
+  std::atomic<size_t> reading{kFolders};
+  std::vector<Found> found(kFolders);
+  std::vector<std::thread> threads;
+  const auto deadline = Clock::now() + std::chrono::milliseconds(600);
+  for (size_t i = 0; i < kFolders; ++i) {
+    threads.emplace_back([&, i] {
+      const Folder folder(home(i), geteuid());
+      const vmem::publish::Fd fd(open(folder.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      read_folder(folder, fd.get(), 0, deadline, &found[i]);
+      --reading;
+    });
+  }
+  while (reading != 0) {
+    try {
+      most = std::max(most, descriptors());
+    } catch (const std::filesystem::filesystem_error&) {  // none is left to look with
+      most = before + 1024;
+    }
+    usleep(1000);
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const pid_t pid : silent) {
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  EXPECT_LT(most - before, 800);
+  size_t told = 0;
+  for (const Found& f : found) told += f.unread.size();
+  EXPECT_EQ(told, kFolders * kFiles) << "of none of them has anything been read, and none is left out without a word";
 }
 
 TEST(CtlPersons, HaveOneShareOfTheMetrics) {

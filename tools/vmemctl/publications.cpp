@@ -32,6 +32,12 @@ constexpr int kTries = 50;        // of reading a file that is being rewritten, 
 constexpr int kAnswerMs = 1000;   // how long a process has to answer a request of its own
 constexpr size_t kInFlight = 32;  // requests to the processes of one folder
 
+// Requests to those of all folders that are read at once. Each has two descriptors, and there are 1024 where nobody
+// asked for more: who has many folders must not take those that others' publications are read with.
+constexpr size_t kInFlightOfAll = 192;
+constexpr size_t kInFlightAlways = 2;  // of a folder, whatever the others have
+std::atomic<size_t> in_flight{0};
+
 // Milliseconds until then; 0 when it has passed.
 int left(Clock::time_point deadline) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -123,6 +129,9 @@ class Reader {
  public:
   Reader(const Folder& folder, int fd, pid_t inner, Clock::time_point deadline, Found* found)
       : folder_(folder), fd_(fd), inner_(inner), deadline_(deadline), found_(*found) {}
+  ~Reader() { in_flight -= counted_; }
+  Reader(const Reader&) = delete;
+  Reader& operator=(const Reader&) = delete;
 
   void run() {
     std::vector<std::string> names;
@@ -142,12 +151,25 @@ class Reader {
       names.resize(most);
     }
     for (size_t next = 0; next < names.size() || !flight_.empty();) {
-      while (next < names.size() && flight_.size() < kInFlight) start(names[next++]);
+      while (next < names.size() && may_start()) {
+        start(names[next++]);
+        count();
+      }
       collect();
+      count();
     }
   }
 
  private:
+  bool may_start() const {
+    return flight_.size() < kInFlightAlways || (flight_.size() < kInFlight && in_flight.load() < kInFlightOfAll);
+  }
+
+  void count() {
+    in_flight += flight_.size() - counted_;
+    counted_ = flight_.size();
+  }
+
   // As many as are left of the person's share.
   size_t take_share(size_t wanted) const {
     if (!folder_.share) return wanted;
@@ -180,7 +202,8 @@ class Reader {
     a.process.owner = folder_.owner;
     a.process.person = folder_.person;
     if (Status s = publish::open_file(fd_, name, folder_.owner, &a.file); !s.ok()) {
-      if (s.code() == -EACCES || s.code() == -ELOOP) forged(name, "it is no file of user " + user());
+      if (s.code() == -EACCES || s.code() == -ELOOP) return forged(name, "it is no file of user " + user());
+      if (s.code() != -ENOENT) unread(name, std::string(s.text()));
       return;
     }
     if (!publish::is_alive(a.file.get())) return;
@@ -333,6 +356,7 @@ class Reader {
   const Clock::time_point deadline_;
   Found& found_;
   std::vector<Asked> flight_;
+  size_t counted_ = 0;                              // of flight_ in in_flight
   std::vector<std::pair<pid_t, pid_t>> processes_;  // of the folder's owner, once looked_
   bool looked_ = false;
 };
