@@ -2,6 +2,7 @@
 // made-up users, one of whom is honest; the honest one looks at the other.
 #include <linux/sched.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -517,6 +518,36 @@ TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
   const std::string line =
       std::to_string(kNames) + " names of user " + std::to_string(kMallory) + " in /dev/shm are not theirs";
   EXPECT_NE(ran.err.find(line), std::string::npos) << ran.err.substr(0, 2000);
+}
+
+// Run as root, with the folders of /run in sight of nobody else: kMallory's is a file system of his own that never
+// answers. Becomes the tool.
+TEST(HostileChild, DISABLED_Mounted) {
+  const std::string run = "/run/user/" + std::string(getenv("MALLORY"));
+  const int fuse = open("/dev/fuse", O_RDWR);
+  if (fuse < 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      mount("tmpfs", "/run", "tmpfs", 0, "mode=755") != 0)
+    _exit(77);
+  ASSERT_EQ(mkdir("/run/user", 0755), 0);
+  ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
+  ASSERT_EQ(chown(run.c_str(), kMallory, kMallory), 0);
+  const std::string options = "fd=" + std::to_string(fuse) + ",rootmode=40000,user_id=" + getenv("MALLORY") +
+                              ",group_id=" + getenv("MALLORY") + ",allow_other";
+  if (mount("mallory", run.c_str(), "fuse", MS_NOSUID | MS_NODEV, options.c_str()) != 0) _exit(77);
+  alarm(static_cast<unsigned>(20 * vmem::test::patience()));
+  execl(getenv("TOOL"), getenv("TOOL"), "status", "--seconds", "0", nullptr);
+  _exit(6);
+}
+
+// As fusermount would have made it for him, where /etc/fuse.conf has user_allow_other.
+TEST_F(HostileOther, AFileSystemOfAUsersThatNeverAnswersHoldsNobodyUp) {
+  if (IsSkipped()) return;
+  setenv("MALLORY", std::to_string(kMallory).c_str(), 1);
+  setenv("TOOL", (place_ / "vmemctl").c_str(), 1);
+  const Ran ran = child("Mounted", 0)->finish();
+  if (ran.status == 77) GTEST_SKIP() << "no mounts, or no FUSE, here";
+  ASSERT_EQ(ran.status, 0) << ran.err << " (" << 128 + SIGALRM << ": it never ended)";
+  EXPECT_NE(ran.out.find(std::to_string(alice_->pid()) + "  "), std::string::npos) << ran.out;
 }
 
 // Run as kMallory: publications that never are whole, and sockets where nobody can be asked.

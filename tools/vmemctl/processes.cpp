@@ -66,17 +66,21 @@ void add_folders(const std::string& base, const std::string& prefix, const std::
     const std::string name = entry->d_name;
     uid_t user = 0;
     if (!name.starts_with(prefix) || !parse_user(name.substr(prefix.size()), &user)) continue;
-    struct stat s {};
-    if (fstatat(dirfd(dir), entry->d_name, &s, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (const auto [named, added] = names.try_emplace(s.st_uid, UINT32_MAX); added && core::is_one_user(s.st_uid))
-      named->second = core::uid_outside(s.st_uid);
-    if (!S_ISDIR(s.st_mode) || names[s.st_uid] != user) {
-      ++others[s.st_uid];
+    struct statx s {};
+    // Of what is mounted there the kernel tells what it knows: a user's own file system may never answer.
+    if (statx(dirfd(dir), entry->d_name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC,
+              STATX_TYPE | STATX_UID, &s) != 0)
+      continue;
+    const uid_t owner = s.stx_uid;
+    if (const auto [named, added] = names.try_emplace(owner, UINT32_MAX); added && core::is_one_user(owner))
+      named->second = core::uid_outside(owner);
+    if (!S_ISDIR(s.stx_mode) || names[owner] != user) {
+      ++others[owner];
       continue;
     }
     std::string path = base;
     path.append("/").append(name).append(rest);
-    out->emplace_back(std::move(path), s.st_uid);
+    out->emplace_back(std::move(path), owner);
   }
   closedir(dir);
   size_t told = 0, more = 0;
