@@ -33,11 +33,20 @@ struct Settings {
   bool spoil = false;
 };
 
+// Of so many tiles. Two files that are as long as they say may have a product of more bytes than there are addresses.
+size_t bytes_of(size_t down, size_t across, size_t t) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(down, across, &bytes) || __builtin_mul_overflow(bytes, t * t * 4, &bytes))
+    throw std::runtime_error("a matrix of " + std::to_string(down) + " x " + std::to_string(across) +
+                             " tiles is too large");
+  return bytes;
+}
+
 // rows x columns floats in t x t tiles; zeros fill the last of a row or a column.
 class Matrix {
  public:
   Matrix(size_t rows, size_t columns, size_t t, unsigned flags, const char* name)
-      : t_(t), down_((rows + t - 1) / t), across_((columns + t - 1) / t), region_(down_ * across_ * t * t * 4, flags) {
+      : t_(t), down_((rows + t - 1) / t), across_((columns + t - 1) / t), region_(bytes_of(down_, across_, t), flags) {
     region_.name(name);
   }
   float* tile(size_t i, size_t j) const { return region_.view<float>().data() + (i * across_ + j) * t_ * t_; }

@@ -81,11 +81,17 @@ random = np.random.default_rng(1)
 np.save(sys.argv[1] + "/a.npy", random.standard_normal((700, 1100), dtype="f4"))
 np.save(sys.argv[1] + "/b.npy", random.standard_normal((1100, 900), dtype="f4"))
 np.save(sys.argv[1] + "/double.npy", np.zeros((3, 3)))
+# So many rows and columns that 64 bits hold only a rest of the number of their bytes: half a MiB.
+header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4292870656, 2148532480), }"
+with open(sys.argv[1] + "/wraps.npy", "wb") as f:
+    f.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
+    f.truncate(1 << 20)
 P
   expect 0 '700 x 900' 'verified: 0 mismatches in 192 samples' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
   expect 1 'File exists' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
   expect 1 '1100 columns, .* 700 rows: no product' -- vmem-gemm "$work/a.npy" "$work/a.npy" --device cpu
   expect 1 'float32' -- vmem-gemm "$work/double.npy" "$work/a.npy" --device cpu
+  expect 1 'wraps.npy is cut off' -- vmem-gemm "$work/wraps.npy" "$work/a.npy" --device cpu
   if [[ $wanted == "  " || $wanted == *" vmem-gemm "* ]]; then
     if "$python" -c 'import sys, numpy as np
 a, b, c = (np.load(sys.argv[1] + f"/{name}.npy") for name in "abc")

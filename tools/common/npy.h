@@ -37,7 +37,10 @@ class File {
     rows = r, columns = c;
     data_ = before + size;
     struct stat s;
-    if (fstat(fd_, &s) != 0 || static_cast<uint64_t>(s.st_size) < data_ + rows * columns * 4) fail("is cut off");
+    // In this order nothing of it wraps, whatever the shape is.
+    if (fstat(fd_, &s) != 0 || static_cast<uint64_t>(s.st_size) < data_ ||
+        (static_cast<uint64_t>(s.st_size) - data_) / 4 / columns < rows)
+      fail("is cut off");
   }
   // Makes a file that is there one of that shape.
   File(const std::string& path, size_t r, size_t c)
