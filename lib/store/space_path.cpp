@@ -53,6 +53,13 @@ core::Status refuse_link(const std::string& name) {
 
 // Opens what `name` means: a file is made if there is none.
 core::Status open_named(const std::string& name, bool device, SpacePath* path) {
+  // Under set-group-ID, or with capabilities of the program's file. He opens it by its name.
+  if (!device && core::has_more_rights() && geteuid() == getuid() && getuid() != 0) {
+    return core::error(EPERM,
+                       "%s cannot serve as SSD store: it would belong to who started this program, which runs with "
+                       "more rights than that user has. Give a folder.",
+                       name.c_str());
+  }
   int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
   if (device) flags |= O_EXCL;  // claims it: refused while mounted or claimed
   int& fd = path->file.fd;

@@ -83,8 +83,13 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   std::filesystem::copy_file("/proc/self/exe", program, std::filesystem::copy_options::overwrite_existing);
   ASSERT_EQ(chown(program.c_str(), 0, 61503), 0);
   ASSERT_EQ(chmod(program.c_str(), 02755), 0);
+  const std::string place = program + ".d";
+  ASSERT_EQ(mkdir(place.c_str(), 0700), 0);
+  ASSERT_EQ(chown(place.c_str(), 0, 61503), 0);
+  ASSERT_EQ(chmod(place.c_str(), 0775), 0);
   const pid_t child = fork();
   if (child == 0) {
+    setenv("PLACE", place.c_str(), 1);
     setenv("VMEM_PUBLISH", "on", 1);
     setenv("VMEM_HOST_BUGDET", "1G", 1);
     if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
@@ -94,6 +99,8 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   }
   const int status = systest::wait_for_child(child, 60);
   unlink(program.c_str());
+  std::error_code ignored;
+  std::filesystem::remove_all(place, ignored);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "set-group-ID, or userfaultfd, is not to be had";
   EXPECT_EQ(status, 0);
 }
@@ -214,8 +221,22 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   static std::atomic<int> named{0};
   vmem_log([](int, const char* line, void*) { named += strstr(line, "VMEM_HOST_BUGDET") != nullptr; }, nullptr);
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
-  const int rc = vmem_init();
+  int rc = vmem_init();
   if (rc == -EPERM || rc == -ENOSYS) _exit(77);
+  ASSERT_EQ(rc, 0) << vmem_last_error();
+  vmem_shutdown();
+  // A file with a name would be who started it's, who opens it by that.
+  const std::string store = std::string(getenv("PLACE")) + "/store";
+  for (int there = 0; there < 2; ++there) {
+    ASSERT_EQ(vmem_set("ssd_path", store.c_str()), 0) << vmem_last_error();
+    EXPECT_EQ(vmem_init(), -EPERM);
+    EXPECT_NE(strstr(vmem_last_error(), "who started this program"), nullptr) << vmem_last_error();
+    EXPECT_EQ(access(store.c_str(), F_OK) == 0, there == 1) << "made although it is refused";
+    vmem_shutdown();
+    close(open(store.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  }
+  ASSERT_EQ(vmem_set("ssd_path", ""), 0) << vmem_last_error();
+  rc = vmem_init();
   ASSERT_EQ(rc, 0) << vmem_last_error();
   vmem::region region(64 << 20, VMEM_HOST_ONLY);
   memset(region.data(), 7, region.size());
