@@ -30,6 +30,7 @@
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/raw_disk.h"
+#include "core/status.h"
 #include "core/text.h"
 #include "vmem/vmem.hpp"
 
@@ -61,6 +62,12 @@ struct Settings {
   bool in_place = false, keep = false, limit = false;
   unsigned threads = std::max(1u, std::thread::hardware_concurrency());
 };
+
+std::string size_words(uint64_t bytes) {
+  const double n = static_cast<double>(bytes);
+  if (n < 1e6) return vmem::core::strprintf("%.1f kB", n / 1e3);
+  return n < 1e9 ? vmem::core::strprintf("%.1f MB", n / 1e6) : vmem::core::strprintf("%.2f GB", n / 1e9);
+}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -504,10 +511,10 @@ int run(Settings s) {
   vmem::set("block_size", std::to_string(block));
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
-  printf("vmem-sort: %s, %.2f GB of %s, memory budget %.2f GB (1/%.1f), %u threads\n",
-         vmem::core::printable(source).c_str(), static_cast<double>(size) / 1e9,
-         s.record == 0 ? "lines" : (std::to_string(s.record) + "-byte records").c_str(),
-         static_cast<double>(budget) / 1e9, static_cast<double>(size) / static_cast<double>(budget), s.threads);
+  const std::string share = vmem::core::strprintf(" (1/%.1f)", static_cast<double>(size) / static_cast<double>(budget));
+  printf("vmem-sort: %s, %s of %s, memory budget %s%s, %u threads\n", vmem::core::printable(source).c_str(),
+         size_words(size).c_str(), s.record == 0 ? "lines" : (std::to_string(s.record) + "-byte records").c_str(),
+         size_words(budget).c_str(), size > budget ? share.c_str() : "", s.threads);
   fflush(stdout);
 
   // The limit: raw io_uring on the same file, in the same run.
