@@ -249,6 +249,21 @@ Status parse_bytes(std::string_view text, uint64_t* out) {
   return {};
 }
 
+namespace {
+
+Status no_setting(std::string_view name) {
+  const std::string variable = environment_name(std::string(name).c_str()), meant = meant_by(variable);
+  std::string near;
+  for (const OptionInfo& info : kTable) {
+    const std::string other = environment_name(info.name);
+    if (other == meant || other == variable) near = " (" + std::string(info.name) + "?)";
+  }
+  return error(ENOENT, "there is no setting \"%.*s\"%s; docs/settings.md lists them", static_cast<int>(name.size()),
+               name.data(), near.c_str());
+}
+
+}  // namespace
+
 Options::Options() : values_(static_cast<size_t>(Option::count_)) {
   for (const OptionInfo& info : kTable) unset(info.id);
 }
@@ -261,8 +276,7 @@ void Options::unset(Option id) {
 Status Options::set(std::string_view name, std::string_view value) {
   const OptionInfo* info = find_option(name);
   if (info == nullptr) {
-    return error(ENOENT, "there is no setting \"%.*s\"; docs/settings.md lists them", static_cast<int>(name.size()),
-                 name.data());
+    return no_setting(name);
   }
   return set(info->id, value);
 }
@@ -323,8 +337,7 @@ Status Options::set(Option id, std::string_view value) {
 Status Options::get(std::string_view name, std::string* value) const {
   const OptionInfo* info = find_option(name);
   if (info == nullptr) {
-    return error(ENOENT, "there is no setting \"%.*s\"; docs/settings.md lists them", static_cast<int>(name.size()),
-                 name.data());
+    return no_setting(name);
   }
   *value = text(info->id);
   return {};

@@ -91,7 +91,8 @@ core::Status check_private(const std::string& name, const struct stat& st) {
   } else if (!core::is_one_user(st.st_uid)) {
     why = "its owner and the caller have no numbers in this user namespace, so that they may be two users";
   } else if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    why = "others may open it (chmod 600 makes it yours alone)";
+    // Whoever named a file with something in it by mistake is not told to change it.
+    why = st.st_size == 0 ? "others may open it (chmod 600 makes it yours alone)" : "others may open it";
   } else if (st.st_nlink > 1) {
     why = "it has a second name, by a hard link";
   }

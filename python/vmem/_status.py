@@ -78,7 +78,7 @@ def _end_log() -> None:
 class Stats:
     """Of this process since libvmem started in it: stats().
 
-    faults                touches that trapped; soft_faults of them without I/O
+    faults                accesses that trapped; soft_faults of them without I/O
     fault_ns_total, _max  nanoseconds from the report of a fault to the block being in place
     read_bytes            from the SSD; write_bytes to it
     host_bytes            held now in host memory; device_bytes at devices, ssd_bytes on the SSD

@@ -387,6 +387,7 @@ TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {
     EXPECT_EQ(ran.status, 2) << (words.empty() ? "" : words[0]) << ran.err;
     EXPECT_EQ(ran.err.rfind("vmemctl: ", 0), 0u) << ran.err;
   }
+  EXPECT_NE(ctl({"tpo"}).err.find("there is no command \"tpo\""), std::string::npos);
   EXPECT_EQ(ctl({"--help"}).status, 0);
   EXPECT_EQ(ctl({"--version"}).out.rfind("vmemctl 1.", 0), 0u);
 }

@@ -242,6 +242,19 @@ TEST(CoreOptions, AMistypedVariableIsNamedInAWarningWithWhatIsMeant) {
             "environment variable VMEM_HOST_BUGDET is no setting and does nothing; is VMEM_HOST_BUDGET meant?");
 }
 
+TEST(CoreOptions, ANameThatIsNoSettingIsAnsweredWithWhatIsMeant) {
+  Options options;
+  std::string value;
+  for (const char* name : {"host_budgte", "HOST_BUDGET", "hostbudget"}) {
+    const std::string wanted = "there is no setting \"" + std::string(name) + "\" (host_budget?); ";
+    const auto set = options.set(name, "1G"), get = options.get(name, &value);
+    EXPECT_TRUE(set.text().starts_with(wanted)) << set.text();
+    EXPECT_TRUE(get.text().starts_with(wanted)) << get.text();
+  }
+  const auto other = options.set("no_such_setting", "1");
+  EXPECT_TRUE(other.text().starts_with("there is no setting \"no_such_setting\"; ")) << other.text();
+}
+
 TEST(CoreOptions, ThePageHasEachOptionWithItsVariableAndForm) {
   const std::string page = vmem::core::options_markdown();
   for (const OptionInfo& info : option_table()) {

@@ -243,6 +243,13 @@ TEST_F(SpaceTest, AFileThatIsNotOursAloneIsRefused) {
     EXPECT_NE(status_.text().find("chmod 600"), std::string_view::npos) << status_.text();
     EXPECT_EQ(stat_of(path).st_size, 0);
   }
+  // Whoever named another file by mistake is not told to change that.
+  const std::string other = file_path("other");
+  std::ofstream(other) << "root:x:0:0:";
+  ASSERT_EQ(chmod(other.c_str(), 0644), 0);
+  EXPECT_EQ(make(other), nullptr);
+  EXPECT_NE(status_.text().find("others may open it. "), std::string_view::npos) << status_.text();
+  EXPECT_EQ(contents(other), "root:x:0:0:");
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
   EXPECT_NE(make(path), nullptr) << status_.text();
   ASSERT_EQ(link(path.c_str(), file_path("second").c_str()), 0);

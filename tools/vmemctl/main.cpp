@@ -105,7 +105,13 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& e) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return fail(options.common, kUsage, std::string(e.what()) + "; vmemctl --help lists commands and options");
+    std::string words = e.what();
+    if (app.get_subcommands().empty()) {
+      for (const std::string& word : app.remaining()) {
+        if (word[0] != '-') words = "there is no command \"" + word + "\"";
+      }
+    }
+    return fail(options.common, kUsage, words + "; vmemctl --help lists commands and options");
   } catch (const Failure& f) {
     return fail(options.common, f.exit, f.words);
   } catch (const std::exception& e) {

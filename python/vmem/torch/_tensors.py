@@ -62,9 +62,9 @@ def tensor(
 ) -> torch.Tensor:
     """A tensor over a Region or Array, which it keeps alive. No byte is copied.
 
-    device None or "cpu": an ordinary tensor; a touch waits until the bytes are there. A CUDA device: kernels may use it
-    only under a lease (vmem.acquire, leased()): they meet an illegal address otherwise. Stores into a region that was
-    mapped for reading are the program's error on either side.
+    device None or "cpu": an ordinary tensor; an access waits until the bytes are there. A CUDA device: kernels may
+    use it only under a lease (vmem.acquire, leased()): they meet an illegal address otherwise. Stores into a region
+    that was mapped for reading are the program's error on either side.
     """
     if isinstance(what, Region):
         what = what.array("uint8" if dtype is None else dtype, shape)
