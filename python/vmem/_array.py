@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _dlpack, _memory
 from ._dtypes import DType
-from ._lib import BODY_HANDLES, HOST, Error
+from ._lib import BODY_HANDLES, HOST, Error, short
 from ._range import Range
 from ._status import device_stats
 
@@ -70,6 +70,8 @@ class Array(Range):
 
     def on(self, device: int) -> "Array":
         """The same array as consumers on a device see it (HOST: on the CPU). Nothing moves: acquire() does that."""
+        if not -(1 << 31) <= device < 1 << 31:
+            raise ValueError(f"{short(device)} is no device")
         if self._handle.host_only and device != HOST:
             raise Error(errno.EINVAL, f"{self._handle.label} has no device tier (host_only)")
         return Array(self._handle.export(), self._ptr, self._dtype, self._shape, self._nbytes, device)

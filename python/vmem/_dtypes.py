@@ -52,7 +52,8 @@ def dtype_of(what: Any) -> DType:
         try:
             import numpy
 
-            name = numpy.dtype(what).name
+            known = numpy.dtype(what)
+            name = known.name if known.isnative else known.str  # its name does not say that bytes are in another order
         except (ImportError, TypeError):
             pass
     found = BY_NAME.get(name)

@@ -298,6 +298,7 @@ def open_regular(path: str) -> Tuple[io.FileIO, int]:
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+MAX_DIMENSIONS = 64  # what numpy and torch can have
 LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: beyond it C would take another number for it
 
 

@@ -20,6 +20,7 @@ from ._lib import (
     FLAG_MAP_PRIVATE,
     FLAG_MAP_READ,
     FLAG_MAP_SHARED,
+    MAX_DIMENSIONS,
     Error,
     RegionAttrStruct,
     check,
@@ -117,6 +118,8 @@ class Region(Range):
         offset = parse_offset(offset)
         if any(n < 0 for n in sizes):
             raise ValueError(f"shape {short(sizes)} has a negative size")
+        if len(sizes) > MAX_DIMENSIONS:  # NumPy 1 counts them once it has copied them
+            raise ValueError(f"a shape of {len(sizes)} dimensions; there can be {MAX_DIMENSIONS}")
         nbytes = product(sizes, kind.itemsize, self.nbytes)
         if nbytes is None or offset + nbytes > self.nbytes:
             raise ValueError(

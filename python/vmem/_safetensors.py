@@ -15,10 +15,9 @@ import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from ._dtypes import BY_SAFETENSORS, DType
-from ._lib import LARGEST, Error, FormatError, open_regular, product, short
+from ._lib import LARGEST, MAX_DIMENSIONS, Error, FormatError, open_regular, product, short
 
 MAX_HEADER = 100_000_000  # bytes, the format's own limit
-MAX_DIMENSIONS = 64  # what numpy and torch can have
 
 
 class Entry(NamedTuple):

@@ -220,8 +220,17 @@ def test_ranges_and_shapes_outside_a_region_are_refused(host):
             region.array("uint8", 1, offset=-1)
         with pytest.raises(ValueError, match="negative"):
             region.array("uint8", (-1, 4))
+        with pytest.raises(ValueError, match="1000 dimensions"):  # NumPy 1 writes behind its own array of them
+            region.array("uint8", (1,) * 1000)
+        assert region.array("uint8", (1,) * 64).shape == (1,) * 64
+        with pytest.raises(ValueError, match="4294967296 is no device"):  # C would take 0 for it
+            region.array("uint8").on(1 << 32)
         with pytest.raises(TypeError, match="float13"):
             region.array("float13")
+        for other in (np.dtype(">f4"), np.dtype(">i8")):  # NumPy calls them float32 and int64
+            with pytest.raises(TypeError, match=str(other)):
+                region.array(other)
+        assert region.array(np.dtype("<f4")).dtype == "float32" and region.array(np.dtype("|u1")).dtype == "uint8"
         with pytest.raises(TypeError):
             region[5]
         with pytest.raises(TypeError):
