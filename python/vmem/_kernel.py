@@ -8,13 +8,13 @@ import warnings
 from typing import Any, List, Union
 
 from . import _memory
-from ._lib import READ, KernelViewStruct, answer, check, lib, parse_size, stream_handle
+from ._lib import READ, KernelViewStruct, Owner, answer, check, lib, parse_size, stream_handle
 from ._range import span_of
 
 _OWN = object()  # the range's own stream
 
 
-class KernelRange:
+class KernelRange(Owner):
     """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
 
     __slots__ = ("_kernel", "_ended", "_view", "_keep", "_stream", "__weakref__")

@@ -302,6 +302,15 @@ MAX_DIMENSIONS = 64  # what numpy and torch can have
 LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: beyond it C would take another number for it
 
 
+class Owner:
+    """Who ends something of libvmem's. A copy would end it a second time, or while the first is at it."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        raise TypeError(f"a vmem.{type(self).__name__} cannot be copied or pickled: one object ends it")
+
+
 def parse_offset(offset: Any) -> int:
     """Bytes from the start of a file: a whole number."""
     number = operator.index(offset)

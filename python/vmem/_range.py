@@ -18,6 +18,7 @@ from ._lib import (
     SSD,
     WRITE,
     Error,
+    Owner,
     RangeStruct,
     ResidencyStruct,
     answer,
@@ -185,7 +186,7 @@ _OWN = object()  # the lease's own stream
 Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
 
 
-class Lease:
+class Lease(Owner):
     """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
 
     __slots__ = ("_lease", "_ended", "_keep", "_stream", "_held", "__weakref__")
@@ -246,7 +247,7 @@ class Lease:
             warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
 
 
-class PendingLease:
+class PendingLease(Owner):
     """A lease on its way, from acquire_async(). Awaited, once, it is the Lease; so it is in `async with`, which
     releases it at its end. A task that is cancelled while it awaits cancels the lease."""
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import errno
+import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -42,6 +45,22 @@ def test_an_exception_in_the_block_ends_the_lease(host):
             with region.acquire():
                 raise RuntimeError("inside")
         region.free()
+
+
+# The copy's end would be the first one's, which would not know.
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_lease_cannot_be_copied(host, copied):
+    with vmem.alloc(4 * MIB) as region:
+        region.numpy()[:] = 1
+        pending = vmem.acquire_async(region)
+        with region.acquire() as lease:
+            for one in (lease, pending):
+                with pytest.raises(TypeError, match="cannot be copied"):
+                    copied(one)
+            gc.collect()
+            region.evict()
+            assert lease.held and region.query().host_bytes == 4 * MIB
+        pending.cancel()
 
 
 def test_what_cannot_be_leased_is_refused(host, make_file):
