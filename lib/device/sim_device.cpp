@@ -27,6 +27,11 @@ using core::strprintf;
 namespace {
 std::atomic<SimDevices*> current{nullptr};
 constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
+
+// Each size of units has its own part.
+size_t window_bytes(size_t devices, const SimOptions& options) {
+  return kUnitSizes * devices * options.memory_bytes;
+}
 }  // namespace
 
 SimDevices::SimDevices(const SimOptions& options)
@@ -50,7 +55,7 @@ Status SimDevices::start() {
   if (shared()) {
     s = park::install();
   } else {
-    const size_t all = kUnitSizes * infos_.size() * options_.memory_bytes;  // each size has its own part
+    const size_t all = window_bytes(infos_.size(), options_);
     void* window = MAP_FAILED;
     if (ftruncate(memfd_, static_cast<off_t>(all)) == 0)
       window = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd_, 0);
@@ -84,7 +89,7 @@ SimDevices::~SimDevices() {
   if (shared()) {
     park::uninstall();
   } else {
-    munmap(window_, infos_.size() * options_.memory_bytes);
+    munmap(window_, window_bytes(infos_.size(), options_));
   }
   close(memfd_);
 }

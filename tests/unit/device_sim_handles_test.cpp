@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
+#include <iterator>
 #include <memory>
+#include <string>
 
 #include "device/sim_device.h"
 
@@ -62,6 +65,18 @@ TEST_F(SimHandles, APieceThatStaysMappedIsNobodysAgain) {
   ASSERT_TRUE(release(second).ok());
   EXPECT_TRUE(sim->trim(0, 0).ok());
   EXPECT_EQ(sim->taken(0), kUnit) << "nor does it go back";
+}
+
+// Moved blocks lie in memory that lives as long as anything of it is mapped.
+TEST_F(SimHandles, NothingStaysMappedWhenTheDevicesEnd) {
+  const auto mapped = [] {
+    std::ifstream maps("/proc/self/maps");
+    const std::string all{std::istreambuf_iterator<char>(maps), {}};
+    return all.find("vmem-sim-device") != std::string::npos;
+  };
+  ASSERT_TRUE(mapped());
+  sim.reset();
+  EXPECT_FALSE(mapped());
 }
 
 TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
