@@ -65,6 +65,7 @@ struct Settings {
 
 std::string size_words(uint64_t bytes) {
   const double n = static_cast<double>(bytes);
+  if (n < 1e3) return std::to_string(bytes) + " bytes";
   if (n < 1e6) return vmem::core::strprintf("%.1f kB", n / 1e3);
   return n < 1e9 ? vmem::core::strprintf("%.1f MB", n / 1e6) : vmem::core::strprintf("%.2f GB", n / 1e9);
 }
@@ -477,6 +478,8 @@ int run(Settings s) {
     s.input = folder->path() + "/in";
     s.make -= s.make % s.record;
     input_file.emplace(s.input);
+    fprintf(stderr, "vmem-sort: no file was given, so it makes one: %s in %s (--help: how to give one)\n",
+            size_words(s.make).c_str(), folder->path().c_str());
     Progress progress("making", s.make);
     if (const std::string e = rawdisk::fill(input_file->path(), s.make, 1, [&](uint64_t n) { progress.add(n); });
         !e.empty())
