@@ -55,18 +55,31 @@ class Patience {
   unsigned tries_ = 0;
 };
 
+// The range reaches from one mapping into the next: the program has called madvise(), mbind(), mlock() or mprotect()
+// for a part of it, and the kernel takes only what lies in one.
+bool in_two_mappings(int error) {
+  return error == -ENOENT || error == -EINVAL;
+}
+
 // step(offset, bytes, &done) -> error
 template <typename Step>
 Outcome run(size_t size, uint64_t busy_ns, Step step) {
   Outcome out;
   Patience patience(busy_ns);
+  size_t most = size;
   while (out.done < size) {
     size_t done = 0;
-    const int error = step(out.done, size - out.done, &done);
+    const size_t bytes = std::min(most, size - out.done);
+    const int error = step(out.done, bytes, &done);
     out.done += done;
     if (done != 0) {
       // Whatever stopped it after some progress shows again when it lasts.
       patience.progress();
+      most = size;
+      continue;
+    }
+    if (in_two_mappings(error) && bytes > core::kPage) {
+      most = std::max(core::kPage, core::round_down(bytes / 2, core::kPage));
       continue;
     }
     if (error == 0) {
@@ -144,8 +157,8 @@ Outcome poison_pages(int fd, uintptr_t dst, size_t size) {
 
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
   return run(size, 0,
-             [&](size_t, size_t bytes, size_t* done) {
-               const int error = os::write_protect(fd, start, size, on);
+             [&](size_t offset, size_t bytes, size_t* done) {
+               const int error = os::write_protect(fd, start + offset, bytes, on);
                if (error == 0) *done = bytes;
                return error;
              })

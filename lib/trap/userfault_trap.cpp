@@ -100,6 +100,7 @@ class UserfaultTrap final : public Trap {
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
+  Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
   size_t read_faults(std::span<Event> out, int* error);
 
@@ -340,6 +341,19 @@ Status UserfaultTrap::clear_tables(uintptr_t start, size_t size) {
   return {};
 }
 
+// The program has locked a part of the range, or changed its protection: there pages are not moved, but copied. Nobody
+// stores to them until all are in place, so that the frame has the same bytes.
+Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
+  const Outcome rest = copy_pages(fd_, start + moved, frame + moved, size - moved, true);
+  if (rest.error == 0) {
+    write_protect_pages(fd_, start + moved, size - moved, false);  // refused: the next store asks again
+    os::drop(frame, size);
+    return {0, size};
+  }
+  const bool undone = rest.done == 0 || os::drop(start + moved, rest.done) == 0;
+  return {rest.error, undone ? moved : moved + rest.done};
+}
+
 Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
   core::must_be_outside("Trap::fill");
   const uintptr_t start = at(address);
@@ -352,9 +366,11 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
     if (Status s = clear_tables(start, size); !s.ok()) return s;
   }
   core::step("trap.fill.begin");
-  const Outcome out = transfer == Transfer::move
-                          ? move_pages(fd_, pagemap_, start, at(frame), size, Holes::populate, kFillBusyNs)
-                          : copy_pages(fd_, start, at(frame), size, protect == Protect::yes);
+  Outcome out = transfer == Transfer::move
+                    ? move_pages(fd_, pagemap_, start, at(frame), size, Holes::populate, kFillBusyNs)
+                    : copy_pages(fd_, start, at(frame), size, protect == Protect::yes);
+  if (out.error == -EINVAL && transfer == Transfer::move && caps_.write_protect)
+    out = copy_rest(start, size, at(frame), out.done);
   if (out.error != 0) {
     const char* hint = out.error == -EEXIST ? " (a page is there already: the range was not absent)"
                        : out.error == -EBUSY

@@ -374,5 +374,46 @@ TEST_P(TrapContract, AFillThatStopsHalfWayIsUndoneAndKeepsStoresMadeMeanwhile) {
   }
 }
 
+// What programs do to a part of their memory gives that part a mapping of its own.
+TEST_P(TrapContract, ABlockThatLiesInSeveralMappingsTravelsLikeAnyOther) {
+  if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
+  struct Way {
+    const char* name;
+    int (*split)(void* part, size_t size);
+  };
+  const Way ways[] = {
+      {"madvise", [](void* part, size_t size) { return madvise(part, size, MADV_RANDOM); }},
+      {"mlock", [](void* part, size_t size) { return mlock2(part, size, MLOCK_ONFAULT); }},
+      {"mprotect", [](void* part, size_t size) { return mprotect(part, size, PROT_READ); }},
+  };
+  for (const Kind kind : kinds()) {
+    if (kind.size < 8 * kPage || kind.size > kHugePage) continue;
+    for (const Way& way : ways) {
+      // Moving pages came to Linux after write protection: no kernel has the one without the other.
+      if (kind.transfer == Transfer::move && !trap_->caps().write_protect) continue;
+      SCOPED_TRACE(way.name + std::string(kind.transfer == Transfer::move ? ", moved" : ", copied"));
+      Block b;
+      make_block(kind, &b);
+      write_pattern(b.frame, kind.size, 1);
+      ASSERT_EQ(way.split(reinterpret_cast<std::byte*>(b.words) + 3 * kPage, 2 * kPage), 0) << strerror(errno);
+      OK(b.fill());
+      EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
+      if (trap_->caps().write_protect && kind.transfer == Transfer::copy) {
+        OK(trap_->protect(b.words, kind.size));
+        OK(trap_->unprotect(b.words, kind.size));
+      }
+      EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
+      const Range range{reinterpret_cast<uintptr_t>(b.words), kind.size};
+      OK(trap_->drop({&range, 1}));
+      OK(trap_->fail(b.words, kind.size));
+      OK(trap_->unfail(b.words, kind.size));
+      write_pattern(b.frame, kind.size, 2);
+      OK(b.fill());
+      EXPECT_EQ(first_wrong(b.words, kind.size, 2), -1);
+      b.release();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace vmem::trap::testing
