@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "core/log.h"
 #include "core/mutex.h"
@@ -99,10 +100,32 @@ Transfer* EngineBase::take() {
     free_ = transfer->next_free;
     ++in_flight_;
     stats_.merged += count - 1;
-    transfer->start(first, count, first->file < files_.size() ? files_[first->file] : FileSlot{});
+    flush_begins(*first);
+    transfer->start(first, count, first->file < files_.size() ? files_[first->file].slot : FileSlot{});
     return transfer;
   }
   return nullptr;
+}
+
+void EngineBase::flush_begins(const Io& io) {
+  if (io.op == Io::Op::flush && io.file < files_.size()) ++files_[io.file].flushes;
+}
+
+// That a descriptor's bytes did not reach the disk the kernel tells once. Several files may be one descriptor here, and
+// several threads flush one of them: each file hears of it.
+void EngineBase::flush_ended(Io& io) {
+  if (io.op != Io::Op::flush || io.file >= files_.size()) return;
+  File& file = files_[io.file];
+  if (file.slot.fd < 0 || file.flushes == 0) return;
+  --file.flushes;
+  const int earlier = std::exchange(file.lost, 0);
+  if (io.result == 0) {
+    io.result = earlier;
+    return;
+  }
+  for (File& other : files_) {
+    if (other.slot.fd == file.slot.fd && (&other != &file || other.flushes != 0)) other.lost = io.result;
+  }
 }
 
 void EngineBase::retire(Transfer* transfer) {
@@ -111,6 +134,7 @@ void EngineBase::retire(Transfer* transfer) {
   stats_.retries += transfer->retries();
   for (Io* io = transfer->chain(); io != nullptr;) {
     Io* const next = io->next;
+    flush_ended(*io);
     if (io->result != 0) {
       ++stats_.errors;
     } else if (io->op == Io::Op::read) {
@@ -154,11 +178,11 @@ core::Status EngineBase::add_file(int fd, FileId* id) {
     if (free_files_.empty()) {
       *id = static_cast<FileId>(files_.size());
       free_files_.reserve(files_.size() + 1);  // so that remove_file cannot fail
-      files_.push_back(slot);
+      files_.push_back({slot});
     } else {
       *id = free_files_.back();
       free_files_.pop_back();
-      files_[*id] = slot;
+      files_[*id] = {slot};
     }
   }
   file_added(*id, slot);
@@ -170,8 +194,8 @@ void EngineBase::remove_file(FileId id) {
   bool known;
   {
     core::MutexLock lock(mutex_);
-    known = id < files_.size() && files_[id].fd >= 0;
-    if (known) files_[id] = FileSlot{};
+    known = id < files_.size() && files_[id].slot.fd >= 0;
+    if (known) files_[id] = {};
   }
   if (!known) {
     VMEM_LOG_ONCE(core::Level::error, "An unknown file was taken out of the I/O engine. This is a defect in libvmem.");

@@ -73,6 +73,14 @@ class EngineBase : public Engine {
  private:
   static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for
   static bool joins(const Io& before, const Io& next, size_t bytes);
+  void flush_begins(const Io& io) VMEM_REQUIRES(mutex_);
+  void flush_ended(Io& io) VMEM_REQUIRES(mutex_);
+
+  struct File {
+    FileSlot slot;
+    unsigned flushes = 0;  // in flight
+    int lost = 0;          // what a flush failed with that also was for the bytes of this file; nobody has been told
+  };
 
   const unsigned depth_;
   const unsigned background_depth_;  // what prefetch, read-ahead and write-back may use: a fault finds a slot free
@@ -85,7 +93,7 @@ class EngineBase : public Engine {
   Transfer* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
   unsigned in_flight_ VMEM_GUARDED_BY(mutex_) = 0;
   unsigned background_in_flight_ VMEM_GUARDED_BY(mutex_) = 0;
-  std::vector<FileSlot> files_ VMEM_GUARDED_BY(mutex_);
+  std::vector<File> files_ VMEM_GUARDED_BY(mutex_);
   std::vector<FileId> free_files_ VMEM_GUARDED_BY(mutex_);
   EngineStats stats_ VMEM_GUARDED_BY(mutex_){};
 

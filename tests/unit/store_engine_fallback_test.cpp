@@ -255,5 +255,32 @@ TEST(EngineHazard, AThreadMaySubmitAndExit) {
   }
 }
 
+// A pipe cannot be flushed. The kernel says once that bytes were lost, and so does this descriptor.
+TEST(ThreadEngine, AFlushThatFailsIsToldToEachFileOfTheDescriptor) {
+  std::unique_ptr<Engine> engine;
+  ASSERT_TRUE(make_thread_engine({}, &engine).ok());
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  FileId one = 0, other = 0;
+  ASSERT_TRUE(engine->add_file(ends[1], &one).ok());
+  ASSERT_TRUE(engine->add_file(ends[1], &other).ok());
+  const auto flush = [&](FileId id) {
+    Batch batch;
+    const Io& io = batch.add(Io::Op::flush, id, 0, nullptr, 0);
+    batch.submit(*engine);
+    batch.wait();
+    return io.result;
+  };
+  EXPECT_EQ(flush(one), -EINVAL);
+  const TempFile file(core::kPage, false);
+  ASSERT_EQ(dup2(file.fd(), ends[1]), ends[1]);
+  EXPECT_EQ(flush(one), 0);
+  EXPECT_EQ(flush(other), -EINVAL);
+  EXPECT_EQ(flush(other), 0);
+  engine.reset();
+  close(ends[0]);
+  close(ends[1]);
+}
+
 }  // namespace
 }  // namespace vmem::store
