@@ -6,6 +6,7 @@
 #include <linux/stat.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -61,6 +62,7 @@ void say_buffered(const std::string& path, long file_system, int error) {
 int try_first_page(int fd, bool scratch) {
   const Page page = aligned_page();
   if (!page) return ENOMEM;
+  if (scratch && !within_size_limit(core::kPage)) return EFBIG;
   int error = 0;
   if (scratch && pwrite(fd, page.get(), core::kPage, 0) != static_cast<ssize_t>(core::kPage)) error = errno;
   if (error == 0 && pread(fd, page.get(), core::kPage, 0) < 0) error = errno;
@@ -113,6 +115,11 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
   }
   say_buffered(path, static_cast<long>(fs.f_type), error);
   return {};
+}
+
+bool within_size_limit(uint64_t bytes) {
+  rlimit limit{};
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
 }
 
 core::Status make_blocking(const std::string& path, int fd) {

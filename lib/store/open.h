@@ -21,6 +21,9 @@ core::Status check_block_device_unmounted(const std::string& path, int fd);
 // own: bytes at the start that are the caller's own and not looked at.
 core::Status check_block_device_unused(const std::string& path, int fd, size_t own = 0);
 
+// Whether RLIMIT_FSIZE lets a file of ours be so long. Beyond it the kernel also sends SIGXFSZ, which kills.
+bool within_size_limit(uint64_t bytes);
+
 // Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
 core::Status make_blocking(const std::string& path, int fd);
 

@@ -146,6 +146,8 @@ core::Status write_head(const SpacePath& path) {
   Head head = kHead;
   head.original_pages = path.original_pages;
   memcpy(page, &head, sizeof head);
+  if (!path.file.block_device && !within_size_limit(sizeof page))
+    return core::system_error(EFBIG, "cannot write to %s, which is to be the SSD store", path.name.c_str());
   const ssize_t n = pwrite(path.file.fd, page, sizeof page, 0);
   if (n == static_cast<ssize_t>(sizeof page)) {
     // Before the first block: after a loss of power it must be there if anything is.
@@ -334,12 +336,7 @@ int extend_file(SpacePath& path, uint64_t end, uint64_t pages) {
   if (path.file.block_device || end + pages <= path.original_pages) return 0;
   const auto offset = static_cast<off_t>(end * core::kPage);
   const auto length = static_cast<off_t>(pages * core::kPage);
-  // Beyond this limit the kernel would also send SIGXFSZ, which kills.
-  rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-      static_cast<uint64_t>(offset + length) > limit.rlim_cur) {
-    return EFBIG;
-  }
+  if (!within_size_limit(static_cast<uint64_t>(offset + length))) return EFBIG;
   while (path.preallocate) {
     if (fallocate(path.file.fd, 0, offset, length) == 0) return 0;
     if (errno == EINTR) continue;

@@ -395,6 +395,19 @@ TEST_F(SpaceTest, WhatAnOwnerLeftThatWasKilledAtItsBeginningIsEmptied) {
   EXPECT_EQ(status_.code(), -EPERM);
 }
 
+TEST_F(SpaceTest, ALimitOnFileSizeBelowAPageIsAnErrorAndNotADeath) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{100, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  make(dir_.path());
+  const int in_folder = status_.code();
+  make(file_path("store"), UINT64_MAX, false);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(in_folder, -EFBIG);
+  EXPECT_EQ(status_.code(), -EFBIG) << status_.text();
+}
+
 TEST_F(SpaceTest, ATmpdirThatIsMissingBecomesNoFile) {
   const char* const before = getenv("TMPDIR");
   const std::string kept = before != nullptr ? before : "";
