@@ -386,4 +386,4 @@ clean:  ## remove $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*##' '/^[a-z][a-z-]*:.*##/{sub(/^ */,"",$$2); printf "  make %-16s %s\n", $$1, $$2}' Makefile
-	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread SIM=yes NO_SETUP=1 V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress negative vm kmod deb'"
+	@echo "Variables: BUILD=$(BUILD) CXX=$(CXX) CXXFLAGS='$(CXXFLAGS)' CUDA=auto|yes|no SAN=address,undefined|thread SIM=yes NO_SETUP=1 WERROR=-Werror V=1 PREFIX= DESTDIR= KDIR= SUITES='unit system ctl abi examples python stress negative vm kmod deb'"
