@@ -30,7 +30,7 @@ expect 0 "^sum [0-9]+, $more MiB written to and $more MiB read" -- hello
 seq 1 4500000 | shuf --random-source=<(yes) >"$work/lines"
 head -c 50331648 /dev/urandom >"$work/records"
 verified='verified . 0 mismatches in'
-expect 0 'budget 0.01 GB \(1/4' "SSD read / written . $more / $more GB" "$verified 786432 records" -- vmem-sort "$work/records" --record-bytes 64 --budget 12MiB
+expect 0 'memory budget 12.6 MB \(1/4' "SSD read / written . $more / $more GB" "$verified 786432 records" -- vmem-sort "$work/records" --record-bytes 64 --budget 12MiB
 expect 0 "SSD read / written . $more / $more GB" "$verified 4500000 lines" -- vmem-sort "$work/lines" --budget 8388608
 
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
