@@ -453,11 +453,12 @@ void put_in_place(ownfiles::OwnFile& file, const Settings& s, const std::string&
   if (s.in_place) {
     old = status_of(s.input);
     if (old.st_size != input.st_size || old.st_mtim.tv_sec != input.st_mtim.tv_sec ||
-        old.st_mtim.tv_nsec != input.st_mtim.tv_nsec || old.st_ino != input.st_ino)
+        old.st_mtim.tv_nsec != input.st_mtim.tv_nsec || old.st_ino != input.st_ino || old.st_dev != input.st_dev)
       throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
     if (fchown(file.fd(), old.st_uid, old.st_gid) != 0 && old.st_uid != geteuid())
       throw std::runtime_error(s.input + " belongs to somebody else, and the sorted file would not: use -o");
-    if (fchmod(file.fd(), old.st_mode & 07777) != 0) throw system_failure(file.path());
+    // Not to run as its owner, or with its group: nobody has said that the new bytes may, as after a write.
+    if (fchmod(file.fd(), old.st_mode & 0777) != 0) throw system_failure(file.path());
   } else if (stat(target.c_str(), &old) == 0) {
     (void)fchmod(file.fd(), old.st_mode & 0777);
   }

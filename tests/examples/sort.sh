@@ -48,6 +48,7 @@ in_place() {
   text a; sort a >b; chmod 640 a; ln -s a link
   run --in-place link; says 'verified . 0 mismatches' 0 $? && cmp a b && [ -L link ] && [ "$(stat -c %a a)" = 640 ] && only a b link
 }
+in_place_as_its_owner() { text a; chmod 6751 a; run --in-place a; says 'verified . 0 mismatches' 0 $? && [ "$(stat -c %a a)" = 751 ]; }
 in_place_with_other_names() { text a; ln a other; cp a b; run --in-place a; says 'has other names' 1 $? && cmp a b && only a b other; }
 default_output_not_replaced() { text a; echo mine >a.sorted; run a; says 'is there already: say -o' 1 $? && [ "$(cat a.sorted)" = mine ] && only a a.sorted; }
 named_output_replaced() { text a; echo old >out; ln -s out link; run a -o link; says 'verified . 0' 0 $? && sort a | cmp - out && [ -L link ] && only a link out; }
@@ -97,6 +98,7 @@ step "records of 1, 8, 10, 64 and 100 bytes" records_of_any_size
 step "a file that is no whole number of records is refused" no_whole_records
 step "input and output may not be one file by accident" same_file_refused
 step "--in-place, through a link: sorted, with its mode and its name" in_place
+step "--in-place leaves no program that runs as its owner" in_place_as_its_owner
 step "--in-place is refused where the file has other names" in_place_with_other_names
 step "FILE.sorted is not replaced unasked" default_output_not_replaced
 step "an output that was named is replaced, through a link" named_output_replaced
