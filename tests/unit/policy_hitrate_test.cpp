@@ -45,6 +45,12 @@ class PolicyHitRate : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Probes, PolicyHitRate, testing::Bool(),
                          [](const auto& probes) { return std::string(probes.param ? "with" : "without"); });
 
+TEST(PolicyTrace, TheLastNumberThatThereIsIsNoBlock) {
+  EXPECT_EQ(replay::blocks_of({}), 0u);
+  EXPECT_EQ(replay::blocks_of({{7, false}, {UINT64_MAX - 1, false}}), UINT64_MAX);
+  EXPECT_THROW(replay::blocks_of({{7, false}, {UINT64_MAX, true}}), std::length_error);
+}
+
 TEST_P(PolicyHitRate, ALoopOfFourBudgetsKeepsAPartResident) {
   const Trace trace = make("cyclic", 2048, 20 * 2048);
   EXPECT_GE(run(trace, 512, EvictorKind::adaptive, GetParam(), 2048).hit_rate(), GetParam() ? 0.23 : 0.21);

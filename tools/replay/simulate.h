@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -181,9 +182,10 @@ class Pager {
 };
 
 inline uint64_t blocks_of(const Trace& trace) {
-  uint64_t n = 0;
-  for (const Touch& t : trace) n = std::max(n, t.block + 1);
-  return n;
+  uint64_t last = 0;
+  for (const Touch& t : trace) last = std::max(last, t.block);
+  if (last == UINT64_MAX) throw std::length_error("the trace names block 18446744073709551615, or one beyond it");
+  return trace.empty() ? 0 : last + 1;
 }
 
 // The first `warmup` touches are not counted.
