@@ -118,7 +118,10 @@ bool PagingService::broken() {
 
 bool PagingService::round(pager::Pager& pager) {
   if (broken_) {
-    if (!loans_.empty() && range_.words->lost()) end_all_loans(pager);
+    if (const uint64_t now = pager::now_ns(); now - looked_ns_ >= kLook) {
+      looked_ns_ = now;
+      end_loans_of_broken(pager);
+    }
     return false;
   }
   retry_failed(pager::now_ns());
@@ -311,7 +314,7 @@ void PagingService::lend(pager::Pager& pager) {
     loan_of_[b] = static_cast<uint32_t>(loans_.size());
     loans_.push_back({b, paging::takes_of(range_.words->use(b))});
     port_.keep(range_.words->set_home(b, reinterpret_cast<uintptr_t>(homes_[i])));
-    states_.lend(b);
+    if (port_.failure.ok()) states_.lend(b);  // else groups would load from where another loan was
   }
   spent_.loans += lent;
 }
@@ -368,7 +371,10 @@ void PagingService::promote(pager::Pager& pager, uint64_t now) {
 // Of what was recalled, and no group has any more.
 void PagingService::end_loans(pager::Pager& pager) {
   settle();
-  if (broken()) return;
+  if (!broken()) end_recalled(pager);
+}
+
+void PagingService::end_recalled(pager::Pager& pager) {
   while (recalled_ != 0) {
     size_t count = 0;
     for (size_t i = 0; i < loans_.size() && count < asking_.size();) {
@@ -390,6 +396,19 @@ void PagingService::end_loans(pager::Pager& pager) {
     for (size_t i = 0; i < count; ++i)
       if (urgency_[asking_[i]] != Urgency{}) queue_of(asking_[i]).push(asking_[i]);
   }
+}
+
+// Some word was not stored, and what is lent is given up all the same: whoever waits for it may be who would end the
+// range. What kernels believe of it is what could be stored just now.
+void PagingService::end_loans_of_broken(pager::Pager& pager) {
+  if (loans_.empty()) return;
+  if (range_.words->lost()) return end_all_loans(pager);
+  bool told = true;
+  for (Loan& loan : loans_) {
+    recall(loan);
+    told &= range_.words->set_state(loan.block, known_[loan.block].state, false).ok();
+  }
+  if (told && range_.words->settle().ok()) end_recalled(pager);
 }
 
 // No kernel loads from any of them: they have ended, or their device is lost.
@@ -541,7 +560,10 @@ void PagingService::take_back(pager::Pager& pager) {
     some |= !over_.empty() && !last;
     if (some) usleep(1000);
   }
-  if (broken_ && range_.words->lost()) end_all_loans(pager);
+  for (; broken_ && !loans_.empty(); usleep(1000)) {
+    end_loans_of_broken(pager);
+    if (pager::now_ns() > until) break;
+  }
 }
 
 void PagingService::cancel() {

@@ -134,6 +134,8 @@ class PagingService {
   void recall(Loan& loan);
   void look_after_loans(pager::Pager& pager, uint64_t now);
   void end_loans(pager::Pager& pager);
+  void end_recalled(pager::Pager& pager);
+  void end_loans_of_broken(pager::Pager& pager);
   void end_all_loans(pager::Pager& pager);
   void promote(pager::Pager& pager, uint64_t now);
   size_t choose_victims(size_t most, uint64_t now, size_t looks);

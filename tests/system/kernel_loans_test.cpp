@@ -6,7 +6,9 @@
 #include <thread>
 #include <vector>
 
+#include "core/step.h"
 #include "kernel_fixture.h"
+#include "refusals.h"
 
 namespace {
 
@@ -266,6 +268,42 @@ TEST_F(KernelLoans, ALostDeviceGivesBackWhatWasLent) {
   sim().lose(0, "as the test wants it");
   for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords + 3 * kRow], b * kWords + 3 * kRow);
   open.end();
+}
+
+// .. nor is there any need of it where a word for the kernels could not be stored, for want of memory.
+TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsWell) {
+  if (IsSkipped()) return;
+  Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
+  Reader reader;
+  launch_reader(stream_, open.view(), 3, &reader);
+  ASSERT_TRUE(until([&] { return reader.turns > 2; }));
+  vmem::core::step_hook = [](const char* step) {
+    if (strcmp(step, "asking.publishing") != 0) return;
+    systest::once = true;
+    systest::refused_in = 0;
+  };
+  std::atomic<Answer> told{Answer::present};
+  void* const other = stream(0);
+  // Two of them have to come, for there is a frame for one.
+  for (uint32_t b = 0; b < 2; ++b) {
+    launch(other, [b, view = open.view(), &told](SimKernel&) {
+      Group group(view.table, long_enough());
+      told = group.acquire(b, Intent::read);
+      if (told == Answer::present) group.release(b);
+    });
+  }
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  vmem::core::step_hook = nullptr;
+  EXPECT_EQ(told, Answer::ended);
+  std::atomic<bool> loaded{false};
+  std::thread cpu([&] {
+    for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords + kRow], b * kWords + kRow);
+    loaded = true;
+  });
+  EXPECT_TRUE(until([&] { return loaded.load(); }));
+  reader.over = true;
+  open.end();
+  cpu.join();
 }
 
 TEST_F(KernelLoans, ShutdownTakesWhatIsLentBack) {
