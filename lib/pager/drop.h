@@ -13,7 +13,7 @@
 
 namespace vmem::pager {
 
-// Unlocked. True: they have gone. False: -EBUSY, and some of the ranges may have gone.
+// Unlocked. True: they have gone. False: -EBUSY; each of their blocks has gone, or is whole where it was.
 inline bool drop_pages(trap::Trap& trap, std::span<const trap::Range> ranges) {
   const core::Status s = trap.drop(ranges);
   if (!s.ok() && s.code() != -EBUSY) core::fatal("memory of blocks could not be dropped: %s", s.text().data());
@@ -25,14 +25,10 @@ inline void insist_on_drop(trap::Trap& trap, std::span<const trap::Range> ranges
   while (!drop_pages(trap, ranges)) usleep(1000);
 }
 
-// Unlocked; the owner of the block's transition. False: it is whole where it was. Larger blocks are several to the
-// trap, and some may have gone.
+// Unlocked; the owner of the block's transition. False: it is whole where it was.
 inline bool drop_one(trap::Trap& trap, const Region& r, core::BlockIndex b) {
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (drop_pages(trap, {&range, 1})) return true;
-  if (r.block_size <= core::kHugePage) return false;
-  insist_on_drop(trap, {&range, 1});
-  return true;
+  return drop_pages(trap, {&range, 1});
 }
 
 }  // namespace vmem::pager

@@ -104,7 +104,7 @@ void KmodTrap::release_copies(uint64_t offset, size_t unit, size_t count) {
   for (const auto& [at, c] : gone) put_copy_frame(c.frame, c.unit);
 }
 
-Status KmodTrap::copy_in(void* address, size_t size, const void* image, Protect protect) {
+Status KmodTrap::copy_in(void* address, size_t size, void* image, Protect protect) {
   uint64_t block = 0;
   size_t unit = 0, count = 0;
   if (Status s = blocks("fill", address, size, &block, &unit, &count); !s.ok()) return s;
@@ -163,10 +163,12 @@ Status KmodTrap::copy_in(void* address, size_t size, const void* image, Protect 
   }
   if (failure.ok()) return {};
   core::step("trap.fill.undo");
-  for (const vmem_op& o : ops) {
-    if (o.result == 0) each("fill: undo", VMEM_OP_REMOVE, o.block, unit, 1, -ENOENT).ignore();
-    release_copies(o.block, unit, 1);
+  take_back(ops);
+  for (size_t i = 0; i < count && protect == Protect::no; ++i) {
+    // Somebody may have stored to it meanwhile.
+    if (ops[i].result == 0) memcpy(static_cast<std::byte*>(image) + i * unit, made[i], unit);
   }
+  release_copies(block, unit, count);
   return failure;
 }
 

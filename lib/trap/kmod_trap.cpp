@@ -415,11 +415,15 @@ Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer
   const int err = bad->result;
   core::step("trap.fill.undo");
   // All or nothing: what went in comes out, with stores that were made meanwhile, as the frame is the same memory.
-  for (vmem_op& o : ops) {
-    if (o.result == 0)
-      each("fill: undo", VMEM_OP_REMOVE, o.block, unit, 1, -ENOENT).ignore();  // pinned: stays, loud below
-  }
+  take_back(ops);
   return system_error(err, "fill: block at 0x%zx", at(address) + static_cast<size_t>(bad - ops.begin()) * unit);
+}
+
+void KmodTrap::take_back(std::span<const vmem_op> ops) {
+  for (const vmem_op& o : ops) {
+    if (o.result != 0) continue;
+    while (each("fill: undo", VMEM_OP_REMOVE, o.block, 1, 1, -ENOENT).code() == -EBUSY) usleep(1000);
+  }
 }
 
 Status KmodTrap::fill_zero(void* address, size_t size) {
@@ -491,17 +495,55 @@ Status KmodTrap::drop(std::span<const Range> ranges) {
     size_t unit = 0, count = 0;
     if (Status s = blocks("drop", reinterpret_cast<void*>(range.address), range.size, &offset, &unit, &count); !s.ok())
       return s;
-    for (size_t i = 0; i < count; ++i) {
-      vmem_op o{};
-      o.op = VMEM_OP_REMOVE;
-      o.block = offset + i * unit;
-      if (ops.full()) flush();
-      if (!first.ok()) return first;
-      ops.push_back(o);
+    for (size_t done = 0, n = 0; count > 1 && done < count; done += n) {
+      n = std::min(count - done, KmodOps::kFew);
+      if (Status s = drop_together(offset + done * unit, unit, n); !s.ok()) return s;
     }
+    if (count > 1) continue;
+    vmem_op o{};
+    o.op = VMEM_OP_REMOVE;
+    o.block = offset;
+    if (ops.full()) flush();
+    if (!first.ok()) return first;
+    ops.push_back(o);
   }
   flush();
   return first;
+}
+
+Status KmodTrap::drop_together(uint64_t offset, size_t unit, size_t count) {
+  std::array<vmem_op, KmodOps::kFew> room{};
+  const std::span<vmem_op> ops(room.data(), count);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    ops[i].op = VMEM_OP_REMOVE;
+    ops[i].block = offset + i * unit;
+  }
+  const auto failed = [](const vmem_op& o) { return o.result != 0 && o.result != -ENOENT; };
+  int err = batch(ops);
+  const auto bad = std::find_if(ops.begin(), ops.end(), failed);
+  if (err == 0 && bad == ops.end()) {
+    release_copies(offset, unit, ops.size());
+    return {};
+  }
+  if (err == 0) err = bad->result;
+  core::step("trap.drop.undo");
+  bool whole = true;
+  for (const vmem_op& gone : ops) {
+    if (gone.result != 0) continue;
+    vmem_op o{};
+    o.op = VMEM_OP_INSTALL;
+    o.flags = (gone.state & VMEM_STATE_PROTECTED) != 0 ? VMEM_OPF_PROTECT : 0;
+    o.block = gone.block;
+    o.frame = gone.frame;
+    if (batch({&o, 1}) != 0 || o.result != 0) whole = false;
+  }
+  if (whole || err != -EBUSY)
+    return system_error(err, "drop: blocks from offset 0x%llx on", static_cast<unsigned long long>(offset));
+  // There is no way back. Until whoever pins a block lets go, accesses wait.
+  Status s;
+  while ((s = each("drop", VMEM_OP_REMOVE, offset, unit, ops.size(), -ENOENT)).code() == -EBUSY) usleep(1000);
+  if (s.ok()) release_copies(offset, unit, ops.size());
+  return s;
 }
 
 // One operation on every block of the range.

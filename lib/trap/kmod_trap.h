@@ -115,7 +115,12 @@ class KmodTrap final : public Trap {
   core::Status each(const char* call, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine);
   int batch(std::span<vmem_op> ops);
   core::Status attach_hole(void* address, size_t size, uintptr_t begin, const OffsetMap::Entry& entry);
-  core::Status copy_in(void* address, size_t size, const void* image, Protect protect);
+  // Of blocks that were put in place a moment ago; waits for who pins one meanwhile. ops: those with result 0.
+  void take_back(std::span<const vmem_op> ops);
+  // All of the blocks, kFew at most, or none: those that were removed come back where another is pinned. So a block of
+  // the pager's, which is several here where it is above 2 MiB and copied, is whole or gone.
+  core::Status drop_together(uint64_t offset, size_t unit, size_t count);
+  core::Status copy_in(void* address, size_t size, void* image, Protect protect);
   core::Status copy_out(void* address, size_t size, void* image);
   core::Status get_copy_frame(size_t unit, std::byte** frame);
   void put_copy_frame(std::byte* frame, size_t unit);

@@ -1,0 +1,236 @@
+// What the module's trap does with refusals half way: over a module that is made up here, whose blocks and frames are
+// pages of one file. That the module itself answers so is tested in tests/kmod.
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdarg>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string_view>
+
+#include "core/step.h"
+#include "trap/kmod_trap.h"
+#include "trap_bodies.h"
+#include "vmem/vmem_uapi.h"
+
+namespace vmem::trap::testing {
+namespace {
+
+using core::kHugePage;
+using core::kPage;
+
+class Module {
+ public:
+  Module() : fd_(memfd_create("module", MFD_CLOEXEC)) {
+    if (ftruncate(fd_, kSize) != 0) abort();
+  }
+  int fd() const { return fd_; }
+  int call(unsigned long request, void* arg) {
+    switch (request) {
+      case VMEM_IOC_CREATE: {
+        auto* c = static_cast<vmem_create*>(arg);
+        c->offset = next_;
+        next_ += core::round_up(c->size, kHugePage);
+        return 0;
+      }
+      case VMEM_IOC_POPULATE: {
+        auto* p = static_cast<vmem_populate*>(arg);
+        populated += static_cast<int>(p->count);
+        p->done = p->count;
+        return 0;
+      }
+      case VMEM_IOC_RELEASE: {
+        auto* r = static_cast<vmem_release*>(arg);
+        populated -= static_cast<int>(r->count);
+        r->done = r->count;
+        return 0;
+      }
+      case VMEM_IOC_BATCH: {
+        auto* b = static_cast<vmem_batch*>(arg);
+        auto* ops = reinterpret_cast<vmem_op*>(b->ops);
+        for (uint32_t i = 0; i < b->count; ++i) ops[i].result = one(ops[i]);
+        return 0;
+      }
+      default:
+        return 0;
+    }
+  }
+
+  // Of the region: which blocks have which frame; protected ones.
+  struct Present {
+    uint64_t frame;
+    bool is_protected;
+  };
+  std::map<uint64_t, Present> present;
+  std::byte* region = nullptr;  // where block `begin` stands
+  uint64_t begin = 0;
+  size_t unit = 0;
+  uint64_t refuses = UINT64_MAX;  // to install this block
+  uint64_t pinned = UINT64_MAX;   // this one is not removed ..
+  int pins = 0;                   // .. so many times
+  int populated = 0;
+
+ private:
+  static constexpr off_t kSize = 64 << 20;
+  int one(vmem_op& o) {
+    const auto at = present.find(o.block);
+    o.state = at == present.end() ? 0 : VMEM_STATE_PRESENT | (at->second.is_protected ? VMEM_STATE_PROTECTED : 0);
+    if (o.op == VMEM_OP_INSTALL) {
+      if (o.block == refuses) return -EHWPOISON;
+      if (at != present.end()) return -EEXIST;
+      present[o.block] = {o.frame, (o.flags & VMEM_OPF_PROTECT) != 0};
+      show(o.block, o.frame);
+      return 0;
+    }
+    if (o.op != VMEM_OP_REMOVE) return 0;
+    if (at == present.end()) return -ENOENT;
+    if (o.block == pinned && pins > 0) {
+      --pins;
+      return -EBUSY;
+    }
+    o.frame = at->second.frame;
+    present.erase(at);
+    show(o.block, o.block);
+    return 0;
+  }
+  void show(uint64_t block, uint64_t what) {
+    if (mmap(region + (block - begin), unit, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_,
+             static_cast<off_t>(what)) == MAP_FAILED)
+      abort();
+  }
+
+  const int fd_;
+  uint64_t next_ = 0;
+};
+
+std::atomic<Module*> the_module{nullptr};
+
+}  // namespace
+}  // namespace vmem::trap::testing
+
+// Every ioctl of this process: all but those of the module go to the kernel.
+extern "C" int ioctl(int fd, unsigned long request, ...) noexcept {
+  va_list list;
+  va_start(list, request);
+  void* arg = va_arg(list, void*);
+  va_end(list);
+  auto* const module = vmem::trap::testing::the_module.load();
+  if (module == nullptr || fd != module->fd()) return static_cast<int>(syscall(SYS_ioctl, fd, request, arg));
+  const int answer = module->call(request, arg);
+  if (answer == 0) return 0;
+  errno = -answer;
+  return -1;
+}
+
+namespace vmem::trap::testing {
+namespace {
+
+constexpr size_t kUnits = 4, kBlock = kUnits * kPage, kWords = kPage / sizeof(uint64_t);
+
+class KmodTrapUndo : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    the_module = &module_;
+    trap_ = std::make_unique<KmodTrap>(module_.fd(), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), 64, false);
+    module_.unit = kPage;
+    void* at = nullptr;
+    ASSERT_TRUE(trap_->attach_blocks(kBlock, kPage, kPage, Transfer::copy, 0, &at).ok());
+    module_.region = static_cast<std::byte*>(at);
+    words_ = static_cast<uint64_t*>(at);
+    write_pattern(image_.data(), kBlock, 1);
+  }
+  void TearDown() override {
+    core::step_hook = nullptr;
+    EXPECT_TRUE(trap_->detach(words_, kBlock).ok());
+    EXPECT_TRUE(trap_->unmap(words_, kBlock).ok());
+    trap_.reset();
+    the_module = nullptr;
+  }
+  core::Status fill(Protect protect = Protect::no) {
+    return trap_->fill(words_, kBlock, image_.data(), Transfer::copy, protect);
+  }
+  core::Status drop() {
+    const Range range{reinterpret_cast<uintptr_t>(words_), kBlock};
+    return trap_->drop({&range, 1});
+  }
+  // What a thread stores that was not parked, before the fill is undone.
+  static void store_before_the_undo(uint64_t* at) {
+    static uint64_t* where;
+    where = at;
+    core::step_hook = [](const char* step) {
+      if (std::string_view(step) == "trap.fill.undo") *where = 77;
+    };
+  }
+
+  Module module_;
+  std::unique_ptr<KmodTrap> trap_;
+  uint64_t* words_ = nullptr;
+  alignas(kPage) std::array<uint64_t, kUnits * kWords> image_{};
+};
+
+TEST_F(KmodTrapUndo, AFillThatStopsHalfWayKeepsStoresMadeMeanwhile) {
+  module_.refuses = 2 * kPage;
+  store_before_the_undo(words_ + kWords + 7);
+  EXPECT_EQ(fill().code(), -EHWPOISON);
+  core::step_hook = nullptr;
+  EXPECT_TRUE(module_.present.empty());
+  EXPECT_EQ(module_.populated, 0) << "frames are kept for nothing";
+  EXPECT_EQ(image_[kWords + 7], 77u);
+  image_[kWords + 7] = pattern(1, kWords + 7);
+  EXPECT_EQ(first_wrong(image_.data(), kBlock, 1), -1);
+  module_.refuses = UINT64_MAX;
+  ASSERT_TRUE(fill().ok());
+  EXPECT_EQ(first_wrong(words_, kBlock, 1), -1);
+}
+
+// Until he lets go: else the range would not be absent.
+TEST_F(KmodTrapUndo, AFillThatStopsHalfWayWaitsForWhoPinsWhatWasInPlace) {
+  module_.refuses = 2 * kPage;
+  module_.pinned = kPage;
+  module_.pins = 3;
+  EXPECT_EQ(fill().code(), -EHWPOISON);
+  EXPECT_TRUE(module_.present.empty());
+  EXPECT_EQ(module_.populated, 0);
+  module_.refuses = UINT64_MAX;
+  EXPECT_TRUE(fill().ok());
+}
+
+TEST_F(KmodTrapUndo, ADropThatMeetsAPinnedPageLeavesAllInPlace) {
+  for (const Protect protect : {Protect::no, Protect::yes}) {
+    ASSERT_TRUE(fill(protect).ok());
+    words_[5] = 78;
+    module_.pinned = 2 * kPage;
+    module_.pins = 1;
+    EXPECT_EQ(drop().code(), -EBUSY);
+    ASSERT_EQ(module_.present.size(), kUnits);
+    for (const auto& [block, p] : module_.present) EXPECT_EQ(p.is_protected, protect == Protect::yes) << block;
+    EXPECT_EQ(words_[5], 78u);
+    words_[5] = pattern(1, 5);
+    EXPECT_EQ(first_wrong(words_, kBlock, 1), -1);
+    EXPECT_TRUE(drop().ok());
+    EXPECT_TRUE(module_.present.empty());
+    EXPECT_EQ(module_.populated, 0);
+  }
+}
+
+// .. and one of which something cannot come back goes when the pin ends.
+TEST_F(KmodTrapUndo, ADropThatCannotBeUndoneWaitsForThePin) {
+  ASSERT_TRUE(fill().ok());
+  module_.refuses = kPage;
+  module_.pinned = 2 * kPage;
+  module_.pins = 3;
+  EXPECT_TRUE(drop().ok());
+  EXPECT_TRUE(module_.present.empty());
+  EXPECT_EQ(module_.pins, 0);
+  EXPECT_EQ(module_.populated, 0);
+}
+
+}  // namespace
+}  // namespace vmem::trap::testing
