@@ -5,6 +5,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/drop.h"
 #include "pager/neighbours.h"
 #include "store/digest.h"
 
@@ -183,8 +184,7 @@ bool Installer::torn_by_fill(const Move* m, const Status& why) {
     // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
     torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
   }
-  if (Status s = trap_.drop({&range, 1}); !s.ok())
-    core::fatal("memory of a block could not be dropped: %s", s.text().data());
+  insist_on_drop(trap_, {&range, 1});
   if (torn) {
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
               why.text().data(), map_.place(r, m->block).c_str());

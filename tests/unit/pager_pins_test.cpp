@@ -1,0 +1,133 @@
+// Pages that are pinned, or in the way, where blocks go to a device, leave it, or are shown to the CPU meanwhile.
+#include <cerrno>
+#include <memory>
+#include <utility>
+
+#include "common/patience.h"
+#include "device/sim_device.h"
+#include "pager_steps.h"
+
+namespace {
+
+using vmem::core::kHugePage;
+using vmem::core::Status;
+using vmem::device::SimKernel;
+using vmem::pager::Config;
+using vmem::pager::test::FakeTrap;
+using vmem::pager::test::PagerSteps;
+
+class PagerPins : public PagerSteps {
+ protected:
+  void start_with_device(size_t block = kHugePage) {
+    std::unique_ptr<vmem::device::SimDevices> made;
+    vmem::device::SimOptions options;
+    options.memory_bytes = 64 << 20;
+    options.handles = true;
+    ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
+    Config c = config(64 << 20);
+    c.fault_timeout_ms = 3000;
+    start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
+    r = region(4, block);
+    size = block;
+  }
+  void acquire(unsigned access) {
+    const vmem_range what = range(r, size, access);
+    const Status s = pager->acquire({&what, 1}, 0, nullptr);
+    ASSERT_TRUE(s.ok()) << s.text();
+  }
+  void release() {
+    const vmem_range what = range(r, size);
+    const Status s = pager->release({&what, 1}, nullptr);
+    EXPECT_TRUE(s.ok()) << s.text();
+  }
+  void change_on_device(uint8_t value) {
+    acquire(VMEM_READ | VMEM_WRITE);
+    const Status s = vmem::device::current_sim()->launch(nullptr, [this, value](SimKernel& k) {
+      if (std::byte* at = k.at(r, 1, true); at != nullptr) *at = std::byte{value};
+    });
+    ASSERT_TRUE(s.ok()) << s.text();
+    release();
+  }
+  // The CPU has loaded from it under a READ lease.
+  void show(uint64_t value) {
+    put(r, value);
+    acquire(VMEM_READ);
+    EXPECT_EQ(get(r), value);
+    release();
+    ASSERT_TRUE(vmem::device::current_sim()->synchronize(nullptr).ok());
+  }
+
+  std::byte* r = nullptr;
+  size_t size = 0;
+};
+
+// Nothing of it may stay: it would be loaded when a kernel has stored to the block, and be in the way of the next try.
+TEST_F(PagerPins, AViewThatWasPutInPlaceHalfWayIsTakenAwayAndMadeAgain) {
+  start_with_device();
+  std::byte* const end = r + size - sizeof(uint64_t);
+  for (const int error : {ENOTRECOVERABLE, EEXIST}) {
+    put(r, 7);
+    put(end, 8);
+    acquire(VMEM_READ);
+    trap->tear_fill(error);
+    const size_t torn = trap->calls("fill torn");
+    EXPECT_EQ(get(end), 8u);
+    EXPECT_EQ(get(r), 7u);
+    EXPECT_EQ(trap->calls("fill torn"), torn + 1);
+    release();
+    change_on_device(9);
+    EXPECT_EQ(get(r), 9u);
+  }
+}
+
+TEST_F(PagerPins, ABlockThatIsPinnedGoesToADeviceLater) {
+  for (const size_t block : {kHugePage, 2 * kHugePage}) {
+    start_with_device(block);
+    put(r, 7);
+    trap->pin_drop(2);
+    acquire(VMEM_READ);
+    EXPECT_EQ(trap->calls("drop of what is pinned"), 2u);
+    release();
+    EXPECT_EQ(get(r), 7u);
+    TearDown();
+    pager.reset();  // before the next devices, whose threads may get its addresses
+  }
+}
+
+TEST_F(PagerPins, ADontNeedOfWhatIsShownWaitsForAPin) {
+  start_with_device();
+  show(7);
+  trap->pin_drop(2);
+  const Status s = pager->advise(r, size, VMEM_ADVISE_DONT_NEED, 0);
+  EXPECT_TRUE(s.ok()) << s.text();
+  EXPECT_EQ(trap->calls("drop of what is pinned"), 2u);
+  EXPECT_EQ(get(r), 0u);
+}
+
+TEST_F(PagerPins, AStoreOnADeviceWaitsUntilAPinnedViewHasGone) {
+  start_with_device();
+  show(7);
+  trap->pin_drop(2);
+  change_on_device(9);
+  EXPECT_EQ(trap->calls("drop of what is pinned"), 2u);
+  EXPECT_EQ(get(r), 9u);
+}
+
+// A page of it was in the way, and then pinned.
+TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
+  start(config(), std::make_unique<FakeTrap>(false));
+  std::byte* const at = region(1);
+  put(at, 7);
+  evict(at, vmem::pager::test::kSmall);
+  trap->tear_fill(EEXIST);
+  trap->pin_drop(2);
+  trap->report(at, vmem::trap::FaultKind::read);
+  trap->until_called("drop of what is pinned", 2);
+  const auto loaded = [&] {
+    uint64_t value = 0;
+    return trap->load(at, &value) && value == 7;
+  };
+  EXPECT_TRUE(vmem::test::eventually(loaded));
+}
+
+}  // namespace
