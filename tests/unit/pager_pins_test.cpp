@@ -1,5 +1,8 @@
-// Pages that are pinned, or in the way, where blocks go to a device, leave it, or are shown to the CPU meanwhile.
+// Pages that are pinned, or in the way, where blocks go to a device, leave it, or are shown to the CPU meanwhile; and
+// what a write from a device replaces.
 #include <cerrno>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <utility>
 
@@ -128,6 +131,27 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
     return trap->load(at, &value) && value == 7;
   };
   EXPECT_TRUE(vmem::test::eventually(loaded));
+}
+
+// As for a block in host memory: the thread that writes it may be kept from going on anywhere.
+TEST_F(PagerPins, WhatAWriteFromADeviceReplacesIsReleasedBeforeThePagerEnds) {
+  start_with_device();
+  put(r, 1);
+  evict(r, size);
+  change_on_device(2);
+  engine->tear(EIO);  // so that it is written elsewhere
+  space->hold_release();
+  auto synced = calling([&] { return pager->sync(r, size); });
+  space->until_release_held();
+  auto ended = std::async(std::launch::async, [&] {
+    synced.wait();
+    pager->shutdown();
+    pager.reset();
+  });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout);
+  space->let_release_go();
+  ended.get();
+  EXPECT_EQ(synced.get().code(), -EIO);
 }
 
 }  // namespace
