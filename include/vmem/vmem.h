@@ -454,7 +454,7 @@ int vmem_kernel_begin(struct vmem_kernel **kernel, const void *ptr, size_t size,
  * that is nobody's. NULL for the handle: nothing happens, 0. vmem_shutdown ends waits of kernels
  * first and then waits for them; the handle has to be given here all the same, and is forgotten.
  * -EBUSY: the stream is capturing a graph; -EINVAL: not an open range, or not a stream of its
- * device. It stays open then.
+ * device; -ECANCELED: exit() came, and half a second later kernels run on. It stays open then.
  */
 int vmem_kernel_end(struct vmem_kernel *kernel, void *stream);
 
