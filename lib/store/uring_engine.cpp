@@ -90,8 +90,13 @@ core::Status UringEngine::create_ring(Ring& ring) {
   // overflow (the completion queue has twice the entries).
   const unsigned entries = depth() + 2;
   // Completions wait for the thread's next system call instead of interrupting it in done(); TASKRUN_FLAG tells a look
-  // at the queue that some wait. Linux 5.19; the ring works without.
-  int rc = io_uring_queue_init(entries, &ring.uring, IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG);
+  // at the queue that some wait. Linux 5.19, and liburing 2.2, which looks for it; the ring works without.
+#if defined(IORING_SETUP_COOP_TASKRUN) && defined(IORING_SETUP_TASKRUN_FLAG)
+  constexpr unsigned kQuietly = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
+#else
+  constexpr unsigned kQuietly = 0;
+#endif
+  int rc = io_uring_queue_init(entries, &ring.uring, kQuietly);
   if (rc == -EINVAL) rc = io_uring_queue_init(entries, &ring.uring, 0);
   if (rc < 0) return core::system_error(rc, "io_uring_setup of %u entries failed", entries);
   ring.created = true;
@@ -118,8 +123,10 @@ core::Status UringEngine::start() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   file_table_ = limit.rlim_cur >= kFileTable;
+  std::array<int, kFileTable> none;
+  none.fill(-1);
   for (Ring& ring : rings_) {
-    file_table_ = file_table_ && io_uring_register_files_sparse(&ring.uring, kFileTable) == 0;
+    file_table_ = file_table_ && io_uring_register_files(&ring.uring, none.data(), kFileTable) == 0;
   }
 
   for (size_t n = 0; n < rings_.size(); ++n) {

@@ -85,7 +85,7 @@ class HandLoop {
       const uint64_t offset = i * part_ + at;
       write ? io_uring_prep_write(sqe, fd_, host_[b].data() + at, size, offset)
             : io_uring_prep_read(sqe, fd_, host_[b].data() + at, size, offset);
-      io_uring_sqe_set_data64(sqe, b << 32 | size);
+      sqe->user_data = b << 32 | size;
       ++waiting_[b];
     }
     if (const int rc = io_uring_submit(&ring_); rc < 0) throw std::runtime_error(strerror(-rc));
@@ -99,7 +99,7 @@ class HandLoop {
         if (rc == -EINTR) continue;
         throw std::runtime_error(strerror(-rc));
       }
-      const uint64_t data = io_uring_cqe_get_data64(cqe);
+      const uint64_t data = cqe->user_data;
       const int got = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       --waiting_[data >> 32];

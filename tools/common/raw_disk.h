@@ -94,7 +94,7 @@ inline Result run(const std::string& path, const Plan& plan) {
     } else {
       io_uring_prep_read(sqe, fd, buffer, static_cast<unsigned>(plan.block), offset);
     }
-    io_uring_sqe_set_data64(sqe, slot);
+    sqe->user_data = slot;
   };
   const auto next = [&](unsigned slot) {
     uint64_t index = issued % blocks;
@@ -112,7 +112,7 @@ inline Result run(const std::string& path, const Plan& plan) {
     io_uring_submit_and_wait(&ring, 1);
     io_uring_cqe* cqe;
     while (io_uring_peek_cqe(&ring, &cqe) == 0) {
-      const unsigned slot = static_cast<unsigned>(io_uring_cqe_get_data64(cqe));
+      const unsigned slot = static_cast<unsigned>(cqe->user_data);
       if (cqe->res != static_cast<int>(plan.block)) {
         result.error = cqe->res < 0 ? strerror(-cqe->res) : "short transfer";
       }
