@@ -1,9 +1,7 @@
 // Publications of users who mean harm: what vmemctl believes, shows, counts, asks and removes. Root looks at two
 // made-up users, one of whom is honest; the honest one looks at the other.
-#include <linux/fuse.h>
 #include <linux/sched.h>
 #include <sched.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -519,86 +517,6 @@ TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
   const std::string line =
       std::to_string(kNames) + " names of user " + std::to_string(kMallory) + " in /dev/shm are not theirs";
   EXPECT_NE(ran.err.find(line), std::string::npos) << ran.err.substr(0, 2000);
-}
-
-// A file system that says whose its root is, and takes every other question without an answer. Who asks can then not
-// even be killed, until it ends.
-[[noreturn]] void serve_nothing(int fuse, uid_t user) {
-  std::vector<char> buffer(1 << 20);
-  for (;;) {
-    if (read(fuse, buffer.data(), buffer.size()) <= 0) _exit(0);
-    fuse_in_header in{};
-    memcpy(&in, buffer.data(), sizeof in);
-    const auto answer = [&](const auto& with) {
-      fuse_out_header head{};
-      head.len = sizeof head + sizeof with;
-      head.unique = in.unique;
-      char out[sizeof head + sizeof with];
-      memcpy(out, &head, sizeof head);
-      memcpy(out + sizeof head, &with, sizeof with);
-      if (write(fuse, out, sizeof out) != static_cast<ssize_t>(sizeof out)) _exit(1);
-    };
-    if (in.opcode == FUSE_INIT) {
-      fuse_init_out out{};
-      out.major = FUSE_KERNEL_VERSION;
-      out.minor = FUSE_KERNEL_MINOR_VERSION;
-      out.max_write = 4096;
-      answer(out);
-    } else if (in.opcode == FUSE_GETATTR) {
-      fuse_attr_out out{};
-      out.attr.ino = 1;
-      out.attr.mode = S_IFDIR | 0700;
-      out.attr.nlink = 2;
-      out.attr.uid = out.attr.gid = user;
-      answer(out);
-    }
-  }
-}
-
-// Run as root, with the folders of /run in sight of nobody else: kMallory's is such a file system, of which the kernel
-// has been told whose it is if ASKED. Becomes the tool.
-TEST(HostileChild, DISABLED_Mounted) {
-  const auto user = static_cast<uid_t>(atoi(getenv("MALLORY")));
-  const std::string id = std::to_string(user), run = "/run/user/" + id;
-  const int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-  if (fuse < 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-      mount("tmpfs", "/run", "tmpfs", 0, "mode=755") != 0)
-    _exit(77);
-  ASSERT_EQ(mkdir("/run/user", 0755), 0);
-  ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
-  ASSERT_EQ(chown(run.c_str(), user, user), 0);
-  const std::string options =
-      "fd=" + std::to_string(fuse) + ",rootmode=40000,user_id=" + id + ",group_id=" + id + ",allow_other";
-  if (mount("mallory", run.c_str(), "fuse", MS_NOSUID | MS_NODEV, options.c_str()) != 0) _exit(77);
-  const auto seconds = static_cast<unsigned>(20 * vmem::test::patience());
-  if (fork() == 0) {
-    alarm(seconds + 5);
-    for (const int fd : {1, 2}) close(fd);
-    serve_nothing(fuse, user);
-  }
-  struct stat s {};
-  if (strcmp(getenv("ASKED"), "1") == 0 && stat(run.c_str(), &s) != 0) _exit(7);
-  alarm(seconds);
-  execl(getenv("TOOL"), getenv("TOOL"), "status", "--seconds", "0", nullptr);
-  _exit(6);
-}
-
-// As fusermount would have made it for him, where /etc/fuse.conf has user_allow_other.
-TEST_F(HostileOther, AFileSystemOfAUsersThatNeverAnswersHoldsNobodyUp) {
-  if (IsSkipped()) return;
-  setenv("MALLORY", std::to_string(kMallory).c_str(), 1);
-  setenv("TOOL", (place_ / "vmemctl").c_str(), 1);
-  for (const char* asked : {"0", "1"}) {
-    setenv("ASKED", asked, 1);
-    const auto start = std::chrono::steady_clock::now();
-    const Ran ran = child("Mounted", 0)->finish();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    if (ran.status == 77) GTEST_SKIP() << "no mounts, or no FUSE, here";
-    ASSERT_EQ(ran.status, 0) << ran.err << " (" << 128 + SIGALRM << ": it never ended)";
-    EXPECT_NE(ran.out.find(std::to_string(alice_->pid()) + "  "), std::string::npos) << ran.out;
-    EXPECT_LT(took.count(), 15.0 * vmem::test::patience()) << "it ended when the file system did";
-    EXPECT_EQ(ran.err.find("(FUSE): not read") != std::string::npos, asked[0] == '1') << ran.err;
-  }
 }
 
 // Run as kMallory: publications that never are whole, and sockets where nobody can be asked.
