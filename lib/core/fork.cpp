@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <new>
 
+#include "core/descriptor.h"
 #include "core/types.h"
 
 namespace vmem::core {
@@ -72,6 +73,7 @@ void close_in_children(int fd) {
 }
 
 int keep_from_children(int fd) {
+  fd = above_standard(fd);
   if (fd >= 0) close_in_children(fd);
   return fd;
 }

@@ -9,7 +9,7 @@ namespace vmem::core {
 // Closed in every child that fork() makes from now on; not in one that vfork, posix_spawn or clone made, which is about
 // to call exec. Without memory for a note of it (one in 64 needs any) the child keeps it.
 void close_in_children(int fd);
-// The same, for what open() and its like return: -1 is no descriptor. Returns fd.
+// The same, for what open() and its like return: -1 is no descriptor. Returns fd, above_standard().
 int keep_from_children(int fd);
 // Before the descriptor is closed.
 void forget_in_children(int fd);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/descriptor.h"
 #include "core/status.h"
 
 namespace vmem::publish {
@@ -14,7 +15,7 @@ namespace vmem::publish {
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
+  explicit Fd(int fd) : fd_(core::above_standard(fd)) {}
   Fd(Fd&& other) noexcept : fd_(other.release()) {}
   Fd& operator=(Fd&& other) noexcept;
   ~Fd() { reset(); }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/break.h"
+#include "core/descriptor.h"
 #include "core/fork.h"
 #include "core/mutex.h"
 #include "store/open.h"
@@ -49,7 +50,7 @@ core::Status cannot_open(const std::string& path, bool write) {
 core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
   int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
-  *fd = open(path.c_str(), flags);
+  *fd = core::above_standard(open(path.c_str(), flags));
   if (*fd < 0) {
     if (errno == EBUSY) return core::error(EBUSY, "block device %s is mounted or in use", path.c_str());
     return cannot_open(path, write);

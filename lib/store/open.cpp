@@ -19,6 +19,7 @@
 #include <set>
 
 #include "core/break.h"
+#include "core/descriptor.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/step.h"
@@ -156,7 +157,7 @@ void pause_while_busy() {
 
 int open_claimed(const std::string& path, int flags) {
   for (int tries = 0;; ++tries) {
-    const int fd = open(path.c_str(), flags);
+    const int fd = core::above_standard(open(path.c_str(), flags));
     if (fd >= 0 || errno != EBUSY || tries == kBusyTries) return fd;
     pause_while_busy();
   }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "core/descriptor.h"
 #include "core/fork.h"
 #include "core/options.h"
 #include "core/step.h"
@@ -30,7 +31,7 @@ constexpr uint64_t kMaxPages = uint64_t{1} << 40;  // what an Extent's offset ca
 
 // A file nobody else can name, gone with its descriptor however the process ends.
 core::Status open_unlinked(const std::string& directory, int* fd) {
-  *fd = open(directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
+  *fd = core::above_standard(open(directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600));
   if (*fd >= 0) return {};
   // File systems and kernels without O_TMPFILE answer one of these.
   if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL) {
@@ -66,7 +67,7 @@ core::Status open_named(const std::string& name, bool device, SpacePath* path) {
   do {
     fd = open_claimed(name, flags);
     if (fd >= 0 || errno != ENOENT || device) break;
-    fd = open(name.c_str(), flags | O_CREAT | O_EXCL, 0600);
+    fd = core::above_standard(open(name.c_str(), flags | O_CREAT | O_EXCL, 0600));
   } while (fd < 0 && errno == EEXIST);  // somebody made it between the two
   if (fd >= 0) {
     core::step("store.opened");
@@ -243,7 +244,7 @@ core::Status find_path(std::string* name, bool* directory, bool* device) {
 
 core::Status open_and_unlink(const std::string& directory, int* fd) {
   std::string name = directory + "/.vmem-store-XXXXXX";
-  *fd = mkostemp(name.data(), O_CLOEXEC);
+  *fd = core::above_standard(mkostemp(name.data(), O_CLOEXEC));
   if (*fd < 0) {
     return core::system_error(errno, "cannot create a file in directory %s for the SSD store", directory.c_str());
   }

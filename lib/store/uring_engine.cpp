@@ -10,8 +10,11 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
+#include <optional>
 #include <thread>
+#include <utility>
 
+#include "core/descriptor.h"
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
@@ -96,8 +99,10 @@ core::Status UringEngine::create_ring(Ring& ring) {
 #else
   constexpr unsigned kQuietly = 0;
 #endif
+  std::optional<core::StandardTaken> taken(std::in_place);
   int rc = io_uring_queue_init(entries, &ring.uring, kQuietly);
   if (rc == -EINVAL) rc = io_uring_queue_init(entries, &ring.uring, 0);
+  taken.reset();
   if (rc < 0) return core::system_error(rc, "io_uring_setup of %u entries failed", entries);
   ring.created = true;
   // A child keeps neither the mapping nor, by O_CLOEXEC, the descriptor past exec.

@@ -230,7 +230,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
 
   Opened opened;
   if (core::Status s = open_best(options, &opened); !s.ok()) return s;
-  core::keep_from_children(opened.fd);
+  opened.fd = core::keep_from_children(opened.fd);
   const uint64_t wanted = offered & (os::kFeatureWp | os::kFeatureThreadId | os::kFeaturePoison | os::kFeatureMove);
   error = os::handshake(opened.fd, wanted, &offered);
   if (error != 0) {
