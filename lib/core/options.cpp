@@ -93,7 +93,8 @@ constexpr OptionInfo kTable[] = {
      "Which device tier to use (docs/device-tier.md): auto takes what there is, handles first; handles are CUDA's "
      "physical handles (devices with page tables of their own), managed is its unified memory, each an error where it "
      "cannot be had; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like "
-     "those two, for tests, in libraries that have them (make SIM=yes, the Python wheel)."},
+     "those two, for tests, in libraries that have them (make SIM=yes, the Python wheel). In a program that runs with "
+     "more rights than who started it (AT_SECURE) auto is none: CUDA would load code that the environment names."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
      "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
     {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/options.h"
 #include "device/cuda_device.h"
 #include "device/device.h"
 #include "device/sim_device.h"
@@ -111,6 +112,15 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
 }
 
 Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
+  // CUDA's driver takes libraries and places for files from the environment whoever wrote that: CUDA_INJECTION64_PATH,
+  // NVTX_INJECTION64_PATH and CUDA_CACHE_PATH were seen to work in a set-user-ID program.
+  if (kind == Kind::automatic && core::has_more_rights()) {
+    out->reset();
+    *why =
+        "this program runs with more rights than who started it (AT_SECURE), and CUDA would load code that the "
+        "environment names; clear the environment and set device to cuda to have it";
+    return {};
+  }
 #ifdef VMEM_HAVE_CUDA
   return make_devices(kind, unit, kAutomatic, {make_cuda_handles, make_cuda_devices, sim, sim_handles}, out, why);
 #else

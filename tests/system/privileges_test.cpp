@@ -195,10 +195,18 @@ TEST(PrivilegesChild, DISABLED_RunsAsItsOwner) {
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
   ASSERT_EQ(vmem_get("host_budget", value, sizeof value), 0) << vmem_last_error();
   EXPECT_STREQ(value, "33554432");
+  static std::atomic<int> without{0};
+  vmem_log([](int, const char* line, void*) { without += strstr(line, "no device tier: this program runs") != nullptr; },
+           nullptr);
+  ASSERT_EQ(vmem_set("log", "info"), 0) << vmem_last_error();
   if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS) _exit(77);
-  vmem::region region(64 << 20, VMEM_HOST_ONLY);
-  memset(region.data(), 7, region.size());
-  EXPECT_GT(vmem::stats().write_bytes, 0u);
+  {
+    vmem::region region(64 << 20, VMEM_HOST_ONLY);
+    memset(region.data(), 7, region.size());
+    EXPECT_GT(vmem::stats().write_bytes, 0u);
+  }
+  vmem_log(nullptr, nullptr);
+  EXPECT_EQ(without, 1) << "CUDA's driver would load what CUDA_INJECTION64_PATH names";
 }
 
 // The socket of a publication of this process, in every folder where its user's are looked for.
