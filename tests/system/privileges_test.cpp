@@ -196,8 +196,9 @@ TEST(PrivilegesChild, DISABLED_RunsAsItsOwner) {
   ASSERT_EQ(vmem_get("host_budget", value, sizeof value), 0) << vmem_last_error();
   EXPECT_STREQ(value, "33554432");
   static std::atomic<int> without{0};
-  vmem_log([](int, const char* line, void*) { without += strstr(line, "no device tier: this program runs") != nullptr; },
-           nullptr);
+  vmem_log(
+      [](int, const char* line, void*) { without += strstr(line, "no device tier: this program runs") != nullptr; },
+      nullptr);
   ASSERT_EQ(vmem_set("log", "info"), 0) << vmem_last_error();
   if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS) _exit(77);
   {
