@@ -294,6 +294,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       continue;
     }
     if (has_come(r, b, d)) {
+      if (block.state == State::on_device) adopt(r, b);  // its wish may not have got to it
       note_come(r, b, tickets);
       mark = Progress::kNone;
       paused = {};
