@@ -2,8 +2,10 @@
 #include <linux/fuse.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 
 #include <chrono>
+#include <csignal>
 #include <memory>
 
 #include "common/patience.h"
@@ -67,6 +69,7 @@ TEST(CtlMountsChild, DISABLED_Mounted) {
   if (mount("mallory", run.c_str(), "fuse", MS_NOSUID | MS_NODEV, options.c_str()) != 0) _exit(77);
   const auto seconds = static_cast<unsigned>(20 * vmem::test::patience());
   if (fork() == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // with the tool
     alarm(seconds + 5);
     for (const int fd : {1, 2}) close(fd);
     serve_nothing(fuse, user);
