@@ -220,7 +220,8 @@ def open_table(table: "torch.Tensor", device: Any = "cuda", budget: Union[int, s
 
     with vmem.torch.open_table(table, budget="8GiB") as rows: y = rows.gather(ids). At most `budget` bytes of it are on
     the device at once (None: half of device_budget). Rows of other blocks are loaded from host memory, or their
-    blocks are read from the SSD.
+    blocks are read from the SSD. End it before the CPU stores to the table: what it stores meanwhile is seen by
+    gathers when its block has left the device and come again.
     """
     return Table(table, device, budget)
 
