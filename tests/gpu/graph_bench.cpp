@@ -1,7 +1,7 @@
-// Breadth-first search on a GPU in a graph whose edges are four times what the device may have of them, by kernels that
-// page them in by themselves, beside leases for each level, the host alone, managed memory, and all of it on the
-// device. Every level of every vertex is compared with what the host found. graph_bench [--scale N] [--folder F]: an
-// R-MAT graph of 2^N vertices, 16 edges each; F is on the disk from which the edges are read, too.
+// Breadth-first search and PageRank on a GPU in a graph whose edges are four times what the device may have of them, by
+// kernels that page them in by themselves, beside leases, the host alone, managed memory, and all of it on the device.
+// Every level, and every rank, of every vertex is compared with what the host found. graph_bench [--scale N] [--folder
+// F]: an R-MAT graph of 2^N vertices, 16 edges each; F is on the disk from which the edges are read, too.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -30,8 +30,10 @@ using namespace gpuclients;
 using vmem::gpu::GraphWork;
 using vmem::gpu::kPagedBlock;
 using vmem::gpu::PagingResult;
+using vmem::gpu::RankWork;
 
 constexpr unsigned kGroups = 2112;  // warps that ask
+constexpr unsigned kRankGroups = 132, kPasses = 3;
 
 class Bench {
  public:
@@ -41,6 +43,7 @@ class Bench {
     result_ = new (pinned<char>(4096).release()) PagingResult;
     n_pieces_ = pinned<unsigned long long>(1);
     vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
+    vmem::gpu::load_graph();
   }
 
   bool run() {
@@ -63,14 +66,7 @@ class Bench {
     bytes_ = (offsets_.back() * 4 + kPagedBlock - 1) / kPagedBlock * kPagedBlock;
     device_ = bytes_ / 4 / kPagedBlock * kPagedBlock;
     edges_.resize(bytes_ / 4);
-    // The rows with many edges are all at the beginning: small parts, in turn.
-    std::atomic<size_t> next{0};
-    on_threads(kThreads, [&](size_t, size_t, unsigned) {
-      constexpr size_t kPart = 1024;
-      for (size_t from; (from = next.fetch_add(kPart)) < graph_.vertices();)
-        for (size_t v = from; v < std::min<size_t>(from + kPart, graph_.vertices()); ++v)
-          graph_.edges_of(v, &edges_[offsets_[v]], offsets_[v + 1] - offsets_[v]);
-    });
+    in_parts([&](size_t v) { graph_.edges_of(v, &edges_[offsets_[v]], offsets_[v + 1] - offsets_[v]); });
     const double made = now();
     by_host();
     std::printf("%zu vertices, %zu edges in %zu MiB, made in %.1f s; kernels may have %zu MiB of them\n",
@@ -78,6 +74,41 @@ class Bench {
                 made - begin, device_ / kMiB);
     std::printf("%-52s %9.2f ms: %zu edges visited, %u levels\n", "16 threads of the host, all in memory",
                 1e3 * (now() - made), visited_, levels_of_host_);
+    ranks_by_host();
+  }
+  // In how many rows each vertex is, and the passes.
+  void ranks_by_host() {
+    rows_.assign(graph_.vertices(), 0);
+    on_threads(offsets_.back(), [&](size_t begin, size_t end, unsigned) {
+      for (size_t e = begin; e < end; ++e) std::atomic_ref(rows_[edges_[e]]).fetch_add(1, std::memory_order_relaxed);
+    });
+    const double begin = now();
+    std::vector<uint64_t> sums(graph_.vertices());
+    shares_ = first_shares();
+    for (unsigned pass = 0; pass < kPasses; ++pass) {
+      in_parts([&](size_t v) {
+        sums[v] = 0;
+        for (size_t e = offsets_[v]; e < offsets_[v + 1]; ++e) sums[v] += shares_[edges_[e]];
+      });
+      in_parts([&](size_t v) { shares_[v] = vmem::gpu::share_of(sums[v], rows_[v]); });
+    }
+    std::printf("%-52s %9.2f ms: %u passes\n", "PageRank, 16 threads of the host, all in memory", 1e3 * (now() - begin),
+                kPasses);
+  }
+  std::vector<uint64_t> first_shares() const {
+    std::vector<uint64_t> shares(graph_.vertices());
+    for (size_t v = 0; v < shares.size(); ++v) shares[v] = vmem::gpu::share_of(vmem::gpu::kRankOne, rows_[v]);
+    return shares;
+  }
+  // Small parts in turn: the rows with many edges are all at the beginning.
+  template <typename Body>
+  void in_parts(Body body) {
+    std::atomic<size_t> next{0};
+    on_threads(kThreads, [&](size_t, size_t, unsigned) {
+      constexpr size_t kPart = 1024;
+      for (size_t from; (from = next.fetch_add(kPart)) < graph_.vertices();)
+        for (size_t v = from; v < std::min<size_t>(from + kPart, graph_.vertices()); ++v) body(v);
+    });
   }
   // Levels are the same whoever sees a vertex first.
   void by_host() {
@@ -110,7 +141,7 @@ class Bench {
     const size_t vertices = graph_.vertices(), pieces = 2 * vertices + offsets_.back() / vmem::gpu::kPieceEdges;
     size_t free_bytes = 0, total = 0;
     MUST(cudaMemGetInfo(&free_bytes, &total));
-    if (free_bytes < 2 * bytes_ + 12 * vertices + 8 * pieces) {
+    if (free_bytes < 2 * bytes_ + 32 * vertices + 8 * pieces) {
       std::printf("too little memory is free on the device\n");
       return false;
     }
@@ -119,7 +150,11 @@ class Bench {
     pieces_ = on_device<unsigned long long>(pieces);
     count_ = on_device<unsigned long long>(1);
     marks_ = on_device<unsigned char>(bytes_ / kPagedBlock);
+    device_rows_ = on_device<uint32_t>(vertices);
+    device_shares_ = on_device<uint64_t>(vertices);
+    sums_ = on_device<unsigned long long>(vertices);
     MUST(cudaMemcpy(device_offsets_.get(), offsets_.data(), 8 * offsets_.size(), cudaMemcpyHostToDevice));
+    MUST(cudaMemcpy(device_rows_.get(), rows_.data(), 4 * rows_.size(), cudaMemcpyHostToDevice));
     return true;
   }
   GraphWork work() const {
@@ -161,6 +196,58 @@ class Bench {
       if (result_->refused[a] != 0) std::printf("WRONG: %llu groups were told %u\n", result_->refused[a], a), ++wrong;
     if (wrong != 0) std::printf("WRONG: %s: %zu vertices\n", way, wrong);
     right_ = right_ && wrong == 0;
+  }
+
+  // ---- ranks
+  RankWork rank_work() const { return {device_offsets_.get(), graph_.vertices(), device_shares_.get(), sums_.get()}; }
+  void rank(const char* way, bool tier, const std::function<void()>& pass) {
+    const size_t n = graph_.vertices();
+    *result_ = PagingResult{};
+    {
+      const std::vector<uint64_t> shares = first_shares();
+      MUST(cudaMemcpy(device_shares_.get(), shares.data(), 8 * n, cudaMemcpyHostToDevice));
+    }
+    MUST(cudaMemset(sums_.get(), 0, 8 * n));
+    MUST(cudaDeviceSynchronize());
+    const uint64_t in = tier ? stats().in_bytes : 0, read = tier ? vmem::stats().read_bytes : 0;
+    const double begin = now();
+    for (unsigned i = 0; i < kPasses; ++i) {
+      pass();
+      vmem::gpu::next_pass(stream_, rank_work(), device_rows_.get(), device_shares_.get());
+      MUST(cudaGetLastError());
+      finish(stream_, way);
+    }
+    const double took = now() - begin;
+    const double came = tier ? static_cast<double>(stats().in_bytes - in) : 0;
+    const double bytes_read = tier ? static_cast<double>(vmem::stats().read_bytes - read) : 0;
+    std::printf("%-52s %9.2f ms %8.2f GB/s of edges, %7.0f blocks in, %6.2f GB/s; %6.2f GB/s from disk\n", way,
+                took * 1e3, 4.0 * kPasses * static_cast<double>(offsets_.back()) / took / 1e9, came / kPagedBlock,
+                came / took / 1e9, bytes_read / took / 1e9);
+    std::vector<uint64_t> got(n);
+    MUST(cudaMemcpy(got.data(), device_shares_.get(), 8 * n, cudaMemcpyDeviceToHost));
+    size_t wrong = 0;
+    for (size_t v = 0; v < n; ++v) wrong += got[v] != shares_[v];
+    for (unsigned a = 0; a < 16; ++a)
+      if (result_->refused[a] != 0) std::printf("WRONG: %llu groups were told %u\n", result_->refused[a], a), ++wrong;
+    if (wrong != 0) std::printf("WRONG: %s: %zu ranks\n", way, wrong);
+    right_ = right_ && wrong == 0;
+  }
+  void rank_by_asking(const char* way, const void* edges) {
+    const vmem::kernel_range open(edges, bytes_, VMEM_READ, 0, stream_, device_);
+    rank(way, true, [&] { vmem::gpu::rank_asking(stream_, open.view(), rank_work(), kRankGroups, result_); });
+  }
+  void rank_by_leases(const char* way, const void* edges) {
+    const size_t step = std::max(device_ / kPagedBlock / 4, size_t{1}) * kPagedBlock;
+    rank(way, true, [&] {
+      for (size_t at = 0; at < bytes_; at += step) {
+        const char* const from = static_cast<const char*>(edges) + at;
+        const size_t n = std::min(step, bytes_ - at), rest = bytes_ - at - n;
+        vmem::check(vmem_acquire(from, n, VMEM_READ, 0, stream_));
+        if (rest != 0) vmem::check(vmem_prefetch(from + n, std::min(step, rest), 0, nullptr));
+        vmem::gpu::rank_plain(stream_, static_cast<const uint32_t*>(edges), rank_work(), at / 4, (at + n) / 4);
+        vmem::check(vmem_release(from, n, stream_));
+      }
+    });
   }
 
   // ---- ways
@@ -213,6 +300,8 @@ class Bench {
       asking("asking, edges in host memory", region.data());
       leasing("leases for each level, edges in host memory", region.data());
       asking("asking again", region.data());
+      rank_by_asking("PageRank, asking, edges in host memory", region.data());
+      rank_by_leases("PageRank, leases in turn, edges in host memory", region.data());
     }
     vmem_shutdown();
   }
@@ -242,6 +331,10 @@ class Bench {
       asking("asking, edges on the disk", region.data());
       region.evict(VMEM_SSD);
       leasing("leases for each level, edges on the disk", region.data());
+      region.evict(VMEM_SSD);
+      rank_by_asking("PageRank, asking, edges on the disk", region.data());
+      region.evict(VMEM_SSD);
+      rank_by_leases("PageRank, leases in turn, edges on the disk", region.data());
     }
     close(fd);
     vmem_shutdown();
@@ -251,6 +344,8 @@ class Bench {
       const auto edges = on_device<uint32_t>(bytes_ / 4);
       MUST(cudaMemcpy(edges.get(), edges_.data(), bytes_, cudaMemcpyHostToDevice));
       search("all edges on the device", false, plain(edges.get()));
+      rank("PageRank, all edges on the device", false,
+           [&] { vmem::gpu::rank_plain(stream_, edges.get(), rank_work(), 0, UINT64_MAX); });
     }
     const uint64_t limit = vmem::gpu::managed_limit();
     if (bytes_ > limit) {
@@ -266,6 +361,9 @@ class Bench {
       memcpy(static_cast<char*>(at) + begin, reinterpret_cast<const char*>(edges_.data()) + begin, end - begin);
     });
     search("managed memory, which all fits, at the host first", false, plain(static_cast<const uint32_t*>(at)));
+    memcpy(at, edges_.data(), bytes_);  // by the CPU: it is at the host again
+    rank("PageRank, managed memory, which all fits, at the host first", false,
+         [&] { vmem::gpu::rank_plain(stream_, static_cast<const uint32_t*>(at), rank_work(), 0, UINT64_MAX); });
   }
   Walk plain(const uint32_t* edges) {
     return [this, edges](size_t pieces, uint32_t level) {
@@ -276,15 +374,16 @@ class Bench {
   const rmat::Generator graph_;
   const std::string folder_;
   std::vector<uint64_t> offsets_;
-  std::vector<uint32_t> edges_, levels_;
+  std::vector<uint32_t> edges_, levels_, rows_;
+  std::vector<uint64_t> shares_;
   size_t bytes_ = 0, device_ = 0, visited_ = 0;
   uint32_t levels_of_host_ = 0;
   cudaStream_t stream_ = nullptr;
   PagingResult* result_ = nullptr;
   std::unique_ptr<unsigned long long, HostFree> n_pieces_;
-  OnDevice<uint64_t> device_offsets_;
-  OnDevice<uint32_t> device_levels_;
-  OnDevice<unsigned long long> pieces_, count_;
+  OnDevice<uint64_t> device_offsets_, device_shares_;
+  OnDevice<uint32_t> device_levels_, device_rows_;
+  OnDevice<unsigned long long> pieces_, count_, sums_;
   OnDevice<unsigned char> marks_;
   bool right_ = true;
 };

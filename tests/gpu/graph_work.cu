@@ -83,6 +83,66 @@ __global__ void mark_kernel(GraphWork g, size_t n_pieces, unsigned char* marks) 
     marks[begin_of(g.pieces[i]) * 4 / kPagedBlock] = 1;
 }
 
+// The row that an edge is in: the last that begins at it or before.
+__device__ size_t row_of(const RankWork& w, uint64_t edge) {
+  size_t low = 0, high = w.vertices;
+  while (high - low > 1) {
+    const size_t middle = low + (high - low) / 2;
+    (w.offsets[middle] <= edge ? low : high) = middle;
+  }
+  return low;
+}
+
+// Edges [from, to) by this thread block, each warp a piece after the other.
+__device__ void add_rows(const RankWork& w, const uint32_t* edges, uint64_t from, uint64_t to) {
+  constexpr uint64_t kPiece = 2048;
+  const unsigned lane = threadIdx.x % 32;
+  for (uint64_t begin = from + threadIdx.x / 32 * kPiece; begin < to; begin += blockDim.x / 32 * kPiece) {
+    const uint64_t end = min(begin + kPiece, to);
+    size_t v = row_of(w, begin);
+    for (uint64_t at = begin; at < end; ++v) {
+      const uint64_t last = min(w.offsets[v + 1], end);
+      unsigned long long sum = 0;
+      for (uint64_t e = at + lane; e < last; e += 32) sum += w.shares[edges[e]];
+      for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
+      if (lane == 0 && last > at) atomicAdd(&w.sums[v], sum);
+      at = max(at, last);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(512)
+    rank_asking_kernel(device_region<uint32_t> edges, RankWork w, PagingResult* result) {
+  constexpr uint64_t kEach = kPagedBlock / 4;
+  block_group<uint32_t> group(edges, kPatience, kLongest);
+  const uint64_t all = w.offsets[w.vertices];
+  for (uint64_t first = blockIdx.x * kEach; first < all; first += gridDim.x * kEach) {
+    const uint64_t count = min(kEach, all - first);
+    const auto pin = group.acquire(first, count);
+    if (!pin) {
+      if (threadIdx.x == 0) atomicAdd_system(&result->refused[static_cast<unsigned>(pin.answer()) % 16], 1ull);
+      return;
+    }
+    add_rows(w, edges.data(), first, first + count);
+  }
+}
+
+__global__ void __launch_bounds__(512)
+    rank_plain_kernel(const uint32_t* edges, RankWork w, uint64_t from, uint64_t to) {
+  constexpr uint64_t kEach = kPagedBlock / 4;
+  to = min(to, w.offsets[w.vertices]);
+  for (uint64_t first = from + blockIdx.x * kEach; first < to; first += gridDim.x * kEach)
+    add_rows(w, edges, first, min(first + kEach, to));
+}
+
+__global__ void next_kernel(RankWork w, const uint32_t* rows, uint64_t* shares) {
+  const size_t threads = size_t{gridDim.x} * blockDim.x;
+  for (size_t v = size_t{blockIdx.x} * blockDim.x + threadIdx.x; v < w.vertices; v += threads) {
+    shares[v] = share_of(w.sums[v], rows[v]);
+    w.sums[v] = 0;
+  }
+}
+
 cudaStream_t of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
@@ -106,6 +166,30 @@ void walk_plain(void* stream, const uint32_t* edges, const GraphWork& graph, siz
 
 void mark_blocks(void* stream, const GraphWork& graph, size_t n_pieces, unsigned char* marks) {
   mark_kernel<<<kBlocks, 256, 0, of(stream)>>>(graph, n_pieces, marks);
+}
+
+void rank_asking(void* stream, const vmem_kernel_view& edges, const RankWork& work, unsigned groups,
+                 PagingResult* result) {
+  rank_asking_kernel<<<groups, 512, 0, of(stream)>>>(device_region<uint32_t>(edges), work, result);
+}
+
+void rank_plain(void* stream, const uint32_t* edges, const RankWork& work, uint64_t from, uint64_t to) {
+  rank_plain_kernel<<<kBlocks / 2, 512, 0, of(stream)>>>(edges, work, from, to);
+}
+
+void next_pass(void* stream, const RankWork& work, const uint32_t* rows, uint64_t* shares) {
+  next_kernel<<<kBlocks, 256, 0, of(stream)>>>(work, rows, shares);
+}
+
+void load_graph() {
+  cudaFuncAttributes ignored;
+  cudaFuncGetAttributes(&ignored, collect_kernel);
+  cudaFuncGetAttributes(&ignored, asking_kernel);
+  cudaFuncGetAttributes(&ignored, plain_kernel);
+  cudaFuncGetAttributes(&ignored, mark_kernel);
+  cudaFuncGetAttributes(&ignored, rank_asking_kernel);
+  cudaFuncGetAttributes(&ignored, rank_plain_kernel);
+  cudaFuncGetAttributes(&ignored, next_kernel);
 }
 
 }  // namespace vmem::gpu

@@ -1,9 +1,11 @@
-// Kernels of graph_bench: breadth-first search, level by level. Asynchronous; stream is a cudaStream_t.
+// Kernels of graph_bench: breadth-first search, level by level, and PageRank, pass by pass. Asynchronous; stream is a
+// cudaStream_t.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "gather_work.h"
 #include "paging_work.h"
 #include "vmem/vmem.h"
 
@@ -30,5 +32,26 @@ void walk_plain(void* stream, const uint32_t* edges, const GraphWork& graph, siz
                 uint64_t from, uint64_t to);
 // marks[b] is 1 for each block of 2 MiB in which a piece is.
 void mark_blocks(void* stream, const GraphWork& graph, size_t n_pieces, unsigned char* marks);
+
+// A pass of PageRank, in whole numbers, so that the order of a sum changes nothing: v gets what those in its row give.
+struct RankWork {
+  const uint64_t* offsets;
+  size_t vertices;
+  const uint64_t* shares;    // what a vertex gives to each whose row it is in
+  unsigned long long* sums;  // 0 before
+};
+inline constexpr uint64_t kRankOne = uint64_t{1} << 32;
+// The rank of a vertex that was given `sum`, and what it gives to each of the `rows` it is in.
+VMEM_EVERYWHERE inline uint64_t share_of(uint64_t sum, uint32_t rows) {
+  return (kRankOne / 20 * 3 + sum / 20 * 17) / (rows == 0 ? 1 : rows);
+}
+// `groups` thread blocks take a block of edges at a time. plain: of the edges in [from, to) of the list.
+void rank_asking(void* stream, const vmem_kernel_view& edges, const RankWork& work, unsigned groups,
+                 PagingResult* result);
+void rank_plain(void* stream, const uint32_t* edges, const RankWork& work, uint64_t from, uint64_t to);
+// shares from sums, which are 0 then; rows[v]: in how many v is.
+void next_pass(void* stream, const RankWork& work, const uint32_t* rows, uint64_t* shares);
+// Loads all of these: see load_gathering.
+void load_graph();
 
 }  // namespace vmem::gpu
