@@ -243,8 +243,8 @@ static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range
 }
 
 /*
- * For a fault that cannot be served: SIGBUS, or reports the block if that was not done and waits by
- * the rules above. Comes with ctx->lock and a use of the block, goes without.
+ * For a fault that cannot be served: SIGBUS, or reports the block if need be and waits by the rules
+ * above, not frozen with mmap_lock held. Comes with ctx->lock, a use of the block; goes without.
  */
 static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	__releases(&block->region->ctx->lock)
@@ -253,7 +253,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	bool retry = vmf->flags & FAULT_FLAG_ALLOW_RETRY, leaving = block->state == VMEM_LEAVING;
 	struct vmem_range *region = block->region;
 	struct file *file = vmf->vma->vm_file;
-	unsigned int state = TASK_KILLABLE | TASK_FREEZABLE_UNSAFE;
+	unsigned int state = TASK_KILLABLE | (retry ? TASK_FREEZABLE_UNSAFE : 0);
 	struct vmem_ctx *ctx = region->ctx;
 	bool gone = region->dead || ctx->dead || block->state == VMEM_FAILED ||
 		    !vmem_may_wait(vmf, ctx);

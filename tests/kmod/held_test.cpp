@@ -41,6 +41,16 @@ class Writer {
   std::thread thread_;
 };
 
+bool put(const std::string& path, const std::string& value) {
+  std::ofstream out(path);
+  out << value;
+  return out.flush().good();
+}
+std::string text(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 }  // namespace
 
 class KmodHeld : public Kmod {
@@ -160,6 +170,55 @@ TEST_F(KmodHeld, ADeviceIsServedAlthoughAnotherFaultOfItsProcessKeptTheLockForTo
   EXPECT_EQ(device.value, 7u);
   EXPECT_LT(writer.end(), kSoon);
   close(mem);
+}
+
+// A machine that is suspended first freezes all tasks, and stays awake if one does not freeze. So who waits here with
+// mmap_lock held must not be frozen with it: who waits for the lock could not freeze. Only this first step is done.
+TEST_F(KmodHeld, AMachineFreezesForASuspendAlthoughTasksWait) {
+  const std::string test = "/sys/power/pm_test", delay = "/sys/module/suspend/parameters/pm_test_delay";
+  if (text(test).find("freezer") == std::string::npos) GTEST_SKIP() << "this kernel cannot try a suspend: no " << test;
+  const std::string seconds = text(delay);
+  Context c;
+  if ((c.features & VMEM_FEATURE_KERNEL_FAULTS) == 0) GTEST_SKIP() << "this user may not let system calls wait";
+  Pair p(c, 3, kPage);
+  p.frame_word(1) = 7;
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const uint64_t waits = knob("waits");
+  std::thread user([&] { touch(p.word(0)); });
+  std::thread caller([&] { EXPECT_EQ(write(ends[1], p.blocks + kPage, 8), 8) << strerror(errno); });
+  EXPECT_TRUE(vmem::test::eventually([&] { return knob("waits") >= waits + 2; }, std::chrono::seconds(10)));
+  std::atomic<bool> done{false};
+  std::thread holder([&] {  // of mmap_lock, in each of its waits
+    const int mem = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    uint64_t value = 0;
+    while (!done) {
+      EXPECT_EQ(pread(mem, &value, 8, static_cast<off_t>(reinterpret_cast<uintptr_t>(&p.word(2)))), -1);
+    }
+    close(mem);
+  });
+  Writer writer;
+  EXPECT_TRUE(put(delay, "1"));
+  EXPECT_TRUE(put(test, "freezer"));
+  for (int i = 0; i < 5; ++i) {
+    usleep(100000);
+    const double start = now();
+    EXPECT_TRUE(put("/sys/power/state", "freeze")) << "a task that waits keeps the machine from being suspended";
+    printf("[   note   ] frozen for a second and thawed after %.2f s\n", now() - start);
+  }
+  EXPECT_TRUE(put(test, "none"));
+  EXPECT_TRUE(put(delay, seconds));
+  done = true;
+  holder.join();
+  EXPECT_EQ(c.install(p.block(0), p.frame(0)), 0);
+  EXPECT_EQ(c.install(p.block(1), p.frame(1)), 0);
+  user.join();
+  caller.join();
+  uint64_t value = 0;
+  EXPECT_EQ(read(ends[0], &value, sizeof value), 8);
+  EXPECT_EQ(value, 7u);
+  close(ends[0]);
+  close(ends[1]);
 }
 
 }  // namespace kmod_test
