@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/guarded_read.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
@@ -309,8 +310,11 @@ void Pager::finish_device_read(Move* m, After& after) {
   came_free(after);
 }
 
-[[gnu::noinline]] void copy_protected(std::byte* to, const std::byte* from, size_t size) {
-  memcpy(to, from, size);
+[[gnu::noinline]] int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
+  if (!r.guarded && !plain(core::MappingQuery(), r, r.index(from))) r.guarded = true;
+  if (r.guarded) return core::read_guarded(to, from, r.block_size);
+  memcpy(to, from, r.block_size);
+  return 0;
 }
 
 // Unlocked. Blocks that come from ordinary host memory are copied to their staging frames first.
@@ -325,7 +329,12 @@ void Pager::pull(Batch& batch, int d) {
       m->status = trap_->protect(m->source, r.block_size);
       if (!m->status.ok()) continue;
     }
-    copy_protected(m->image, m->source, r.block_size);
+    if (!in_place) {
+      memcpy(m->image, m->source, r.block_size);
+    } else if (copy_protected(r, m->image, m->source) != 0) {
+      m->status = core::error(EFAULT, "pages of the block cannot be read by anybody: it stays in host memory");
+      continue;
+    }
     core::add(counters_.copied_bytes, r.block_size);
     if (in_place) drops.push_back({reinterpret_cast<uintptr_t>(m->source), r.block_size});
   }

@@ -134,8 +134,9 @@ Status Pager::copy_shown(Move* m) {
   Region& r = *m->region;
   Status s = trap_->protect(m->source, r.block_size);
   core::step("device.copying_shown");
+  if (s.ok() && copy_protected(r, m->image, m->source) != 0)
+    s = core::error(EFAULT, "pages of the copy that the CPU is shown cannot be read by anybody");
   if (s.ok()) {
-    copy_protected(m->image, m->source, r.block_size);
     core::add(counters_.copied_bytes, r.block_size);
   }
   Lock lock(map_.mutex());

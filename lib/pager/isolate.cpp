@@ -1,13 +1,15 @@
 #include "pager/isolate.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/drop.h"
-#include "store/digest.h"
+#include "store/codec.h"
 
 namespace vmem::pager {
 
@@ -50,14 +52,55 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   resident.dropping = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+    // What the program may take the right to read is not compressed where it is.
+    if (m->coded != nullptr && in_place && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
+      frames_.put_bounce(m->coded, r.block_size);
+      m->coded = nullptr;
+    }
   }
   if (!keep && !probe) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }
 
+// Of a block that stays where it is. The program may take the right to read a page of it at any moment. Where it has
+// changed rights of the region once, no load of ours meets that; where it has not yet, it is looked for again after
+// each kLook bytes, so that the first change of all can fall into no more than 12 us.
+Status Isolator::digest_in_place(Move* m, size_t* looked) {
+  constexpr size_t kPiece = size_t{32} << 10;  // of the stack, and of the processor's nearest cache
+  constexpr size_t kLook = size_t{256} << 10;
+  const Region& r = *m->region;
+  std::array<std::byte, kPiece> room;
+  store::Digester digester;
+  for (size_t at = 0, bytes = 0; at < r.block_size; at += bytes, *looked -= std::min(*looked, bytes)) {
+    const std::byte* from = r.address(m->block) + at;
+    bytes = std::min(r.block_size - at, kLook);
+    if (*looked < bytes && !r.guarded) {
+      *looked = kLook;
+      if (!plain(mappings_, r, m->block)) r.guarded = true;
+    }
+    if (m->aside != nullptr || r.guarded) {
+      if (m->aside == nullptr) bytes = std::min(bytes, kPiece);
+      std::byte* const to = m->aside != nullptr ? m->aside + at : room.data();
+      if (core::read_guarded(to, from, bytes) != 0) {
+        const Status s = core::error(EFAULT,
+                                     "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
+                                     "help: their block stays in memory, and is not written",
+                                     bytes, static_cast<const void*>(from));
+        VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+        return s;
+      }
+      from = to;
+    }
+    digester.update(from, bytes);
+  }
+  if (m->aside != nullptr) m->image = m->aside;
+  m->digest = digester.finish();
+  return {};
+}
+
 // Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
-void Isolator::take_one(Move* m) {
+void Isolator::take_one(Move* m, size_t* looked) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
@@ -73,7 +116,12 @@ void Isolator::take_one(Move* m) {
   }
   core::step("evict.taken");
   if (m->probe || m->clean) return;
-  m->digest = store::digest(m->image, r.block_size);
+  if (m->in_place) {
+    m->status = digest_in_place(m, looked);
+    if (!m->status.ok()) return;
+  } else {
+    m->digest = store::digest(m->image, r.block_size);
+  }
   m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
   if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
     m->clean = m->zeros = true;
@@ -119,8 +167,11 @@ void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
   Drops drops;
   std::sort(batch.begin(), batch.end(), lies_before);
   protect_in_place(trap_, batch);
+  size_t looked = 0;
+  const Region* last = nullptr;
   for (Move* m : batch) {
-    take_one(m);
+    if (std::exchange(last, m->region) != m->region) looked = 0;
+    take_one(m, &looked);
     if (!m->status.ok() || m->probe) continue;
     if (!m->clean) {
       writes->push_back(m);

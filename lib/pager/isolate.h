@@ -11,6 +11,7 @@
 
 #include <span>
 
+#include "core/guarded_read.h"
 #include "pager/neighbours.h"
 #include "pager/shared.h"
 
@@ -29,7 +30,9 @@ class Isolator {
   void isolate(std::span<Move*> batch, Batch* writes) VMEM_UNLOCKED;
 
  private:
-  void take_one(Move* m) VMEM_UNLOCKED;
+  // looked: so many bytes more of this region may be read since its rights were looked at.
+  void take_one(Move* m, size_t* looked) VMEM_UNLOCKED;
+  core::Status digest_in_place(Move* m, size_t* looked) VMEM_UNLOCKED;
   void drop_clean(std::span<Move* const> batch, const Drops& drops) VMEM_UNLOCKED;
   void settle_torn_take(Move* m) VMEM_UNLOCKED;
 
@@ -37,6 +40,7 @@ class Isolator {
   FramePool& frames_;
   BlockMap& map_;
   WriteBackState& writes_;
+  const core::MappingQuery mappings_;
 };
 
 }  // namespace vmem::pager

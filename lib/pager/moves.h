@@ -28,8 +28,9 @@ struct Census;
 struct Move;
 struct Together;
 
-// What the kernel's write protection keeps from changing meanwhile. By a name of its own, for tests/tsan.supp.
-void copy_protected(std::byte* to, const std::byte* from, size_t size);
+// Of a block that stands in a region: what the kernel's write protection keeps from changing meanwhile. 0, or -EFAULT:
+// the program may not read it, nor anybody. By a name of its own, for tests/tsan.supp.
+int copy_protected(const Region& r, std::byte* to, const std::byte* from);
 
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way
 inline constexpr size_t kDeviceBatch = 16;      // blocks that move together, at most
@@ -89,6 +90,7 @@ struct Move : core::OwnNew {
   core::BlockIndex block = 0;
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
   std::byte* coded = nullptr;  // compressed image, a bounce buffer
+  std::byte* aside = nullptr;  // in_place: a copy of it, which is the image then
   size_t stored = 0;
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
@@ -98,7 +100,7 @@ struct Move : core::OwnNew {
   bool keep = false;              // sync: the block stays in memory
   bool probe = false;             // only out of sight: the frame is kept
   bool from_held = false;         // it was held before, so it has a frame already
-  bool in_place = false;          // image is the region's own memory, write-protected
+  bool in_place = false;          // its pages are in the region, write-protected, and the image as a rule
   bool clean = false;             // nothing to write
   bool has_digest = false;        // of what the store holds
   bool zeros = false;             // .. because it is all zeros

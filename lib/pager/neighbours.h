@@ -38,7 +38,7 @@ Batch take_run(MoveList& moves);
 class Drops {
  public:
   void add(const Move& m) {
-    const auto at = reinterpret_cast<uintptr_t>(m.image);
+    const auto at = reinterpret_cast<uintptr_t>(m.region->address(m.block));
     if (m.region == last_ && ranges_.back().address + ranges_.back().size == at) {
       ranges_.back().size += m.region->block_size;
     } else {

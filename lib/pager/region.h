@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <new>
 #include <string>
 
 #include "core/block_table.h"
 #include "core/break.h"
+#include "core/guarded_read.h"
 #include "core/own_memory.h"
 #include "core/types.h"
 #include "pager/lease_map.h"
@@ -76,6 +78,8 @@ struct Region {
   bool has_file = false;
   uint64_t file_offset = 0;
   bool sparse = false;  // the file may have holes
+  // The program has changed the rights of a part of it once: read where it stands by read_guarded(). Any thread.
+  mutable std::atomic<bool> guarded = false;
   // Blocks where a hole was when somebody last looked: not worth reading ahead. A fault looks again.
   core::BlockIndex hole_first = 0, hole_end = 0;
 
@@ -148,6 +152,12 @@ inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool
   }
   *pinned = false;
   return policy::Temperature::normal;
+}
+
+// Nobody has changed the rights of a part of it, at this moment. Regions with a device tier lie in several mappings: of
+// the block.
+inline bool plain(const core::MappingQuery& mappings, const Region& r, core::BlockIndex b) {
+  return r.gpu ? mappings.plain(r.address(b), r.block_size) : mappings.plain(r.base, r.span);
 }
 
 // What the store or the file has is certainly the same.

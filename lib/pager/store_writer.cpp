@@ -92,6 +92,7 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
     io.size = size;
     io.done = IoEnd::ended;
     io.user = m;
+    io.in_region = buffer == r.address(m->block);
   };
   if (r.backing == Backing::file_shared) {
     m->stored = r.file_bytes(m->block);

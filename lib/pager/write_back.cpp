@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "core/break.h"
+#include "core/guarded_read.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
@@ -92,6 +93,14 @@ void WriteBack::finish_clean(Move* m, DeferredWork& after) {
   let_go(m, State::taking, after);
 }
 
+void WriteBack::give_buffers(Move* m) {
+  const Region& r = *m->region;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->aside != nullptr && r.bounces) frames_.put_bounce(m->aside, r.block_size);
+  if (m->aside != nullptr && !r.bounces) frames_.put(m->aside, r.block_size);
+  m->coded = m->aside = nullptr;
+}
+
 // Locked. Ends an eviction: memory back, block absent.
 void WriteBack::let_go(Move* m, State from, DeferredWork& after) {
   Region& r = *m->region;
@@ -104,7 +113,7 @@ void WriteBack::let_go(Move* m, State from, DeferredWork& after) {
   }
   block.flags &= core::kForgetReadAhead;
   block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  give_buffers(m);
   if (m->in_place) {
     if (!core::broken("credit")) budget_.credit(r.block_size);
   } else if (m->from_held) {
@@ -148,8 +157,7 @@ void WriteBack::put_back(Move* m, DeferredWork& after) {
   Block& block = r.table[m->block];
   const State from = block.state;
   writes_.settled(m->leaving);
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  m->coded = nullptr;
+  give_buffers(m);
   Resident& resident = map_.residents()[block.aux];
   if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
 
@@ -185,17 +193,44 @@ void WriteBack::io_ended(Move* m) {
   page_in_.run(after);
 }
 
+// Unlocked; state writing. The program has taken the right to read a page of what was written from its place: a copy is
+// written. False: there is no memory for one, or it cannot be had.
+bool WriteBack::write_aside(Move* m) {
+  Region& r = *m->region;
+  std::byte* copy = nullptr;
+  {
+    Lock lock(map_.mutex());
+    copy = m->aside = r.bounces ? frames_.get_bounce(r.block_size) : frames_.get(r.block_size, 0);
+  }
+  if (copy == nullptr || core::read_guarded_at_once(copy, r.address(m->block), r.block_size) != 0) return false;
+  m->image = copy;
+  m->status = {};
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    writer_.to_store(m, *this, after);
+  }
+  page_in_.run(after);
+  return true;
+}
+
 // Unlocked; state writing.
 void WriteBack::finish_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
+  if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
   const bool cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) drop_cut_off(m);
   const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (!m->status.ok()) {
-    writer_.note_write_failure(m);
+    if (m->status.code() == -EFAULT && m->in_place && m->job == nullptr) {  // no room for the copy: later
+      failed_.mark_unknown(r, m->block);
+      writes_.pinned(now_ns());
+    } else {
+      writer_.note_write_failure(m);
+    }
     writer_.give_back_extent(m);
     put_back(m, after);
     room_.came_free(after);
@@ -265,7 +300,7 @@ void WriteBack::drop_cut_off(Move* m) {
     resident.dropping = true;
   }
   if (!m->in_place) return;
-  const trap::Range range{reinterpret_cast<uintptr_t>(m->image), r.block_size};
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   insist_on_drop(trap_, {&range, 1});
 }
 
@@ -274,7 +309,7 @@ void WriteBack::lose_taken(Move* m) {
   Region& r = *m->region;
   const core::ResidentId id = r.table[m->block].aux;
   writes_.settled(m->leaving);
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  give_buffers(m);
   if ((m->keep || m->probe) && map_.residents()[id].admitted) map_.policy(id).unhold(id);
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);

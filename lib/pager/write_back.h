@@ -58,6 +58,8 @@ class WriteBack final : private IoEnd {
   void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool drop_written(Move* m) VMEM_UNLOCKED;
   void drop_cut_off(Move* m) VMEM_UNLOCKED;
+  bool write_aside(Move* m) VMEM_UNLOCKED;
+  void give_buffers(Move* m) VMEM_LOCKED;
   void let_go(Move* m, core::State from, DeferredWork& after) VMEM_LOCKED;
   void put_back(Move* m, DeferredWork& after) VMEM_LOCKED;
   void stay_in_place(Move* m, core::State from) VMEM_LOCKED;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/guarded_read.h"
 #include "core/mutex.h"
 #include "core/types.h"
 #include "store/cipher.h"
@@ -171,7 +172,8 @@ class CipherEngine final : public Engine {
         // What cannot be encrypted is not written: to a file that there is not, so that done() is called where it must
         // be.
         if (io.size % core::kPage != 0 || io.offset % core::kPage != 0 ||
-            !cipher_->encrypt(io.file, io.offset, from, io.size, piece->buffer))
+            (piece->of->in_region && core::read_guarded(piece->buffer, from, io.size) != 0) ||
+            !cipher_->encrypt(io.file, io.offset, piece->of->in_region ? piece->buffer : from, io.size, piece->buffer))
           piece->io.file = kNoFile;
         batch[count++] = &piece->io;
       }

@@ -182,6 +182,7 @@ inline constexpr int kDropLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
 // unlocked.
 inline int drop(uintptr_t start, size_t size) {
   const int error = advise(start, size, MADV_DONTNEED);
+  if (error == -ENOMEM) return 0;  // where nothing is mapped any more, and of the rest all has gone
   if (error != -EINVAL || advise(start, size, kDropLocked) == 0) return error == -EINVAL ? 0 : error;
   if (munlock(reinterpret_cast<void*>(start), size) != 0) return error;
   return advise(start, size, MADV_DONTNEED);
@@ -205,6 +206,13 @@ inline int remap(uintptr_t from, size_t size, uintptr_t to) {
   void* at = mremap(reinterpret_cast<void*>(from), size, size, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
                     reinterpret_cast<void*>(to));
   return at == MAP_FAILED ? -errno : 0;
+}
+
+// Memory of ours that has what a mapping of the program's had: its rights, its protection key.
+inline int open_up(uintptr_t start, size_t size) {
+  auto* const at = reinterpret_cast<void*>(start);
+  if (pkey_mprotect(at, size, PROT_READ | PROT_WRITE, 0) == 0) return 0;
+  return result(mprotect(at, size, PROT_READ | PROT_WRITE));
 }
 
 }  // namespace vmem::trap::os

@@ -155,6 +155,17 @@ Outcome poison_pages(int fd, uintptr_t dst, size_t size) {
              [&](size_t offset, size_t bytes, size_t* done) { return os::poison(fd, dst + offset, bytes, done); });
 }
 
+Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size) {
+  return run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
+    const int error = os::remap(src + offset, bytes, dst + offset);
+    if (error == -EFAULT) return -EINVAL;  // it reaches into another mapping
+    if (error != 0) return error;
+    os::open_up(dst + offset, bytes);
+    *done = bytes;
+    return 0;
+  });
+}
+
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
   return run(size, 0,
              [&](size_t offset, size_t bytes, size_t* done) {

@@ -32,6 +32,9 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
 Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect);
 Outcome zero_pages(int fd, uintptr_t dst, size_t size);
 Outcome poison_pages(int fd, uintptr_t dst, size_t size);
+// Takes pages away, whatever the program may do with them, to `dst`: space of the caller's own, which it may read and
+// store to afterwards, as a rule; read_guarded() can in any case. One that is pinned is moved all the same.
+Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size);
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on);
 
 // Bytes at the start of the range that have left `src` and are at `dst`: pages absent there and not absent here.

@@ -29,6 +29,7 @@
 
 #include "core/big_lock.h"
 #include "core/fork.h"
+#include "core/guarded_read.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/types.h"
@@ -100,6 +101,7 @@ class UserfaultTrap final : public Trap {
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
+  Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
   size_t read_faults(std::span<Event> out, int* error);
@@ -403,10 +405,22 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
                      why.text().data());
 }
 
+// The program has changed the rights of a part of the range, and the kernel moves no pages to where others are. They
+// leave for space of nobody's, as they are, and are copied from there.
+Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
+  const size_t rest = size - moved;
+  uintptr_t space = 0;
+  if (!reserve_space(rest, core::kPage, &space).ok()) return {-EINVAL, moved};
+  const Outcome out = remap_pages(space, start + moved, rest);
+  const int lost = core::read_guarded(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
+  munmap(reinterpret_cast<void*>(space), rest);
+  return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
+}
+
 // Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.
 Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) {
   if (!caps_.move) {
-    const int error = take_by_remap_ ? os::remap(start, size, frame) : -EOPNOTSUPP;
+    const int error = take_by_remap_ ? remap_pages(frame, start, size).error : -EOPNOTSUPP;
     // The frame has what the range's mapping had, and serves other regions next.
     if (error == 0 && dump_of(reinterpret_cast<void*>(start)) == CoreDump::yes) os::advise(frame, size, MADV_DONTDUMP);
     if (error == 0) return {};
@@ -417,7 +431,11 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
   if (out.error == -EEXIST && out.done == 0 && os::drop(frame, size) == 0) {
     out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
   }
+  if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done);
+  if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
   if (out.error == 0) return {};
+  if (out.error == -ENOTRECOVERABLE)
+    return core::error(ENOTRECOVERABLE, "take: a part of the range at 0x%zx has no rights and cannot be read", start);
   core::step("trap.take.undo");
   if (out.done != 0) {
     const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);

@@ -84,6 +84,27 @@ TEST_F(PagerMarks, AFileTornByAFailedWriteIsWrittenAgainThoughTheOldBytesAreBack
   }
 }
 
+// The program took the right to read a page just then (mprotect).
+TEST_F(PagerMarks, WhatCannotBeReadInPlaceIsWrittenFromACopy) {
+  for (size_t block : {kSmall, kHugePage}) {
+    for (bool leaves : {false, true}) {
+      if (leaves && block == kHugePage) continue;  // moved: it is not in place
+      start(config());
+      std::byte* r = shared(2 * block, block);
+      put(r, 7);
+      engine->tear(EFAULT);
+      const Status s = leaves ? pager->evict(r, 2 * block, VMEM_SSD) : pager->sync(r, 2 * block);
+      EXPECT_TRUE(s.ok()) << s.text();
+      EXPECT_EQ(engine->count(Io::Op::write), 2u);
+      EXPECT_EQ(in_file(0), 7u);
+      EXPECT_EQ(stats().unknown_blocks, 0u);
+      EXPECT_EQ(get(r), 7u);
+      TearDown();
+      pager.reset();
+    }
+  }
+}
+
 TEST_F(PagerMarks, AFileTornByAFailedWriteInTheBackgroundIsWrittenByFree) {
   start(config());
   std::byte* r = shared(2 * kHugePage, kHugePage);

@@ -415,5 +415,37 @@ TEST_P(TrapContract, ABlockThatLiesInSeveralMappingsTravelsLikeAnyOther) {
   }
 }
 
+// Guard pages and barriers: what the program may not do with a page is no reason for it to stay.
+TEST_P(TrapContract, ABlockIsTakenWhateverTheProgramMayDoWithItsPages) {
+  for (const int rights : {PROT_READ, PROT_NONE}) {
+    for (const Kind kind : kinds()) {
+      if (kind.size < 8 * kPage || kind.size > kHugePage || kind.transfer != Transfer::move) continue;
+      if (!trap_->caps().write_protect) continue;  // it could not be filled: no kernel has the one without the other
+      SCOPED_TRACE(rights);
+      Block b;
+      make_block(kind, &b);
+      write_pattern(b.frame, kind.size, 1);
+      OK(b.fill());
+      std::byte* const part = reinterpret_cast<std::byte*>(b.words) + 3 * kPage;
+      ASSERT_EQ(mprotect(part, 2 * kPage, rights), 0) << strerror(errno);
+      ASSERT_EQ(mprotect(part + 9 * kPage, kPage, rights), 0) << strerror(errno);
+      ASSERT_EQ(madvise(part + 20 * kPage, kPage, MADV_DONTNEED), 0);
+      OK(b.take());
+      ASSERT_EQ(first_wrong(b.slot, 23 * kPage, 1), -1);
+      uint64_t* const hole = reinterpret_cast<uint64_t*>(b.slot + 23 * kPage);
+      EXPECT_EQ(hole[0], 0u);
+      for (size_t i = 0; i < kPage / sizeof(uint64_t); ++i) hole[i] = pattern(1, 23 * kPage / sizeof(uint64_t) + i);
+      EXPECT_EQ(first_wrong(b.slot, kind.size, 1), -1);
+      std::swap(b.frame, b.slot);
+      OK(b.fill());  // nothing of it was left in place
+      ASSERT_EQ(mprotect(b.words, kind.size, PROT_READ | PROT_WRITE), 0) << strerror(errno);
+      EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
+      OK(b.take());
+      EXPECT_EQ(first_wrong(b.slot, kind.size, 1), -1);
+      b.release();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace vmem::trap::testing
