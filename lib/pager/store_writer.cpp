@@ -116,7 +116,9 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
 void StoreWriter::note_write_failure(Move* m) {
   if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
-  if ((m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) && !m->region->table[m->block].extent)
+  // In the store: what a shared file's disk has no room for is no reason to pass over others.
+  if ((m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) && !m->region->table[m->block].extent &&
+      m->region->backing != Backing::file_shared)
     writes_.no_room(now_ns());
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",

@@ -21,6 +21,7 @@ using vmem::pager::Parts;
 using vmem::pager::test::FakeEngine;
 using vmem::pager::test::FakeSpace;
 using vmem::pager::test::FakeTrap;
+using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
 
@@ -47,6 +48,25 @@ class PagerPressure : public PagerSteps {
 
   vmem::trap::Knobs knobs;
 };
+
+// Its file system is another's business.
+TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
+  Config c = config();  // 256 blocks, less what buffers take
+  c.evictor = vmem::policy::EvictorKind::fifo;
+  start(c);
+  std::byte* oldest = region(64);
+  std::byte* stored = region(100);
+  std::byte* newest = region(120);
+  std::byte* file = shared(kSmall);
+  for (size_t i = 0; i < 64; ++i) put(oldest + i * kSmall, i + 1);
+  for (size_t i = 0; i < 100; ++i) put(stored + i * kSmall, i + 1);
+  EXPECT_TRUE(pager->sync(stored, 100 * kSmall).ok());
+  put(file, 1);
+  engine->tear(ENOSPC);
+  EXPECT_EQ(pager->sync(file, kSmall).code(), -ENOSPC);
+  for (size_t i = 0; i < 120; ++i) put(newest + i * kSmall, i + 1);
+  EXPECT_GT(ssd(oldest, 64 * kSmall), 0u) << "others went in their place";
+}
 
 TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
   trap->limit_frames(24 * kBlock);
