@@ -178,7 +178,8 @@ Status Pager::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
 
 namespace {
 
-// What a sync answers. First what the range itself met, then what was written in the background.
+// What a sync answers. First what the range itself met, then what was written in the background: if not now, the next
+// time.
 Status synced(Status result, Status earlier, bool skipped) {
   if (!result.ok()) return result;
   if (!earlier.ok()) return earlier;
@@ -194,8 +195,9 @@ Status Pager::sync(const void* ptr, size_t size) {
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
-  Status result = sync_blocks(lock, span, &skipped);
-  return synced(std::move(result), writes_.take_error(), skipped);
+  Status result = sync_blocks(lock, span, &skipped), earlier;
+  if (result.ok()) earlier = writes_.take_error();
+  return synced(std::move(result), std::move(earlier), skipped);
 }
 
 // Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
@@ -214,7 +216,9 @@ Status Pager::sync_all() {
     if (first.ok()) first = std::move(s);
   }
   if (!any) return {};  // what failed went with its region
-  return synced(std::move(first), writes_.take_error(), skipped);
+  Status earlier;
+  if (first.ok()) earlier = writes_.take_error();
+  return synced(std::move(first), std::move(earlier), skipped);
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {

@@ -105,6 +105,22 @@ TEST_F(PagerMarks, WhatCannotBeReadInPlaceIsWrittenFromACopy) {
   }
 }
 
+TEST_F(PagerMarks, ASyncThatFailsItselfLeavesTheBackgroundsFailureToTheNext) {
+  start(config());
+  std::byte* r = region(2);
+  std::byte* other = region(1);
+  put(r, 1);
+  put(other, 1);
+  engine->tear(EIO);
+  EXPECT_TRUE(pager->prefetch(r, kSmall, VMEM_SSD).ok());
+  engine->until_count(Io::Op::write, 1);
+  while (pager->counters().io_errors == 0) std::this_thread::yield();
+  engine->tear(ENOSPC);
+  EXPECT_EQ(pager->sync(other, kSmall).code(), -ENOSPC);
+  EXPECT_EQ(pager->sync(other, kSmall).code(), -EIO);
+  EXPECT_TRUE(pager->sync(other, kSmall).ok());
+}
+
 TEST_F(PagerMarks, AFileTornByAFailedWriteInTheBackgroundIsWrittenByFree) {
   start(config());
   std::byte* r = shared(2 * kHugePage, kHugePage);
