@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -55,6 +56,8 @@ class Module {
       case VMEM_IOC_BATCH: {
         auto* b = static_cast<vmem_batch*>(arg);
         auto* ops = reinterpret_cast<vmem_op*>(b->ops);
+        largest = std::max(largest, b->count);
+        if (b->count > without_memory) return -ENOMEM;
         for (uint32_t i = 0; i < b->count; ++i) ops[i].result = one(ops[i]);
         return 0;
       }
@@ -76,6 +79,7 @@ class Module {
   uint64_t pinned = UINT64_MAX;   // this one is not removed ..
   int pins = 0;                   // .. so many times
   int populated = 0;
+  uint32_t without_memory = UINT32_MAX, largest = 0;  // operations of a batch: with more it fails; there were
 
  private:
   static constexpr off_t kSize = 64 << 20;
@@ -230,6 +234,38 @@ TEST_F(KmodTrapUndo, ADropThatCannotBeUndoneWaitsForThePin) {
   EXPECT_TRUE(module_.present.empty());
   EXPECT_EQ(module_.pins, 0);
   EXPECT_EQ(module_.populated, 0);
+}
+
+// Eight operations the module takes on its stack; of more it keeps a copy.
+TEST_F(KmodTrapUndo, AModuleWithoutMemoryIsGivenSmallBatches) {
+  constexpr size_t kMany = 33;
+  void* at = nullptr;
+  ASSERT_TRUE(trap_->attach_blocks(kMany * kPage, kPage, kPage, Transfer::copy, 0, &at).ok());
+  alignas(kPage) static std::array<uint64_t, kMany * kWords> image;
+  write_pattern(image.data(), kMany * kPage, 3);
+  module_.region = static_cast<std::byte*>(at);
+  module_.begin = kHugePage;
+  for (const uint32_t takes : {UINT32_MAX, 8u}) {
+    module_.without_memory = takes;
+    module_.largest = 0;
+    const core::Status s = trap_->fill(at, kMany * kPage, image.data(), Transfer::copy, Protect::no);
+    ASSERT_TRUE(s.ok()) << s.text();
+    EXPECT_GT(module_.largest, 8u) << "a large one is tried first";
+    EXPECT_EQ(module_.present.size(), kMany);
+    EXPECT_EQ(first_wrong(at, kMany * kPage, 3), -1);
+    const Range range{reinterpret_cast<uintptr_t>(at), kMany * kPage};
+    ASSERT_TRUE(trap_->drop({&range, 1}).ok());
+    EXPECT_TRUE(module_.present.empty());
+    EXPECT_EQ(module_.populated, 0);
+  }
+  // With memory for none at all it says so, and nothing has changed.
+  module_.without_memory = 0;
+  EXPECT_EQ(trap_->fill(at, kMany * kPage, image.data(), Transfer::copy, Protect::no).code(), -ENOMEM);
+  EXPECT_TRUE(module_.present.empty());
+  EXPECT_EQ(module_.populated, 0);
+  module_.without_memory = UINT32_MAX;
+  EXPECT_TRUE(trap_->detach(at, kMany * kPage).ok());
+  EXPECT_TRUE(trap_->unmap(at, kMany * kPage).ok());
 }
 
 }  // namespace
