@@ -1,6 +1,8 @@
 // What the CPU sees of blocks on a device that has page tables of its own. Instantiated for bodies that have.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <csignal>
 #include <string>
@@ -122,6 +124,28 @@ TEST_P(DeviceTierViews, ASyncWritesWhatTheCpuStoredUnderAReadLease) {
   VMEM_DO(release(words(r), n, s));
   right_so_far(s);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 3), 0u);
+}
+
+TEST_P(DeviceTierViews, WhatTheProgramMayNotReadGoesToADeviceAndIsWritten) {
+  start();
+  vmem::region r(8 * kMiB, 0);
+  const size_t n = r.size() / 8;
+  char* const page = static_cast<char*>(r.data()) + 3 * kMiB;
+  cpu_set(words(r), n, 0, 1);
+  ASSERT_EQ(mprotect(page, 4096, PROT_NONE), 0);
+  void* s = stream();
+  lease_and_check(r, 1, VMEM_READ, s);
+  right_so_far(s);
+  ASSERT_EQ(mprotect(page, 4096, PROT_READ | PROT_WRITE), 0);
+  cpu_set(words(r), n, 0, 2);  // the CPU's until the release
+  ASSERT_EQ(mprotect(page, 4096, PROT_NONE), 0);
+  VMEM_DO(vmem_sync(r.data(), r.size()));
+  VMEM_DO(release(words(r), n, s));
+  lease_and_check(r, 2, VMEM_READ, s);
+  right_so_far(s);
+  VMEM_DO(release(words(r), n, s));
+  ASSERT_EQ(mprotect(page, 4096, PROT_READ | PROT_WRITE), 0);
+  EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
 }
 
 TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseWaitsForItsEnd) {

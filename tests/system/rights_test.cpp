@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <span>
+#include <string>
 #include <thread>
 
+#include "child.h"
 #include "support.h"
 
 namespace {
@@ -152,6 +154,44 @@ TEST_P(Rights, AHoleInARegionStopsNothingElse) {
   for (size_t i = 4 * kMiB / 8; i < rest.size(); i += kWords) EXPECT_EQ(rest[i], stamp(i, 1)) << i;
   // Nobody else may get the addresses before the region is freed.
   ASSERT_NE(mmap(at + 5 * kPage, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), MAP_FAILED);
+}
+
+// Without /proc nobody can read it: it stays, whoever asks is told, and it is written when the right is back.
+TEST(RightsWithoutProc, WhatNobodyCanReadStaysAndASyncSaysSo) {
+  const int status = systest::wait_for_child(
+      systest::start_child("RightsChild.DISABLED_HasNoProc", {{"VMEM_BLOCK_SIZE", "64KiB"},
+                                                              {"VMEM_HOST_BUDGET", "32MiB"},
+                                                              {"VMEM_DEVICE", "none"},
+                                                              {"ASAN_OPTIONS", systest::without_leak_check()}}),
+      60);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "userfaultfd or chroot is not permitted here";
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "");
+}
+
+TEST(RightsChild, DISABLED_HasNoProc) {
+  if (vmem_init() != 0) _exit(77);
+  systest::TempFile file(kMiB, 3);
+  vmem::region region(kMiB, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  char* const at = static_cast<char*>(region.data());
+  fill(words, 1);
+  const int root = open("/", O_PATH | O_CLOEXEC);
+  std::string empty = systest::temp_folder() + "/vmem-empty.XXXXXX";
+  ASSERT_NE(mkdtemp(empty.data()), nullptr);
+  if (chroot(empty.c_str()) != 0) _exit(rmdir(empty.c_str()) == 0 ? 77 : 98);
+  ASSERT_EQ(mprotect(at + kPage, kPage, PROT_NONE), 0);
+  EXPECT_EQ(vmem_sync(at, kMiB), -EFAULT);
+  EXPECT_NE(std::string(vmem_last_error()).find("mprotect"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(vmem_evict(at, kMiB, VMEM_SSD), -EFAULT);
+  EXPECT_EQ(region.query().host_bytes, size_t{64} << 10) << "the others have left";
+  ASSERT_EQ(mprotect(at + kPage, kPage, PROT_READ | PROT_WRITE), 0);
+  EXPECT_EQ(vmem_sync(at, kMiB), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_evict(at, kMiB, VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(wrong(words, 1), 0u);
+  ASSERT_EQ(fchdir(root) + chroot("."), 0);
+  EXPECT_EQ(rmdir(empty.c_str()), 0);
+  const auto bytes = file.read();
+  EXPECT_EQ(wrong({reinterpret_cast<const uint64_t*>(bytes.data()), bytes.size() / sizeof(uint64_t)}, 1), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Rights,
