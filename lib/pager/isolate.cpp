@@ -63,36 +63,52 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   return m;
 }
 
+namespace {
+
+// On its own: who calls may have little of a stack, and needs it where rights have been changed alone.
+[[gnu::noinline]] int digest_guarded(store::Digester& digester, const std::byte* from, size_t size) {
+  std::array<std::byte, size_t{16} << 10> room;  // as the processor's nearest cache has
+  for (size_t at = 0; at < size; at += room.size()) {
+    const size_t bytes = std::min(room.size(), size - at);
+    if (const int error = core::read_guarded(room.data(), from + at, bytes); error != 0) return error;
+    digester.update(room.data(), bytes);
+  }
+  return 0;
+}
+
+}  // namespace
+
 // Of a block that stays where it is. The program may take the right to read a page of it at any moment. Where it has
 // changed rights of the region once, no load of ours meets that; where it has not yet, it is looked for again after
 // each kLook bytes, so that the first change of all can fall into no more than 12 us.
 Status Isolator::digest_in_place(Move* m, size_t* looked) {
-  constexpr size_t kPiece = size_t{32} << 10;  // of the stack, and of the processor's nearest cache
   constexpr size_t kLook = size_t{256} << 10;
   const Region& r = *m->region;
-  std::array<std::byte, kPiece> room;
   store::Digester digester;
-  for (size_t at = 0, bytes = 0; at < r.block_size; at += bytes, *looked -= std::min(*looked, bytes)) {
-    const std::byte* from = r.address(m->block) + at;
-    bytes = std::min(r.block_size - at, kLook);
+  for (size_t at = 0; at < r.block_size; at += kLook) {
+    const std::byte* const from = r.address(m->block) + at;
+    const size_t bytes = std::min(r.block_size - at, kLook);
     if (*looked < bytes && !r.guarded) {
       *looked = kLook;
       if (!plain(mappings_, r, m->block)) r.guarded = true;
     }
-    if (m->aside != nullptr || r.guarded) {
-      if (m->aside == nullptr) bytes = std::min(bytes, kPiece);
-      std::byte* const to = m->aside != nullptr ? m->aside + at : room.data();
-      if (core::read_guarded(to, from, bytes) != 0) {
-        const Status s = core::error(EFAULT,
-                                     "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
-                                     "help: their block stays in memory, and is not written",
-                                     bytes, static_cast<const void*>(from));
-        VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-        return s;
-      }
-      from = to;
+    *looked -= std::min(*looked, bytes);
+    int error = 0;
+    if (m->aside != nullptr) {
+      error = core::read_guarded(m->aside + at, from, bytes);
+      digester.update(m->aside + at, bytes);
+    } else if (r.guarded) {
+      error = digest_guarded(digester, from, bytes);
+    } else {
+      digester.update(from, bytes);
     }
-    digester.update(from, bytes);
+    if (error == 0) continue;
+    const Status s = core::error(EFAULT,
+                                 "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
+                                 "help: their block stays in memory, and is not written",
+                                 bytes, static_cast<const void*>(from));
+    VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return s;
   }
   if (m->aside != nullptr) m->image = m->aside;
   m->digest = digester.finish();
