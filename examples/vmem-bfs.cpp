@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/memory_limit.h"
 #include "common/command_line.h"
 #include "common/edges.h"
 #include "common/own_files.h"
@@ -27,6 +28,7 @@ namespace {
 
 constexpr uint32_t kUnseen = UINT32_MAX;
 constexpr uint64_t kBlock = 64 << 10;  // small: a frontier of few vertices reads few edges of a block
+constexpr uint64_t kOfAVertex = 24;    // bytes of memory: two offsets, its level, its place in a frontier
 using Levels = std::vector<uint32_t>;
 
 struct Settings {
@@ -109,6 +111,11 @@ void each_edge(const Settings& s, Edge edge) {
   }
 }
 
+// A file is read three times, and is somebody else's perhaps.
+std::runtime_error changed(const Settings& s) {
+  return std::runtime_error(s.file + " was changed meanwhile");
+}
+
 // Where each vertex's edges begin.
 std::vector<uint64_t> offsets_of(const Settings& s) {
   std::vector<uint64_t> offsets{0};
@@ -117,8 +124,13 @@ std::vector<uint64_t> offsets_of(const Settings& s) {
     return offsets;
   }
   const Progress progress("counting the edges of each vertex");
+  const uint64_t most = vmem::api::usable_memory("") / kOfAVertex;
   each_edge(s, [&](uint32_t from, uint32_t to) {
-    if (offsets.size() < uint64_t{std::max(from, to)} + 2) offsets.resize(uint64_t{std::max(from, to)} + 2);
+    const uint64_t last = std::max(from, to);
+    if (last >= most)
+      throw std::runtime_error(s.file + " has a vertex " + std::to_string(last) + ": memory is there for " +
+                               std::to_string(most));
+    if (offsets.size() < last + 2) offsets.resize(last + 2);
     ++offsets[uint64_t{from} + 1];
   });
   for (size_t v = 1; v < offsets.size(); ++v) offsets[v] += offsets[v - 1];
@@ -131,7 +143,7 @@ void place_edges(const Graph& g, const Settings& s, uint32_t* to) {
   Progress progress("placing edges", g.offsets.back());
   uint64_t unreported = 0;
   each_edge(s, [&](uint32_t from, uint32_t v) {
-    if (next.at(from) >= g.offsets[from + 1]) throw std::runtime_error(s.file + " was changed meanwhile");
+    if (std::max(from, v) >= next.size() || next[from] >= g.offsets[from + 1]) throw changed(s);
     to[next[from]++] = v;
     if (++unreported == 1 << 16) progress.add(std::exchange(unreported, 0));
   });
@@ -144,6 +156,7 @@ uint64_t mismatches(const Settings& s, const Levels& levels) {
   std::vector<bool> reached(levels.size());
   uint64_t wrong = levels[s.source] != 0;
   each_edge(s, [&](uint32_t from, uint32_t to) {
+    if (std::max(from, to) >= levels.size()) throw changed(s);
     if (levels[from] == kUnseen) return;
     wrong += levels[to] > levels[from] + 1;
     if (levels[to] == levels[from] + 1) reached[to] = true;

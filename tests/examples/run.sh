@@ -55,6 +55,15 @@ expect 0 '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-b
 expect 0 '4 vertices, 6 edges' '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-bfs "$work/graph.mtx" --source 3
 expect 1 'no vertex 8: the last is 7' -- vmem-bfs "$work/graph.txt" --source 8
 expect 1 'lines, line 1: two numbers' -- vmem-bfs "$work/lines"
+echo '0 4294967290' >"$work/far"
+expect 1 'has a vertex 4294967290: memory is there for' -- vmem-bfs "$work/far"
+# A file that its owner changes while it is read: each reader of this pipe gets the next text.
+mkfifo "$work/changes"
+for texts in '0 1\n1 2,0 99999999\n1 2' '0 1\n1 2,0 1\n1 2,0 99999999'; do
+  { IFS=, read -r -a each <<<"$texts"; for text in "${each[@]}"; do printf "$text\n" >"$work/changes"; sleep 0.2; done; } & writer=$!
+  expect 1 'changes was changed meanwhile' -- vmem-bfs "$work/changes"
+  kill $writer 2>/dev/null; wait $writer
+done
 expect 1 '^vmem-bfs: verified: [1-9][0-9]* mismatches' -- vmem-bfs --scale 14 --spoil
 
 expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: verified: 0 mismatches' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000

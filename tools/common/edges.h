@@ -13,19 +13,26 @@
 
 namespace edges {
 
+// The next line, or what there is room for: a file may have one that no memory would hold. False: there is none.
+template <size_t N>
+bool next_line(FILE* file, char (&line)[N]) {
+  size_t n = 0;
+  int c;
+  while ((c = getc_unlocked(file)) != EOF && c != '\n') {
+    if (n + 1 < N) line[n++] = static_cast<char>(c);
+  }
+  line[n] = '\0';
+  return n != 0 || c == '\n';
+}
+
 // Calls edge(from, to) for each edge of the file; vertices count from 0.
 template <typename Edge>
 void read(const std::string& path, Edge edge) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), fclose);
   if (file == nullptr) throw std::system_error(errno, std::generic_category(), path);
-  char* line = nullptr;
-  size_t room = 0;
-  struct Free {
-    char** line;
-    ~Free() { free(*line); }
-  } const freed{&line};
+  char line[1 << 10];
   bool market = false, symmetric = false, sized = false;
-  for (uint64_t n = 1; getline(&line, &room, file.get()) >= 0; ++n) {
+  for (uint64_t n = 1; next_line(file.get(), line); ++n) {
     const auto wrong = [&](const char* what) {
       return std::runtime_error(path + ", line " + std::to_string(n) + ": " + what);
     };
