@@ -2,13 +2,9 @@
 // in a child of their own: a seccomp filter cannot be taken off.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -20,6 +16,7 @@
 #include <cstring>
 #include <thread>
 
+#include "common/forbid.h"
 #include "core/log.h"
 #include "store/io.h"
 #include "store_test_util.h"
@@ -31,25 +28,13 @@ using core::kPage;
 using test::Batch;
 using test::Buffer;
 using test::TempFile;
+using vmem::test::forbid;
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kForksWell = false;
 #else
 constexpr bool kForksWell = true;
 #endif
-
-// Every later call of that system call in any thread fails with `error`. False where filters are refused.
-bool forbid(unsigned system_call, unsigned error) {
-  sock_filter code[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error & SECCOMP_RET_DATA)),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
-  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
-}
 
 int warnings = 0;
 void count_warnings(int, const char* line, void*) {
