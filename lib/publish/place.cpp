@@ -16,6 +16,7 @@
 
 #include "core/user.h"
 #include "publish/layout.h"
+#include "publish/lookup.h"
 
 namespace vmem::publish {
 
@@ -28,8 +29,9 @@ namespace {
 constexpr time_t kUnfinished = 60;  // seconds after which a file that never got its name is rubbish
 
 bool owned_folder(const std::string& path, uid_t owner) {
+  Fd place;
   struct stat s {};
-  return stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == owner;
+  return open_folder_place(path, &place).ok() && fstat(place.get(), &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == owner;
 }
 
 constexpr std::string_view kNew = ".new-", kSocket = ".sock";
@@ -104,20 +106,21 @@ Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out) {
     return error(EACCES, "user %u is whoever has no number in this user namespace: %s is not used", owner,
                  path.c_str());
   }
-  if (make && mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+  const Path parts(path);
+  Fd parent, place;
+  if (Status status = open_folder_place(parts.folder, &parent); !status.ok()) return status;
+  if (make && mkdirat(parent.get(), parts.name.c_str(), 0700) != 0 && errno != EEXIST)
     return system_error(errno, "cannot make %s", path.c_str());
-  Fd fd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd) {
-    const int err = errno;
-    if (err == ELOOP || err == ENOTDIR)
-      return error(EACCES, "%s is a symbolic link, or no folder: it is not used", path.c_str());
-    return system_error(err, "cannot open %s", path.c_str());
-  }
+  if (Status status = open_folder_place(parent.get(), parts.name, &place); !status.ok())
+    return error(-status.code(), "%s: %s", path.c_str(), std::string(status.text()).c_str());
   struct stat s {};
-  if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at %s", path.c_str());
+  if (fstat(place.get(), &s) != 0) return system_error(errno, "cannot look at %s", path.c_str());
+  if (!S_ISDIR(s.st_mode)) return error(EACCES, "%s is a symbolic link, or no folder: it is not used", path.c_str());
   if (s.st_uid != owner) {
     return error(EACCES, "%s belongs to user %u, not to user %u: it is not used", path.c_str(), s.st_uid, owner);
   }
+  Fd fd(openat(place.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return system_error(errno, "cannot open %s", path.c_str());
   if (make && (s.st_mode & 077) != 0 && fchmod(fd.get(), 0700) != 0)
     return system_error(errno, "%s is open to others and cannot be closed", path.c_str());
   *out = std::move(fd);
@@ -145,12 +148,14 @@ Status list(int folder, std::vector<std::string>* names) {
 }
 
 Status open_file(int folder, const std::string& name, uid_t owner, Fd* out) {
-  Fd fd(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd) return system_error(errno, "cannot open publication %s", name.c_str());
+  Fd place;
+  if (Status status = open_entry_place(folder, name, &place); !status.ok()) return status;
   struct stat s {};
-  if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at publication %s", name.c_str());
+  if (fstat(place.get(), &s) != 0) return system_error(errno, "cannot look at publication %s", name.c_str());
   if (!S_ISREG(s.st_mode) || s.st_uid != owner)
     return error(EACCES, "publication %s is no file of user %u: it is not read", name.c_str(), owner);
+  Fd fd(open(("/proc/self/fd/" + std::to_string(place.get())).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!fd) return system_error(errno, "cannot open publication %s", name.c_str());
   *out = std::move(fd);
   return {};
 }
@@ -170,8 +175,8 @@ bool is_alive(int file) {
 }
 
 Status open_socket(int folder, const std::string& name, uid_t owner, Fd* out) {
-  Fd fd(openat(folder, socket_name(name).c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd) return system_error(errno, "cannot open the socket of publication %s", name.c_str());
+  Fd fd;
+  if (Status status = open_entry_place(folder, socket_name(name), &fd); !status.ok()) return status;
   struct stat s {};
   if (fstat(fd.get(), &s) != 0) return system_error(errno, "cannot look at the socket of publication %s", name.c_str());
   if (!S_ISSOCK(s.st_mode) || s.st_uid != owner)

@@ -35,7 +35,8 @@ std::vector<std::string> folders(uid_t user, const char* runtime_dir);
 
 // Opens a folder of publications; `make` creates it (0700) and takes access of others away. -EACCES when it is not
 // `owner`'s, or when that may be anybody (core::is_one_user), or is a symbolic link: somebody else may have put it
-// there. Follows no link at the last component.
+// there; -EXDEV when it is on a file system that a program of a user's answers for. Follows no link at the last
+// component. Nothing asks such a file system, here or where names in the folder are opened (publish/lookup.h).
 core::Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out);
 
 // Names of publications are PID-RANDOM and never used again; the socket beside one is called NAME.sock.
@@ -48,7 +49,8 @@ inline constexpr size_t kMaxEntries = 4096;
 // Publications among the folder's first kMaxEntries entries, any state; -errno when it cannot be read.
 core::Status list(int folder, std::vector<std::string>* names);
 
-// Opens one for reading: a regular file of `owner`, no link. -ENOENT when it has gone.
+// Opens one for reading: a regular file of `owner`, no link. -ENOENT when it has gone, -EXDEV when something is mounted
+// on it.
 core::Status open_file(int folder, const std::string& name, uid_t owner, Fd* out);
 
 // The writer marks its file for as long as it lives; exec and death end the mark.

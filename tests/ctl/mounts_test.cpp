@@ -1,5 +1,4 @@
 // File systems that users mount where vmemctl looks for their publications.
-#include <linux/fuse.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
@@ -9,6 +8,7 @@
 #include <memory>
 
 #include "common/patience.h"
+#include "common/silent_fuse.h"
 #include "support.h"
 
 namespace {
@@ -18,61 +18,25 @@ using namespace ctltest;
 // Nobody's, and not those of hostile_test.cpp.
 const uid_t kMallory = 65600 + 2 * static_cast<uid_t>(getpid() % 2000), kAlice = kMallory + 1;
 
-// A file system that says whose its root is, and takes every other question without an answer. Who asks can then not
-// even be killed, until it ends.
-[[noreturn]] void serve_nothing(int fuse, uid_t user) {
-  std::vector<char> buffer(1 << 20);
-  for (;;) {
-    if (read(fuse, buffer.data(), buffer.size()) <= 0) _exit(0);
-    fuse_in_header in{};
-    memcpy(&in, buffer.data(), sizeof in);
-    const auto answer = [&](const auto& with) {
-      fuse_out_header head{};
-      head.len = sizeof head + sizeof with;
-      head.unique = in.unique;
-      char out[sizeof head + sizeof with];
-      memcpy(out, &head, sizeof head);
-      memcpy(out + sizeof head, &with, sizeof with);
-      if (write(fuse, out, sizeof out) != static_cast<ssize_t>(sizeof out)) _exit(1);
-    };
-    if (in.opcode == FUSE_INIT) {
-      fuse_init_out out{};
-      out.major = FUSE_KERNEL_VERSION;
-      out.minor = FUSE_KERNEL_MINOR_VERSION;
-      out.max_write = 4096;
-      answer(out);
-    } else if (in.opcode == FUSE_GETATTR) {
-      fuse_attr_out out{};
-      out.attr.ino = 1;
-      out.attr.mode = S_IFDIR | 0700;
-      out.attr.nlink = 2;
-      out.attr.uid = out.attr.gid = user;
-      answer(out);
-    }
-  }
-}
-
 // Run as root, with the folders of /run in sight of nobody else: kMallory's is such a file system, of which the kernel
 // has been told whose it is if ASKED. Becomes the tool.
 TEST(CtlMountsChild, DISABLED_Mounted) {
   const auto user = static_cast<uid_t>(atoi(getenv("MALLORY")));
   const std::string id = std::to_string(user), run = "/run/user/" + id;
-  const int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-  if (fuse < 0 || unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+  if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("tmpfs", "/run", "tmpfs", 0, "mode=755") != 0)
     _exit(77);
   ASSERT_EQ(mkdir("/run/user", 0755), 0);
   ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
   ASSERT_EQ(chown(run.c_str(), user, user), 0);
-  const std::string options =
-      "fd=" + std::to_string(fuse) + ",rootmode=40000,user_id=" + id + ",group_id=" + id + ",allow_other";
-  if (mount("mallory", run.c_str(), "fuse", MS_NOSUID | MS_NODEV, options.c_str()) != 0) _exit(77);
+  const int fuse = vmem::test::mount_fuse(run, S_IFDIR, user);
+  if (fuse < 0) _exit(77);
   const auto seconds = static_cast<unsigned>(20 * vmem::test::patience());
   if (fork() == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // with the tool
     alarm(seconds + 5);
     for (const int fd : {1, 2}) close(fd);
-    serve_nothing(fuse, user);
+    vmem::test::serve_nothing(fuse, S_IFDIR | 0700, user);
   }
   struct stat s {};
   if (strcmp(getenv("ASKED"), "1") == 0 && stat(run.c_str(), &s) != 0) _exit(7);

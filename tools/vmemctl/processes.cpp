@@ -54,26 +54,6 @@ bool parse_user(const std::string& digits, uid_t* user) {
   return n < UINT32_MAX && std::to_string(n) == digits;
 }
 
-// Where file systems that a program of a user's answers for are mounted in `base`. Who waits for one that does not
-// answer cannot even be killed.
-std::vector<std::string> mounts_of_users(const std::string& base) {
-  std::vector<std::string> out;
-  std::ifstream in("/proc/self/mountinfo");
-  for (std::string line; std::getline(in, line);) {
-    const size_t type = line.find(" - ");
-    if (type == std::string::npos || line.compare(type + 3, 4, "fuse") != 0) continue;
-    std::istringstream words(line);
-    std::string where;
-    for (int i = 0; i < 5; ++i) words >> where;
-    if (where.starts_with(base + "/")) out.push_back(where);
-  }
-  return out;
-}
-
-bool meets(const std::string& folder, const std::string& mount) {
-  return folder == mount || folder.starts_with(mount + "/") || mount.starts_with(folder + "/");
-}
-
 // Folders named after a user, as `base`/PREFIXuid[/rest], and owned by that user. Anybody may put names there, as many
 // as he likes: of what is not its user's only the number is kept, by whose it is.
 void add_folders(const std::string& base, const std::string& prefix, const std::string& rest, std::vector<Folder>* out,
@@ -81,8 +61,6 @@ void add_folders(const std::string& base, const std::string& prefix, const std::
   constexpr size_t kUsers = 8;  // that are told, a line each
   DIR* dir = opendir(base.c_str());
   if (dir == nullptr) return;
-  const std::vector<std::string> mounts = mounts_of_users(base);
-  size_t mounted = 0;
   std::map<uid_t, size_t> others;
   std::map<uid_t, uid_t> names;  // numbers of owners outside of our user namespace, after which folders are named
   while (const dirent* entry = readdir(dir)) {
@@ -103,16 +81,9 @@ void add_folders(const std::string& base, const std::string& prefix, const std::
     }
     std::string path = base;
     path.append("/").append(name).append(rest);
-    if (std::any_of(mounts.begin(), mounts.end(), [&](const std::string& m) { return meets(path, m); })) {
-      ++mounted;
-      continue;
-    }
     out->emplace_back(std::move(path), owner);
   }
   closedir(dir);
-  if (mounted != 0)
-    problems->push_back(std::to_string(mounted) + " folders in " + base +
-                        " have a file system of their user's in them (FUSE): not read");
   size_t told = 0, more = 0;
   for (const auto& [user, count] : others) {
     if (++told > kUsers) {
@@ -165,7 +136,11 @@ struct Look {
 void read_one(Look& look, const Folder& folder, Found* found) {
   Fd fd;
   if (Status s = publish::open_folder(folder.path, folder.owner, false, &fd); !s.ok()) {
-    if (s.code() != -ENOENT) found->problems.push_back(text(s));
+    if (s.code() == -EXDEV) {
+      found->unread.push_back({folder.path, folder.owner, "it is on a file system of a user's (FUSE): not read"});
+    } else if (s.code() != -ENOENT) {
+      found->problems.push_back(text(s));
+    }
     return;
   }
   struct stat st {};

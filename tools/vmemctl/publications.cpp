@@ -19,6 +19,7 @@
 
 #include "common.h"
 #include "core/user.h"
+#include "publish/lookup.h"
 
 namespace vmemctl {
 
@@ -191,8 +192,10 @@ class Reader {
   bool gone(const Asked& a) const {
     struct stat opened {
     }, named{};
+    Fd place;
     return !publish::is_alive(a.file.get()) || fstat(a.file.get(), &opened) != 0 ||
-           fstatat(fd_, a.process.name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 || opened.st_ino != named.st_ino;
+           !publish::open_entry_place(fd_, a.process.name, &place).ok() || fstat(place.get(), &named) != 0 ||
+           opened.st_ino != named.st_ino;
   }
 
   void start(const std::string& name) {
@@ -202,7 +205,7 @@ class Reader {
     a.process.owner = folder_.owner;
     a.process.person = folder_.person;
     if (Status s = publish::open_file(fd_, name, folder_.owner, &a.file); !s.ok()) {
-      if (s.code() == -EACCES || s.code() == -ELOOP) return forged(name, "it is no file of user " + user());
+      if (s.code() == -EACCES || s.code() == -EXDEV) return forged(name, "it is no file of user " + user());
       if (s.code() != -ENOENT) unread(name, std::string(s.text()));
       return;
     }
@@ -212,7 +215,7 @@ class Reader {
     if (s.code() == -EACCES && geteuid() != folder_.owner && geteuid() != 0) {
       return unread(name, "not permitted to ask the process");
     }
-    if (s.code() == -EACCES || s.code() == -ELOOP) return forged(name, "its socket is none of user " + user());
+    if (s.code() == -EACCES || s.code() == -EXDEV) return forged(name, "its socket is none of user " + user());
     if (s.code() == -ENOENT || s.code() == -ECONNREFUSED) {
       if (!gone(a)) forged(name, "nobody answers for it");
       return;
