@@ -64,7 +64,8 @@ core::Status open_socket(int folder, const std::string& name, uid_t owner, Fd* o
 std::string socket_path(const Fd& socket);
 
 // Removes what dead processes left in the folder, and nothing else: the folder is `owner`'s alone (0700), and what goes
-// has our name, our kind, our owner and, if it is a file, our first bytes. Returns how many publications that were.
+// has our name, our kind, our owner and, if it is a file, our first bytes. Returns how many publications that were. The
+// caller is the owner: who writes to a file can keep whoever removes it waiting for good.
 size_t sweep(int folder, uid_t owner);
 
 // Inode of this process's pid namespace; start of a process (0: of this one, also where /proc is that of another pid

@@ -161,6 +161,27 @@ TEST(CtlPersons, TakeFewDescriptorsHoweverManyFoldersTheyHave) {
   EXPECT_EQ(told, kFolders * kFiles) << "of none of them has anything been read, and none is left out without a word";
 }
 
+TEST(CtlPersons, ManyDeadDoNotStandInTheWayOfTheLiving) {
+  const TempFolder place;
+  const auto make = [&](const char* name) {
+    return vmem::publish::Fd(open((place / name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  };
+  for (int n = 0; n < 300; ++n) {
+    char name[64];
+    snprintf(name, sizeof name, "1-%016x", n);
+    ASSERT_TRUE(make(name));
+  }
+  const vmem::publish::Fd living = make("9-0000000000000000");
+  ASSERT_TRUE(vmem::publish::mark_alive(living.get()));
+  Found found;
+  const Folder folder(place.path(), geteuid());
+  const vmem::publish::Fd fd(open(folder.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  read_folder(folder, fd.get(), 0, Clock::now() + std::chrono::seconds(20), &found);
+  EXPECT_TRUE(found.unread.empty()) << found.unread.front().why;
+  ASSERT_EQ(found.forged.size(), 1u) << "nobody answers for it, and so it was looked at";
+  EXPECT_EQ(found.forged.front().file, place / "9-0000000000000000");
+}
+
 TEST(CtlPersons, HaveOneShareOfTheMetrics) {
   Found found;
   for (uid_t i = 0; i < 300; ++i) {

@@ -149,7 +149,7 @@ void read_one(Look& look, const Folder& folder, Found* found) {
     std::lock_guard lock(look.mutex);
     if (!look.seen.insert({st.st_dev, st.st_ino}).second) return;
   }
-  publish::sweep(fd.get(), folder.owner);
+  if (folder.owner == geteuid()) publish::sweep(fd.get(), folder.owner);
   const milliseconds time = folder.owner == geteuid() ? kOwnTime : kOthersTime;
   read_folder(folder, fd.get(), look.inner, look.start + time, found);
 }

@@ -12,10 +12,10 @@
 
 namespace vmemctl {
 
-// Those that the caller may see, by pid; root sees everybody's. What dead processes left is removed on the way. Each is
-// asked to write what is true now. Users are asked side by side: one whose processes are silent, or who has hundreds of
-// publications, delays this by less than half a second and hides nobody else's. pid: 0, or the only one that is wanted,
-// beside which are those that may be it: with a number that nobody here knows.
+// Those that the caller may see, by pid; root sees everybody's. What dead processes left in the caller's own folders is
+// removed on the way. Each is asked to write what is true now. Users are asked side by side: one whose processes are
+// silent, or who has hundreds of publications, delays this by less than half a second and hides nobody else's. pid: 0,
+// or the only one that is wanted, beside which are those that may be it: with a number that nobody here knows.
 Found look(const Common& common, pid_t pid);
 
 // The same, with what is forged told among the problems.

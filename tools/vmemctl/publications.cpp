@@ -142,6 +142,8 @@ class Reader {
     }
     if (inner_ != 0)
       std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(inner_) + "-"); });
+    // Root removes nothing of others': what many dead left must not stand in the way of the living.
+    if (names.size() > kMaxOfAFolder) std::erase_if(names, [this](const std::string& n) { return is_dead(n); });
     std::sort(names.begin(), names.end());
     const size_t most = take_share(std::min(names.size(), kMaxOfAFolder));
     if (names.size() > most) {
@@ -169,6 +171,13 @@ class Reader {
   void count() {
     in_flight += flight_.size() - counted_;
     counted_ = flight_.size();
+  }
+
+  // Its process has ended; false where that cannot be told now.
+  bool is_dead(const std::string& name) const {
+    Fd file;
+    return left(deadline_) != 0 && publish::open_file(fd_, name, folder_.owner, &file).ok() &&
+           !publish::is_alive(file.get());
   }
 
   // As many as are left of the person's share.
