@@ -1,7 +1,4 @@
 // The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <condition_variable>
@@ -32,29 +29,6 @@ class ThreadEngine final : public EngineBase {
   size_t sleeping_ VMEM_GUARDED_BY(mutex_) = 0;
   std::vector<std::thread> workers_;
 };
-
-// Named in tests/tsan.supp: the kernel keeps stores out of what is written, which ThreadSanitizer cannot see.
-ssize_t write_image(const Attempt& attempt, off_t offset) {
-  return pwritev(attempt.slot.fd, attempt.pieces.data(), static_cast<int>(attempt.pieces.size()), offset);
-}
-
-ssize_t issue(const Attempt& attempt) {
-  const int pieces = static_cast<int>(attempt.pieces.size());
-  const auto offset = static_cast<off_t>(attempt.offset);
-  ssize_t rc = 0;
-  switch (attempt.op) {
-    case Io::Op::read:
-      rc = preadv(attempt.slot.fd, attempt.pieces.data(), pieces, offset);
-      break;
-    case Io::Op::write:
-      rc = write_image(attempt, offset);
-      break;
-    case Io::Op::flush:
-      rc = fdatasync(attempt.slot.fd);
-      break;
-  }
-  return rc < 0 ? -errno : rc;
-}
 
 core::Status ThreadEngine::start() {
   workers_.reserve(depth());
@@ -99,7 +73,7 @@ void ThreadEngine::run() noexcept {
     if (transfer != nullptr) {
       lock.unlock();
       core::step("store.issue");
-      while (!transfer->advance(issue(transfer->prepare(injector())))) core::step("store.issue");
+      while (!transfer->advance(perform(transfer->prepare(injector())))) core::step("store.issue");
       core::step("store.finish");
       lock.lock();
       retire(transfer);

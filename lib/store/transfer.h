@@ -42,6 +42,9 @@ struct Attempt {
   bool stalled;      // the attempt before moved nothing
 };
 
+// Makes the attempt by a system call that waits for its end: what advance() is to be told.
+ssize_t perform(const Attempt& attempt);
+
 // The flags of a descriptor that transfers may be using; negative errno.
 int descriptor_flags(int fd);
 

@@ -73,6 +73,7 @@ class UringEngine final : public EngineBase {
   void run(Ring& ring) noexcept;
   void reap(Ring& ring);
   void finish(Transfer* transfer);
+  bool perform_here(Transfer* transfer);
   void issue(Ring& ring, Transfer* transfer);
   void arm_wake(Ring& ring);
   void arm_watch(Ring& ring, int fd);
@@ -297,6 +298,15 @@ void UringEngine::finish(Transfer* transfer) {
   retire(transfer);
 }
 
+// No kernel worker can be had (RLIMIT_NPROC, pids.max). What needs one, a flush always, would be cancelled again and
+// again: this thread makes the calls itself. True: it is over.
+bool UringEngine::perform_here(Transfer* transfer) {
+  if (transfer->advance(-ECANCELED)) return true;
+  while (!transfer->advance(perform(transfer->prepare(injector())))) {
+  }
+  return true;
+}
+
 void UringEngine::reap(Ring& ring) {
   io_uring_cqe* cqe;
   while (io_uring_peek_cqe(&ring.uring, &cqe) == 0) {
@@ -308,7 +318,7 @@ void UringEngine::reap(Ring& ring) {
     } else if (transfer == kWatch) {
       ring.watch_armed = false;
       ring.watch_ready = true;
-    } else if (transfer->advance(result)) {
+    } else if (result == -ECANCELED ? perform_here(transfer) : transfer->advance(result)) {
       finish(transfer);
     } else {
       issue(ring, transfer);

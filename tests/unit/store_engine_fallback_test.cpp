@@ -148,10 +148,21 @@ bool may_make_no_thread() {
   batch.submit(*engine);
   batch.wait();
   if (batch.ios()[0].result != 0) _exit(4);
-  _exit(memcmp(buffer.data(), expected.data(), kSize) == 0 && engine->stats().retries <= 2 ? 0 : 5);
+  if (memcmp(buffer.data(), expected.data(), kSize) != 0 || engine->stats().retries > 2) _exit(5);
+  // So are a write to where the file has no blocks yet, and a flush always.
+  if (ftruncate(file.fd(), 2 * kSize) != 0) _exit(7);
+  for (const Io::Op op : {Io::Op::write, Io::Op::flush}) {
+    Batch more;
+    more.add(op, id, kSize, op == Io::Op::write ? buffer.data() : nullptr, op == Io::Op::write ? kSize : 0);
+    more.submit(*engine);
+    more.wait();
+    if (more.ios()[0].result != 0) _exit(8);
+  }
+  if (pread(file.fd(), expected.data(), kSize, kSize) != static_cast<ssize_t>(kSize)) _exit(9);
+  _exit(memcmp(buffer.data(), expected.data(), kSize) == 0 ? 0 : 10);
 }
 
-TEST_F(EngineFallback, WhereNoThreadCanBeMadeReadsAreIssuedByTheOneThereIs) {
+TEST_F(EngineFallback, WhereNoThreadCanBeMadeTransfersAreMadeByTheOneThereIs) {
   if (!kForksWell) GTEST_SKIP() << "ThreadSanitizer does not survive the fork";
   std::unique_ptr<Engine> engine;
   if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
