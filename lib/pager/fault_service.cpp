@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <utility>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -135,8 +136,7 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
-      if (fault.address == last_spurious_) trap_.fill_zero(page, core::kPage).ignore();  // as on_fault() does
-      last_spurious_ = fault.address;
+      if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as on_fault() does
       trap_.wake(page, core::kPage).ignore();
       return;
     case State::taking:
@@ -204,12 +204,13 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   }
   core::add(counters_.spurious_faults);
   void* const page = reinterpret_cast<void*>(fault.address);
-  if (fault.address == last_spurious_) {
-    // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any
-    // memory it then reads zeros; a page that is there after all makes this fail and changes nothing.
-    trap_.fill_zero(page, core::kPage).ignore();
+  // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any memory it
+  // then reads zeros; a page that is there after all makes this fail and changes nothing. Stores to it are not trapped,
+  // so that the block counts as clean no more.
+  if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    trap_.unprotect(r.address(b), r.block_size).ignore();
   }
-  last_spurious_ = fault.address;
   trap_.wake(page, core::kPage).ignore();
 }
 
@@ -220,15 +221,23 @@ void FaultService::met_failed(Region& r, BlockIndex b, const trap::Fault& fault)
   // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
   if ((block.flags & core::kUnanswered) != 0 && !trap_.fail(page, core::kPage).ok() && failed_.retries().asleep(r, b))
     return;
+  if (met_before(fault.address)) trap_.fail(page, core::kPage).ignore();  // the program dropped the mark (madvise)
   trap_.wake(page, core::kPage).ignore();
+}
+
+// Whether the page has been reported before, though nothing was to be done. Threads that meet several in turn do not
+// keep each other from being answered, but for those few that share a place.
+bool FaultService::met_before(uintptr_t address) {
+  uintptr_t& last = spurious_[address / core::kPage * 0x9e3779b97f4a7c15u >> 58];
+  return std::exchange(last, address) == address;
 }
 
 // The block is owned by one of our threads. Where its pages are in place, the program dropped this one itself
 // (madvise), and it may be that thread which met the hole, while hashing: it must not wait for itself. A page that is
 // there makes this fail.
-void FaultService::fill_hole(const Resident& resident, const trap::Fault& fault) {
+void FaultService::fill_hole(Resident& resident, const trap::Fault& fault) {
   if (!resident.in_place || fault.kind == trap::FaultKind::write_protect) return;
-  trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  resident.holed |= trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ok();
 }
 
 // Longer than others: the states side by side, which is how they are read.

@@ -8,6 +8,7 @@
 // The pager's lock protects it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -74,7 +75,8 @@ class FaultService {
   void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, DeferredWork& after) VMEM_LOCKED;
   void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
-  void fill_hole(const Resident& resident, const trap::Fault& fault) VMEM_LOCKED;
+  void fill_hole(Resident& resident, const trap::Fault& fault) VMEM_LOCKED;
+  bool met_before(uintptr_t address) VMEM_LOCKED;
 
   trap::Trap& trap_;
   store::Engine& engine_;
@@ -97,7 +99,8 @@ class FaultService {
   bool stop_renewing_ VMEM_GUARDED_BY(core::big_lock) = false;
   std::atomic<bool> stop_{false};
   bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
-  uintptr_t last_spurious_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  // Pages that were reported though nothing was to be done, by a hash of their addresses.
+  std::array<uintptr_t, 64> spurious_ VMEM_GUARDED_BY(core::big_lock){};
 };
 
 }  // namespace vmem::pager

@@ -49,7 +49,7 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   resident.in_place = in_place;
-  resident.dropping = false;
+  resident.dropping = resident.holed = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
     // What the program may take the right to read is not compressed where it is.
@@ -145,20 +145,28 @@ void Isolator::take_one(Move* m, size_t* looked) {
 }
 
 // Unlocked. The pages of blocks that are in place, and that the store has.
-void Isolator::drop_clean(std::span<Move* const> batch, const Drops& drops) {
+void Isolator::drop_clean(std::span<Move* const> batch) {
+  const auto goes = [](const Move& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
+  Drops drops;
   {
     // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
     Lock lock(map_.mutex());
     for (Move* m : batch) {
-      if (m->status.ok() && !m->probe && m->clean && m->in_place && !m->keep) {
-        map_.residents()[m->region->table[m->block].aux].dropping = true;
+      if (!goes(*m)) continue;
+      Resident& resident = map_.residents()[m->region->table[m->block].aux];
+      if (resident.holed) {  // there may have been stores since it was looked at
+        m->keep = true;
+        writes_.settled(m->leaving);
+        continue;
       }
+      resident.dropping = true;
+      drops.add(*m);
     }
   }
-  if (drop_pages(trap_, drops.all())) return;
+  if (drops.empty() || drop_pages(trap_, drops.all())) return;
   for (Move* m : batch) {
-    if (!m->status.ok() || m->probe || !m->clean || !m->in_place || m->keep) continue;
-    if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+    if (goes(*m) && !drop_one(trap_, *m->region, m->block))
+      m->status = core::error(EBUSY, "a page of the block is pinned");
   }
 }
 
@@ -180,7 +188,7 @@ void Isolator::settle_torn_take(Move* m) {
 }
 
 void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
-  Drops drops;
+  bool drops = false;
   std::sort(batch.begin(), batch.end(), lies_before);
   protect_in_place(trap_, batch);
   size_t looked = 0;
@@ -191,11 +199,11 @@ void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
     if (!m->status.ok() || m->probe) continue;
     if (!m->clean) {
       writes->push_back(m);
-    } else if (m->in_place && !m->keep) {
-      drops.add(*m);
+    } else {
+      drops |= m->in_place && !m->keep;
     }
   }
-  if (!drops.empty()) drop_clean(batch, drops);
+  if (drops) drop_clean(batch);
 }
 
 }  // namespace vmem::pager

@@ -33,7 +33,7 @@ class Isolator {
   // looked: so many bytes more of this region may be read since its rights were looked at.
   void take_one(Move* m, size_t* looked) VMEM_UNLOCKED;
   core::Status digest_in_place(Move* m, size_t* looked) VMEM_UNLOCKED;
-  void drop_clean(std::span<Move* const> batch, const Drops& drops) VMEM_UNLOCKED;
+  void drop_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
   void settle_torn_take(Move* m) VMEM_UNLOCKED;
 
   trap::Trap& trap_;

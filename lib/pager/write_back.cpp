@@ -139,7 +139,7 @@ void WriteBack::stay_in_place(Move* m, State from) {
   if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
   r.table.change(m->block, from, State::resident);
   if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0 && (block.flags & core::kDigest) != 0 &&
-      !lent_for_writing(r, m->block)) {
+      !lent_for_writing(r, m->block) && !map_.residents()[block.aux].holed) {
     block.flags |= core::kProtected;
   } else {
     block.flags &= static_cast<uint16_t>(~core::kProtected);
@@ -246,7 +246,8 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   }
   block.digest = m->digest;
   block.flags |= core::kDigest;
-  if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
+  // Not all of it is there; or other bytes are than were looked at.
+  if (cut || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   failed_.clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {

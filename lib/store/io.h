@@ -31,7 +31,8 @@ struct Io {
   bool unpopulated = false;
   // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
   bool short_read_is_zero = false;
-  // What is written stands in a region: the program may take the right to read it at any moment.
+  // What is written stands in a region: the program may take the right to read it at any moment. Or drop a page: who
+  // issues the transfer then waits for a fault to be served, and must not be the one who serves it.
   bool in_region = false;
   // A write that never makes the file longer: what lies beyond its end when the kernel is called is left out, which is
   // success; `transferred` says how much there was room for. Ends anywhere, also on a direct file.

@@ -123,7 +123,7 @@ void Transfer::enter_span(Io* first, Io* end) {
 }
 
 Attempt Transfer::prepare(Injector* injector) {
-  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false, stalls_ != 0};
+  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false, false, stalls_ != 0};
   if (out.op == Io::Op::flush) return out;
 
   beside_ = 0;
@@ -153,6 +153,7 @@ Attempt Transfer::prepare(Injector* injector) {
     const size_t bytes = std::min(io->size - skip, want - out.bytes);
     iovec* before = count != 0 ? &pieces_[count - 1] : nullptr;
     out.unpopulated |= io->unpopulated;
+    out.in_region |= io->in_region;
     if (before != nullptr && static_cast<char*>(before->iov_base) + before->iov_len == from) {
       before->iov_len += bytes;
     } else {

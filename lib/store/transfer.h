@@ -39,6 +39,7 @@ struct Attempt {
   std::span<iovec> pieces;
   size_t bytes;
   bool unpopulated;  // some buffer has no memory yet
+  bool in_region;    // some buffer stands in a region
   bool stalled;      // the attempt before moved nothing
 };
 

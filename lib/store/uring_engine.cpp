@@ -234,8 +234,9 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
   // The page cache is copied, and memory for a buffer is cleared, by whoever issues: leave what is long of that to
   // kernel workers, several at once.
   // Where no worker can be had (RLIMIT_NPROC, pids.max) the kernel cancels the request: then this thread does it.
-  if (!attempt.stalled && (attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes)
-    flags |= IOSQE_ASYNC;
+  const bool long_work = (attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes;
+  const bool may_fault = attempt.in_region && &ring == &rings_[0];  // the thread that serves faults
+  if (!attempt.stalled && (long_work || may_fault)) flags |= IOSQE_ASYNC;
   io_uring_sqe_set_flags(sqe, flags);
   io_uring_sqe_set_data(sqe, transfer);
   ring.prepared.push_back(transfer);

@@ -1,4 +1,6 @@
 // Disks that fail, lie, are slow or full, seen through the C API: errors with words or the right bytes, nothing else.
+#include <sys/mman.h>
+
 #include <chrono>
 #include <thread>
 
@@ -96,6 +98,22 @@ TEST_P(FaultInjection, AFlippedBitIsNeverShown) {
   disk->add_rule(fault(Fault::Action::flip_bit, Io::Op::read));
   EXPECT_TRUE(bus(r, 0));
   EXPECT_EQ(vmem::stats().checksum_errors, 1u);
+  disk->clear_rules();
+  vmem::lease lease(r.data(), r.size(), VMEM_READ);
+  EXPECT_TRUE(right(r, 0, 1));
+}
+
+// As an allocator drops pages, whatever they are.
+TEST_P(FaultInjection, ADroppedPageOfAFailedBlockGetsSigbusAllTheSame) {
+  start();
+  if (IsSkipped()) return;
+  vmem::region r(kBlock, VMEM_HOST_ONLY);
+  write(r, 0, 1);
+  r.evict();
+  disk->add_rule(fault(Fault::Action::error, Io::Op::read));
+  EXPECT_TRUE(bus(r, 0));
+  ASSERT_EQ(madvise(at(r, 0), 4096, MADV_DONTNEED), 0);
+  EXPECT_TRUE(bus(r, 0));
   disk->clear_rules();
   vmem::lease lease(r.data(), r.size(), VMEM_READ);
   EXPECT_TRUE(right(r, 0, 1));

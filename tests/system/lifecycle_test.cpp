@@ -231,6 +231,84 @@ TEST_F(Lifecycle, PagesTheProgramDropsItselfStopNothing) {
   }
 }
 
+// What an allocator does that gives pages back to the system and uses them again.
+TEST_F(Lifecycle, StoresToPagesThatTheProgramDroppedAreKept) {
+  for (const char* block : {"2MiB", "64KiB"}) {
+    for (const bool read_back : {false, true}) {
+      vmem_shutdown();
+      configure({{"host_budget", "64MiB"}, {"block_size", block}});
+      if (IsSkipped()) return;
+      vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
+      auto bytes = region.view<unsigned char>();
+      memset(bytes.data(), 7, bytes.size());
+      region.sync();  // equal to the store from here on, and write-protected
+      if (read_back) region.evict();
+      for (size_t i = 0; i < bytes.size(); i += 64 << 10) {
+        ASSERT_EQ(bytes[i + 4096], 7);
+        ASSERT_EQ(madvise(&bytes[i], 4096, MADV_DONTNEED), 0);
+        bytes[i] = 42;
+      }
+      region.sync();
+      region.evict();
+      for (size_t i = 0; i < bytes.size(); i += 64 << 10) {
+        ASSERT_EQ(bytes[i], 42) << block << " " << read_back << " " << i;
+        ASSERT_EQ(bytes[i + 4096], 7);
+      }
+    }
+  }
+}
+
+// The thread that serves faults meets such a page in a write of its own, perhaps; and what is written is not what was
+// looked at before.
+TEST_F(Lifecycle, PagesThatTheProgramDropsWhileTheirBlockIsWrittenStopNothing) {
+  static std::atomic<unsigned char*> dropped;
+  for (const char* block : {"2MiB", "64KiB"}) {
+    vmem_shutdown();
+    configure({{"host_budget", "64MiB"}, {"block_size", block}, {"io_threads", "1"}});
+    if (IsSkipped()) return;
+    vmem::region region(2 * kMiB, VMEM_HOST_ONLY);
+    auto bytes = region.view<unsigned char>();
+    memset(bytes.data(), 7, bytes.size());
+    dropped = bytes.data();
+    vmem::core::step_hook = [](const char* s) {
+      unsigned char* const page = s == std::string_view("evict.decided") ? dropped.exchange(nullptr) : nullptr;
+      if (page != nullptr) madvise(page, 4096, MADV_DONTNEED);
+    };
+    block == std::string_view("2MiB") ? region.sync() : region.evict();
+    vmem::core::step_hook = nullptr;
+    EXPECT_EQ(dropped, nullptr);
+    region.evict();
+    EXPECT_TRUE(bytes[0] == 0 || bytes[0] == 7);
+    for (size_t i = 4096; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], 7) << block << " " << i;
+    EXPECT_EQ(vmem::stats().checksum_errors, 0u);
+  }
+}
+
+TEST_F(Lifecycle, AStoreToAPageThatTheProgramDropsWhileItsCleanBlockLeavesIsKept) {
+  static std::atomic<unsigned char*> dropped;
+  configure({{"host_budget", "64MiB"}, {"block_size", "64KiB"}});
+  if (IsSkipped()) return;
+  if (on_module()) GTEST_SKIP() << "the store would wait for the thread that makes it";
+  vmem::region region(kMiB, VMEM_HOST_ONLY);
+  auto bytes = region.view<unsigned char>();
+  memset(bytes.data(), 7, bytes.size());
+  region.evict();
+  for (size_t i = 0; i < bytes.size(); i += 4096) ASSERT_EQ(bytes[i], 7);  // clean
+  dropped = bytes.data();
+  vmem::core::step_hook = [](const char* s) {
+    unsigned char* const page = s == std::string_view("evict.taken") ? dropped.exchange(nullptr) : nullptr;
+    if (page == nullptr || madvise(page, 4096, MADV_DONTNEED) != 0) return;
+    *static_cast<volatile unsigned char*>(page) = 42;
+  };
+  region.evict();
+  vmem::core::step_hook = nullptr;
+  EXPECT_EQ(dropped, nullptr);
+  EXPECT_EQ(bytes[0], 42);
+  region.evict();
+  EXPECT_EQ(bytes[0], 42);
+  for (size_t i = 4096; i < bytes.size(); ++i) ASSERT_EQ(bytes[i], 7) << i;
+}
+
 TEST_F(Lifecycle, DontNeedDropsOnlyBlocksWhollyInside) {
   configure({{"host_budget", "64MiB"}});
   if (IsSkipped()) return;
