@@ -36,8 +36,10 @@ constexpr uint64_t kLook = 1000000;     // ns between looks for those who want w
 constexpr size_t kLooks = 4096;         // .. loans in a look
 constexpr uint64_t kPromote = 2000000;  // ns between looks at how much is loaded from it
 constexpr size_t kPromotions = 64;      // blocks that come for that, in a look; where no frame is free, fewer
-constexpr size_t kRow = 4096;           // bytes that a group is taken to load under a pin of what is in place
-constexpr uint64_t kBehind = 2000000;   // ns for releases: the kernel that asks may be what they are queued behind
+constexpr size_t kRow = 1024;           // bytes of the link's time that a pin of what is in place is taken to cost
+constexpr size_t kMapping = size_t{4} << 20;  // .. and to map a block in place of another one
+constexpr uint64_t kLookShare = 8;     // looks take this part of the time at most: they are slow where the link is busy
+constexpr uint64_t kBehind = 2000000;  // ns for releases: the kernel that asks may be what they are queued behind
 
 // Adds the time of its life.
 class Timed {
@@ -303,7 +305,9 @@ void PagingService::lend(pager::Pager& pager) {
   if (count == 0 || broken()) return;
   core::step("asking.lending");
   // What is on the device is leased where there is a frame for it; else it need not take another one's.
+  const uint64_t begun = pager::now_ns();
   const size_t lent = pager.lend(range_, std::span(asking_).first(count), homes_, free_.empty());
+  spent_.lending_ns += pager::now_ns() - begun;
   for (size_t i = 0; i < count; ++i) {
     const uint32_t b = asking_[i];
     if (i >= lent) {
@@ -341,7 +345,7 @@ void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
     const size_t wanted = pager.loans_wanted(range_, asked.first(count), asked);
     for (size_t i = 0; i < wanted; ++i) recall(loans_[loan_of_[asking_[i]]]);
   }
-  if (now - promoted_ns_ >= kPromote) promote(pager, now);
+  if (now - promoted_ns_ >= std::max(kPromote, kLookShare * look_took_ns_)) promote(pager, now);
   if (recalled_ != 0) end_loans(pager);
 }
 
@@ -356,7 +360,7 @@ void PagingService::promote(pager::Pager& pager, uint64_t now) {
   for (Loan& loan : loans_) {
     const uint32_t takes = paging::takes_of(range_.words->use(loan.block));
     loan.loads += static_cast<uint8_t>(takes - std::exchange(loan.takes, takes));
-    const size_t enough = free_.empty() ? range_.block_size : range_.block_size / 4;
+    const size_t enough = free_.empty() ? range_.block_size + kMapping : range_.block_size / 4;
     if (!loan.over && loan.loads * kRow >= enough && hot < kPromotions) asking_[hot++] = loan.block;
   }
   if (hot == 0) return;
@@ -457,10 +461,12 @@ size_t PagingService::choose_victims(size_t most, uint64_t now, size_t looks) {
 }
 
 void PagingService::settle() {
-  const Timed timed(&spent_.looking_ns);
-  ++spent_.looks;
+  const uint64_t begun = pager::now_ns();
   states_.settle();
   settled_ns_ = pager::now_ns();
+  look_took_ns_ = settled_ns_ - begun;
+  spent_.looking_ns += look_took_ns_;
+  ++spent_.looks;
 }
 
 // So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
@@ -592,16 +598,16 @@ bool PagingService::give_leases_back(pager::Pager& pager) {
 
 void PagingService::say_what_it_took() {
   const auto ms = [](uint64_t ns) { return static_cast<double>(ns) / 1e6; };
-  core::log(core::Level::info,
-            "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
-            "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place, %llu read ahead, %llu of "
-            "them for nobody",
-            range_.device, static_cast<unsigned long long>(spent_.blocks),
-            static_cast<unsigned long long>(spent_.leases), ms(spent_.serving_ns), ms(spent_.leasing_ns),
-            ms(spent_.looking_ns), static_cast<unsigned long long>(spent_.looks),
-            static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns),
-            static_cast<unsigned long long>(spent_.loans), static_cast<unsigned long long>(spent_.ahead),
-            static_cast<unsigned long long>(spent_.wasted));
+  core::log(
+      core::Level::info,
+      "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
+      "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place in %.1f ms, %llu read ahead, "
+      "%llu of them for nobody",
+      range_.device, static_cast<unsigned long long>(spent_.blocks), static_cast<unsigned long long>(spent_.leases),
+      ms(spent_.serving_ns), ms(spent_.leasing_ns), ms(spent_.looking_ns),
+      static_cast<unsigned long long>(spent_.looks), static_cast<unsigned long long>(spent_.passed),
+      ms(spent_.ending_ns), static_cast<unsigned long long>(spent_.loans), ms(spent_.lending_ns),
+      static_cast<unsigned long long>(spent_.ahead), static_cast<unsigned long long>(spent_.wasted));
 }
 
 }  // namespace vmem::api

@@ -116,7 +116,7 @@ class PagingService {
   struct Spent {
     uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
     uint64_t loans = 0, ahead = 0, wasted = 0;               // blocks
-    uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0;
+    uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0, lending_ns = 0;
   };
 
   bool take_requests();
@@ -168,7 +168,7 @@ class PagingService {
   std::vector<uint32_t> loan_of_, asking_;  // by block: which; blocks to ask the pager about
   std::vector<const std::byte*> homes_;
   size_t recalled_ = 0, looked_ = 0;  // loans that are; the one to be looked at next
-  uint64_t looked_ns_ = 0, promoted_ns_ = 0, settled_ns_ = 0;
+  uint64_t looked_ns_ = 0, promoted_ns_ = 0, settled_ns_ = 0, look_took_ns_ = 0;
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
   pager::Ask ask_;
