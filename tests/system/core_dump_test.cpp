@@ -2,9 +2,9 @@
 // came, went and came back, and where a region shows its file. Asked of the kernel: the flag "dd" of the mapping.
 #include <sys/mman.h>
 
-#include <fstream>
 #include <map>
 
+#include "mapping_flags.h"
 #include "sim_support.h"
 #include "support.h"
 #include "trap/mapping.h"
@@ -19,19 +19,8 @@ using systest::SimTest;
 
 constexpr size_t kBlocks = 32;
 
-// Of the bytes of [address, address + size): how many are in mappings that a core dump leaves out.
 size_t left_out(const void* address, size_t size) {
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(address), end = begin + size;
-  std::ifstream smaps("/proc/self/smaps");
-  uintptr_t from = 0, to = 0;
-  size_t bytes = 0;
-  for (std::string line; std::getline(smaps, line);) {
-    uintptr_t first = 0, last = 0;  // a line that begins with a letter like "A" reads as half of it
-    if (sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) from = first, to = last;
-    if (line.rfind("VmFlags:", 0) != 0 || (line + " ").find(" dd ") == std::string::npos) continue;
-    if (std::max(from, begin) < std::min(to, end)) bytes += std::min(to, end) - std::max(from, begin);
-  }
-  return bytes;
+  return systest::bytes_with_flag(address, size, "dd");
 }
 
 class CoreDumps : public SystemTest, public ::testing::WithParamInterface<const char*> {
