@@ -103,10 +103,10 @@ Status Isolator::digest_in_place(Move* m, size_t* looked) {
       digester.update(from, bytes);
     }
     if (error == 0) continue;
-    const Status s = core::error(EFAULT,
-                                 "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
-                                 "help: their block stays in memory, and is not written",
-                                 bytes, static_cast<const void*>(from));
+    Status s = core::error(EFAULT,
+                           "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
+                           "help: their block stays in memory, and is not written",
+                           bytes, static_cast<const void*>(from));
     VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     return s;
   }
