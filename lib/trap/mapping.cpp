@@ -76,6 +76,10 @@ core::Status keep_to_process(uintptr_t start, size_t size, CoreDump dump) {
   if (const int error = os::advise(start, size, out ? MADV_DONTDUMP : MADV_DODUMP); error != 0)
     return core::system_error(error, "cannot keep %zu bytes at 0x%zx %s core dumps", size, start,
                               out ? "out of" : "in");
+  // A page that the kernel merges with an equal one loses its write protection (6.18, seen): stores would pass unseen.
+  // A process can be merged as a whole: PR_SET_MEMORY_MERGE. EINVAL: a kernel that merges nothing.
+  if (const int error = os::advise(start, size, MADV_UNMERGEABLE); error != 0 && error != -EINVAL)
+    return core::system_error(error, "cannot keep %zu bytes at 0x%zx from being merged", size, start);
   return {};
 }
 
