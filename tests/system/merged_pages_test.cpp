@@ -20,7 +20,7 @@ constexpr size_t kBlock = size_t{2} << 20, kSize = 16 * kBlock;
 class MergedPages : public SystemTest, public ::testing::WithParamInterface<const char*> {
  protected:
   void TearDown() override {
-    prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0);
+    if (!systest::kSanitized) prctl(PR_SET_MEMORY_MERGE, 0, 0, 0, 0);
     SystemTest::TearDown();
     EXPECT_EQ(vmem_set("trap", "auto"), 0);
   }
@@ -29,6 +29,8 @@ class MergedPages : public SystemTest, public ::testing::WithParamInterface<cons
 TEST_P(MergedPages, AreNoneOfARegion) {
   configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}});
   if (IsSkipped()) return;
+  // To end it the kernel goes through all addresses, and a sanitizer has terabytes of them.
+  if (systest::kSanitized) GTEST_SKIP() << "takes minutes with a sanitizer";
   if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) GTEST_SKIP() << "this kernel merges no pages of whole processes";
   void* const plain = mmap(nullptr, kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(plain, MAP_FAILED);
