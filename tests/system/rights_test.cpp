@@ -115,7 +115,7 @@ TEST_P(Rights, ABarrierMayComeAtAnyMoment) {
   auto words = region.view<uint64_t>();
   char* const at = static_cast<char*>(region.data());
   fill(words, 1);
-  // The first change in a region's life has to have been seen (docs/reliability.md, "Not promised").
+  // One change has to have been seen (docs/reliability.md, "Not promised").
   ASSERT_EQ(mprotect(at + kPage, kPage, PROT_NONE), 0);
   EXPECT_EQ(vmem_sync(at, kSize), 0) << vmem_last_error();
   ASSERT_EQ(mprotect(at + kPage, kPage, PROT_READ | PROT_WRITE), 0);
