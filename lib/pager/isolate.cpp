@@ -52,8 +52,8 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   resident.dropping = resident.holed = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
-    // What the program may take the right to read is not compressed where it is.
-    if (m->coded != nullptr && in_place && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
+    // Where the program has changed rights nothing is compressed in its place.
+    if (m->coded != nullptr && in_place && r.guarded && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
       frames_.put_bounce(m->coded, r.block_size);
       m->coded = nullptr;
     }

@@ -53,6 +53,15 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
   }
 }
 
+// Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile. Else a
+// system call writes it raw.
+bool StoreWriter::may_load(const Move& m) const {
+  if (!m.in_place || m.aside != nullptr) return true;
+  const Region& r = *m.region;
+  if (!r.guarded && !plain(mappings_, r, m.block)) r.guarded = true;
+  return !r.guarded;
+}
+
 // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
 void StoreWriter::prepare_writes(std::span<Move* const> moves) {
   Batch cluster;
@@ -61,7 +70,8 @@ void StoreWriter::prepare_writes(std::span<Move* const> moves) {
     if (r.backing == Backing::file_shared) continue;
     m->stored = r.block_size;
     m->codec = store::Codec::raw;
-    if (m->coded != nullptr) store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+    if (m->coded != nullptr && may_load(*m))
+      store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
     const core::Extent old = r.table[m->block].extent;
     if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
       m->extent = old;

@@ -8,6 +8,7 @@
 
 #include <span>
 
+#include "core/guarded_read.h"
 #include "pager/failed_blocks.h"
 #include "pager/memory_pressure.h"
 #include "pager/shared.h"
@@ -37,6 +38,7 @@ class StoreWriter {
 
  private:
   void allocate_cluster(std::span<Move*> cluster) VMEM_UNLOCKED;
+  bool may_load(const Move& m) const VMEM_UNLOCKED;
 
   store::Space& space_;
   core::Counters& counters_;
@@ -44,6 +46,7 @@ class StoreWriter {
   WriteBackState& writes_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
+  const core::MappingQuery mappings_;
 };
 
 }  // namespace vmem::pager
