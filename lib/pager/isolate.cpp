@@ -8,6 +8,7 @@
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "core/unwatched_reads.h"
 #include "pager/drop.h"
 #include "store/codec.h"
 
@@ -100,6 +101,7 @@ Status Isolator::digest_in_place(Move* m, size_t* looked) {
     } else if (r.guarded) {
       error = digest_guarded(digester, from, bytes);
     } else {
+      const core::UnwatchedReads unwatched;
       digester.update(from, bytes);
     }
     if (error == 0) continue;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/break.h"
 #include "core/log.h"
@@ -53,8 +54,7 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
   }
 }
 
-// Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile. Else a
-// system call writes it raw.
+// Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile.
 bool StoreWriter::may_load(const Move& m) const {
   if (!m.in_place || m.aside != nullptr) return true;
   const Region& r = *m.region;
@@ -70,8 +70,12 @@ void StoreWriter::prepare_writes(std::span<Move* const> moves) {
     if (r.backing == Backing::file_shared) continue;
     m->stored = r.block_size;
     m->codec = store::Codec::raw;
-    if (m->coded != nullptr && may_load(*m))
+    if (m->coded != nullptr && may_load(*m)) {
       store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+    } else if (m->coded != nullptr) {  // raw, of a copy: a write from its place might need one, and find no buffer
+      m->aside = std::exchange(m->coded, nullptr);
+      if (core::read_guarded(m->aside, m->image, r.block_size) == 0) m->image = m->aside;
+    }
     const core::Extent old = r.table[m->block].extent;
     if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
       m->extent = old;
