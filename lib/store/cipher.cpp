@@ -19,6 +19,7 @@ namespace {
 
 constexpr size_t kKeyBytes = 64;  // two keys of 256 bits
 constexpr size_t kPageBytes = core::kPage;
+constexpr size_t kPlaceBytes = 16;
 
 bool random_bytes(unsigned char* to, size_t size) {
   for (size_t have = 0; have < size;) {
@@ -86,6 +87,8 @@ core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {
   }
   (void)madvise(page, kPageBytes, MADV_WIPEONFORK);  // a child has no regions
   if (!random_bytes(self->key_, 2 * kKeyBytes)) return core::system_error(errno, "the kernel gives no key");
+  // A context keeps the place that it is made with, in the open, until it is first used.
+  constexpr unsigned char kNowhere[kPlaceBytes] = {};
   workers = std::max(workers, 1u);
   self->workers_ = std::make_unique<Worker[]>(workers);
   self->count_ = workers;
@@ -97,7 +100,7 @@ core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {
       void*& context = worker.context[way];
       context = lib.new_context();
       if (context == nullptr ||
-          lib.init(context, lib.aes_256_xts(), nullptr, self->key_ + kKeyBytes, self->key_, way) != 1)
+          lib.init(context, lib.aes_256_xts(), nullptr, self->key_ + kKeyBytes, kNowhere, way) != 1)
         return core::error(ENOSYS, "encryption=on: libcrypto cannot be used for AES-256-XTS (is it restricted?)");
     }
   }
@@ -136,7 +139,7 @@ bool Cipher::work(Worker& worker, int encrypting, uint32_t file, uint64_t offset
   auto* to = static_cast<unsigned char*>(out);
   bool good = library_->init(context, nullptr, nullptr, key_, nullptr, encrypting) == 1;
   for (size_t at = 0; at < size && good; at += kPageBytes) {
-    unsigned char place[16] = {};
+    unsigned char place[kPlaceBytes] = {};
     const uint64_t page = (offset + at) / kPageBytes;
     memcpy(place, &page, sizeof page);
     memcpy(place + 8, &file, sizeof file);

@@ -73,16 +73,26 @@ TEST(StoreCipher, EveryCipherHasAKeyOfItsOwn) {
   EXPECT_NE(a, b);
 }
 
-// The lines of a mapping in /proc/self/smaps that hold what we look for.
-size_t locked_and_undumped_pages() {
+// A page that is locked, and neither dumped nor inherited; nullptr: there is none. The number of them is put in
+// `count`.
+const char* key_page(size_t* count = nullptr) {
   std::ifstream in("/proc/self/smaps");
-  size_t size = 0, count = 0;
+  size_t at = 0, start = 0, end = 0, found = 0, pages = 0;
   for (std::string line; std::getline(in, line);) {
-    if (line.rfind("Size:", 0) == 0) size = std::stoul(line.substr(5));
-    if (line.rfind("VmFlags:", 0) == 0 && size == 4 && line.find(" lo") != std::string::npos &&
-        line.find(" dd") != std::string::npos && line.find(" wf") != std::string::npos)
-      ++count;
+    if (sscanf(line.c_str(), "%zx-%zx ", &at, &end) == 2) start = at;
+    if (line.rfind("VmFlags:", 0) == 0 && end - start == core::kPage && line.find(" lo") != std::string::npos &&
+        line.find(" dd") != std::string::npos && line.find(" wf") != std::string::npos) {
+      found = start;
+      ++pages;
+    }
   }
+  if (count != nullptr) *count = pages;
+  return reinterpret_cast<const char*>(found);
+}
+
+size_t key_pages() {
+  size_t count = 0;
+  key_page(&count);
   return count;
 }
 
@@ -95,12 +105,29 @@ constexpr bool kLocks = true;
 
 TEST(StoreCipher, TheKeyIsLockedAndNeitherDumpedNorInherited) {
   if (!kLocks) GTEST_SKIP() << "a sanitizer's mlock locks nothing";
-  const size_t before = locked_and_undumped_pages();
+  const size_t before = key_pages();
   auto cipher = make_cipher();
   NEEDS_LIBCRYPTO(cipher);
-  EXPECT_EQ(locked_and_undumped_pages(), before + 1);
+  EXPECT_EQ(key_pages(), before + 1);
   cipher.reset();
-  EXPECT_EQ(locked_and_undumped_pages(), before);
+  EXPECT_EQ(key_pages(), before);
+}
+
+// Wherever else it lay it could be dumped, swapped and inherited. Contexts that were never used count.
+TEST(StoreCipher, NoPartOfTheKeyLiesAnywhereElse) {
+  if (!kLocks) GTEST_SKIP() << "a sanitizer's mlock locks nothing";
+  const auto cipher = make_cipher();
+  NEEDS_LIBCRYPTO(cipher);
+  const char* const key = key_page();
+  ASSERT_NE(key, nullptr);
+  const std::vector<char> plain(core::kPage, 'p');
+  std::vector<char> secret(core::kPage), back(core::kPage);
+  for (const char* when : {"before use", "after use"}) {
+    for (size_t part = 0; part < 64; part += 16)
+      EXPECT_EQ(test::mapping_that_holds(key + part, 16, "wf"), "") << when << ", bytes from " << part;
+    ASSERT_TRUE(cipher->encrypt(3, 0, plain.data(), core::kPage, secret.data()));
+    ASSERT_TRUE(cipher->decrypt(3, 0, secret.data(), core::kPage, back.data()));
+  }
 }
 
 TEST(StoreCipher, WithoutAPageToLockThereIsNoCipher) {

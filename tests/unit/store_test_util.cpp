@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <system_error>
 
@@ -53,6 +54,36 @@ void Buffer::fill(std::mt19937_64& random) {
     const uint64_t value = random();
     memcpy(data_ + at, &value, sizeof value);
   }
+}
+
+std::string mapping_that_holds(const void* bytes, size_t size, const char* but_flag) {
+  struct Mapping {
+    size_t start, end;
+    std::string line;
+    bool looked_at = true;
+  };
+  std::vector<Mapping> all;
+  std::ifstream in("/proc/self/smaps");
+  for (std::string line; std::getline(in, line);) {
+    size_t start = 0, end = 0;
+    if (sscanf(line.c_str(), "%zx-%zx ", &start, &end) == 2) all.push_back({start, end, line});
+    if (line.rfind("VmFlags:", 0) == 0 && line.find(std::string(" ") + but_flag) != std::string::npos)
+      all.back().looked_at = false;
+  }
+  std::string found;
+  const int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+  if (memory < 0) return "/proc/self/mem cannot be read";
+  std::vector<char> seen(core::kPage + size - 1);
+  for (const Mapping& m : all) {
+    if (!m.looked_at || m.line.find(" rw") == std::string::npos) continue;
+    for (size_t at = m.start; at < m.end && found.empty(); at += core::kPage) {
+      const ssize_t n = pread(memory, seen.data(), std::min(seen.size(), m.end - at), static_cast<off_t>(at));
+      if (n <= 0) break;
+      if (memmem(seen.data(), static_cast<size_t>(n), bytes, size) != nullptr) found = m.line;
+    }
+  }
+  close(memory);
+  return found;
 }
 
 bool all_zero(const char* bytes, size_t size) {

@@ -40,6 +40,10 @@ class Buffer {
 
 bool all_zero(const char* bytes, size_t size);
 
+// A mapping of this process that may be written and holds the bytes, as /proc/self/smaps shows it; "": none does. Those
+// with the flag (of VmFlags there) are not looked at.
+std::string mapping_that_holds(const void* bytes, size_t size, const char* but_flag);
+
 // A temporary directory, removed with everything in it.
 class TempDir {
  public:
