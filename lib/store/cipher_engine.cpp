@@ -36,6 +36,9 @@ class CipherEngine final : public Engine {
   core::Status start() {
     buffers_ = mmap(nullptr, pieces_.size() * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffers_ == MAP_FAILED) return core::system_error(errno, "no memory for buffers of encrypted blocks");
+    // Of what stands in a region it is copied here first.
+    madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTDUMP);
+    madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTFORK);
     const core::MutexLock lock(mutex_);
     for (size_t i = 0; i < pieces_.size(); ++i) {
       Piece& p = pieces_[i];

@@ -260,6 +260,26 @@ TEST_P(StoreCipherEngine, AnErrorOfOnePartIsTheWholeWritesAndTheNextGoesOn) {
   EXPECT_EQ(memcmp(read.data(), bytes.data(), kBytes), 0);
 }
 
+size_t bytes_left_to_nobody() {
+  std::ifstream in("/proc/self/smaps");
+  size_t kib = 0, bytes = 0;
+  for (std::string line; std::getline(in, line);) {
+    sscanf(line.c_str(), "Size: %zu kB", &kib);
+    if (line.rfind("VmFlags:", 0) == 0 && line.find(" dd") != std::string::npos &&
+        line.find(" dc") != std::string::npos)
+      bytes += kib << 10;
+  }
+  return bytes;
+}
+
+// What stands in a region is in them in plain text for a moment.
+TEST_P(StoreCipherEngine, ItsBuffersAreNeitherDumpedNorInherited) {
+  if (IsSkipped()) return;
+  const size_t with = bytes_left_to_nobody();
+  engine_.reset();
+  EXPECT_EQ(with - bytes_left_to_nobody(), cipher_engine_bytes(options_));
+}
+
 INSTANTIATE_TEST_SUITE_P(Bodies, StoreCipherEngine, testing::Values("io_uring", "threads", "faulty"),
                          [](const auto& body) { return std::string(body.param); });
 
