@@ -2,6 +2,9 @@
 
 #include <lz4.h>
 #include <pthread.h>
+#include <sys/mman.h>
+
+#define ZSTD_STATIC_LINKING_ONLY  // for memory of our own
 #include <zstd.h>
 
 #include <algorithm>
@@ -21,6 +24,29 @@ struct ImageHeader {
 };
 constexpr uint32_t kMagic = 0x315a4d56;  // "VMZ1"
 constexpr int kZstdLevel = 1;
+
+// What zstd works in keeps pieces of the blocks that it had last. As these, it is in no core dump. zstd does not say
+// how much it gives back: that stands in front.
+constexpr size_t kInFront = 64;
+
+void* undumped_memory(void*, size_t bytes) {
+  const size_t size = core::round_up(bytes + kInFront, core::kPage);
+  void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) return nullptr;
+  madvise(at, size, MADV_DONTDUMP);
+  memcpy(at, &size, sizeof size);
+  return static_cast<std::byte*>(at) + kInFront;
+}
+
+void free_undumped(void*, void* bytes) {
+  if (bytes == nullptr) return;
+  std::byte* const at = static_cast<std::byte*>(bytes) - kInFront;
+  size_t size = 0;
+  memcpy(&size, at, sizeof size);
+  munmap(at, size);
+}
+
+constexpr ZSTD_customMem kUndumped = {undumped_memory, free_undumped, nullptr};
 
 // What a thread compresses with: made at its first use, freed when it ends. Not by the destructor of a thread_local:
 // that of the main thread would run when exit() begins, before blocks are compressed for the last time.
@@ -51,11 +77,12 @@ T* keep(T*& slot, T* made) {
 
 // nullptr when memory is short.
 ZSTD_CCtx* zstd_compressor() {
-  return contexts.zstd_in != nullptr ? contexts.zstd_in : keep(contexts.zstd_in, ZSTD_createCCtx());
+  return contexts.zstd_in != nullptr ? contexts.zstd_in : keep(contexts.zstd_in, ZSTD_createCCtx_advanced(kUndumped));
 }
 
 ZSTD_DCtx* zstd_decompressor() {
-  return contexts.zstd_out != nullptr ? contexts.zstd_out : keep(contexts.zstd_out, ZSTD_createDCtx());
+  return contexts.zstd_out != nullptr ? contexts.zstd_out
+                                      : keep(contexts.zstd_out, ZSTD_createDCtx_advanced(kUndumped));
 }
 
 // For a thread that has no memory for its own: what was written compressed can always be read.
@@ -86,7 +113,7 @@ size_t compress(Codec codec, const void* block, size_t size, char* out, size_t c
 core::Status prepare_codec(Codec codec) {
   if (codec != Codec::zstd) return {};
   const core::MutexLock lock(spare_mutex);
-  if (zstd_spare == nullptr) zstd_spare = ZSTD_createDCtx();
+  if (zstd_spare == nullptr) zstd_spare = ZSTD_createDCtx_advanced(kUndumped);
   return zstd_spare != nullptr ? core::Status() : core::error(ENOMEM, "no memory to decompress blocks with (zstd)");
 }
 

@@ -1,5 +1,6 @@
 // Digests are XXH3-128 whatever the processor; compression loses nothing and damaged images are errors.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -17,6 +18,7 @@
 
 #include "store/codec.h"
 #include "store/digest.h"
+#include "store_test_util.h"
 
 namespace vmem::store {
 namespace {
@@ -217,6 +219,31 @@ TEST_P(CodecTest, ThreadsDoNotShareContexts) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong.load(), 0);
+}
+
+// Regions are not in core dumps, so what was in one must not be elsewhere.
+TEST_P(CodecTest, NothingOfABlockStaysInMemoryThatIsDumped) {
+  constexpr size_t kSize = 256 << 10;
+  void* const memory = mmap(nullptr, 3 * kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  ASSERT_EQ(madvise(memory, 3 * kSize, MADV_DONTDUMP), 0);
+  auto *block = static_cast<char*>(memory), *image = block + kSize, *back = image + kSize;
+  std::mt19937_64 random(5);
+  for (size_t at = 0; at < kSize; at += 8) {
+    const uint64_t word = at % 512 < 256 ? random() : 0;  // compresses by half: the rest is kept as it is
+    memcpy(block + at, &word, sizeof word);
+  }
+  size_t stored = 0;
+  Codec codec = Codec::raw;
+  encode(GetParam(), block, kSize, image, &stored, &codec);
+  ASSERT_EQ(codec, GetParam());
+  ASSERT_TRUE(decode(codec, image, stored, back, kSize).ok());
+  ASSERT_EQ(memcmp(back, block, kSize), 0);
+  for (const size_t at : {size_t{0}, kSize / 2, kSize - 512}) {
+    EXPECT_EQ(test::mapping_that_holds(block + at, 64, "dd"), "") << "byte " << at;
+    EXPECT_NE(test::mapping_that_holds(block + at, 64, "xx"), "") << "it would have been found";
+  }
+  munmap(memory, 3 * kSize);
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CodecTest, testing::Values(Codec::lz4, Codec::zstd),
