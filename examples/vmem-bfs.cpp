@@ -166,7 +166,7 @@ uint64_t mismatches(const Settings& s, const Levels& levels) {
 }
 
 void write_levels(ownfiles::OwnFile& to, const std::string& path, const Levels& levels) {
-  FILE* file = fopen(to.path().c_str(), "we");
+  FILE* file = fopen(to.again().c_str(), "we");
   if (file == nullptr) throw std::system_error(errno, std::generic_category(), path);
   fprintf(file, "# vertex, edges from the source\n");
   for (size_t v = 0; v < levels.size(); ++v) {
@@ -174,7 +174,7 @@ void write_levels(ownfiles::OwnFile& to, const std::string& path, const Levels& 
   }
   const bool failed = ferror(file) != 0;
   if (fclose(file) != 0 || failed) throw std::runtime_error(path + " could not be written");
-  to.put_in_place_of(path);
+  to.put_as_new(path);
 }
 
 int run(Settings s) {

@@ -159,7 +159,7 @@ int run(Settings s) {
     ownfiles::handle_signals();
     ownfiles::must_be_new(s.output);
     output.emplace(s.output);
-    product_file.emplace(output->path(), n.rows, n.columns);
+    product_file.emplace(output->again(), n.rows, n.columns);
   }
   const uint64_t bytes = (n.rows * n.depth + n.depth * n.columns + n.rows * n.columns) * sizeof(float);
   if (s.budget == 0) s.budget = std::max<uint64_t>(bytes / 4, 8 << 20);
@@ -223,7 +223,7 @@ int run(Settings s) {
         std::copy_n(at, count, piece.data());
         product_file->write(row, column, piece.data(), count);
       });
-      output->put_in_place_of(s.output);
+      output->put_as_new(s.output);
     }
   }
   vmem_shutdown();

@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -70,6 +72,58 @@ TEST_F(OwnFiles, AFileIsNeverWrittenThroughALinkThatLaysReady) {
   EXPECT_EQ(text("thesis"), "text");
   EXPECT_EQ(rawdisk::fill(at("new"), 4096, 1), "");
   EXPECT_EQ(text("new").size(), 4096u);
+}
+
+TEST_F(OwnFiles, NothingStaysWhateverSignalEndsTheProgram) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGBUS, SIGPIPE, SIGXCPU, SIGXFSZ, SIGALRM, SIGVTALRM,
+                           SIGUSR1, SIGUSR2, SIGABRT}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      for (int n = 1; n < 32; ++n) ::signal(n, SIG_DFL);
+      ownfiles::handle_signals();
+      const ownfiles::PrivateFolder folder("vmem-sort");
+      const ownfiles::OwnFile in(folder.path() + "/in"), out(at("out"));
+      raise(signal);
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << strsignal(signal) << ": " << status;
+    EXPECT_TRUE(std::filesystem::is_empty(path_)) << strsignal(signal);
+  }
+}
+
+TEST_F(OwnFiles, WhatCameToBeThereMeanwhileIsNotReplaced) {
+  std::string part;
+  {
+    ownfiles::OwnFile file(at("out"));
+    part = file.path();
+    std::ofstream(at("out")) << "somebody's";
+    EXPECT_THROW(file.put_as_new(at("out")), std::system_error);
+  }
+  EXPECT_EQ(text("out"), "somebody's");
+  EXPECT_NE(access(part.c_str(), F_OK), 0);
+  ownfiles::OwnFile(at("new")).put_as_new(at("new"));
+  EXPECT_EQ(access(at("new").c_str(), F_OK), 0);
+}
+
+TEST_F(OwnFiles, AFileIsOpenedAgainWhateverHasItsName) {
+  std::ofstream(at("thesis")) << "text";
+  const ownfiles::OwnFile file(at("out"));
+  ASSERT_EQ(unlink(file.path().c_str()), 0);
+  ASSERT_EQ(symlink(at("thesis").c_str(), file.path().c_str()), 0);
+  std::ofstream(file.again()) << "result";
+  EXPECT_EQ(text("thesis"), "text");
+  char seen[6] = {};
+  EXPECT_EQ(pread(file.fd(), seen, sizeof seen, 0), 6);
+  EXPECT_EQ(std::string(seen, sizeof seen), "result");
+}
+
+TEST_F(OwnFiles, AFileMayBeItsOwnersAlone) {
+  const ownfiles::OwnFile file(at("out"), 0600);
+  struct stat s {};
+  ASSERT_EQ(fstat(file.fd(), &s), 0);
+  EXPECT_EQ(s.st_mode & 0777, 0600u);
 }
 
 TEST_F(OwnFiles, AnotherUsersFileIsNotTakenByRootNorByAnybody) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -38,11 +39,13 @@ inline void on_signal(int signal) {
   raise(signal);
 }
 
-// Also where libvmem could not get the bytes of a block (SIGBUS).
+// Also where libvmem could not get the bytes of a block (SIGBUS), nobody reads what is printed (SIGPIPE), or a limit is
+// met (SIGXCPU, SIGXFSZ).
 inline void handle_signals() {
   struct sigaction ours = {}, before;
   ours.sa_handler = on_signal;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGBUS}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGBUS, SIGPIPE, SIGXCPU, SIGXFSZ, SIGALRM, SIGVTALRM,
+                           SIGUSR1, SIGUSR2, SIGABRT}) {
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &ours, nullptr);
   }
 }
@@ -51,6 +54,22 @@ inline void handle_signals() {
 inline void must_be_new(const std::string& path) {
   if (access(path.c_str(), F_OK) == 0) throw std::system_error(EEXIST, std::generic_category(), path);
 }
+
+// No signal comes while there is one of these: between a file and its name in a slot.
+class NoSignals {
+ public:
+  NoSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  NoSignals(const NoSignals&) = delete;
+  NoSignals& operator=(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
 
 // Where files go that nobody asked for by name.
 inline std::string temporary_place() {
@@ -69,14 +88,10 @@ class PrivateFolder {
     path_ = place + "/" + name + ".XXXXXX";
     if (slot_ == nullptr || path_.size() + 1 > sizeof slot_->path)
       throw std::system_error(ENAMETOOLONG, std::generic_category(), path_);
-    // No signal between the folder and its name in the slot.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
+    const NoSignals quiet;
     const int why = mkdtemp(path_.data()) == nullptr ? errno : 0;
     strcpy(slot_->path, path_.c_str());
     slot_->there = why == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (why != 0) throw std::system_error(why, std::generic_category(), place);
   }
   PrivateFolder(const PrivateFolder&) = delete;
@@ -91,10 +106,12 @@ class PrivateFolder {
   Slot* slot_ = nullptr;
 };
 
-// A new file beside `path`, named after it: removed at the end unless it was put in the place of another.
+// A new file beside `path`, named after it: removed at the end unless it got its name, or was put in the place of
+// another.
 class OwnFile {
  public:
-  explicit OwnFile(const std::string& path) {
+  // mode: as open() takes it.
+  explicit OwnFile(const std::string& path, mode_t mode = 0666) {
     for (Slot& slot : slots) {
       if (!slot.there.load()) slot_ = &slot;
     }
@@ -102,12 +119,12 @@ class OwnFile {
       throw std::system_error(ENAMETOOLONG, std::generic_category(), path);
     for (int n = 0; fd_ < 0; ++n) {
       path_ = path + "." + std::to_string(getpid()) + "." + std::to_string(n) + ".part";
-      strcpy(slot_->path, path_.c_str());
-      slot_->there = true;  // first: a signal may come as soon as the file is there
-      fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd_ >= 0) break;
+      const NoSignals quiet;  // a file that was there is not ours to remove
+      fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
       const int why = errno;
-      slot_->there = false;
+      strcpy(slot_->path, path_.c_str());
+      slot_->there = fd_ >= 0;
+      if (fd_ >= 0) break;
       if (why != EEXIST || n == 100) throw std::system_error(why, std::generic_category(), path_);
     }
   }
@@ -121,10 +138,30 @@ class OwnFile {
   }
   const std::string& path() const { return path_; }
   int fd() const { return fd_; }
+  // To open it again: this file, whatever has its name by then in a folder that others may write to.
+  std::string again() const { return "/proc/self/fd/" + std::to_string(fd_); }
   // At once and for good: whoever opens `path` finds the old file or the whole new one.
   void put_in_place_of(const std::string& path) {
     if (fsync(fd_) != 0 || rename(path_.c_str(), path.c_str()) != 0)
       throw std::system_error(errno, std::generic_category(), path);
+    named(path);
+  }
+  // The same where nothing may be: a file that came to be there meanwhile stays, and this one goes (EEXIST).
+  void put_as_new(const std::string& path) {
+    int rc = fsync(fd_);
+    if (rc == 0) {
+      rc = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE);
+      if (rc != 0 && (errno == EINVAL || errno == ENOSYS)) {  // not on this file system (NFS)
+        rc = link(path_.c_str(), path.c_str());
+        if (rc == 0) unlink(path_.c_str());
+      }
+    }
+    if (rc != 0) throw std::system_error(errno, std::generic_category(), path);
+    named(path);
+  }
+
+ private:
+  void named(const std::string& path) {
     slot_->there = false;
     const size_t slash = path.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -133,8 +170,6 @@ class OwnFile {
       close(fd);
     }
   }
-
- private:
   std::string path_;
   int fd_ = -1;
   Slot* slot_ = nullptr;
