@@ -4,8 +4,11 @@
 // libvmem moves the blocks; the program only says what it will read next and what it no longer needs. The new file gets
 // its name when it is whole and verified; until then, and where anything fails, files that were there are untouched.
 #include <endian.h>
+#include <fcntl.h>
+#include <linux/limits.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -428,41 +431,91 @@ struct stat status_of(const std::string& path) {
 }
 
 // Where the result goes, through links; what is there already is replaced only as the user said.
-std::string target_of(const Settings& s, const struct stat& input) {
+struct Target {
+  std::string path;
+  bool there = false;
+};
+
+Target target_of(const Settings& s, const struct stat& input) {
   if (s.in_place) {
     if (input.st_nlink > 1)
       throw std::runtime_error(s.input +
                                " has other names (hard links), which --in-place would leave unsorted; use -o");
-    return std::filesystem::canonical(s.input);
+    return {std::filesystem::canonical(s.input), true};
   }
   std::string path = s.output.empty() ? s.input + ".sorted" : s.output;
   struct stat there;
   if (stat(path.c_str(), &there) != 0) {
     if (errno != ENOENT) throw system_failure(path);
-    return path;
+    if (lstat(path.c_str(), &there) == 0) throw std::runtime_error(path + " is a link to what is not there");
+    return {path};
   }
   if (there.st_dev == input.st_dev && there.st_ino == input.st_ino)
     throw std::runtime_error("input and output are one file, " + path + ": --in-place sorts a file where it is");
   (void)status_of(path);
   if (s.output.empty()) throw std::runtime_error(path + " is there already: say -o " + path + " to replace it");
-  return std::filesystem::canonical(path);
+  return {std::filesystem::canonical(path), true};
 }
 
-void put_in_place(ownfiles::OwnFile& file, const Settings& s, const std::string& target, const struct stat& input) {
-  struct stat old;
-  if (s.in_place) {
-    old = status_of(s.input);
-    if (old.st_size != input.st_size || old.st_mtim.tv_sec != input.st_mtim.tv_sec ||
-        old.st_mtim.tv_nsec != input.st_mtim.tv_nsec || old.st_ino != input.st_ino || old.st_dev != input.st_dev)
-      throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
-    if (fchown(file.fd(), old.st_uid, old.st_gid) != 0 && old.st_uid != geteuid())
-      throw std::runtime_error(s.input + " belongs to somebody else, and the sorted file would not: use -o");
-    // Not to run as its owner, or with its group: nobody has said that the new bytes may, as after a write.
-    if (fchmod(file.fd(), old.st_mode & 0777) != 0) throw system_failure(file.path());
-  } else if (stat(target.c_str(), &old) == 0) {
-    (void)fchmod(file.fd(), old.st_mode & 0777);
+// Who else may read a file (its access list) and what the user noted at it, for the one that takes its place; not what
+// it may do when it is run. False: the attribute `name` cannot be kept.
+bool copy_attributes(const std::string& from, int to, bool notes, std::string* name) {
+  std::string names(XATTR_LIST_MAX, '\0'), value(XATTR_SIZE_MAX, '\0');
+  const ssize_t all = listxattr(from.c_str(), names.data(), names.size());
+  if (all < 0) return *name = "list", errno == ENOTSUP;
+  for (size_t at = 0; at < static_cast<size_t>(all); at += name->size() + 1) {
+    *name = names.data() + at;
+    if (*name != "system.posix_acl_access" && (!notes || name->rfind("user.", 0) != 0)) continue;
+    const ssize_t size = getxattr(from.c_str(), name->c_str(), value.data(), value.size());
+    if (size < 0 || fsetxattr(to, name->c_str(), value.data(), static_cast<size_t>(size), 0) != 0) return false;
   }
-  file.put_in_place_of(target);
+  return true;
+}
+
+bool unchanged(const struct stat& a, const struct stat& b) {
+  const auto same = [](const timespec& x, const timespec& y) { return x.tv_sec == y.tv_sec && x.tv_nsec == y.tv_nsec; };
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && same(a.st_mtim, b.st_mtim) &&
+         same(a.st_ctim, b.st_ctim);  // who writes may set the first back
+}
+
+// What takes the place of a file was its owner's alone until here, and is open to nobody whom that one was closed to.
+void put_in_place(ownfiles::OwnFile& file, const Settings& s, const Target& target, const struct stat& input) {
+  if (!target.there) return s.output.empty() ? file.put_as_new(target.path) : file.put_in_place_of(target.path);
+  const struct stat old = status_of(target.path);
+  if (s.in_place && !unchanged(old, input))
+    throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
+  mode_t mode =
+      old.st_mode & 0777;  // not to run as its owner: nobody has said that the new bytes may, as after a write
+  struct stat now;
+  // Where it cannot be given away, what it is shows.
+  static_cast<void>(fchown(file.fd(), old.st_uid, old.st_gid) == 0 ||
+                    fchown(file.fd(), static_cast<uid_t>(-1), old.st_gid) == 0);
+  if (fstat(file.fd(), &now) != 0) throw system_failure(file.path());
+  std::string attribute;
+  const bool attributes = copy_attributes(target.path, file.fd(), s.in_place, &attribute);
+  if (s.in_place) {
+    if (now.st_uid != old.st_uid)
+      throw std::runtime_error(s.input + " belongs to somebody else, and the sorted file would not: use -o");
+    if (now.st_gid != old.st_gid)
+      throw std::runtime_error(s.input + " is of a group that you cannot give to the sorted file: use -o");
+    if (!attributes)
+      throw std::runtime_error(s.input + " has attributes that the sorted file cannot have (" + attribute +
+                               "): use -o");
+  } else if (now.st_gid != old.st_gid || !attributes) {
+    mode &= ~mode_t{070};
+  }
+  if (fchmod(file.fd(), mode) != 0) throw system_failure(file.path());
+  file.put_in_place_of(target.path);
+}
+
+// A file of the kernel's (/proc) says so of its bytes.
+bool has_no_bytes(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) throw system_failure(path);
+  char byte;
+  const bool none = read(fd, &byte, 1) == 0;
+  close(fd);
+  return none;
 }
 
 int run(Settings s) {
@@ -489,20 +542,23 @@ int run(Settings s) {
   const std::string source = made ? input_file->path() : s.input;
   const struct stat before = status_of(source);
   const auto size = static_cast<uint64_t>(before.st_size);
-  const std::string target = target_of(s, before);
+  const Target target = target_of(s, before);
   if (s.record != 0 && size % s.record != 0)
     throw std::runtime_error(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
                              std::to_string(s.record));
-  ownfiles::OwnFile output_file(target);
+  if (size == 0 && !has_no_bytes(source))
+    throw std::runtime_error(source + " does not say how many bytes it has: a sort has to map it; sort a copy");
+  // A new file is for those whom the input is for, as with cp; its owner writes to it.
+  ownfiles::OwnFile output_file(target.path, target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600);
   if (size == 0) {
     put_in_place(output_file, s, target, before);
     printf("vmem-sort: %s is empty, and so is %s\n", vmem::core::printable(source).c_str(),
-           vmem::core::printable(target).c_str());
+           vmem::core::printable(target.path).c_str());
     return 0;
   }
   struct statvfs disk;
   if (fstatvfs(output_file.fd(), &disk) == 0 && disk.f_bavail * disk.f_frsize < size)
-    throw std::runtime_error(target + ": " + std::to_string(size) + " bytes are needed beside it, " +
+    throw std::runtime_error(target.path + ": " + std::to_string(size) + " bytes are needed beside it, " +
                              std::to_string(disk.f_bavail * disk.f_frsize) + " are free");
 
   if (s.budget.empty()) s.budget = std::to_string(std::max<uint64_t>(size / 4, 64 << 20));
@@ -544,7 +600,7 @@ int run(Settings s) {
     sort_runs(input, sorted, runs, s, &checksum);
     sorted_at = now();
     input.free();
-    vmem::region output(size, output_file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+    vmem::region output(size, output_file.again(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
     output.name("output");
     merge(sorted, output, runs, s, budget, block);
     sorted.free();
@@ -587,7 +643,7 @@ int run(Settings s) {
   }
   if (!made || s.keep || !s.output.empty()) {
     put_in_place(output_file, s, target, before);
-    printf("\nsorted: %s\n", vmem::core::printable(target).c_str());
+    printf("\nsorted: %s\n", vmem::core::printable(target.path).c_str());
   }
   if (made && s.keep) {
     input_file->put_in_place_of(s.input);

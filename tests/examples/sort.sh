@@ -59,6 +59,62 @@ no_ordinary_file() {
   run .; says 'is no ordinary file' 1 $? || return
   run missing; says 'missing: No such file' 1 $? && only a
 }
+file_of_the_kernel() { run /proc/self/maps -o out; says 'does not say how many bytes it has' 1 $? && only '*'; }
+link_to_nothing() { text a; ln -s none/here link; run a -o link; says 'link is a link to what is not there' 1 $? && only a link; }
+# Whom the input is closed to, the result is closed to, and what it is made in.
+private_stays_private() {
+  local open; umask 022
+  text a; chmod 600 a; run a; says 'verified . 0' 0 $? && [ "$(stat -c %a a.sorted)" = 600 ] || { stat -c '%a %n' a.sorted; return 1; }
+  text b; run b; says 'verified . 0' 0 $? && [ "$(stat -c %a b.sorted)" = 644 ] || { stat -c '%a %n' b.sorted; return 1; }
+  for open in --in-place "-o out"; do
+    for mib in 24 128 1024; do  # until it was seen in time
+      head -c ${mib}M /dev/urandom >c; chmod 644 c; echo old >out; : >modes
+      # shellcheck disable=SC2086
+      "$sort" --budget 8MiB --threads 1 --record-bytes 64 c $open >said 2>&1 & pid=$!
+      while kill -0 $pid 2>/dev/null; do stat -c %a ./*.part >>modes 2>/dev/null; sleep 0.01; done
+      wait $pid && [ -s modes ] && break
+    done
+    [ "$(sort -u modes | grep -v 644)" = 600 ] || { echo "$open: $(sort modes | uniq -c)"; return 1; }
+  done
+}
+# The access list of a file that lets in one user, and not its group; and a note.
+list='import os, struct, sys
+one = lambda tag, may, who=0xffffffff: struct.pack("<HHI", tag, may, who)
+acl = struct.pack("<I", 2) + one(1, 6) + one(2, 6, 61501) + one(4, 0) + one(16, 6) + one(32, 0)
+try: os.setxattr("a", "system.posix_acl_access", acl); os.setxattr("a", "user.note", b"mine")
+except OSError: sys.exit(77)'
+has_list='import os, sys
+sys.exit(not (len(os.getxattr(sys.argv[1], "system.posix_acl_access")) == 44 and os.stat(sys.argv[1]).st_mode & 0o777 == 0o660))'
+access_list() {
+  text a; python3 -c "$list" || { [ $? = 77 ] && { echo "no access lists here"; return 0; }; return 1; }
+  run --in-place a; says 'verified . 0' 0 $? && python3 -c "$has_list" a || { echo "--in-place: its group may read it"; return 1; }
+  python3 -c 'import os; assert os.getxattr("a", "user.note") == b"mine"' || return
+  text b; run b -o a; says 'verified . 0' 0 $? && python3 -c "$has_list" a || { echo "-o: its group may read it"; return 1; }
+}
+# while_sorted CHANGE ARGS..: the change is made while runs are sorted; again with more data where the program was faster.
+while_sorted() {
+  local change=$1 pid; shift
+  for mib in 24 128 1024; do
+    rm -f a a.sorted other; head -c ${mib}M /dev/urandom >a; cp a b
+    "$sort" --budget 8MiB --threads 1 --record-bytes 64 a "$@" >said 2>&1 & pid=$!
+    until grep -q ^sorting said || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
+    set -C; $change; set +C
+    wait $pid || return 0
+  done
+  echo "the change was not noticed"; cat said; return 1
+}
+new_name() { echo mine 2>/dev/null >a.sorted; }
+output_appears() { while_sorted new_name && grep -q 'a.sorted: File exists' said && [ "$(cat a.sorted)" = mine ] && cmp a b && only a a.sorted b; }
+set_back() { touch -r a time; printf X | dd of=a bs=1 seek=5 conv=notrunc status=none; touch -r time a; }
+changed_meanwhile() { while_sorted set_back --in-place && grep -q 'a was changed meanwhile' said && [ "$(stat -c %s a)" = "$(stat -c %s b)" ] && only a b time; }
+second_name() { ln a other 2>/dev/null; }
+named_meanwhile() { while_sorted second_name --in-place && grep -q 'a was changed meanwhile' said && cmp a b && only a b other; }
+nobody_reads() {  # what is printed
+  text a
+  "$sort" --budget 8MiB a 2>/dev/null | true
+  [ "${PIPESTATUS[0]}" = 141 ] && only a
+}
+too_large() { text a; (ulimit -f 100; "$sort" --budget 8MiB a >/dev/null 2>&1); [ $? = 153 ] && only a; }
 # What cannot be stored: blocks do not fit on the SSD, so that a touch gets SIGBUS or a call fails.
 ssd_full() {
   local status
@@ -103,6 +159,15 @@ step "--in-place is refused where the file has other names" in_place_with_other_
 step "FILE.sorted is not replaced unasked" default_output_not_replaced
 step "an output that was named is replaced, through a link" named_output_replaced
 step "devices, folders and missing files are refused" no_ordinary_file
+step "files that hide their size are refused" file_of_the_kernel
+step "an output that is a link to nothing is refused" link_to_nothing
+step "nobody reads the result, nor what it is made in, who could not read the file" private_stays_private
+step "--in-place and -o keep the access list, --in-place notes as well" access_list
+step "FILE.sorted that appears meanwhile is not replaced" output_appears
+step "--in-place leaves a file that was changed meanwhile, whatever its time says" changed_meanwhile
+step "--in-place leaves a file that got another name meanwhile" named_meanwhile
+step "nothing stays where nobody reads what it prints" nobody_reads
+step "nothing stays where a limit ends it" too_large
 step "SSD full: input and old output as they were, nothing left" ssd_full
 step "no room for the result: said before the sort" no_room
 step "no data to make: refused, and nothing left" nothing_to_make
