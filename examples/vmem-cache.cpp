@@ -6,6 +6,7 @@
 // traps. The rest of the program asks for keys of which few are popular, or those of a list, and verifies every value
 // it gets. Values are those of a text, "key, tab, value" a line, or made.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -15,7 +16,6 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <fstream>
 #include <list>
 #include <memory>
 #include <random>
@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "common/command_line.h"
+#include "common/lines.h"
 #include "common/progress.h"
 #include "core/text.h"
 #include "vmem/pool.hpp"
@@ -123,13 +124,15 @@ class MadeDatabase final : public Database {
 // The lines of a text. In memory: the names of the keys, and of each value its place and its hash.
 class TextDatabase final : public Database {
  public:
-  explicit TextDatabase(const std::string& path) : path_(path) {
-    std::ifstream text(path, std::ios::binary);
-    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (!text || fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
+  // longest: bytes of a line.
+  TextDatabase(const std::string& path, size_t longest) : path_(path) {
+    struct stat s;
+    if (stat(path.c_str(), &s) == 0 && !S_ISREG(s.st_mode))
+      throw std::runtime_error(path + " is no ordinary file: values are read from where they are in it");
+    Lines text(path, longest);
     const Progress progress("reading keys");
     uint64_t at = 0;
-    for (std::string line; std::getline(text, line); at += line.size() + 1) {
+    for (std::string line; text.next(&line); at += line.size() + 1) {
       if (line.empty()) continue;
       const size_t tab = line.find('\t');
       if (tab == std::string::npos)
@@ -140,6 +143,8 @@ class TextDatabase final : public Database {
       places_[found->second] = {at + tab + 1, value.size(), std::hash<std::string_view>()(value)};  // the last counts
     }
     if (places_.empty()) throw std::runtime_error(path + " has no keys");
+    fd_ = fcntl(text.fd(), F_DUPFD_CLOEXEC, 0);
+    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
   }
   TextDatabase(const TextDatabase&) = delete;
   TextDatabase& operator=(const TextDatabase&) = delete;
@@ -167,10 +172,15 @@ class TextDatabase final : public Database {
     uint64_t at, size, hash;
   };
   std::string path_;
-  int fd_;
+  int fd_ = -1;
   std::vector<Place> places_;
   std::unordered_map<std::string, uint64_t> names_;
 };
+
+// A key, and a value that the cache can hold.
+size_t longest_line(const Settings& s) {
+  return s.capacity + (uint64_t{1} << 20);
+}
 
 // What is asked for, in its order.
 std::vector<uint64_t> questions(const Settings& s, const Database& database) {
@@ -184,10 +194,9 @@ std::vector<uint64_t> questions(const Settings& s, const Database& database) {
     }
     return keys;
   }
-  std::ifstream list(s.ask);
-  if (!list) throw std::system_error(errno, std::generic_category(), s.ask);
+  Lines list(s.ask, longest_line(s));
   uint64_t unknown = 0;
-  for (std::string name; std::getline(list, name);) {
+  for (std::string name; list.next(&name);) {
     const uint64_t key = static_cast<const TextDatabase&>(database).find(name);
     if (key < database.keys()) {
       keys.push_back(key);
@@ -210,7 +219,7 @@ int run(Settings s) {
     if (!s.ask.empty()) throw std::runtime_error("--ask needs a file with keys and values");
     database = std::make_unique<MadeDatabase>(s.keys);
   } else {
-    database = std::make_unique<TextDatabase>(s.file);
+    database = std::make_unique<TextDatabase>(s.file, longest_line(s));
   }
   const std::vector<uint64_t> keys = questions(s, *database);
   Cache cache(s.capacity);

@@ -17,16 +17,23 @@ namespace npy {
 
 class File {
  public:
-  explicit File(const std::string& path) : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit File(const std::string& path)
+      : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)) {
     if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
+    struct stat s;
+    if (fstat(fd_, &s) != 0 || !S_ISREG(s.st_mode)) fail("is no ordinary file");
     unsigned char start[12];
-    if (pread(fd_, start, sizeof start, 0) != sizeof start || memcmp(start, "\x93NUMPY", 6) != 0)
+    if (pread(fd_, start, sizeof start, 0) != sizeof start || memcmp(start, "\x93NUMPY", 6) != 0 || start[6] < 1 ||
+        start[6] > 3)
       fail("is no .npy file");
     const size_t before = start[6] == 1 ? 10 : 12;
-    const size_t size = start[6] == 1 ? start[8] + 256u * start[9] : start[8] + 256u * start[9] + 65536u * start[10];
+    size_t size = start[8] + 256u * start[9];
+    if (start[6] != 1) size += 65536u * start[10] + 16777216u * start[11];
+    if (size > kMostHeader) fail("has a header that no matrix needs");
     std::string header(size, ' ');
     if (pread(fd_, header.data(), size, static_cast<off_t>(before)) != static_cast<ssize_t>(size)) fail("is cut off");
-    if (header.find("'<f4'") == std::string::npos) fail("does not hold 32-bit floats (float32)");
+    // As NumPy writes it. Of a structure the type would be only a part.
+    if (header.find("'descr': '<f4',") == std::string::npos) fail("does not hold 32-bit floats (float32)");
     if (header.find("'fortran_order': False") == std::string::npos) fail("is written by columns (fortran_order)");
     const size_t shape = header.find("'shape': (");
     unsigned long long r = 0, c = 0;
@@ -36,10 +43,8 @@ class File {
       fail("holds no matrix of two dimensions");
     rows = r, columns = c;
     data_ = before + size;
-    struct stat s;
     // In this order nothing of it wraps, whatever the shape is.
-    if (fstat(fd_, &s) != 0 || static_cast<uint64_t>(s.st_size) < data_ ||
-        (static_cast<uint64_t>(s.st_size) - data_) / 4 / columns < rows)
+    if (static_cast<uint64_t>(s.st_size) < data_ || (static_cast<uint64_t>(s.st_size) - data_) / 4 / columns < rows)
       fail("is cut off");
   }
   // Makes a file that is there one of that shape.
@@ -67,6 +72,8 @@ class File {
   size_t rows = 0, columns = 0;
 
  private:
+  static constexpr size_t kMostHeader = 64 << 10;
+
   off_t at(size_t row, size_t column) const { return static_cast<off_t>(data_ + (row * columns + column) * 4); }
   [[noreturn]] void fail(const char* what) {
     close(fd_);
