@@ -98,7 +98,7 @@ void Publisher::after_fork_in_child() {
 
 std::string Publisher::path() const {
   const core::MutexLock lock(mutex_);
-  return folder_path_ + "/" + name_;
+  return name_.empty() ? "" : folder_path_ + "/" + name_;
 }
 
 Status Publisher::create() {
@@ -172,8 +172,37 @@ bool Publisher::still_there() const {
          mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
+// False: the process gave up, for good, the user for whom it publishes.
+bool Publisher::has_its_user() const {
+  uid_t real = 0, effective = 0, saved = 0;
+  const uid_t user = snapshot_.header.uid;
+  return getresuid(&real, &effective, &saved) != 0 || real == user || effective == user || saved == user;
+}
+
+// Names nobody's publication any more: who reads them takes its process for dead. They cannot be removed.
+void Publisher::leave() {
+  retired_.store(true);
+  for (auto* fd : {&open_here[0], &open_here[1], &open_here[2]}) fd->store(-1);
+  const core::MutexLock lock(mutex_);
+  file_.reset();
+  socket_.reset();
+  folder_.reset();
+  name_.clear();
+  folder_path_.clear();
+}
+
 void Publisher::write() {
-  if (!retired_.load() && !stopping() && !still_there()) {
+  if (!file_) return;
+  if (!has_its_user()) {
+    // Its new user may not debug it: who it was is in its memory yet.
+    core::log(core::Level::info,
+              "vmemctl sees this process no more: it is no process of user %u now. Set publish to off and on to show "
+              "it to user %u",
+              snapshot_.header.uid, geteuid());
+    return leave();
+  }
+  // While it acts for another user it may not even look.
+  if (!retired_.load() && !stopping() && geteuid() == snapshot_.header.uid && !still_there()) {
     if (Status s = create(); !s.ok()) return;  // tried again at the next tick
     if (retired_.load()) return remove();
   }

@@ -48,6 +48,8 @@ class Publisher {
   core::Status create();
   core::Status create_in(const std::string& folder);
   void remove();  // needs no memory
+  bool has_its_user() const;
+  void leave();
   void run();
   void write();
   bool still_there() const;

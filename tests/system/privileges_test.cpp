@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "child.h"
+#include "common/patience.h"
 #include "publish/place.h"
 #include "support.h"
 
@@ -145,6 +146,20 @@ TEST_F(Privileges, AProgramWithCapabilitiesTakesNothingFromTheEnvironment) {
   EXPECT_EQ(status, 0);
 }
 
+// As daemons do, which keep in memory what their new user may not see: the kernel lets nobody but root debug them.
+TEST_F(Privileges, AProgramThatGivesUpItsRightsIsNotShownToWhomItBecomes) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give up rights";
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const pid_t child = systest::start_child("PrivilegesChild.DISABLED_GivesUpItsRights");
+  const int status = systest::wait_for_child(child, 60);
+  std::error_code ignored;
+  std::filesystem::remove("/dev/shm/vmem-61505", ignored);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "root's publications cannot be made here";
+  EXPECT_EQ(status, 0);
+}
+
 TEST_F(Privileges, WhereSystemCallsNeedLeasesOneWarningSaysSo) {
   configure({});
   if (IsSkipped()) return;
@@ -267,6 +282,39 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   EXPECT_EQ(named, 0) << "the environment is its starter's: none of it is looked at";
   fflush(stdout);
   _exit(HasFailure() ? 1 : 0);  // LeakSanitizer may not look into such a process, and would call that a failure
+}
+
+TEST(PrivilegesChild, DISABLED_GivesUpItsRights) {
+  constexpr uid_t kLater = 61505;
+  ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_set("host_budget", "16MiB"), 0) << vmem_last_error();
+  vmem::region region(64 << 20, VMEM_HOST_ONLY);
+  memset(region.data(), 7, region.size());
+  const auto path = [] { return vmem::api::Runtime::get().published_at(); };
+  const std::string before = path();
+  if (before.empty()) _exit(77);
+  // For a while, as to open a user's file: it is root's process still.
+  ASSERT_EQ(seteuid(kLater), 0);
+  usleep(1500000);  // the file is written once a second
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(path(), before);
+  EXPECT_EQ(access((before + ".sock").c_str(), F_OK), 0);
+  ASSERT_EQ(setgroups(0, nullptr), 0);
+  ASSERT_EQ(setgid(kLater), 0);
+  ASSERT_EQ(setuid(kLater), 0);
+  EXPECT_TRUE(vmem::test::eventually([&] { return path() != before; }));
+  EXPECT_EQ(path(), "");
+  EXPECT_EQ(own_sockets(), std::vector<std::string>{});
+  // It goes on as before.
+  for (size_t at = 0; at < region.size(); at += 4096) ASSERT_EQ(region.view<char>()[at], 7);
+  // By its own word it is shown.
+  ASSERT_EQ(vmem_set("publish", "off"), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();
+  EXPECT_NE(path().find(std::to_string(kLater)), std::string::npos) << path();
+  EXPECT_NE(own_sockets(), std::vector<std::string>{});
+  region.free();
+  vmem_shutdown();
+  EXPECT_EQ(own_sockets(), std::vector<std::string>{});
 }
 
 TEST(PrivilegesChild, DISABLED_RunsWithCapabilities) {
