@@ -96,10 +96,10 @@ class KernelPagingCuda : public ::testing::Test {
     ASSERT_EQ(vmem_kernel_end(kernel_, stream_), 0) << vmem_last_error();
     MUST(cudaStreamSynchronize(stream_));
   }
-  static struct vmem_device_stats stats() {
+  static struct vmem_device_stats stats(int device = 0) {
     struct vmem_device_stats out = {};
     out.size = sizeof out;
-    EXPECT_EQ(vmem_device_stats(0, &out), 0) << vmem_last_error();
+    EXPECT_EQ(vmem_device_stats(device, &out), 0) << vmem_last_error();
     return out;
   }
   // Until the kernels have ended; a watch on the host says where they are when they do not.
@@ -209,6 +209,87 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   }
   EXPECT_EQ(wrong, 0u) << "words that the CPU reads";
   EXPECT_GT(stored, blocks_ / 2);
+}
+
+// Each device has a range of its own, and what leaves it may go to the other one; then each reads what the other stored.
+TEST_F(KernelPagingCuda, TwoDevicesAskAtOnce) {
+  int devices = 0;
+  MUST(cudaGetDeviceCount(&devices));
+  if (devices < 2) GTEST_SKIP() << "one GPU";
+  start(512, 1024, 4096);
+  struct Side {
+    void* at = nullptr;
+    unsigned* state = nullptr;
+    cudaStream_t stream = nullptr;
+    struct vmem_kernel* kernel = nullptr;
+    vmem_kernel_view view = {};
+  } sides[2];
+  const size_t bytes = blocks_ * block_size;
+  for (int d = 0; d < 2; ++d) {
+    Side& s = sides[d];
+    MUST(cudaSetDevice(d));
+    vmem::gpu::load_paging();
+    MUST(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking));
+    ASSERT_EQ(vmem_alloc(&s.at, bytes, 0), 0) << vmem_last_error();
+    void* state = nullptr;
+    MUST(cudaHostAlloc(&state, 8 * blocks_, cudaHostAllocPortable | cudaHostAllocMapped));
+    s.state = static_cast<unsigned*>(std::memset(state, 0, 8 * blocks_));
+  }
+  const auto on_both = [&](const char* what, double limit, auto launch) {
+    for (int d = 0; d < 2; ++d) {
+      MUST(cudaSetDevice(d));
+      launch(d);
+      MUST(cudaGetLastError());
+    }
+    cudaEvent_t ended = nullptr;
+    MUST(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming));
+    MUST(cudaEventRecord(ended, sides[1].stream));
+    MUST(cudaSetDevice(0));
+    MUST(cudaStreamWaitEvent(stream_, ended, 0));
+    MUST(cudaEventDestroy(ended));
+    finish(what, limit);
+    for (Side& s : sides) MUST(cudaStreamSynchronize(s.stream));
+  };
+  for (unsigned round = 0; round < 2; ++round) {
+    for (int d = 0; d < 2; ++d) {
+      Side& s = sides[d];
+      ASSERT_EQ(vmem_kernel_begin(&s.kernel, sides[d ^ round].at, bytes, kBoth, d, 128 * kMiB, &s.view), 0)
+          << vmem_last_error();
+    }
+    on_both("two devices", seconds + 90, [&](int d) {
+      vmem::gpu::soak(sides[d].stream, sides[d].view, sides[d ^ round].state, 132, uint64_t{seconds} * 500000000, ~0u,
+                      51 + d, true, result_);
+    });
+    for (int d = 0; d < 2; ++d) {
+      MUST(cudaSetDevice(d));
+      ASSERT_EQ(vmem_kernel_end(sides[d].kernel, sides[d].stream), 0) << vmem_last_error();
+    }
+  }
+  MUST(cudaSetDevice(0));
+  const auto between = stats(0).to_neighbours + stats(1).to_neighbours;
+  std::printf("two devices: %llu turns, %llu stores, %llu wrong, slowest acquire %.2f ms; %.1f GB went to the other\n",
+              result_->turns, result_->stores, result_->wrong, static_cast<double>(result_->slowest_ns) / 1e6,
+              static_cast<double>(between) / 1e9);
+  expect_right("two devices");
+  EXPECT_GT(result_->turns, 1000u);
+  size_t wrong = 0;
+  for (const Side& s : sides) {
+    const auto* const words = static_cast<const uint32_t*>(s.at);
+    for (uint32_t b = 0; b < blocks_; ++b) {
+      const uint32_t version = s.state[2 * b];
+      EXPECT_EQ(s.state[2 * b + 1], 0u) << "somebody has block " << b << " yet";
+      for (uint32_t k = 0; k < block_size / 4; k += 1021) {
+        const uint32_t want = version == 0 ? 0 : (b * 2654435761u ^ version * 40503u) + k * 2246822519u;
+        wrong += words[size_t{b} * (block_size / 4) + k] != want ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_EQ(wrong, 0u) << "words that the CPU reads";
+  for (Side& s : sides) {
+    EXPECT_EQ(vmem_free(s.at), 0) << vmem_last_error();
+    MUST(cudaStreamDestroy(s.stream));
+    MUST(cudaFreeHost(s.state));
+  }
 }
 
 // Nothing that a block needs, zeros included, may need a multiprocessor: there is none to be had.
