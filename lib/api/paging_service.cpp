@@ -159,7 +159,7 @@ PagingService::BlockQueue& PagingService::queue_of(uint32_t block) {
 // What is there already was requested before it came, and is dropped: whoever still wants it asks again.
 bool PagingService::take_requests() {
   bool any = false;
-  for (Request request; requests_.take(&request);) {
+  for (Request request; requests_.take(&request, &port_);) {
     any = true;
     const uint32_t b = request.block;
     if (b >= range_.blocks) continue;

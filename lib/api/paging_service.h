@@ -60,6 +60,7 @@ class PagingService {
     void settle() { keep(words->settle()); }
     uint32_t use(uint32_t block) const { return words->use(block); }
     uint64_t written(uint32_t block) const { return words->written(block); }
+    void taken(uint64_t cells) { keep(words->taken(cells)); }
     void progress() { progressed = true; }
     void end(paging::Answer why) { keep(words->end(why)); }
     void keep(core::Status s) {

@@ -154,6 +154,7 @@ class CudaPagingWords final : public PagingWords {
   uint32_t use(uint32_t block) const override { return use_[block]; }
   uint64_t written(uint32_t block) const override { return written_[block]; }
   Status progress(uint64_t number) override { return write(memory_->departures, &table_.control->progress, number); }
+  Status taken(uint64_t cells) override { return write(memory_->departures, &table_.control->ring_taken, cells); }
   Status end(paging::Answer why) override {
     const Enter enter(devices_.driver_, gpu_.context);
     return devices_.result(gpu_,

@@ -81,6 +81,7 @@ class DirectPort {
   void settle() { Atomics::fence(); }
   uint32_t use(uint32_t block) { return Atomics::load_acquire(&table_.use[block]); }
   uint64_t written(uint32_t block) { return Atomics::load(&table_.written[block]); }
+  void taken(uint64_t cells) { Atomics::store(&table_.control->ring_taken, cells); }
   void progress() { Atomics::add(&table_.control->progress, uint64_t{1}); }
   void end(Answer why) { Atomics::store_release(&table_.control->ended, static_cast<uint32_t>(why)); }
 

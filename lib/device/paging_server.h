@@ -22,13 +22,15 @@ class RequestQueue {
 
   // A request may be older than it looks: of a block that is present by now, or being paged in. It is dropped then, and
   // nothing is lost: who still wants the block asks again for its next generation.
-  bool take(Request* request) {
+  // What was taken groups may claim again; that is said for an eighth of the cells at a time. Where they find none
+  // though some have been taken, there are others to be taken yet.
+  template <typename Port>
+  bool take(Request* request, Port* port) {
     auto* const cell = &table_.ring[tail_ & (table_.cells - 1)];
     const uint64_t word = Atomics::load(cell);  // [ring]
-    if (sequence_of(word) != tail_ + 1) return false;
-    Atomics::store(cell, cell_word(tail_ + table_.cells));  // who claims it next reads this first
-    ++tail_;
+    if (sequence_of(word) != static_cast<uint32_t>(tail_ + 1)) return false;
     *request = {block_of(word), urgency_of(word)};
+    if (++tail_ - told_ >= (table_.cells + 7) / 8) port->taken(told_ = tail_);
     return true;
   }
 
@@ -37,7 +39,8 @@ class RequestQueue {
   bool may_sleep() {
     Atomics::store(&table_.control->asleep, uint32_t{1});
     Atomics::fence();  // [asleep]
-    if (sequence_of(Atomics::load(&table_.ring[tail_ & (table_.cells - 1)])) != tail_ + 1) return true;
+    const uint64_t word = Atomics::load(&table_.ring[tail_ & (table_.cells - 1)]);
+    if (sequence_of(word) != static_cast<uint32_t>(tail_ + 1)) return true;
     awake();
     return false;
   }
@@ -45,7 +48,7 @@ class RequestQueue {
 
  private:
   Table<Atomics> table_;
-  uint32_t tail_ = 0;
+  uint64_t tail_ = 0, told_ = 0;
 };
 
 // The states of the blocks. A block has one owner at a time, who alone calls for it: whoever pages it in, then whoever
@@ -57,6 +60,7 @@ class RequestQueue {
 //                          written() say from here on was read after that
 //   uint32_t use(uint32_t block)       an acquire
 //   uint64_t written(uint32_t block)
+//   void taken(uint64_t)               of the ring's cells, so many
 //   void progress(); void end(Answer)
 //
 // What the caller owes the groups, or they may wait for ever:

@@ -43,6 +43,7 @@ class PagingWords {
   virtual uint32_t use(uint32_t block) const = 0;
   virtual uint64_t written(uint32_t block) const = 0;
   virtual core::Status progress(uint64_t number) = 0;
+  virtual core::Status taken(uint64_t cells) = 0;
   virtual core::Status end(paging::Answer why) = 0;
   // Kernels may use the words for as long as the process lives: they are given back to nobody.
   virtual void abandon() = 0;

@@ -91,6 +91,10 @@ class SimPagingWords final : public PagingWords {
     paging::HostAtomics::store(&table_.control->progress, number);
     return {};
   }
+  Status taken(uint64_t cells) override {
+    paging::HostAtomics::store(&table_.control->ring_taken, cells);
+    return {};
+  }
   Status end(paging::Answer why) override {
     paging::HostAtomics::store_release(&table_.control->ended, static_cast<uint32_t>(why));
     return {};

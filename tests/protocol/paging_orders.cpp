@@ -153,7 +153,7 @@ struct Requests : rl::test_suite<Requests<kGroups, kRounds>, kGroups + 1> {
     vmem::paging::RequestQueue<Checked> queue(words.table());
     for (unsigned served = 0; served < kGroups;) {
       vmem::paging::Request request;
-      if (queue.take(&request)) {
+      if (queue.take(&request, &port)) {
         RL_ASSERT(request.block < kGroups);
         if (states.kind(request.block) != vmem::paging::Kind::not_present) continue;
         frame[request.block]($) = request.block + 1;

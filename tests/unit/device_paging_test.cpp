@@ -55,6 +55,7 @@ class WordsOf {
   States states() { return {&port_, known_.data()}; }
   vmem::paging::Control<Atomics>& control() { return control_; }
   void end(Answer why) { port_.end(why); }
+  Port* port() { return &port_; }
 
  private:
   std::vector<uint64_t> words_;
@@ -68,9 +69,9 @@ using Words = WordsOf<HostAtomics>;
 using States = Words::States;
 
 // What is in the ring, in order: block and urgency.
-std::vector<std::pair<uint32_t, Urgency>> taken(Queue& queue) {
+std::vector<std::pair<uint32_t, Urgency>> taken(Words& words, Queue& queue) {
   std::vector<std::pair<uint32_t, Urgency>> all;
-  for (Request request; queue.take(&request);) all.emplace_back(request.block, request.urgency);
+  for (Request request; queue.take(&request, words.port());) all.emplace_back(request.block, request.urgency);
   return all;
 }
 using Requests = std::vector<std::pair<uint32_t, Urgency>>;
@@ -107,18 +108,18 @@ TEST(PagingProtocol, ABlockIsRequestedOnceAGenerationAndUrgency) {
   EXPECT_EQ(other.try_acquire(2, Intent::read), Answer::not_yet);
   EXPECT_EQ(one.try_acquire(2, Intent::read), Answer::not_yet);
   one.prefetch(2);
-  EXPECT_EQ(taken(queue), (Requests{{2, Urgency::prefetch}, {2, Urgency::wait}}));
+  EXPECT_EQ(taken(words, queue), (Requests{{2, Urgency::prefetch}, {2, Urgency::wait}}));
   states.publish(2, Urgency::wait);
   one.prefetch(2);
-  EXPECT_EQ(taken(queue), Requests{}) << "of what is present there is nothing to request";
+  EXPECT_EQ(taken(words, queue), Requests{}) << "of what is present there is nothing to request";
   states.begin_eviction(2);
   EXPECT_EQ(one.try_acquire(2, Intent::read), Answer::not_yet);
-  EXPECT_EQ(taken(queue), Requests{}) << "nor of what may stay";
+  EXPECT_EQ(taken(words, queue), Requests{}) << "nor of what may stay";
   states.settle();
   ASSERT_FALSE(states.in_use(2));
   states.finish(2);
   EXPECT_EQ(one.try_acquire(2, Intent::read), Answer::not_yet);
-  EXPECT_EQ(taken(queue), (Requests{{2, Urgency::wait}})) << "another generation";
+  EXPECT_EQ(taken(words, queue), (Requests{{2, Urgency::wait}})) << "another generation";
 }
 
 TEST(PagingProtocol, WhatIsInPlaceIsForThoseWhoLoadALittle) {
@@ -130,15 +131,15 @@ TEST(PagingProtocol, WhatIsInPlaceIsForThoseWhoLoadALittle) {
   EXPECT_EQ(rows.try_read(1, &home), Answer::not_yet);
   EXPECT_EQ(home, 0u);
   EXPECT_EQ(rows.try_read(4, &home), Answer::out_of_range);
-  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::rows}}));
+  EXPECT_EQ(taken(words, queue), (Requests{{1, Urgency::rows}}));
   words.table().home[1] = 4096;
   states.lend(1);
   EXPECT_EQ(rows.try_read(1, &home), Answer::present);
   EXPECT_EQ(home, 4096u);
   other.prefetch(1);
-  EXPECT_EQ(taken(queue), Requests{}) << "a hint brings nothing that can be loaded from";
+  EXPECT_EQ(taken(words, queue), Requests{}) << "a hint brings nothing that can be loaded from";
   EXPECT_EQ(other.try_acquire(1, Intent::read), Answer::not_yet) << "it is not at its own address";
-  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::wait}}));
+  EXPECT_EQ(taken(words, queue), (Requests{{1, Urgency::wait}}));
   states.begin_eviction(1);
   states.settle();
   EXPECT_TRUE(states.in_use(1)) << "somebody loads from it";
@@ -150,7 +151,7 @@ TEST(PagingProtocol, WhatIsInPlaceIsForThoseWhoLoadALittle) {
   EXPECT_FALSE(states.in_use(1));
   states.finish(1);
   EXPECT_EQ(rows.try_read(1, &home), Answer::not_yet);
-  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::rows}})) << "another generation";
+  EXPECT_EQ(taken(words, queue), (Requests{{1, Urgency::rows}})) << "another generation";
   states.publish(1, Urgency::wait);
   EXPECT_EQ(rows.try_read(1, &home), Answer::present);
   EXPECT_EQ(home, 0u) << "at its own address";
@@ -195,14 +196,14 @@ TEST(PagingProtocol, AFullRingLosesNoRequestOfThoseWhoAskAgain) {
     Requests all;
     for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(one.try_acquire(b, Intent::read), Answer::not_yet);
     for (uint32_t rounds = 0; rounds < 2; ++rounds) {
-      const Requests some = taken(queue);
+      const Requests some = taken(words, queue);
       EXPECT_EQ(some.size(), 2u);
       all.insert(all.end(), some.begin(), some.end());
       for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(other.try_acquire(b, Intent::read), Answer::not_yet);
     }
     std::sort(all.begin(), all.end());
     EXPECT_EQ(all, (Requests{{0, Urgency::wait}, {1, Urgency::wait}, {2, Urgency::wait}, {3, Urgency::wait}}));
-    EXPECT_EQ(taken(queue), Requests{});
+    EXPECT_EQ(taken(words, queue), Requests{});
     States states = words.states();
     for (uint32_t b = 0; b < 4; ++b) {
       states.publish(b, Urgency::wait);
@@ -210,6 +211,52 @@ TEST(PagingProtocol, AFullRingLosesNoRequestOfThoseWhoAskAgain) {
       states.finish(b);
     }
   }
+}
+
+// The server says for an eighth of the cells at a time that they are free: a word of a device's memory each time.
+TEST(PagingProtocol, WhatTheServerHasTakenIsFreeWhenItHasSaidSo) {
+  Words words(80, 4, 16);
+  Queue queue(words.table());
+  Group one(words.table(), 0);
+  for (uint32_t b = 0; b < 40; ++b) one.prefetch(b);
+  EXPECT_EQ(words.control().ring_head, 16u) << "the ring is full";
+  Request request;
+  ASSERT_TRUE(queue.take(&request, words.port()));
+  one.prefetch(40);
+  EXPECT_EQ(words.control().ring_head, 16u) << "it has not said so";
+  ASSERT_TRUE(queue.take(&request, words.port()));
+  for (uint32_t b = 41; b < 80; ++b) one.prefetch(b);
+  EXPECT_EQ(words.control().ring_head, 18u);
+  const Requests all = taken(words, queue);
+  ASSERT_EQ(all.size(), 16u) << "what it had said is free can be claimed, and nothing is overwritten";
+  EXPECT_EQ(all.front(), (std::pair{2u, Urgency::prefetch}));
+  EXPECT_EQ(all[14], (std::pair{41u, Urgency::prefetch}));
+  EXPECT_EQ(all[15], (std::pair{42u, Urgency::prefetch}));
+}
+
+// The ring is in the host's memory. Where many groups load from there at once, all else that goes over the link waits.
+struct Apart : HostAtomics {
+  static inline const uint64_t *begin = nullptr, *end = nullptr;
+  static inline unsigned loads = 0;
+  template <typename T>
+  static T load(const T* word) {
+    const auto* const at = reinterpret_cast<const uint64_t*>(word);
+    loads += at >= begin && at < end ? 1 : 0;
+    return HostAtomics::load(word);
+  }
+};
+
+TEST(PagingProtocol, NoGroupLoadsFromTheRing) {
+  WordsOf<Apart> words(8, 4, 4);
+  Apart::begin = words.table().ring;
+  Apart::end = Apart::begin + 4;
+  vmem::paging::Group<Apart> group(words.table(), 0);
+  for (uint32_t b = 0; b < 8; ++b) EXPECT_EQ(group.try_acquire(b, Intent::read), Answer::not_yet);
+  uint64_t home = 0;
+  EXPECT_EQ(group.try_read(1, &home), Answer::not_yet);
+  EXPECT_EQ(group.acquire(2, Intent::read), Answer::no_progress);
+  EXPECT_EQ(words.control().ring_head, 4u);
+  EXPECT_EQ(Apart::loads, 0u);
 }
 
 TEST(PagingProtocol, AnEvictionFindsPinsAndWhoMayHaveWritten) {
@@ -328,12 +375,12 @@ TEST(PagingProtocol, TheOldestOfThoseThatWaitForTheTokenHasTheNextTurn) {
   EXPECT_EQ(control.token, 0u);
   EXPECT_EQ(control.turn, 3u) << "of who gives up nothing is left";
   Queue queue(words.table());
-  EXPECT_EQ(taken(queue), Requests{}) << "nor does it ask before it has the token";
+  EXPECT_EQ(taken(words, queue), Requests{}) << "nor does it ask before it has the token";
   control.turn = 100;
   EXPECT_EQ(group.acquire_all(both, 2, Intent::read), Answer::no_progress) << "nobody pages in";
   EXPECT_EQ(control.turn, 0u) << "it was older, had its turn, and took its ticket back";
   EXPECT_EQ(control.token, 0u);
-  EXPECT_EQ(taken(queue), (Requests{{1, Urgency::first}}));
+  EXPECT_EQ(taken(words, queue), (Requests{{1, Urgency::first}}));
 }
 
 // All that wait with pins want no more blocks together than there are frames for.
@@ -537,7 +584,7 @@ class Device {
     Queue queue(table());
     for (;;) {
       Request request;
-      if (queue.take(&request)) {
+      if (queue.take(&request, words_.port())) {
         page_in(request);
         continue;
       }

@@ -97,19 +97,17 @@ class Pins {
     return false;
   }
 
-  // [ring]: each cell has one owner at a time, told by its sequence number. False: full.
+  // [ring]: each cell has one owner at a time. False: full, as far as the server has said. No group loads a cell: they
+  // are in the host's memory, and many groups that load there at once hold up all else that goes over the link.
   VMEM_PAGING bool push(uint32_t block, Urgency urgency) {
     uint64_t position = Atomics::load(&table_.control->ring_head);
-    for (;;) {
-      auto* const cell = &table_.ring[position & (table_.cells - 1)];
-      const auto at = static_cast<uint32_t>(position);
-      if (static_cast<int32_t>(sequence_of(Atomics::load(cell)) - at) < 0) return false;
-      // Where the cell is ahead, another group has claimed the position: this fails, and finds the latest.
-      if (Atomics::swap_if(&table_.control->ring_head, &position, position + 1)) {
-        Atomics::store(cell, cell_word(at + 1, block, urgency));
-        break;
-      }
-    }
+    do {
+      // Behind it: another group has claimed the position, and this finds the latest.
+      const uint64_t taken = Atomics::load(&table_.control->ring_taken);
+      if (static_cast<int64_t>(position - taken) >= static_cast<int64_t>(table_.cells)) return false;
+    } while (!Atomics::swap_if(&table_.control->ring_head, &position, position + 1));
+    Atomics::store(&table_.ring[position & (table_.cells - 1)],
+                   cell_word(static_cast<uint32_t>(position) + 1, block, urgency));
     if constexpr (Atomics::kWakes) {
       Atomics::fence();  // [asleep]
       if (Atomics::load(&table_.control->asleep) != 0) Atomics::wake(&table_.control->asleep);

@@ -7,8 +7,8 @@
 // Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can
 // serve a device whose groups alone have atomic operations there:
 //   state, home    the server alone  asked, use, written, token, turn, tickets, ring_head   the groups alone
-//   progress, ended, asleep          the server (who wakes it clears asleep)
-//   a cell of the ring               the group that has claimed it, then the server, in turn
+//   progress, ended, asleep, ring_taken   the server (who wakes it clears asleep)
+//   a cell of the ring                    the group that has claimed it
 //
 // Memory order, by the pairs that need one; the names are at the operations that are meant. tests/protocol has
 // checkers, which find something as soon as one of these orders is taken away:
@@ -29,7 +29,8 @@
 //   [mark]    a pin for writing marks `written` before its fence. By the argument of [pin], an eviction that misses the
 //             mark has stopped the pin, in whatever order the server reads `use` and `written`. `written` grows only: a
 //             group that is late cannot take back the mark of a later generation.
-//   [ring]    a request travels in the word that says it is there: relaxed is enough.
+//   [ring]    a request travels in the word that says it is there: relaxed is enough. So it is for `ring_taken`: the
+//             server has loaded a cell before it says so, and a store that depends on that comes later.
 //   [asleep]  a group: store the request, fence, look at `asleep`. The server: store `asleep`, fence, look at the ring.
 //             As [pin]: the group wakes it, or it finds the request.
 #pragma once
@@ -121,7 +122,8 @@ VMEM_PAGING constexpr uint64_t fenced_word(uint64_t generation) {
 }
 
 // ---- a cell of the ring: sequence number and request ---------------------------------------------------------------
-// Empty for position p: the sequence number is p; full: p + 1. The server empties it for the next round.
+// Written for position p: the sequence number is p + 1. What the server has taken may be written again when it has said
+// so in `ring_taken`.
 constexpr uint32_t kMaxBlocks = 1 << 29;
 
 VMEM_PAGING constexpr uint64_t cell_word(uint32_t sequence, uint32_t block = 0, Urgency urgency = Urgency::prefetch) {
@@ -154,13 +156,14 @@ struct Control {
   template <typename T>
   using Word = typename Atomics::template Word<T>;
 
-  Word<uint64_t> ring_head;  // how many cells were ever claimed
-  Word<uint64_t> progress;   // changes whenever the server got anything done
-  Word<uint64_t> tickets;    // how many were ever drawn for the token
-  Word<uint64_t> turn;       // the oldest of those that wait for it, as far as they have said; 0: none has
-  Word<uint32_t> ended;      // an Answer; 0: the server runs
-  Word<uint32_t> token;      // how many blocks those groups want that may wait while they hold pins
-  Word<uint32_t> asleep;     // 1: the server wants to be woken
+  Word<uint64_t> ring_head;   // how many cells were ever claimed
+  Word<uint64_t> progress;    // changes whenever the server got anything done
+  Word<uint64_t> tickets;     // how many were ever drawn for the token
+  Word<uint64_t> turn;        // the oldest of those that wait for it, as far as they have said; 0: none has
+  Word<uint32_t> ended;       // an Answer; 0: the server runs
+  Word<uint32_t> token;       // how many blocks those groups want that may wait while they hold pins
+  Word<uint32_t> asleep;      // 1: the server wants to be woken
+  Word<uint64_t> ring_taken;  // how many cells may be claimed again, as far as the server has said
 };
 
 // What a kernel gets, by value. All but the ring lies where the groups run: a hit accesses nothing else.
@@ -205,6 +208,7 @@ VMEM_PAGING void initialise(const Table<Atomics>& table) {
   Atomics::store(&table.control->ended, uint32_t{0});
   Atomics::store(&table.control->token, uint32_t{0});
   Atomics::store(&table.control->asleep, uint32_t{0});
+  Atomics::store(&table.control->ring_taken, uint64_t{0});
 }
 
 }  // namespace vmem::paging
