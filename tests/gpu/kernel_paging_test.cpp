@@ -211,7 +211,8 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   EXPECT_GT(stored, blocks_ / 2);
 }
 
-// Each device has a range of its own, and what leaves it may go to the other one; then each reads what the other stored.
+// Each device has a range of its own, and what leaves it may go to the other one; then each reads what the other
+// stored.
 TEST_F(KernelPagingCuda, TwoDevicesAskAtOnce) {
   int devices = 0;
   MUST(cudaGetDeviceCount(&devices));
