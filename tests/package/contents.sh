@@ -60,15 +60,17 @@ python3-vmem/usr/lib/python3/dist-packages/vmem/__init__.py
 python3-vmem/usr/lib/python3/dist-packages/vmem-*.dist-info/METADATA
 PATHS
   # Every file that Kbuild can use travels, and nothing that it made; delay/ is for tests, and included by their builds alone.
-  diff <(cd kmod && git ls-files -- '*.c' '*.h' 'probes/*.sh' Kbuild Makefile ':!delay' | sort) <(cd "$work"/vmem-tier-dkms/usr/src/vmem-*/kmod && find . -type f ! -name COPYING -printf '%P\n' | sort) || missing=1
+  diff <(cd kmod && find . -type f \( -name '*.[ch]' -o -path './probes/*.sh' -o -name Kbuild -o -name Makefile \) ! -path './delay/*' ! -name '*.mod.c' -printf '%P\n' | sort) <(cd "$work"/vmem-tier-dkms/usr/src/vmem-*/kmod && find . -type f ! -name COPYING -printf '%P\n' | sort) || missing=1
   [ "$(readlink "$work"/libvmem-tier-dev/usr/lib/*/libvmem-tier.so)" = libvmem-tier.so.1 ] || { echo "libvmem-tier.so is no link to libvmem-tier.so.1"; missing=1; }
   return $missing
 }
+begins() { printf '(^|[^[:alnum:]_./-])%s([^[:alnum:]_.-]|$)' "$(sed 's/[].[*^$+?(){}|\\]/\\&/g' <<<"$1")"; }
 # A package is for other machines: no folder of this one in it. Stripped programs hold none either.
 knows_no_machine() {
   local top found
   top=$(pwd)
-  found=$(grep -rlF -e "$top" -e "$(realpath "$build")" "$work"/*/usr "$work"/*/DEBIAN; grep -rlE -- '-L/|/usr/local/cuda-|targets/x86_64-linux/lib/' "$work"/*/usr/lib/*/pkgconfig)
+  # As the beginning of a path: a tree that lies in /src is not meant by /usr/src.
+  found=$(grep -rlE -e "$(begins "$top")" -e "$(begins "$(realpath "$build")")" "$work"/*/usr "$work"/*/DEBIAN; grep -rlE -- '-L/|/usr/local/cuda-|targets/x86_64-linux/lib/' "$work"/*/usr/lib/*/pkgconfig)
   [ -z "$found" ] || { echo "these name a folder of this machine:"; echo "$found"; return 1; }
 }
 same_again() {
