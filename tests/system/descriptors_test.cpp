@@ -3,6 +3,10 @@
 #include <fcntl.h>
 
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "child.h"
 #include "support.h"
@@ -38,6 +42,42 @@ TEST(DescriptorsChild, DISABLED_HasClosedItsStandardOnes) {
   _exit(0);
 }
 
+std::map<int, std::string> descriptors() {
+  std::map<int, std::string> out;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string what = std::filesystem::read_symlink(entry.path(), gone);
+    if (!gone && what.find("/fd") == std::string::npos) out[std::stoi(entry.path().filename())] = what;
+  }
+  return out;
+}
+
+TEST(DescriptorsChild, DISABLED_HasOneOfEachKind) {
+  const auto before = descriptors();
+  ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_set("ssd_path", getenv("VMEM_TEST_STORES")), 0) << vmem_last_error();
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  const vmem::region anonymous(64 << 20, VMEM_HOST_ONLY);
+  memset(anonymous.data(), 7, anonymous.size());
+  std::vector<vmem::region> mapped;
+  for (const unsigned how : {VMEM_MAP_READ, VMEM_MAP_PRIVATE, VMEM_MAP_SHARED})
+    mapped.emplace_back(kSize, getenv("VMEM_TEST_FILE"), 0, how | VMEM_HOST_ONLY);
+  for (const vmem::region& r : mapped)
+    EXPECT_EQ(r.view<volatile char>()[kSize / 2], r.view<volatile char>()[kSize / 2]);
+  const vmem_range range{anonymous.data(), kSize, VMEM_READ, 0};
+  struct vmem_lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(&lease, &range, 1, VMEM_HOST, nullptr, nullptr, nullptr), 0) << vmem_last_error();
+  EXPECT_GE(vmem_lease_fd(lease), 0) << vmem_last_error();
+  size_t ours = 0;
+  for (const auto& [fd, what] : descriptors()) {
+    if (before.count(fd) != 0) continue;
+    ++ours;
+    EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC) << fd << ": " << what;
+  }
+  EXPECT_GE(ours, 10u) << "trap, two stores, three files, a lease, a publication";
+  EXPECT_EQ(vmem_lease_end(lease, nullptr), 0) << vmem_last_error();
+}
+
 class Descriptors : public SystemTest {
  protected:
   void nothing_is_printed_into_a_file(systest::Environment more, const TempFile& file) {
@@ -49,6 +89,25 @@ class Descriptors : public SystemTest {
     EXPECT_TRUE(file.read() == TempFile::content(kSize, 1)) << "something else was written to the file";
   }
 };
+
+// Nor one that vfork, clone or posix_spawn made a child for, where no handler of ours runs.
+TEST_F(Descriptors, AProgramThatIsExecutedHasNoneOfThem) {
+  if (IsSkipped()) return;
+  const TempFile file(kSize);
+  const std::string store = file.path() + ".store";
+  for (const char* engine : {"auto", "threads"}) {
+    const pid_t child = systest::start_child("DescriptorsChild.DISABLED_HasOneOfEachKind",
+                                             {{"VMEM_TEST_FILE", file.path()},
+                                              {"VMEM_TEST_STORES", store + ":" + systest::temp_folder()},
+                                              {"VMEM_DEVICE", "none"},
+                                              {"VMEM_HOST_BUDGET", "32MiB"},
+                                              {"VMEM_IO_ENGINE", engine}});
+    const int status = systest::wait_for_child(child, 120);
+    unlink(store.c_str());
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "accesses cannot be trapped here";
+    EXPECT_EQ(status, 0) << engine;
+  }
+}
 
 TEST_F(Descriptors, NothingIsPrintedIntoAFileWhereTheyAreClosedLater) {
   const TempFile file(kSize);
