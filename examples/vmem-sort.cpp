@@ -586,7 +586,10 @@ int run(Settings s) {
     raw = rawdisk::run(source, plan);
   }
 
-  if (ftruncate(output_file.fd(), static_cast<off_t>(size)) != 0) throw system_failure(output_file.path());
+  // All the room is taken now, so that no other file takes it in the middle of the merge.
+  if (fallocate(output_file.fd(), 0, 0, static_cast<off_t>(size)) != 0 &&
+      ((errno != EOPNOTSUPP && errno != ENOSYS) || ftruncate(output_file.fd(), static_cast<off_t>(size)) != 0))
+    throw system_failure(output_file.path());
   const double start = now();
   uint64_t checksum = 0, wrong, items = 0;
   double sorted_at, merged_at;

@@ -109,6 +109,20 @@ set_back() { touch -r a time; printf X | dd of=a bs=1 seek=5 conv=notrunc status
 changed_meanwhile() { while_sorted set_back --in-place && grep -q 'a was changed meanwhile' said && [ "$(stat -c %s a)" = "$(stat -c %s b)" ] && only a b time; }
 second_name() { ln a other 2>/dev/null; }
 named_meanwhile() { while_sorted second_name --in-place && grep -q 'a was changed meanwhile' said && cmp a b && only a b other; }
+room_before_the_merge() {  # or another file might take it
+  fallocate -l 1M room 2>/dev/null || { echo "no room can be taken on this file system"; return 0; }
+  for how in "-o out" --in-place; do
+    for mib in 24 128 1024; do  # until it was seen in time
+      : >room; head -c ${mib}M /dev/urandom >a
+      # shellcheck disable=SC2086
+      "$sort" --budget 8MiB --threads 1 --record-bytes 64 a $how >said 2>&1 & pid=$!
+      until grep -q ^sorting said || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
+      stat -c '%b %s' ./*.part >room 2>/dev/null
+      wait $pid && [ -s room ] && break
+    done
+    awk '{ exit !($1 * 512 >= $2 && $2 != 0) }' room && [ -s room ] || { echo "$how: $(cat room)"; return 1; }
+  done
+}
 nobody_reads() {  # what is printed
   text a
   "$sort" --budget 8MiB a 2>/dev/null | true
@@ -166,6 +180,7 @@ step "--in-place and -o keep the access list, --in-place notes as well" access_l
 step "FILE.sorted that appears meanwhile is not replaced" output_appears
 step "--in-place leaves a file that was changed meanwhile, whatever its time says" changed_meanwhile
 step "--in-place leaves a file that got another name meanwhile" named_meanwhile
+step "all the room for the result is taken before the merge" room_before_the_merge
 step "nothing stays where nobody reads what it prints" nobody_reads
 step "nothing stays where a limit ends it" too_large
 step "SSD full: input and old output as they were, nothing left" ssd_full
