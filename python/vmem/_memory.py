@@ -17,7 +17,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import _dlpack
-from ._lib import Error, ResidencyStruct, answer, check, failure, lib
+from ._lib import Error, Owner, ResidencyStruct, answer, check, failure, lib
 
 _forked = False
 
@@ -40,7 +40,7 @@ def check_fork() -> None:
         )
 
 
-class Handle:
+class Handle(Owner):
     """One region of libvmem. It is there before the region, whose address vmem_create puts into `made`, and frees it
     with itself: an exception of a signal may come as soon as that call has returned."""
 
@@ -128,7 +128,7 @@ class Handle:
             raise failure(rc, f"{self.label}, freed as garbage: ")  # Python prints it
 
 
-class Export:
+class Export(Owner):
     """Something that uses a region's memory, for as long as this object lives."""
 
     __slots__ = ("handle", "__weakref__")

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import errno
 import gc
 import pickle
@@ -29,6 +30,27 @@ def test_the_last_array_frees_the_region(host):
     del view
     gc.collect()
     assert regions() == 0
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_frees_a_region_or_keeps_it_cannot_be_copied(host, copied):
+    region = vmem.alloc(MIB, name="r")
+    array = region.array()
+    for what in (region._handle, array._export):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(what)
+    if copied is not copy.copy:
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(array)
+    else:
+        again = copied(array)  # the same memory, which it keeps
+        del array
+        with pytest.raises(vmem.Error):
+            region.free()
+        again.memoryview()[0] = 1
+        del again
+    gc.collect()
+    assert regions() == 1
 
 
 def test_free_is_refused_while_arrays_are_over_it(host):
