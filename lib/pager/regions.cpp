@@ -45,17 +45,15 @@ Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& e
           store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset, what.size);
       !s.ok())
     return s;
+  core::OnExit close([r] { store::close_mapped(&r->file); });  // also for want of memory
   const uint64_t have = r->file.file.size;
   if (what.offset > have || what.size > have - what.offset) {
-    store::close_mapped(&r->file);
     return error(EINVAL, "file %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
                  static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
                  static_cast<unsigned long long>(what.offset) + what.size);
   }
-  if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) {
-    store::close_mapped(&r->file);
-    return s;
-  }
+  if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) return s;
+  close.dismiss();
   r->has_file = true;
   r->sparse = store::may_have_holes(r->file);
   r->file_offset = what.offset;
@@ -188,6 +186,9 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
                    caps.name);
     }
   }
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> alone;
+  alone.emplace(0, nullptr);
+  auto node = alone.extract(alone.begin());
   if (r.from_file()) {
     if (Status s = open_file(what, config_.direct_io, &r, *engine_); !s.ok()) return s;
   }
@@ -203,9 +204,6 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
     close_file(&r, *engine_);
   });
   // What its blocks need later is had now: out of memory is an error of this call and not of a touch.
-  core::OwnMap<uintptr_t, std::unique_ptr<Region>> alone;
-  alone.emplace(0, nullptr);
-  auto node = alone.extract(alone.begin());
   if (Status s = r.table.create(blocks); !s.ok()) return s;
   if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;
   store::zero_digest(block_size);  // computed once, and not by the first fault

@@ -18,6 +18,7 @@
 #include "core/descriptor.h"
 #include "core/fork.h"
 #include "core/mutex.h"
+#include "core/on_exit.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -129,18 +130,25 @@ core::Status open_shared(bool direct, MappedFile* out) {
   for (int tries = 0;; ++tries) {
     struct stat st;
     bool joined = false;
+    // However this ends but well, also for want of memory.
+    core::OnExit close([&] {
+      if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
+    });
     if (core::Status status = examine(out->path, &st); !status.ok()) return status;
-    if (core::Status status = join(st, out, &joined); joined || !status.ok()) return status;
-    core::Status status = open_checked(out->path, true, &st, &out->file.fd);
+    core::Status status = join(st, out, &joined);
+    if (joined) close.dismiss();
+    if (joined || !status.ok()) return status;
+    status = open_checked(out->path, true, &st, &out->file.fd);
     if (status.ok()) status = lock_once(out->path, out->file.fd);
     if (status.ok()) status = probe_direct(out->path, direct, false, &out->file);
     if (status.ok()) {
       Registry& all = registry();
       const core::MutexLock lock(all.mutex);
       const bool device = S_ISBLK(st.st_mode);
-      all.files.push_back({device, device ? st.st_rdev : st.st_dev, st.st_ino, out->file, {}});
-      all.files.back().ranges.emplace_back(out->offset, out->length);
+      all.files.push_back(
+          {device, device ? st.st_rdev : st.st_dev, st.st_ino, out->file, {{out->offset, out->length}}});
       out->shared = true;
+      close.dismiss();
       return {};
     }
     if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
@@ -162,10 +170,11 @@ core::Status open_mapped(const std::string& path, bool write, bool direct, Mappe
     status = open_shared(direct, &file);
   } else {
     struct stat st;
+    core::OnExit close([&] { close_mapped(&file); });
     status = examine(path, &st);
     if (status.ok()) status = open_checked(path, false, &st, &file.file.fd);
     if (status.ok()) status = probe_direct(path, direct, false, &file.file);
-    if (!status.ok()) close_mapped(&file);
+    if (status.ok()) close.dismiss();
   }
   if (status.ok()) *out = std::move(file);
   return status;
