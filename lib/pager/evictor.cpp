@@ -185,7 +185,9 @@ void Evictor::serve_request(Lock& lock) {
 // go back to the system, a few at a time.
 void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
-  const uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
+  uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
+  // Somebody has to look whether anything goes on.
+  if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);
   if (next == UINT64_MAX) {
     pressure_.wait(lock);
   } else if (now < next) {

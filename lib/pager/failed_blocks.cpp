@@ -68,7 +68,34 @@ void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
     core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
               static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
   }
-  if (retries_.add(r, b, now_ns()) == nullptr) trap_.wake(r.address(b), r.block_size).ignore();
+  if (Retry* const retry = retries_.add(r, b, now_ns())) {
+    retry->memory = false;
+    retry->accessed = true;
+  } else {
+    trap_.wake(r.address(b), r.block_size).ignore();
+  }
+  pressure_.call_evictor();
+}
+
+// Locked; the block is absent, and the kernel had no memory to read it. Who wants it waits: an access is made again
+// after a while, an acquire looks.
+void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
+  core::Block& block = r.table[b];
+  const bool accessed = (block.flags & core::kWanted) != 0;
+  const bool known = retries_.find(r, b) != nullptr;
+  if (!known) {
+    core::log(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
+  }
+  const uint64_t now = now_ns();
+  const uint64_t mark = clock_.look(now);
+  if (Retry* const retry = retries_.add(r, b, now)) {
+    if (!retry->memory) retry->mark = mark;
+    retry->memory = true;
+    retry->accessed |= accessed;
+  } else if (accessed) {
+    trap_.wake(r.address(b), r.block_size).ignore();
+  }
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   pressure_.call_evictor();
 }
 
@@ -94,16 +121,16 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retries_.erase(r, b);
     return true;
   }
-  const bool over = Retries::over(*retry, limit);
+  const bool over = retry->accessed && Retries::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
   retry->asleep = false;
   retry->due_ns = now + 2 * Retries::kLongest;
   if (over) {
-    core::log(Level::error,
-              "a block could not be put in place, %u times in %u ms: an access gets SIGBUS; the contents "
-              "are intact, %s",
+    core::log(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
+              retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
               retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
+    retry->mark = clock_.look(now);
     ++r.in_flight;
     lock.unlock();
     core::settle_log();  // said before the signal

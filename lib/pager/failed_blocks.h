@@ -4,7 +4,8 @@
 //
 //   a block that is failed has a reason, if there was memory for it; one that was refused for want of memory (kDropped)
 //   waits here for some, and its contents are intact; unknown_blocks() = the blocks with kUnknown
-//   accesses that the trap refused to have answered are made again after a while, and are known by their block
+//   accesses that the trap refused to have answered, or whose block the kernel had no memory to read, are made again
+//   after a while, and are known by their block
 //
 // The pager's lock protects it.
 #pragma once
@@ -32,6 +33,7 @@ class FailedBlocks {
         map_(shared.map),
         budget_(shared.budget),
         frames_(shared.frames),
+        clock_(shared.clock),
         reserve_(shared.reserve),
         tables_(shared.tables),
         pressure_(pressure) {}
@@ -53,6 +55,8 @@ class FailedBlocks {
   void fail_accesses(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // The trap refused what would answer accesses of the block.
   void answer_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+  // The kernel had no memory to read it: an access of it is made again later, too.
+  void read_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   // Those that are due are made again. Locked on entry and on return. False: there are none.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   Retries& retries() VMEM_LOCKED { return retries_; }
@@ -87,12 +91,13 @@ class FailedBlocks {
   BlockMap& map_;
   const HostBudget& budget_;
   const FramePool& frames_;
+  ProgressClock& clock_;
   const HostReserve& reserve_;
   TableCharges& tables_;
   MemoryPressure& pressure_;
   Queue<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);               // failed for want of memory; bytes intact
-  Retries retries_ VMEM_GUARDED_BY(core::big_lock);  // blocks whose accesses the trap refused to have answered
+  Retries retries_ VMEM_GUARDED_BY(core::big_lock);  // blocks whose accesses could not be answered
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 

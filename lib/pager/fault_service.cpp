@@ -251,7 +251,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return access_of_dying(*r, b, fault);
   Block& block = r->table[b];
-  if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().asleep(*r, b)) return;
+  if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
   const uint16_t wanted =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
   note_access(*r, b, fault, now);

@@ -185,6 +185,7 @@ bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& aft
   do {
     const Block& block = r.table[*next];
     if ((block.state != State::untouched && block.state != State::stored) || StarvedQueue::marked(block)) continue;
+    if (failed_.retries().asleep(r, *next)) continue;
     try {
       if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
@@ -242,6 +243,15 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
       case State::untouched:
       case State::stored:
         tried = true;
+        if (failed_.retries().asleep(r, b)) {  // the kernel had no memory to read it
+          if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
+          if (progress_clock_.hopeless(starving)) {
+            return error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
+                         config_.fault_timeout_ms, map_.where(r, b).c_str());
+          }
+          lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+          continue;
+        }
         if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if (!StarvedQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {

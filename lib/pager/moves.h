@@ -115,6 +115,7 @@ struct Move : core::OwnNew {
   bool cut = false;             // fill: the file became shorter than the block wants
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
+  bool refused = false;         // fill: the kernel had no memory to read it
   bool hole = false;            // fill: the file has nothing there
   uint64_t hole_end = 0;        // .. up to this byte of it
   bool staged = false;          // image is a staging frame

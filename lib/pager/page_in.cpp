@@ -184,6 +184,15 @@ void PageIn::abandon_fill(Move* m, DeferredWork& after) {
   room_.came_free(after);
 }
 
+// Locked. The kernel had no memory to read the block, and somebody wants it.
+void PageIn::put_off_fill(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  failed_.read_later(r, b, m->status);
+  m->status = {};  // who waits for the block looks again
+  abandon_fill(m, after);
+}
+
 // Locked. The block could not be had, and somebody wants it.
 void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
@@ -247,7 +256,7 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   });
   const bool nobody_asked =
       (block.flags & core::kWanted) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
-  bool fatal_for_touch = !m->status.ok() && !nobody_asked;
+  bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // still filling, so nobody else acts on the block
@@ -277,11 +286,15 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
     }
   }
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
-    if (!m->cut) {
+    if (!m->cut && !m->refused) {
       core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
                 m->status.text().data());
     }
     abandon_fill(m, after);
+    return;
+  }
+  if (m->refused) {
+    put_off_fill(m, after);
     return;
   }
   if (fatal_for_touch) {

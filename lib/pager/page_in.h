@@ -45,6 +45,7 @@ class PageIn final : private IoEnd {
   void io_ended(Move* m) VMEM_UNLOCKED override;
   void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   void settle_read(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void put_off_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
   void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
   void abandon_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
   bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;

@@ -37,6 +37,10 @@ uint64_t Retries::next_ns() const {
   return next;
 }
 
+bool Retries::want_memory() const {
+  return std::any_of(queue_.begin(), queue_.end(), [](const Retry& e) { return e.memory; });
+}
+
 Retry* Retries::due(uint64_t now_ns) {
   const auto first = std::find_if(queue_.begin(), queue_.end(), [&](const Retry& e) { return e.due_ns <= now_ns; });
   return first == queue_.end() ? nullptr : &*first;

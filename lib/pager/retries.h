@@ -1,5 +1,5 @@
-// Blocks whose accesses could not be answered, because the trap refused what answers them: their threads sleep for a
-// pause that grows, and make the access again.
+// Blocks whose accesses could not be answered, because the trap refused what answers them, or the kernel had no memory
+// to read them: their threads sleep for a pause that grows, and make the access again.
 //
 //   a block is in here once at most: its threads sleep, or have been woken and not been refused since, or get SIGBUS
 //   a pause is twice as long as the one before, and no longer than kLongest
@@ -20,7 +20,10 @@ struct Retry {
   uint64_t due_ns = 0, pause_ns = 0;  // it ends then, and was so long
   uint64_t refused_ns = 0;            // the last time
   uint64_t lived_ns = 0;              // for which it has been refused; a machine that stands still lives through none
+  uint64_t mark = 0;                  // of the wait, as Starved has it
   unsigned times = 0;                 // refused, since it was last given up
+  bool memory = false;                // .. for want of memory: given up when nothing goes on
+  bool accessed = false;              // by a thread of the application; an acquire gives up by itself
   bool asleep = false;                // threads wait for the end of the pause
   bool bus = false;                   // they get SIGBUS until then
 };
@@ -42,6 +45,14 @@ class Retries {
     const Retry* const known = empty() ? nullptr : find(r, b);
     return known != nullptr && known->asleep;
   }
+  // .. and so does an access.
+  bool waits(const Region& r, core::BlockIndex b) {
+    Retry* const known = empty() ? nullptr : find(r, b);
+    if (known == nullptr || !known->asleep) return false;
+    return known->accessed = true;
+  }
+  // One of them is there for want of memory.
+  bool want_memory() const;
   // When the next pause ends; UINT64_MAX: there is none.
   uint64_t next_ns() const;
   // One whose pause has ended; nullptr: none has.

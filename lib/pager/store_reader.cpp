@@ -12,14 +12,26 @@ using core::Block;
 using core::Status;
 using core::Urgency;
 
+namespace {
+
+// The kernel had no memory for the transfer, or did not come to it: that says nothing of the disk.
+bool refused(int result) {
+  return result == -ENOMEM || result == -ENOBUFS || result == -EAGAIN;
+}
+
+}  // namespace
+
 // Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
 void StoreReader::verify_read(Move* m) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   core::add(counters_.read_bytes, m->io.transferred);
   if (m->io.result != 0) {
-    core::add(counters_.io_errors);
-    m->status = core::system_error(m->io.result, "reading failed, %s", map_.place(r, m->block).c_str());
+    m->refused = refused(m->io.result) && !core::broken("read_refused");
+    if (!m->refused) core::add(counters_.io_errors);
+    m->status = core::system_error(m->refused ? -ENOMEM : m->io.result, "%s, %s",
+                                   m->refused ? "the kernel has no memory to read" : "reading failed",
+                                   map_.place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
     m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",

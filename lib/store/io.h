@@ -43,6 +43,7 @@ struct Io {
 
   size_t transferred = 0;  // (out) bytes that came from or went to the file, before any zeroing
   int result = 0;          // (out) 0 or a negative errno; a transfer that stays short is -EIO, a full disk -ENOSPC
+                           // and -EAGAIN a read that the kernel has put off for 200 ms
   Io* next = nullptr;      // the engine's while queued
 
   // An engine's that stands on another: who is called in the end, and how far a write in parts has come.

@@ -201,7 +201,7 @@ bool Transfer::advance(ssize_t result) {
   if (const int error = std::exchange(beside_error_, 0); error != 0) result = error;
   // ECANCELED: the kernel drops what it had queued for a thread that exits; nothing was moved.
   if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
-    if (++stalls_ > kMaxStalls) return fail(-EIO);
+    if (++stalls_ > kMaxStalls) return fail(span_.first->op == Io::Op::read ? -EAGAIN : -EIO);
     if (stalls_ > kPatientStalls) pause_one_ms();
     return again();
   }

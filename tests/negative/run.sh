@@ -20,6 +20,7 @@ file_end       | long  | system *Truncation.WriteBackMakesNoFileLongerAndBringsN
 table_retry    | long  | unit PagerTableCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
 unfail_retry   | long  | unit PagerShownCopies.WithoutMemoryItIsTriedOnceMoreAndThenRefused
 full_disk      | long  | unit PagerSteps.ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
+read_refused   | long  | unit PagerRefusedReads.AnAccessIsAnsweredWhenThereIsMemory
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
 budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
