@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/block_table.h"
+#include "core/fault_server.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
@@ -59,6 +60,11 @@ void be_strict_about_big_locks(bool on) {
 void called_under_big_lock(const char* call) {
   if (strict.load(std::memory_order_relaxed)) fatal("%s is called under the pager's lock", call);
   VMEM_LOG_ONCE(Level::error, "%s is called under the pager's lock: an error of libvmem, please report it", call);
+}
+
+void would_wait_for_itself(const char* what) {
+  if (strict.load(std::memory_order_relaxed)) fatal("%s by the thread that serves faults", what);
+  VMEM_LOG_ONCE(Level::error, "%s by the thread that serves faults: an error of libvmem, please report it", what);
 }
 
 }  // namespace vmem::core

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/fault_server.h"
 #include "core/fork.h"
 #include "core/types.h"
 
@@ -50,11 +51,10 @@ int read_guarded_at_once(void* out, const void* in, size_t size) {
   if (!memory.opened()) return -EFAULT;
   while (size != 0) {
     const size_t piece = std::min(size, kPage - from % kPage);
-    if (known_absent(pagemap, round_down(from, kPage))) {
-      memset(to, 0, piece);
-    } else if (memory.read(to, piece, from) != static_cast<ssize_t>(piece)) {
-      return -EFAULT;
-    }
+    const auto absent = [&] { return known_absent(pagemap, round_down(from, kPage)); };
+    const bool read = !absent() && memory.read(to, piece, from) == static_cast<ssize_t>(piece);
+    if (!read && !absent()) return -EFAULT;  // or it was dropped meanwhile
+    if (!read) memset(to, 0, piece);
     to += piece, from += piece, size -= piece;
   }
   return 0;
@@ -88,6 +88,11 @@ bool MappingQuery::plain(const void* at, size_t size) const {
 }
 
 int read_guarded(void* to, const void* from, size_t size) {
+  may_wait_for_a_fault("memory of a region is read");
+  return read_guarded_untrapped(to, from, size);
+}
+
+int read_guarded_untrapped(void* to, const void* from, size_t size) {
   auto* out = static_cast<std::byte*>(to);
   auto* in = static_cast<const std::byte*>(from);
   const pid_t self = getpid();

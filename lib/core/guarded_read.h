@@ -6,10 +6,12 @@
 
 namespace vmem::core {
 
-// Copies `size` bytes, also where the program may not read them now. Pages that are not there are zeros. Any thread;
-// allocates nothing. It may wait, as a load may, for the trap to answer for a page that the program has dropped. 0, or
-// -EFAULT: the kernel reads one of them for nobody, and what is in `to` means nothing.
+// Copies `size` bytes, also where the program may not read them now. Pages that are not there are zeros. Any thread but
+// the one that serves faults; allocates nothing. It may wait, as a load may, for the trap to answer for a page that the
+// program has dropped. 0, or -EFAULT: the kernel reads one of them for nobody, and what is in `to` means nothing.
 int read_guarded(void* to, const void* from, size_t size);
+// The same where no trap stands, so that any thread may.
+int read_guarded_untrapped(void* to, const void* from, size_t size);
 // The same, slower, and never waiting: for the threads that answer for the trap.
 int read_guarded_at_once(void* to, const void* from, size_t size);
 

@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/fault_server.h"
 #include "core/guarded_read.h"
 #include "core/log.h"
 #include "core/step.h"
@@ -204,7 +205,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
     if (from == State::resident) {
       if ((block.flags & core::kProtected) == 0) block.flags |= core::kDirty;
       resident.in_place = resident.promoted = true;
-      resident.dropping = false;
+      resident.dropping = resident.holed = false;
       r.table.change(b, State::resident, State::taking);
     } else {
       resident.pool = static_cast<uint8_t>(kDevicePools + d);
@@ -313,6 +314,7 @@ void Pager::finish_device_read(Move* m, After& after) {
 [[gnu::noinline]] int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
   if (!r.guarded && !plain(core::MappingQuery(), r, r.index(from))) r.guarded = true;
   if (r.guarded) return core::read_guarded(to, from, r.block_size);
+  core::may_wait_for_a_fault("a block is copied from its place");
   memcpy(to, from, r.block_size);
   return 0;
 }
@@ -336,12 +338,20 @@ void Pager::pull(Batch& batch, int d) {
       continue;
     }
     core::add(counters_.copied_bytes, r.block_size);
-    if (in_place) drops.push_back({reinterpret_cast<uintptr_t>(m->source), r.block_size});
   }
+  core::step("device.pulled");
   {
     Lock lock(map_.mutex());
     for (Move* m : batch) {
-      if (m->source != nullptr && m->status.ok()) map_.residents()[m->region->table[m->block].aux].dropping = true;
+      if (m->source == nullptr || !m->status.ok()) continue;
+      Resident& resident = map_.residents()[m->region->table[m->block].aux];
+      if (resident.holed) {  // there may have been stores since it was copied
+        m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
+        continue;
+      }
+      resident.dropping = true;
+      if (m->source == m->region->address(m->block))
+        drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
     }
   }
   if (!drops.empty() && !drop_pages(*trap_, drops.all())) {

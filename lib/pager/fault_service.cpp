@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <utility>
 
+#include "core/fault_server.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
@@ -88,6 +90,7 @@ bool FaultService::serve_events(int timeout_ms) {
 }
 
 void FaultService::loop() {
+  const core::ServesFaults serves;
   while (!stop_.load(std::memory_order_relaxed) && serve_events(-1)) {
   }
 }
@@ -237,7 +240,11 @@ bool FaultService::met_before(uintptr_t address) {
 // there makes this fail.
 void FaultService::fill_hole(Resident& resident, const trap::Fault& fault) {
   if (!resident.in_place || fault.kind == trap::FaultKind::write_protect) return;
-  resident.holed |= trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ok();
+  void* const page = reinterpret_cast<void*>(fault.address);
+  const Status s = trap_.fill_zero(page, core::kPage);
+  resident.holed |= s.ok();
+  // Without memory for it: the access is made again. The end of what goes on with the block may wait for it.
+  if (s.code() == -ENOMEM || s.code() == -EAGAIN) trap_.wake(page, core::kPage).ignore();
 }
 
 // Longer than others: the states side by side, which is how they are read.
@@ -275,6 +282,8 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       counters_.fault_took(now_ns() - now);
       break;
     case State::installing:
+      // Most are woken when all is in place. The program may have dropped this one since.
+      if (fault.kind != trap::FaultKind::write_protect) map_.residents()[block.aux].holed = true;
       block.flags |= wanted;
       read_ahead_.used(*r, b);
       break;

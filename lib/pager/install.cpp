@@ -22,6 +22,7 @@ using trap::Transfer;
 void Installer::start_installing(Move* m, State from, MoveList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
+  map_.residents()[r.table[m->block].aux].holed = false;
   failed_.goes_in_place(r, m->block);
   const ResidentId id = r.table[m->block].aux;
   m->pinned_in_policy = map_.residents()[id].admitted;
@@ -163,6 +164,7 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
       block.flags |= core::kProtected;
     }
   }
+  if (resident.holed) trap_.wake(at, r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, resident.stamp);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/break.h"
+#include "core/fault_server.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/unwatched_reads.h"
@@ -86,6 +87,7 @@ Status Isolator::digest_in_place(Move* m, size_t* looked) {
   constexpr size_t kLook = size_t{256} << 10;
   const Region& r = *m->region;
   store::Digester digester;
+  core::may_wait_for_a_fault("a block is compared in its place");
   for (size_t at = 0; at < r.block_size; at += kLook) {
     const std::byte* const from = r.address(m->block) + at;
     const size_t bytes = std::min(r.block_size - at, kLook);

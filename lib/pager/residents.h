@@ -62,7 +62,8 @@ struct Resident {
   device::Ticket ticket;
   bool lent = false;      // taking: kernels load from its staging frame (loans.cpp)
   bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
-  bool holed = false;     // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen
+  bool holed = false;     // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
+                          // installing: somebody met a page that was not there
 };
 
 class Residents {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/break.h"
+#include "core/fault_server.h"
 #include "core/log.h"
 #include "pager/clock.h"
 #include "pager/neighbours.h"
@@ -70,6 +71,7 @@ void StoreWriter::prepare_writes(std::span<Move* const> moves) {
     if (r.backing == Backing::file_shared) continue;
     m->stored = r.block_size;
     m->codec = store::Codec::raw;
+    if (m->in_place) core::may_wait_for_a_fault("a block is compressed in its place");
     if (m->coded != nullptr && may_load(*m)) {
       store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
     } else if (m->coded != nullptr) {  // raw, of a copy: a write from its place might need one, and find no buffer

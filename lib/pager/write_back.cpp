@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "core/break.h"
 #include "core/guarded_read.h"
@@ -282,15 +283,18 @@ bool WriteBack::drop_written(Move* m) {
 
 // Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
-// the file has grown again. Only a lease keeps it, or a loan.
+// the file has grown again. Only a lease keeps it, or a loan, or a page that the program has dropped and may have stored
+// to.
 void WriteBack::drop_cut_off(Move* m) {
   Region& r = *m->region;
-  core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-            m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   {
     Lock lock(map_.mutex());
     const ResidentId id = r.table[m->block].aux;
     Resident& resident = map_.residents()[id];
+    if (resident.holed) {
+      if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
+      return;
+    }
     if (m->keep) {
       if (leased(r, m->block) || resident.lent) return;
       if (resident.admitted) map_.policy(id).unhold(id);
@@ -300,6 +304,8 @@ void WriteBack::drop_cut_off(Move* m) {
     }
     resident.dropping = true;
   }
+  core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
+            m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   if (!m->in_place) return;
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   insist_on_drop(trap_, {&range, 1});

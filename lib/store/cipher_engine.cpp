@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/fault_server.h"
 #include "core/guarded_read.h"
 #include "core/mutex.h"
 #include "core/types.h"
@@ -39,6 +40,8 @@ class CipherEngine final : public Engine {
     // Of what stands in a region it is copied here first.
     madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTDUMP);
     madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTFORK);
+    pump_.run = run_pump;
+    pump_.engine = this;
     const core::MutexLock lock(mutex_);
     for (size_t i = 0; i < pieces_.size(); ++i) {
       Piece& p = pieces_[i];
@@ -53,6 +56,7 @@ class CipherEngine final : public Engine {
   EngineStats stats() const override { return inner_.stats(); }
   bool watch(int fd, void (*ready)(void*), void* user) override { return inner_.watch(fd, ready, user); }
   void unwatch() override { inner_.unwatch(); }
+  void run_errand(Errand& errand) override { inner_.run_errand(errand); }
   core::Status add_file(int fd, FileId* id) override { return inner_.add_file(fd, id); }
   core::Status add_store(int fd, FileId* id) override {
     if (core::Status s = inner_.add_store(fd, id); !s.ok()) return s;
@@ -158,8 +162,27 @@ class CipherEngine final : public Engine {
     return nullptr;
   }
 
-  // Sends out what buffers there are for. Any thread, with no lock.
+  // Sends out what buffers there are for. Any thread, with no lock. What is encrypted may stand in a region: where this
+  // thread serves faults another one reads it.
   void pump() {
+    if (!core::serves_faults) return pump_here();
+    {
+      const core::MutexLock lock(mutex_);
+      if (std::exchange(pump_.asked, true)) return;
+    }
+    inner_.run_errand(pump_);
+  }
+
+  static void run_pump(Errand& errand) {
+    CipherEngine* const self = static_cast<Pump&>(errand).engine;
+    {
+      const core::MutexLock lock(self->mutex_);
+      self->pump_.asked = false;
+    }
+    self->pump_here();
+  }
+
+  void pump_here() {
     for (;;) {
       std::array<Io*, kBatch> batch;
       size_t count = 0;
@@ -211,6 +234,10 @@ class CipherEngine final : public Engine {
     if (io->done != nullptr) io->done(*io);
   }
 
+  struct Pump : Errand {
+    CipherEngine* engine = nullptr;
+    bool asked = false;  // it will run
+  };
   struct Waiting {
     Io* head = nullptr;
     Io* tail = nullptr;
@@ -223,6 +250,7 @@ class CipherEngine final : public Engine {
 
   std::vector<Piece> pieces_;  // each its own piece's
   core::Mutex mutex_;          // a leaf; also protects `layer` of the writes that wait or are on their way
+  Pump pump_;                  // .. and what it says
   Piece* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
   std::array<Waiting, core::kUrgencies> waiting_ VMEM_GUARDED_BY(mutex_);
   std::vector<FileId> stores_ VMEM_GUARDED_BY(mutex_);

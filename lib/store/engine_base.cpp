@@ -16,9 +16,6 @@ namespace {
 
 constexpr unsigned kMaxDepth = 1024;
 
-size_t lane(const Io& io) {
-  return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1);
-}
 bool is_background(size_t lane) {
   return lane > static_cast<size_t>(core::Urgency::acquire);
 }

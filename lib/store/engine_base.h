@@ -10,6 +10,7 @@
 // Locks: mutex_ is a leaf. No system call, callback or log line happens under it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <vector>
@@ -69,6 +70,7 @@ class EngineBase : public Engine {
 
   // A thread that looks at the queues again right after done() names its engine here: its submits wake nobody else.
   static thread_local const EngineBase* own_thread;
+  static size_t lane(const Io& io) { return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1); }
 
  private:
   static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for

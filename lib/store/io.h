@@ -32,7 +32,8 @@ struct Io {
   // A read that meets the end of the file is success when `short_read_is_zero`: the rest of the buffer is zeroed.
   bool short_read_is_zero = false;
   // What is written stands in a region: the program may take the right to read it at any moment. Or drop a page: who
-  // issues the transfer then waits for a fault to be served, and must not be the one who serves it.
+  // issues the transfer then waits for a fault to be served, and must not be the one who serves it
+  // (core/fault_server.h).
   bool in_region = false;
   // A write that never makes the file longer: what lies beyond its end when the kernel is called is left out, which is
   // success; `transferred` says how much there was room for. Ends anywhere, also on a direct file.
@@ -54,6 +55,12 @@ struct Io {
     int error = 0;
   };
   Layer layer;
+};
+
+// Something that may have to wait for a fault to be served. Its owner keeps it until it has run.
+struct Errand {
+  void (*run)(Errand& errand) = nullptr;
+  Errand* next = nullptr;  // the engine's
 };
 
 struct EngineOptions {
@@ -90,6 +97,8 @@ class Engine {
   virtual bool watch(int /*fd*/, void (* /*ready*/)(void*), void* /*user*/) { return false; }
   // Ends it; ready() is not running and will not be called again when this returns. Not from ready().
   virtual void unwatch() {}
+  // Runs the errand: now, or soon on an I/O thread that serves no faults if this thread does. By the rules of done().
+  virtual void run_errand(Errand& errand) { errand.run(errand); }
 };
 
 // io_uring where it is permitted, else pread/pwrite threads; says once which and why.

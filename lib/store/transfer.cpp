@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/break.h"
+#include "core/fault_server.h"
 #include "core/mutex.h"
 #include "core/step.h"
 
@@ -49,21 +50,24 @@ uint64_t room_of(int fd) {
 // The part of a page in which a direct file ends, or the range of a region: direct I/O moves no part of a page. A
 // second descriptor without O_DIRECT would have to be kept for each file, so the flag is taken off for the moment; what
 // else is under way through this descriptor may then go through the page cache, which is right, too.
-ssize_t write_part_of_page(int fd, const void* bytes, size_t size, uint64_t offset) {
+ssize_t write_part_of_page(const Attempt& attempt, off_t offset) {
+  const int fd = attempt.slot.fd;
   const core::MutexLock lock(flags_mutex);
   const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return -errno;
+  if (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0) return -1;
   ssize_t n;
   do {
-    n = pwrite(fd, bytes, size, static_cast<off_t>(offset));
+    n = pwritev(fd, attempt.pieces.data(), static_cast<int>(attempt.pieces.size()), offset);
   } while (n < 0 && errno == EINTR);
   const int error = errno;
   fcntl(fd, F_SETFL, flags);
-  return n < 0 ? -error : n;
+  errno = error;
+  return n;
 }
 
 // Named in tests/tsan.supp: the kernel keeps stores out of what is written, which ThreadSanitizer cannot see.
 ssize_t write_image(const Attempt& attempt, off_t offset) {
+  if (attempt.part_of_page) return write_part_of_page(attempt, offset);
   return pwritev(attempt.slot.fd, attempt.pieces.data(), static_cast<int>(attempt.pieces.size()), offset);
 }
 
@@ -87,6 +91,7 @@ int descriptor_flags(int fd) {
 }
 
 ssize_t perform(const Attempt& attempt) {
+  core::may_wait_for_a_fault("a transfer is made");
   const int pieces = static_cast<int>(attempt.pieces.size());
   const auto offset = static_cast<off_t>(attempt.offset);
   ssize_t rc = 0;
@@ -123,14 +128,14 @@ void Transfer::enter_span(Io* first, Io* end) {
 }
 
 Attempt Transfer::prepare(Injector* injector) {
-  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false, false, stalls_ != 0};
+  Attempt out{span_.first->op, span_.first->file, slot_, span_.base + span_.resume, {}, 0, false,
+              false,           stalls_ != 0,      false};
   if (out.op == Io::Op::flush) return out;
 
-  beside_ = 0;
   at_end_ = false;
   size_t want = span_.total - span_.resume;
   if (out.op == Io::Op::write && span_.first->within_file) {
-    want = fit_into_file(want);
+    want = fit_into_file(want, &out.part_of_page);
     if (want == 0) {  // an empty write, so that the engines need not know
       out.pieces = {pieces_.get(), 0};
       return out;
@@ -165,9 +170,9 @@ Attempt Transfer::prepare(Injector* injector) {
   return out;
 }
 
-// How much of `want` bytes the next system call may write: up to the end of the file, whole pages of a direct one. 0:
-// nothing, at_end_ or beside_ says why.
-size_t Transfer::fit_into_file(size_t want) {
+// How much of `want` bytes the next system call may write: up to the end of the file, whole pages of a direct one, or
+// at last a part of one. 0: nothing, the file has no room for more.
+size_t Transfer::fit_into_file(size_t want, bool* part_of_page) {
   if (core::broken("file_end")) return want;
   const uint64_t position = span_.base + span_.resume;
   const uint64_t room = room_of(slot_.fd);
@@ -176,20 +181,8 @@ size_t Transfer::fit_into_file(size_t want) {
   want = static_cast<size_t>(std::min<uint64_t>(want, room - position));
   if (!slot_.direct || want % core::kPage == 0) return want;
   if (want > core::kPage) return core::round_down(want, core::kPage);
-  size_t start = 0;
-  for (const Io* io = span_.first; io != span_.end; start += io->size, io = io->next) {
-    if (start + io->size <= span_.resume) continue;
-    const size_t skip = span_.resume - start;
-    const ssize_t n = write_part_of_page(slot_.fd, static_cast<const char*>(io->buffer) + skip,
-                                         std::min(want, io->size - skip), position);
-    if (n < 0) {
-      beside_error_ = static_cast<int>(n);
-    } else {
-      beside_ = static_cast<size_t>(n);
-    }
-    break;
-  }
-  return 0;
+  *part_of_page = true;
+  return want;
 }
 
 bool Transfer::again() {
@@ -198,7 +191,6 @@ bool Transfer::again() {
 }
 
 bool Transfer::advance(ssize_t result) {
-  if (const int error = std::exchange(beside_error_, 0); error != 0) result = error;
   // ECANCELED: the kernel drops what it had queued for a thread that exits; nothing was moved.
   if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
     if (++stalls_ > kMaxStalls) return fail(span_.first->op == Io::Op::read ? -EAGAIN : -EIO);
@@ -212,7 +204,7 @@ bool Transfer::advance(ssize_t result) {
   }
 
   if (at_end_) return finish_at_end_of_file();
-  const size_t reached = span_.resume + static_cast<size_t>(result) + beside_;
+  const size_t reached = span_.resume + static_cast<size_t>(result);
   if (reached > span_.reached) {
     span_.reached = reached;
     stalls_ = 0;

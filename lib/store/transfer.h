@@ -38,12 +38,14 @@ struct Attempt {
   uint64_t offset;
   std::span<iovec> pieces;
   size_t bytes;
-  bool unpopulated;  // some buffer has no memory yet
-  bool in_region;    // some buffer stands in a region
-  bool stalled;      // the attempt before moved nothing
+  bool unpopulated;   // some buffer has no memory yet
+  bool in_region;     // some buffer stands in a region
+  bool stalled;       // the attempt before moved nothing
+  bool part_of_page;  // of a direct file, which takes none: for perform() alone
 };
 
-// Makes the attempt by a system call that waits for its end: what advance() is to be told.
+// Makes the attempt by a system call that waits for its end: what advance() is to be told. Not by the thread that
+// serves faults, for which the call may have to wait.
 ssize_t perform(const Attempt& attempt);
 
 // The flags of a descriptor that transfers may be using; negative errno.
@@ -81,14 +83,12 @@ class Transfer {
   bool leave_span();  // true when the chain is over
   bool fail(int error);
   bool finish_at_end_of_file();
-  size_t fit_into_file(size_t want);
+  size_t fit_into_file(size_t want, bool* part_of_page);
   bool again();
 
   Io* chain_ = nullptr;
   FileSlot slot_;
   Span span_{};
-  size_t beside_ = 0;  // bytes that prepare() wrote itself, before the attempt, which is empty then
-  int beside_error_ = 0;
   bool at_end_ = false;  // within_file: the file has no room for more
   unsigned stalls_ = 0;  // attempts in a row that moved nothing
   uint64_t retries_ = 0;

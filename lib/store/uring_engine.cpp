@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/descriptor.h"
+#include "core/fault_server.h"
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
@@ -56,6 +57,7 @@ class UringEngine final : public EngineBase {
   const char* name() const override { return "io_uring"; }
   bool watch(int fd, void (*ready)(void*), void* user) override;
   void unwatch() override;
+  void run_errand(Errand& errand) override;
 
  private:
   struct Watch {
@@ -63,6 +65,10 @@ class UringEngine final : public EngineBase {
     void (*ready)(void*) = nullptr;
     void* user = nullptr;
     bool running = false;
+  };
+  struct Handed {  // by next_free
+    Transfer* head = nullptr;
+    Transfer* tail = nullptr;
   };
   uint64_t pick_sleepers(size_t count) override VMEM_REQUIRES(mutex_);
   void wake(uint64_t sleepers) override;
@@ -73,7 +79,8 @@ class UringEngine final : public EngineBase {
   void run(Ring& ring) noexcept;
   void reap(Ring& ring);
   void finish(Transfer* transfer);
-  bool perform_here(Transfer* transfer);
+  void hand_over(Transfer* transfer);
+  void run_patient() noexcept;
   void issue(Ring& ring, Transfer* transfer);
   void arm_wake(Ring& ring);
   void arm_watch(Ring& ring, int fd);
@@ -82,6 +89,12 @@ class UringEngine final : public EngineBase {
   void give_up(Ring& ring, int error);
 
   std::vector<Ring> rings_;
+  // Makes the calls that may wait, for rings that must not: one of them serves faults.
+  std::thread patient_;
+  std::condition_variable handed_;
+  std::array<Handed, core::kUrgencies> transfers_handed_ VMEM_GUARDED_BY(mutex_);
+  Errand* errands_ VMEM_GUARDED_BY(mutex_) = nullptr;  // the last first
+  bool rings_ended_ VMEM_GUARDED_BY(mutex_) = false;
   Watch watch_ VMEM_GUARDED_BY(mutex_);  // served by the first ring
   std::condition_variable watch_idle_;
   unsigned next_ring_ VMEM_GUARDED_BY(mutex_) = 0;
@@ -141,7 +154,8 @@ core::Status UringEngine::start() {
         name.c_str(), [this, n] { run(rings_[n]); }, &rings_[n].thread);
     if (!status.ok()) return status;
   }
-  return {};
+  return core::start_thread(
+      "vmem-patient", [this] { run_patient(); }, &patient_);
 }
 
 UringEngine::~UringEngine() {
@@ -156,6 +170,12 @@ UringEngine::~UringEngine() {
   for (Ring& ring : rings_) {
     if (ring.thread.joinable()) ring.thread.join();
   }
+  {
+    core::MutexLock lock(mutex_);
+    rings_ended_ = true;
+  }
+  handed_.notify_one();
+  if (patient_.joinable()) patient_.join();
   for (Ring& ring : rings_) {
     if (ring.created) {
       core::forget_in_children(ring.uring.ring_fd);
@@ -211,6 +231,7 @@ void UringEngine::file_removed(FileId id) {
 void UringEngine::issue(Ring& ring, Transfer* transfer) {
   core::step("store.issue");
   const Attempt attempt = transfer->prepare(injector());
+  if (attempt.part_of_page) return hand_over(transfer);
   io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);  // never null: one entry per slot of the depth
   const bool in_table = attempt.file < kFileTable && in_table_[attempt.file].load(std::memory_order_acquire);
   const int fd = in_table ? static_cast<int>(attempt.file) : attempt.slot.fd;
@@ -233,10 +254,10 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
   unsigned flags = in_table ? IOSQE_FIXED_FILE : 0u;
   // The page cache is copied, and memory for a buffer is cleared, by whoever issues: leave what is long of that to
   // kernel workers, several at once.
-  // Where no worker can be had (RLIMIT_NPROC, pids.max) the kernel cancels the request: then this thread does it.
+  // Where no worker can be had (RLIMIT_NPROC, pids.max) the kernel cancels the request: then a thread of ours does it.
   const bool long_work = (attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes;
-  const bool may_fault = attempt.in_region && &ring == &rings_[0];  // the thread that serves faults
-  if (!attempt.stalled && (long_work || may_fault)) flags |= IOSQE_ASYNC;
+  const bool may_fault = attempt.in_region && core::serves_faults;
+  if (may_fault || (long_work && !attempt.stalled)) flags |= IOSQE_ASYNC;
   io_uring_sqe_set_flags(sqe, flags);
   io_uring_sqe_set_data(sqe, transfer);
   ring.prepared.push_back(transfer);
@@ -299,13 +320,62 @@ void UringEngine::finish(Transfer* transfer) {
   retire(transfer);
 }
 
-// No kernel worker can be had (RLIMIT_NPROC, pids.max). What needs one, a flush always, would be cancelled again and
-// again: this thread makes the calls itself. True: it is over.
-bool UringEngine::perform_here(Transfer* transfer) {
-  if (transfer->advance(-ECANCELED)) return true;
-  while (!transfer->advance(perform(transfer->prepare(injector())))) {
+// What a ring must not do: what io_uring cannot (a part of a page of a direct file), and what no kernel worker can be
+// had for (RLIMIT_NPROC, pids.max), a flush always, which would be cancelled again and again.
+void UringEngine::hand_over(Transfer* transfer) {
+  {
+    core::MutexLock lock(mutex_);
+    Handed& list = transfers_handed_[lane(*transfer->chain())];
+    transfer->next_free = nullptr;
+    (list.head == nullptr ? list.head : list.tail->next_free) = transfer;
+    list.tail = transfer;
   }
-  return true;
+  handed_.notify_one();
+}
+
+void UringEngine::run_errand(Errand& errand) {
+  if (!core::serves_faults) return errand.run(errand);
+  {
+    core::MutexLock lock(mutex_);
+    errand.next = std::exchange(errands_, &errand);
+    ++outstanding_;  // it may submit
+  }
+  handed_.notify_one();
+}
+
+// What it may have to wait for, the ring that serves faults does without anybody's help.
+void UringEngine::run_patient() noexcept {
+  core::MutexLock lock(mutex_);
+  for (;;) {
+    uint64_t sleepers = 0;
+    const auto list = std::find_if(transfers_handed_.begin(), transfers_handed_.end(),
+                                   [](const Handed& l) { return l.head != nullptr; });
+    if (Errand* const errand = errands_; errand != nullptr) {
+      errands_ = errand->next;
+      lock.unlock();
+      errand->run(*errand);
+      lock.lock();
+      --outstanding_;
+      if (stopping_ && idle()) sleepers = pick_sleepers(rings_.size());
+    } else if (list != transfers_handed_.end()) {
+      Transfer* const transfer = std::exchange(list->head, list->head->next_free);
+      lock.unlock();
+      core::step("store.issue");
+      while (!transfer->advance(perform(transfer->prepare(injector())))) core::step("store.issue");
+      core::step("store.finish");
+      lock.lock();
+      retire(transfer);
+      sleepers = pick_sleepers(1);
+    } else if (rings_ended_) {
+      return;
+    } else {
+      mutex_.wait(handed_);
+      continue;
+    }
+    lock.unlock();
+    if (sleepers != 0) wake(sleepers);
+    lock.lock();
+  }
 }
 
 void UringEngine::reap(Ring& ring) {
@@ -319,8 +389,10 @@ void UringEngine::reap(Ring& ring) {
     } else if (transfer == kWatch) {
       ring.watch_armed = false;
       ring.watch_ready = true;
-    } else if (result == -ECANCELED ? perform_here(transfer) : transfer->advance(result)) {
+    } else if (transfer->advance(result)) {
       finish(transfer);
+    } else if (result == -ECANCELED) {
+      hand_over(transfer);
     } else {
       issue(ring, transfer);
     }
@@ -369,6 +441,8 @@ void UringEngine::enter(Ring& ring, bool wait) {
 
 void UringEngine::run(Ring& ring) noexcept {
   own_thread = this;
+  std::optional<core::ServesFaults> serves;
+  if (&ring == &rings_[0]) serves.emplace();
   bool delivered = false;
   for (;;) {
     reap(ring);

@@ -412,7 +412,8 @@ Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame,
   uintptr_t space = 0;
   if (!reserve_space(rest, core::kPage, &space).ok()) return {-EINVAL, moved};
   const Outcome out = remap_pages(space, start + moved, rest);
-  const int lost = core::read_guarded(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
+  const int lost =
+      core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
   munmap(reinterpret_cast<void*>(space), rest);
   return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
 }

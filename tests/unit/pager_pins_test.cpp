@@ -133,6 +133,26 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   EXPECT_TRUE(vmem::test::eventually(loaded));
 }
 
+// It is zeros then, and takes stores unseen: what was copied before is not the block.
+TEST_F(PagerPins, AStoreToAPageThatTheProgramDropsWhileItsBlockGoesToADeviceIsKept) {
+  using vmem::core::kPage;
+  start_with_device();
+  put(r, 7);
+  put(r + kPage, 8);
+  vmem::pager::test::Gate pulled("device.pulled");
+  auto acquired = std::async(std::launch::async, [this] { acquire(VMEM_READ); });
+  pulled.until_reached();
+  const vmem::trap::Range page{reinterpret_cast<uintptr_t>(r), kPage};
+  EXPECT_TRUE(trap->drop({&page, 1}).ok());
+  put(r, 9);
+  pulled.open();
+  acquired.get();
+  release();
+  evict(r, size);
+  EXPECT_EQ(get(r), 9u);
+  EXPECT_EQ(get(r + kPage), 8u);
+}
+
 // As for a block in host memory: the thread that writes it may be kept from going on anywhere.
 TEST_F(PagerPins, WhatAWriteFromADeviceReplacesIsReleasedBeforeThePagerEnds) {
   start_with_device();
