@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <span>
 
+#include "core/fault_server.h"
 #include "core/log.h"
 #include "core/types.h"
 #include "pager/region.h"
@@ -20,8 +21,10 @@ inline bool drop_pages(trap::Trap& trap, std::span<const trap::Range> ranges) {
   return s.ok();
 }
 
-// Unlocked. There is no way back: until whoever pins a page lets go, accesses wait.
+// Unlocked. There is no way back: until whoever pins a page lets go, accesses wait. Not on threads of the host side:
+// who pins it may wait for a fault that they serve, or for memory that they make room for.
 inline void insist_on_drop(trap::Trap& trap, std::span<const trap::Range> ranges) {
+  core::may_wait_for_a_fault("the end of a pin is waited for");
   while (!drop_pages(trap, ranges)) usleep(1000);
 }
 

@@ -16,6 +16,12 @@ using core::BlockIndex;
 using core::State;
 using core::Status;
 
+namespace {
+
+constexpr uint64_t kPinPause = 1000000;  // ns until a pin is looked at again
+
+}  // namespace
+
 Status Evictor::start(unsigned threads) {
   threads_.reserve(threads);
   for (unsigned i = 0; i < threads; ++i) {
@@ -49,6 +55,11 @@ void Evictor::loop() {
       continue;
     }
     if (failed_.ask_again(lock, now)) continue;
+    if (now >= pins_ns_ && write_back_.any_pinned()) {
+      pins_ns_ = now + kPinPause;
+      write_back_.retry_pinned(lock);
+      continue;
+    }
     if (!requests_.empty()) {
       serve_request(lock);
       continue;
@@ -82,7 +93,7 @@ bool Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
   const uint64_t pause = writes_.pause(now_ns);
   if (pause == 0) return false;
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
-  if (!failed_.retries().empty()) most = std::min(most, failed_.retries().kShortest);
+  if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
   pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
   return true;
 }
@@ -186,6 +197,7 @@ void Evictor::serve_request(Lock& lock) {
 void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
+  if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // Somebody has to look whether anything goes on.
   if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);
   if (next == UINT64_MAX) {

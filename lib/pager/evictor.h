@@ -87,6 +87,7 @@ class Evictor {
   Room& room_;
   Above& above_;
   std::vector<std::thread> threads_;
+  uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look whether pins have ended
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 

@@ -114,12 +114,45 @@ void Installer::refused(Move* m, const Status& s, DeferredWork& after) {
 
 // Unlocked; the trap has said of the block, or of all that were put in place with it, how that went.
 void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
-  Region& r = *m->region;
-  std::byte* const at = r.address(m->block);
+  const Region& r = *m->region;
   if (s.ok()) {
     core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
   }
-  const bool torn = !s.ok() && torn_by_fill(m, s);
+  const bool in_the_way = half_way(s) || s.code() == -EEXIST;
+  m->torn = in_the_way && torn_by_fill(m, s);
+  if (in_the_way && !drop_one(trap_, r, m->block)) {
+    Lock lock(map_.mutex());
+    m->status = s;
+    pinned_.push_back(m);
+    pressure_.call_evictor();
+    return;
+  }
+  settle_installed(m, s, after);
+}
+
+// Locked on entry and on return.
+void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
+  MoveList now, still;
+  now.append(pinned_);
+  lock.unlock();
+  while (!now.empty()) {
+    Move* const m = now.pop();
+    if (!drop_one(trap_, *m->region, m->block)) {
+      still.push_back(m);
+      continue;
+    }
+    const Status s = std::exchange(m->status, {});
+    settle_installed(m, s, after);
+  }
+  lock.lock();
+  pinned_.append(still);
+}
+
+// Unlocked; the owner of the block's transition. Where it failed nothing of the block is in place any more.
+void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  const bool torn = m->torn;
   // Where pages were in place for a moment, others than the parked threads may have stored to them; the trap has taken
   // that back into the frame.
   const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
@@ -172,13 +205,11 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
   room_.came_free(after);
 }
 
-// Unlocked; the owner of the block's transition, whose fill() failed with `why`. False: the frame has all of its bytes
-// still, and the range is absent. True: nobody has them.
+// Unlocked; the owner of the block's transition, whose fill() stopped half way, or found a page in its way. False: the
+// frame has all of its bytes still. True: nobody has them.
 bool Installer::torn_by_fill(const Move* m, const Status& why) {
-  if (!half_way(why) && why.code() != -EEXIST) return false;
   const Region& r = *m->region;
   const core::Block& block = r.table[m->block];
-  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   // Copied, and nothing that was stored meanwhile is to be kept: the frame has all of it still.
   const bool whole = r.transfer == trap::Transfer::copy && (m->protect || !r.writable());
   bool torn = half_way(why) && !whole;
@@ -186,7 +217,6 @@ bool Installer::torn_by_fill(const Move* m, const Status& why) {
     // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
     torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
   }
-  insist_on_drop(trap_, {&range, 1});
   if (torn) {
     core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
               why.text().data(), map_.place(r, m->block).c_str());

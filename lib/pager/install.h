@@ -38,11 +38,17 @@ class Installer {
   // Unlocked; owns the transitions of the first, and of others that the same call can put in place.
   void install(MoveList& moves, DeferredWork& after) VMEM_UNLOCKED;
 
+  // Blocks of which something was put in place, and is to go, and that somebody has pinned: they wait, and nobody else.
+  bool any_pinned() const VMEM_LOCKED { return !pinned_.empty(); }
+  // Looks whether the pins have ended. Locked on entry and on return.
+  void retry_pinned(Lock& lock, DeferredWork& after) VMEM_LOCKED;
+
   // A frame that no block needs, of whatever kind.
   void give_frame(Region& r, std::byte* image) VMEM_LOCKED;
 
  private:
   void installed(Move* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
+  void settle_installed(Move* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
   void refused(Move* m, const core::Status& why, DeferredWork& after) VMEM_LOCKED;
   bool torn_by_fill(const Move* m, const core::Status& why) VMEM_UNLOCKED;
   void lose_filled(Move* m, const core::Status& why) VMEM_LOCKED;
@@ -58,6 +64,7 @@ class Installer {
   FailedBlocks& failed_;
   MemoryWaits& waits_;
   Room& room_;
+  MoveList pinned_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -49,7 +49,7 @@ Pager::Pager(Parts parts, Config config)
       read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_),
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
-      write_back_(shared_, failed_, installer_, page_in_, isolator_, writer_, *this),
+      write_back_(shared_, pressure_, failed_, installer_, page_in_, isolator_, writer_, *this),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);

@@ -220,8 +220,34 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
   if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
-  const bool cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
-  if (cut) drop_cut_off(m);
+  m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  if (!m->cut || drop_cut_off(m)) end_write(m, after);
+}
+
+// Locked on entry and on return.
+void WriteBack::retry_pinned(Lock& lock) {
+  DeferredWork after;
+  installer_.retry_pinned(lock, after);
+  MoveList now, still;
+  now.append(pinned_);
+  lock.unlock();
+  while (!now.empty()) {
+    Move* const m = now.pop();
+    if (drop_one(trap_, *m->region, m->block)) {
+      end_write(m, after);
+    } else {
+      still.push_back(m);
+    }
+  }
+  page_in_.run(after);
+  lock.lock();
+  pinned_.append(still);
+}
+
+// Unlocked; state writing.
+void WriteBack::end_write(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  const bool cut = m->cut;
   const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
@@ -283,9 +309,9 @@ bool WriteBack::drop_written(Move* m) {
 
 // Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
-// the file has grown again. Only a lease keeps it, or a loan, or a page that the program has dropped and may have stored
-// to.
-void WriteBack::drop_cut_off(Move* m) {
+// the file has grown again. Only a lease keeps it, or a loan, or a page that the program has dropped and may have
+// stored to. False: a page is pinned, and the write is over when that has ended.
+bool WriteBack::drop_cut_off(Move* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
@@ -293,10 +319,10 @@ void WriteBack::drop_cut_off(Move* m) {
     Resident& resident = map_.residents()[id];
     if (resident.holed) {
       if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
-      return;
+      return true;
     }
     if (m->keep) {
-      if (leased(r, m->block) || resident.lent) return;
+      if (leased(r, m->block) || resident.lent) return true;
       if (resident.admitted) map_.policy(id).unhold(id);
       map_.withdraw(id);
       m->keep = false;
@@ -306,9 +332,11 @@ void WriteBack::drop_cut_off(Move* m) {
   }
   core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
             m->stored - m->io.transferred, map_.place(r, m->block).c_str());
-  if (!m->in_place) return;
-  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-  insist_on_drop(trap_, {&range, 1});
+  if (!m->in_place || drop_one(trap_, r, m->block)) return true;
+  Lock lock(map_.mutex());
+  pinned_.push_back(m);
+  pressure_.call_evictor();
+  return false;
 }
 
 // Locked; state taking, torn.

@@ -20,8 +20,8 @@ namespace vmem::pager {
 class WriteBack final : private IoEnd {
  public:
   using Lock = core::BigLock;
-  WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, Isolator& isolator,
-            StoreWriter& writer, Room& room)
+  WriteBack(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, Installer& installer, PageIn& page_in,
+            Isolator& isolator, StoreWriter& writer, Room& room)
       : trap_(shared.trap),
         space_(shared.space),
         counters_(shared.counters),
@@ -30,6 +30,7 @@ class WriteBack final : private IoEnd {
         map_(shared.map),
         writes_(shared.writes),
         tables_(shared.tables),
+        pressure_(pressure),
         failed_(failed),
         installer_(installer),
         page_in_(page_in),
@@ -46,6 +47,9 @@ class WriteBack final : private IoEnd {
   core::Status drop_contents(Lock& lock, Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // A held block that the store has too; after reserve_move().
   void drop_held(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
+  // Blocks that wait for the end of a pin, here or as they are put in place; as Installer has it.
+  bool any_pinned() const VMEM_LOCKED { return !pinned_.empty() || installer_.any_pinned(); }
+  void retry_pinned(Lock& lock) VMEM_LOCKED;
   // The memory of the move's block will come free.
   void leaves(Move* m) VMEM_LOCKED { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
 
@@ -57,7 +61,8 @@ class WriteBack final : private IoEnd {
   void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
   void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool drop_written(Move* m) VMEM_UNLOCKED;
-  void drop_cut_off(Move* m) VMEM_UNLOCKED;
+  bool drop_cut_off(Move* m) VMEM_UNLOCKED;
+  void end_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool write_aside(Move* m) VMEM_UNLOCKED;
   void give_buffers(Move* m) VMEM_LOCKED;
   void let_go(Move* m, core::State from, DeferredWork& after) VMEM_LOCKED;
@@ -73,12 +78,14 @@ class WriteBack final : private IoEnd {
   BlockMap& map_;
   WriteBackState& writes_;
   TableCharges& tables_;
+  MemoryPressure& pressure_;
   FailedBlocks& failed_;
   Installer& installer_;
   PageIn& page_in_;
   Isolator& isolator_;
   StoreWriter& writer_;
   Room& room_;
+  MoveList pinned_ VMEM_GUARDED_BY(core::big_lock);  // written as far as their file goes, and to be dropped
 };
 
 }  // namespace vmem::pager

@@ -122,7 +122,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   PageIn page_in{shared, pressure, failed, waits, installer, reader, speculation, *this};
   Isolator isolator{shared};
   StoreWriter writer{shared, pressure, failed};
-  WriteBack write_back{shared, failed, installer, page_in, isolator, writer, *this};
+  WriteBack write_back{shared, pressure, failed, installer, page_in, isolator, writer, *this};
 };
 
 }  // namespace vmem::pager::test

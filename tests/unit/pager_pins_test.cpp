@@ -133,6 +133,28 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   EXPECT_TRUE(vmem::test::eventually(loaded));
 }
 
+// Who pins it may wait for another fault, or for memory.
+TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
+  using vmem::pager::test::kSmall;
+  start(config(), std::make_unique<FakeTrap>(false));
+  std::byte* const at = region(2);
+  std::byte* const end = at + kSmall - sizeof(uint64_t);
+  put(end, 7);
+  put(at + kSmall, 8);
+  evict(at, 2 * kSmall);
+  trap->tear_fill(EEXIST);
+  trap->pin_drop(SIZE_MAX);
+  auto first = getting(end);  // in the half that is not in place
+  trap->until_called("drop of what is pinned", 2);
+  auto other = getting(at + kSmall);
+  EXPECT_TRUE(
+      vmem::test::eventually([&] { return other.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }));
+  EXPECT_EQ(first.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  trap->pin_drop(0);
+  EXPECT_EQ(first.get(), 7u);
+  EXPECT_EQ(other.get(), 8u);
+}
+
 // It is zeros then, and takes stores unseen: what was copied before is not the block.
 TEST_F(PagerPins, AStoreToAPageThatTheProgramDropsWhileItsBlockGoesToADeviceIsKept) {
   using vmem::core::kPage;
