@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/edges.h"
 #include "common/lines.h"
 #include "common/npy.h"
 
@@ -92,6 +93,17 @@ TEST_F(TextFiles, LinesAreReadToTheLastAndNoLongerThanTheyMayBe) {
   EXPECT_THROW(long_line.next(&line), std::runtime_error);
   Lines endless("/dev/zero", 1 << 20);
   EXPECT_THROW(endless.next(&line), std::runtime_error);
+}
+
+TEST_F(TextFiles, EdgesAreNotWaitedForWhereAPipeHasTheName) {
+  const std::string pipe = folder_ + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  size_t seen = 0;
+  const auto count = [&](uint32_t, uint32_t) { ++seen; };
+  for (const std::string& path : {pipe, folder_, std::string("/dev/zero")})
+    EXPECT_THROW(edges::read(path, count), std::runtime_error) << path;
+  edges::read(write("0 1\n1 2\n"), count);
+  EXPECT_EQ(seen, 2u);
 }
 
 // What is missing would pass for keys that are not there.

@@ -2,6 +2,9 @@
 // out) or Matrix Market's coordinates (from 1; a symmetric matrix has each edge both ways). Read again at each call.
 #pragma once
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdio>
@@ -28,6 +31,9 @@ bool next_line(FILE* file, char (&line)[N]) {
 // Calls edge(from, to) for each edge of the file; vertices count from 0.
 template <typename Edge>
 void read(const std::string& path, Edge edge) {
+  struct stat s;
+  if (stat(path.c_str(), &s) == 0 && !S_ISREG(s.st_mode))
+    throw std::runtime_error(path + " is no ordinary file: it is read several times");
   const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), fclose);
   if (file == nullptr) throw std::system_error(errno, std::generic_category(), path);
   char line[1 << 10];
@@ -63,7 +69,7 @@ void read(const std::string& path, Edge edge) {
     edge(static_cast<uint32_t>(ends[0]), static_cast<uint32_t>(ends[1]));
     if (symmetric && ends[0] != ends[1]) edge(static_cast<uint32_t>(ends[1]), static_cast<uint32_t>(ends[0]));
   }
-  if (ferror(file.get())) throw std::system_error(EIO, std::generic_category(), path);
+  if (ferror(file.get())) throw std::system_error(errno, std::generic_category(), path);
 }
 
 }  // namespace edges
