@@ -84,6 +84,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
       urgency_(range_.blocks),
       frames_(range_.frames),
       readahead_(range_.blocks, range_.readahead),
+      recorded_(range_.blocks, std::min(range_.readahead, range_.frames / 4)),
       ahead_(range_.blocks) {
   for (uint32_t f = range_.frames; f-- > 0;) free_.push_back(f);
   victims_.reserve(frames_.size());
@@ -171,8 +172,9 @@ bool PagingService::take_requests() {
     }
     if (kind != Kind::not_present) continue;
     if (request.urgency > Urgency::rows && urgency_[b] <= Urgency::rows) {
-      ahead_[b] = false;
+      ahead_[b] = Ahead::no;
       read_ahead(b, false);
+      read_recorded(b);
     }
     urgency_[b] = std::max(urgency_[b], request.urgency);
     queue_of(b).push(b);
@@ -185,12 +187,27 @@ void PagingService::read_ahead(uint32_t block, bool marker) {
   const auto window = readahead_.on_fault(block, marker, {frames_.size() / 2, 0});
   if (!window) return;
   for (uint32_t i = 0; i < window->count; ++i) {
-    const auto next = static_cast<uint32_t>(static_cast<int64_t>(window->first) + i * window->stride);
-    if (next >= range_.blocks || states_.kind(next) != Kind::not_present || urgency_[next] != Urgency{}) continue;
-    ahead_[next] = true;
-    hints_.push(next);
+    hint(window->first + i * static_cast<uint64_t>(window->stride), Ahead::stream);
   }
   if (markers_.size() < kMarkers) markers_.push_back({static_cast<uint32_t>(window->marker)});
+}
+
+// False: it is none, or on its way, or there.
+bool PagingService::hint(uint64_t block, Ahead why) {
+  if (block >= range_.blocks || states_.kind(static_cast<uint32_t>(block)) != Kind::not_present) return false;
+  const auto b = static_cast<uint32_t>(block);
+  if (urgency_[b] != Urgency{}) return false;
+  ahead_[b] = why;
+  hints_.push(b);
+  return true;
+}
+
+// What was asked for behind this block before. When somebody has one in the middle of it, more.
+void PagingService::read_recorded(uint32_t block) {
+  const std::span<const uint32_t> next = recorded_.on_request(block);
+  bool any = false;
+  for (const uint32_t b : next) any |= hint(b, Ahead::record);
+  if (any && markers_.size() < kMarkers) markers_.push_back({next[next.size() / 2], 0, false, Ahead::record});
 }
 
 // A group that has had one tells nobody: its pins are looked at. What is known of them may be as old as kMarkerLook.
@@ -202,15 +219,16 @@ void PagingService::look_at_markers(uint64_t now) {
     const uint32_t use = range_.words->use(marker.block), takes = paging::takes_of(use);
     const bool there = states_.kind(marker.block) == Kind::present;
     const bool had = there && marker.came && (takes != marker.takes || paging::pins_of(use) != 0);
-    if (there && !marker.came) marker = {marker.block, takes, true};
-    if (!had && (there || (!marker.came && ahead_[marker.block]))) {
+    if (there && !marker.came) marker = {marker.block, takes, true, marker.kind};
+    if (!had && (there || (!marker.came && ahead_[marker.block] != Ahead::no))) {
       ++i;
       continue;
     }
-    const uint32_t block = marker.block;  // had, or gone again
+    const Marker one = marker;  // had, or gone again
     marker = markers_.back();
     markers_.pop_back();
-    if (had) read_ahead(block, true);
+    if (!had) continue;
+    one.kind == Ahead::record ? read_recorded(one.block) : read_ahead(one.block, true);
   }
 }
 
@@ -280,9 +298,8 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
     free_.pop_back();
     // One less: as if somebody had had it, so that the clock passes over it once.
     const uint32_t takes = paging::takes_of(range_.words->use(blocks[i]));
-    frame = {blocks[i], true, marks_, now, takes - 1, takes, ahead_[blocks[i]]};
-    ahead_[blocks[i]] = false;
-    spent_.ahead += frame.ahead ? 1 : 0;
+    frame = {blocks[i], true, marks_, now, takes - 1, takes, std::exchange(ahead_[blocks[i]], Ahead::no)};
+    spent_.ahead += frame.ahead != Ahead::no ? 1 : 0;
     states_.publish(blocks[i], std::exchange(urgency_[blocks[i]], Urgency{}));
   }
   port_.arrives = false;
@@ -495,8 +512,8 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
     }
     is_over(b);
     states_.finish(b);
-    if (frames_[f].ahead && paging::takes_of(range_.words->use(b)) == frames_[f].came) {
-      readahead_.on_waste(b);
+    if (frames_[f].ahead != Ahead::no && paging::takes_of(range_.words->use(b)) == frames_[f].came) {
+      frames_[f].ahead == Ahead::record ? recorded_.on_waste() : readahead_.on_waste(b);
       ++spent_.wasted;
     }
     frames_[f].used = false;

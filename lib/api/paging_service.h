@@ -11,7 +11,8 @@
 //   requested by a gather ──lend──> in place ──recall: begin_eviction, nobody has it──> not present, or requested
 //
 // Requests that follow each other are streams, as the pager's faults are: what comes next is asked for as a hint, and
-// when a group has had the marker in it, more.
+// when a group has had the marker in it, more. The order of requests is recorded, and what comes next in it is asked
+// for in the same way when kernels go through the same blocks again.
 //
 // No more blocks are leased than the range has frames; beside them, what is leaving counts until the device has got
 // there. Whatever fails goes to the kernels that ask for the block.
@@ -28,6 +29,7 @@
 #include "pager/open_range.h"
 #include "pager/pager.h"
 #include "policy/readahead.h"
+#include "policy/recorded_order.h"
 
 namespace vmem::api {
 
@@ -92,6 +94,7 @@ class PagingService {
     std::vector<bool> in_;
     size_t first_ = 0, size_ = 0;
   };
+  enum class Ahead : uint8_t { no, stream, record };  // nobody had asked for it; why it came
   struct Frame {
     uint32_t block = 0;
     bool used = false;
@@ -99,11 +102,12 @@ class PagingService {
     uint64_t since_ns = 0;  // it was leased
     uint32_t takes = 0;     // when the clock came by last
     uint32_t came = 0;      // .. when it arrived
-    bool ahead = false;     // nobody had asked for it
+    Ahead ahead = Ahead::no;
   };
   struct Marker {  // of a window that was read ahead
     uint32_t block = 0, takes = 0;
     bool came = false;
+    Ahead kind = Ahead::stream;
   };
   struct Loan {
     uint32_t block = 0;
@@ -122,6 +126,8 @@ class PagingService {
 
   bool take_requests();
   void read_ahead(uint32_t block, bool marker);
+  void read_recorded(uint32_t block);
+  bool hint(uint64_t block, Ahead why);
   void look_at_markers(uint64_t now);
   BlockQueue& queue_of(uint32_t block);
   void serve(pager::Pager& pager, BlockQueue& queue, size_t most);
@@ -160,7 +166,8 @@ class PagingService {
   std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
   std::vector<Frame> frames_;
   policy::ReadAhead readahead_;
-  std::vector<bool> ahead_;  // by block: asked for by nobody but a stream
+  policy::RecordedOrder recorded_;
+  std::vector<Ahead> ahead_;  // by block: asked for by nobody else
   std::vector<Marker> markers_;
   std::vector<uint32_t> free_, victims_, batch_;
   std::vector<vmem_range> ranges_;

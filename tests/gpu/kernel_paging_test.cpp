@@ -450,6 +450,25 @@ TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   MUST(cudaStreamDestroy(stream));
 }
 
+// An order that no stream has, through more blocks than the device and the host have room for: from the second time on
+// what comes next is read before it is asked for.
+TEST_F(KernelPagingCuda, WhatIsGoneThroughAgainIsReadAheadFromTheDisk) {
+  vmem::gpu::load_paging();
+  start(256, 1024, 256);
+  auto* const words = static_cast<uint32_t*>(at_);
+  // Not zeros, which would not be written; the one word that is compared is.
+  for (size_t b = 0; b < blocks_; ++b)
+    for (size_t w = 1; w < block_size / 4; w += 1024) words[b * (block_size / 4) + w] = static_cast<uint32_t>(b + w);
+  ASSERT_EQ(vmem_evict(at_, blocks_ * block_size, VMEM_SSD), 0) << vmem_last_error();
+  open(VMEM_READ, 128);
+  std::vector<unsigned> list(blocks_);
+  std::iota(list.begin(), list.end(), 0);
+  std::shuffle(list.begin(), list.end(), std::minstd_rand(3));
+  for (const char* name : {"from the disk, one group, one word", ".. again", ".. and again"})
+    timed(name, list, 1, false, 1);
+  close();
+}
+
 // Rows of several sizes, of which some lie across the ends of blocks, four times what may be there at once.
 TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
   vmem::gpu::load_gathering();

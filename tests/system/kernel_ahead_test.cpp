@@ -73,6 +73,19 @@ TEST_F(KernelAhead, WhatFollowsInAStreamOfRequestsComesBeforeItIsAskedFor) {
   open.end();
 }
 
+// In an order that no stream has, and more than the range may have at once.
+TEST_F(KernelAhead, WhatIsGoneThroughAgainComesBeforeItIsAskedFor) {
+  if (IsSkipped()) return;
+  vmem::region r(4096 * kBlock);
+  Open open(r.data(), r.size(), VMEM_READ, stream_, kBlocks * kBlock);
+  std::vector<uint32_t> list;
+  for (uint32_t i = 0; i < 2 * kBlocks; ++i) list.push_back((i * i * 97 + 31) % 4093);
+  EXPECT_LE(had_at_once(open.view(), list), static_cast<int>(kBlocks) / 4) << "the first time";
+  EXPECT_GE(had_at_once(open.view(), list), static_cast<int>(kBlocks));
+  EXPECT_GE(had_at_once(open.view(), list), static_cast<int>(kBlocks)) << "the third";
+  open.end();
+}
+
 TEST_F(KernelAhead, NothingElseComes) {
   if (IsSkipped()) return;
   vmem::region r(3 * kBlocks * kBlock);
