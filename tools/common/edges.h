@@ -32,8 +32,9 @@ bool next_line(FILE* file, char (&line)[N]) {
 template <typename Edge>
 void read(const std::string& path, Edge edge) {
   struct stat s;
-  if (stat(path.c_str(), &s) == 0 && !S_ISREG(s.st_mode))
-    throw std::runtime_error(path + " is no ordinary file: it is read several times");
+  // Of a device it may be endless.
+  if (stat(path.c_str(), &s) == 0 && !S_ISREG(s.st_mode) && !S_ISFIFO(s.st_mode))
+    throw std::runtime_error(path + " is no ordinary file");
   const std::unique_ptr<FILE, int (*)(FILE*)> file(fopen(path.c_str(), "re"), fclose);
   if (file == nullptr) throw std::system_error(errno, std::generic_category(), path);
   char line[1 << 10];
