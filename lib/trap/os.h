@@ -151,13 +151,14 @@ struct ScanArgs {
   uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 inline constexpr unsigned long kIoctlScan = _IOWR('f', 16, ScanArgs);  // PAGEMAP_SCAN
+inline constexpr uint64_t kScanWritten = 1 << 1;                       // not write-protected
 inline constexpr uint64_t kScanPresent = 1 << 3;
 inline constexpr uint64_t kScanSwapped = 1 << 4;  // also poisoned, migrating
 inline constexpr uint64_t kScanHuge = 1 << 6;
 
-// pagemap: /proc/self/pagemap. 1 when a page of the range is in one of the categories, 0 when none is, or a negative
-// errno.
-inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories) {
+// pagemap: /proc/self/pagemap. 1 when a page of the range is in one of the categories and not in the one of `except`, 0
+// when none is, or a negative errno.
+inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories, uint64_t except = 0) {
   uint64_t found[3];  // struct page_region
   ScanArgs args{};
   args.size = sizeof args;
@@ -166,6 +167,7 @@ inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categori
   args.out = reinterpret_cast<uintptr_t>(found);
   args.out_len = 1;
   args.max_pages = 1;
+  args.category_inverted = args.category_mask = except;
   args.category_anyof_mask = categories;
   args.return_mask = categories;
   const int rc = ioctl(pagemap, kIoctlScan, &args);

@@ -28,6 +28,7 @@
 #include <cstring>
 
 #include "core/big_lock.h"
+#include "core/break.h"
 #include "core/fork.h"
 #include "core/guarded_read.h"
 #include "core/log.h"
@@ -99,6 +100,7 @@ class UserfaultTrap final : public Trap {
   Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
   CoreDump dump_of(const void* address) const;
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
+  int let_store(uintptr_t frame, size_t size);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
   Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
@@ -418,6 +420,15 @@ Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame,
   return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
 }
 
+// A page that is present loses its write protection when it moves, one that the kernel has swapped out takes it along.
+// In a frame it would stop the thread of ours that uses the frame next, for good: nobody answers for frames.
+int UserfaultTrap::let_store(uintptr_t frame, size_t size) {
+  core::step("trap.take.moved");
+  if (!caps_.write_protect || core::broken("let_store")) return 0;
+  if (os::any_page(pagemap_, frame, size, os::kScanPresent | os::kScanSwapped, os::kScanWritten) == 0) return 0;
+  return write_protect_pages(fd_, frame, size, false);
+}
+
 // Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.
 Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) {
   if (!caps_.move) {
@@ -434,6 +445,7 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
   }
   if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done);
   if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
+  if (out.error == 0) out.error = let_store(frame, size);
   if (out.error == 0) return {};
   if (out.error == -ENOTRECOVERABLE)
     return core::error(ENOTRECOVERABLE, "take: a part of the range at 0x%zx has no rights and cannot be read", start);

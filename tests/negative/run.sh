@@ -24,6 +24,7 @@ read_refused   | long  | unit PagerRefusedReads.AnAccessIsAnsweredWhenThereIsMem
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
 budget         | long  | unit MemoryFrames.FramesAreDistinctAndEndWithTheBudget
+let_store      | long  | unit TrapTransfer.AFrameTakesNoWriteProtectionAlong
 lease_hold     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 signal_mask    | long  | system Signals.EveryThreadOfTheLibraryHasANameAndBlocksThemAll
 signals_deferred | long | system Signals.HandlersMayInterruptCalls

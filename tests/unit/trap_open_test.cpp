@@ -13,8 +13,10 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
+#include "core/step.h"
 #include "trap/mapping.h"
 #include "trap/os.h"
 #include "trap/probe.h"
@@ -205,6 +207,59 @@ TEST(TrapTransfer, HugeFramesStayWholeWhateverLayWhereTheyGo) {
   EXPECT_TRUE(trap->unmap(region, kSize).ok());
   munmap(huge, kSize);
   munmap(small, kSize);
+  close(probed.pagemap);
+}
+
+// Pages that the kernel has swapped out keep their write protection when they move. Where there is no swap the step
+// hook does to the frame what the kernel would.
+struct Protector {
+  Trap* trap;
+  void* frame;
+  size_t size;
+} protector;
+
+TEST(TrapTransfer, AFrameTakesNoWriteProtectionAlong) {
+  Probed probed;
+  if (const core::Status s = probe({}, &probed); !s.ok()) GTEST_SKIP() << s.text();
+  close(probed.fd);
+  if (probed.self >= 0) close(probed.self);
+  if (!probed.caps.move || !probed.caps.write_protect || probed.pagemap < 0) {
+    if (probed.pagemap >= 0) close(probed.pagemap);
+    GTEST_SKIP() << "this kernel moves no pages (Linux 6.8 does), or /proc/self/pagemap is out of reach";
+  }
+  std::unique_ptr<Trap> trap;
+  ASSERT_TRUE(make_userfault_trap({}, &trap).ok());
+  constexpr size_t kSize = size_t{2} << 20;
+  void *region, *frame;
+  ASSERT_TRUE(trap->attach(kSize, kSize, Transfer::move, &region).ok());
+  ASSERT_TRUE(trap->reserve_frames(kSize, false, &frame).ok());
+  const auto is_protected = [&](void* at) {
+    return os::any_page(probed.pagemap, reinterpret_cast<uintptr_t>(at), kSize, os::kScanPresent | os::kScanSwapped,
+                        os::kScanWritten);
+  };
+  for (const bool by_swap : {true, false}) {
+    SCOPED_TRACE(by_swap ? "swapped out" : "by the step hook");
+    testing::write_pattern(frame, kSize, 1);
+    ASSERT_TRUE(trap->fill(region, kSize, frame, Transfer::move, Protect::no).ok());
+    ASSERT_TRUE(trap->protect(region, kSize).ok());
+    ASSERT_EQ(is_protected(region), 1);
+    if (by_swap) madvise(region, kSize, MADV_PAGEOUT);  // where there is no swap it does nothing
+    protector = {trap.get(), frame, kSize};
+    if (!by_swap) {
+      core::step_hook = [](const char* step) {
+        if (std::string_view(step) != "trap.take.moved") return;
+        EXPECT_TRUE(protector.trap->protect(protector.frame, protector.size).ok());
+      };
+    }
+    const core::Status s = trap->take(region, kSize, frame, Transfer::move);
+    core::step_hook = nullptr;
+    ASSERT_TRUE(s.ok()) << s.text();
+    ASSERT_EQ(is_protected(frame), 0) << "a store to it would wait for ever";
+    EXPECT_EQ(testing::first_wrong(frame, kSize, 1), -1);
+  }
+  EXPECT_TRUE(trap->detach(region, kSize).ok());
+  EXPECT_TRUE(trap->unmap(region, kSize).ok());
+  munmap(frame, kSize);
   close(probed.pagemap);
 }
 
