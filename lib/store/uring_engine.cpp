@@ -128,10 +128,29 @@ core::Status UringEngine::create_ring(Ring& ring) {
   return {};
 }
 
+namespace {
+
+// A filter of system calls may permit rings, and not that they are entered: then every transfer would fail.
+core::Status try_ring(io_uring* ring) {
+  io_uring_prep_nop(io_uring_get_sqe(ring));
+  int rc = 0;
+  do {
+    rc = io_uring_submit_and_wait(ring, 1);
+  } while (rc == -EINTR);
+  io_uring_cqe* end = nullptr;
+  if (rc < 0 || io_uring_peek_cqe(ring, &end) != 0)
+    return core::system_error(rc < 0 ? rc : -EIO, "io_uring_enter failed");
+  io_uring_cqe_seen(ring, end);
+  return {};
+}
+
+}  // namespace
+
 core::Status UringEngine::start() {
   for (Ring& ring : rings_) {
     if (core::Status status = create_ring(ring); !status.ok()) return status;
   }
+  if (core::Status status = try_ring(&rings_[0].uring); !status.ok()) return status;
   io_uring_probe* probe = io_uring_get_probe_ring(&rings_[0].uring);
   const bool usable = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) &&
                       io_uring_opcode_supported(probe, IORING_OP_WRITEV) &&

@@ -43,8 +43,8 @@ void count_warnings(int, const char* line, void*) {
 }
 
 // Exit code 0: io works through threads and exactly one line said so; 77: filters are refused.
-[[noreturn]] void run_where_setup_fails(unsigned error) {
-  if (!forbid(SYS_io_uring_setup, error)) _exit(77);
+[[noreturn]] void run_where_one_fails(unsigned call, unsigned error) {
+  if (!forbid(call, error)) _exit(77);
   core::set_log_sink(count_warnings, nullptr);
   EngineOptions options;
   for (int n = 0; n < 3; ++n) {
@@ -86,12 +86,17 @@ bool filters_work() {
 
 TEST_F(EngineFallback, WhereIoUringIsForbiddenThreadsDoTheWorkAndOneLineSaysWhy) {
   NEEDS_FILTERS();
-  EXPECT_EXIT(run_where_setup_fails(EPERM), testing::ExitedWithCode(0), "slower.*seccomp profile");
+  EXPECT_EXIT(run_where_one_fails(SYS_io_uring_setup, EPERM), testing::ExitedWithCode(0), "slower.*seccomp profile");
 }
 
 TEST_F(EngineFallback, WhereIoUringIsUnknownThreadsDoTheWorkAndOneLineSaysWhy) {
   NEEDS_FILTERS();
-  EXPECT_EXIT(run_where_setup_fails(ENOSYS), testing::ExitedWithCode(0), "slower.*kernel lacks it");
+  EXPECT_EXIT(run_where_one_fails(SYS_io_uring_setup, ENOSYS), testing::ExitedWithCode(0), "slower.*kernel lacks it");
+}
+
+TEST_F(EngineFallback, WhereRingsCanBeMadeAndNotEnteredThreadsDoTheWork) {
+  NEEDS_FILTERS();
+  EXPECT_EXIT(run_where_one_fails(SYS_io_uring_enter, EPERM), testing::ExitedWithCode(0), "slower.*seccomp profile");
 }
 
 [[noreturn]] void run_where_enter_fails_later() {
