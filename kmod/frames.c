@@ -6,7 +6,7 @@
  */
 
 #include <linux/delay.h>
-#include <linux/sched/user.h>
+#include <linux/cred.h>
 
 #include "vmem.h"
 
@@ -409,9 +409,9 @@ int vmem_release(struct vmem_ctx *ctx, void *argument)
 
 /* Long-term pins of the caller's own memory. */
 struct vmem_pinned {
-	struct user_struct *user;
+	const struct cred *cred;	/* keeps its user: not all of 6.1 export free_uid() */
 	struct mm_struct *mm;	/* whose pinned_vm counts them */
-	unsigned long charged;	/* pages, or 0: on the accounts of @user and the context's user */
+	unsigned long charged;	/* pages, or 0: on the accounts of its and the context's user */
 	unsigned long pages;	/* pinned */
 	unsigned long all;	/* pages, in the counters */
 	bool write;
@@ -421,13 +421,13 @@ struct vmem_pinned {
 static void vmem_pin_free(struct vmem_ctx *ctx, struct vmem_pinned *pinned)
 {
 	unpin_user_pages_dirty_lock(pinned->page, pinned->pages, pinned->write);
-	atomic_long_sub(pinned->charged, &pinned->user->locked_vm);
+	atomic_long_sub(pinned->charged, &pinned->cred->user->locked_vm);
 	atomic_long_sub(pinned->charged, &ctx->user->pinned);
 	atomic64_sub(pinned->all, &pinned->mm->pinned_vm);
 	mmdrop(pinned->mm);
 	atomic64_sub(pinned->all << PAGE_SHIFT, &ctx->pinned_bytes);
 	vmem_add(vmem_pinned_bytes, -(s64)(pinned->all << PAGE_SHIFT));
-	free_uid(pinned->user);
+	put_cred(pinned->cred);
 	kvfree(pinned);
 }
 
@@ -448,7 +448,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	if (!pinned)
 		return -ENOMEM;
 	pinned->write = arg->flags & VMEM_PIN_WRITE;
-	pinned->user = get_uid(current_user());
+	pinned->cred = get_current_cred();
 	pinned->mm = current->mm;
 	mmgrab(pinned->mm);
 	pinned->all = pages;
@@ -457,7 +457,7 @@ int vmem_pin(struct vmem_ctx *ctx, void *argument)
 	vmem_add(vmem_pinned_bytes, arg->size);
 	if (!capable(CAP_IPC_LOCK)) {
 		pinned->charged = pages;
-		i = atomic_long_add_return(pages, &pinned->user->locked_vm);
+		i = atomic_long_add_return(pages, &pinned->cred->user->locked_vm);
 		i = max_t(unsigned long, i, atomic_long_add_return(pages, &ctx->user->pinned));
 		if (i > rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT)
 			goto err_free;
