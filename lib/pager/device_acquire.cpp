@@ -209,12 +209,12 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     lock.hold();
     // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
     queues_.wishes.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
-    for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
     gpus_.work().notify_all();
   });
   for (; done < spans.size(); ++done) {
-    if (Status s = lease(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+    if (Status s = grants_.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
   }
   hold_leased(lock, spans, d);
   // Before it is asked for: workers would take what there is room for.

@@ -25,33 +25,13 @@ using core::Status;
 
 namespace {
 
-Status no_memory() {
-  return error(ENOMEM, "no memory for bookkeeping");
-}
-
-// The blocks of a range that are leased, in runs at one location, until each(first, last, location) returns false.
-template <typename Each>
-void each_run(const LeaseMap& leases, BlockIndex first, BlockIndex end, Each each) {
-  while (first < end) {
-    const int location = leases.find(first)->front().location;
-    BlockIndex last = first;
-    leases.visit(first, end - 1, [&](BlockIndex, BlockIndex to, const Leases& l) {
-      if (l.front().location != location) return false;
-      last = to;
-      return true;
-    });
-    if (!each(first, last, location)) return;
-    first = last + 1;
-  }
-}
-
 // Where the stream's leases of these ranges are: a device, or, last, the host. Empty where it does not have them all.
 std::bitset<device::kMaxDevices + 1> locations_of(std::span<const SpanOf> spans, void* stream) {
   std::bitset<device::kMaxDevices + 1> at;
   for (const SpanOf& s : spans) {
     const LeaseMap& leases = s.region->leases;
     if (leases.unleased(s.first, s.last, stream) <= s.last) return {};
-    each_run(leases, s.first, s.last + 1, [&](BlockIndex, BlockIndex, int location) {
+    each_leased_run(leases, s.first, s.last + 1, [&](BlockIndex, BlockIndex, int location) {
       at.set(location >= 0 ? static_cast<size_t>(location) : device::kMaxDevices);
       return true;
     });
@@ -60,16 +40,6 @@ std::bitset<device::kMaxDevices + 1> locations_of(std::span<const SpanOf> spans,
 }
 
 }  // namespace
-
-// Locked. The leases of a release that is not to be.
-void Pager::give_leases_back(const Ending& ending) {
-  for (const SpanOf& s : ending.spans) {
-    const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
-    count_leases(*s.region, ending.device, 0, change.ending, false);
-    s.region->leases.join(s.first, s.last);
-    tables_.charge_leases(*s.region);
-  }
-}
 
 // Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
 void Pager::forget_saved(const Ending& ending) {
@@ -120,12 +90,8 @@ void Pager::reap(Lock& lock) {
       const Ending* const e = queues_.endings.find(look.id);
       if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) gpus_.saw_loss(look.device, look.health);
-      for (const SpanOf& s : e->spans) {
-        ++s.region->in_flight;
-        const LeaseMap::Change change = s.region->leases.end(s.first, s.last, e->stream);
-        count_leases(*s.region, e->device, change.leased, change.ending, false);
-        tables_.charge_leases(*s.region);
-      }
+      for (const SpanOf& s : e->spans) ++s.region->in_flight;
+      grants_.end(*e);
       queues_.endings.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
@@ -193,7 +159,8 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
         "the lease of %s, in whole blocks of %s%s, does not fit device %d: device_budget %s, %s leased already; "
         "holders: %s",
         core::human_bytes(need).c_str(), spans.size() == 1 ? "" : "up to ", core::human_bytes(largest).c_str(), d,
-        core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(), lease_holders().c_str());
+        core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(),
+        grants_.holders().c_str());
   }
   *wait = true;
   return {};
@@ -239,71 +206,6 @@ void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
   }
 }
 
-// Locked. Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its
-// spans are noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never
-// told to anybody): there is no room in `endings`, which the caller makes without the lock.
-// asked: null, or of the acquires of each span.
-Status Pager::take_leases(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
-                          std::list<Ending>* endings) {
-  const auto access_of = [&](size_t span) { return asked != nullptr ? asked[span].access : 0; };
-  size_t divided = 0, i = 0;
-  BlockIndex next = 0;  // of span i
-  const auto join = [&] {
-    lock.hold();
-    for (size_t k = 0; k < divided; ++k) {
-      Region& r = *spans[k].region;
-      const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
-      count_leases(r, VMEM_HOST, lost, 0, false);
-      tables_.charge_leases(r);
-      if (lost != 0) map_.progress().made();
-    }
-  };
-  core::OnExit undo([&] {
-    for (Ending& e : *endings) e.spans.clear();
-    for (size_t k = 0; k <= i && k < spans.size(); ++k) {
-      Region& r = *spans[k].region;
-      each_run(r.leases, spans[k].first, k == i ? next : spans[k].last + 1,
-               [&](BlockIndex first, BlockIndex last, int location) {
-                 lock.hold();
-                 const LeaseMap::Change change = r.leases.revive(first, last, stream, access_of(k));
-                 count_leases(r, location, 0, change.ending, false);
-                 return true;
-               });
-    }
-    join();
-  });
-  for (; divided < spans.size(); ++divided) {
-    if (!spans[divided].region->leases.divide(spans[divided].first, spans[divided].last)) return no_memory();
-  }
-  for (; i < spans.size(); ++i) {
-    Region& r = *spans[i].region;
-    next = spans[i].first;
-    if (const BlockIndex b = r.leases.unleased(next, spans[i].last, stream); b <= spans[i].last) {
-      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", map_.where(r, b).c_str(),
-                   stream);
-    }
-    each_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
-      lock.hold();
-      if (location >= 0) {
-        const auto e = std::find_if(endings->begin(), endings->end(),
-                                    [&](const Ending& x) { return x.device == location || x.spans.empty(); });
-        if (e == endings->end() || e->spans.size() == e->spans.capacity()) return false;
-        e->spans.push_back({&r, first, last});
-        e->device = location;
-        e->stream = stream;
-      }
-      const LeaseMap::Change change = r.leases.release(first, last, stream, access_of(i));
-      count_leases(r, location, 0, change.ending, true);
-      next = last + 1;
-      return true;
-    });
-    if (next <= spans[i].last) return Status(ENOBUFS, "");
-  }
-  undo.dismiss();
-  join();
-  return {};
-}
-
 // A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
 // the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
 Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
@@ -333,7 +235,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
       }
       continue;
     }
-    result = take_leases(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
+    result = grants_.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
     for (auto e = made.begin(); e != made.end();) {
       const auto next = std::next(e);
@@ -370,7 +272,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     }
     Lock lock(map_.mutex());
     if (!recorded.ok() && health.ok()) {
-      give_leases_back(*e);
+      grants_.revive(*e);
       queues_.endings.end(*e, &made);
       result = std::move(recorded);
       map_.notify();

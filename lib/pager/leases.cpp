@@ -17,21 +17,6 @@ using core::State;
 using core::Status;
 using core::Urgency;
 
-core::OwnString Pager::lease_holders() try {
-  core::OwnString text;
-  int named = 0;
-  for (const auto& [base, r] : map_.regions()) {
-    if (r->leases.empty()) continue;
-    if (++named > 4) return text + ", ..";
-    text += core::textf("%sregion %s%llu %s", text.empty() ? "" : ", ", r->name.empty() ? "" : (r->name + " #").c_str(),
-                        static_cast<unsigned long long>(r->id),
-                        core::human_bytes(r->leases.blocks() * r->block_size).c_str());
-  }
-  return text.empty() ? core::OwnString("none") : text;
-} catch (const std::bad_alloc&) {
-  return "";
-}
-
 namespace {
 
 constexpr unsigned kRefusals = 10;  // at least, until what the trap refuses is given up: a clock alone tells nothing
@@ -41,64 +26,6 @@ Status no_memory() {
 }
 
 }  // namespace
-
-// Locked. So many blocks are leased, and of them so many under ending leases alone: more than before, or fewer.
-void Pager::count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
-  const uint64_t bytes = leased * r.block_size;
-  if (location < 0) {
-    more ? reserve_.lease(bytes) : reserve_.release(bytes);
-  } else {
-    gpus_[static_cast<size_t>(location)].budget.count_leases(bytes, ending * r.block_size, more);
-  }
-}
-
-// Locked; room on a device has been made sure of. Leases all of the span or nothing; match_holds() comes after it.
-Status Pager::lease(const SpanOf& span, unsigned access, int location, void* stream) {
-  Region& r = *span.region;
-  int other = location;
-  BlockIndex at = 0;
-  r.leases.visit(span.first, span.last, [&](BlockIndex first, BlockIndex, const Leases& leases) {
-    other = leases.front().location;
-    at = first;
-    return other == location;
-  });
-  if (other != location) {
-    return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(r, at).c_str(), other);
-  }
-  const uint64_t tables = budget_.charged(memory::Use::tables);
-  const bool prepared = r.leases.prepare(span.first, span.last, stream);
-  tables_.charge_leases(r);
-  const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
-  const uint64_t wanted = location < 0 ? fresh : 0, kept = reserve_.bytes() + frames_.least_overhead();
-  const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
-  const bool fits = !costs || reserve_.fits(wanted);
-  if (!prepared || !fits) {
-    r.leases.join(span.first, span.last);
-    tables_.charge_leases(r);
-    if (!prepared) return no_memory();
-    return error(ENOMEM,
-                 "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
-                 "holders: %s",
-                 core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
-                 core::human_bytes(reserve_.pinned()).c_str(), lease_holders().c_str());
-  }
-  const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
-  tables_.charge_leases(r);
-  count_leases(r, location, change.leased, 0, true);
-  count_leases(r, location, 0, change.ending, false);
-  ++r.granted;
-  return {};
-}
-
-// Locked. The acquire is as if it had never been; match_holds() comes after it.
-void Pager::take_back_lease(const SpanOf& span, unsigned access, int location, void* stream) {
-  Region& r = *span.region;
-  const LeaseMap::Change change = r.leases.take_back(span.first, span.last, location, stream, access);
-  tables_.charge_leases(r);
-  count_leases(r, location, change.leased, 0, false);
-  count_leases(r, location, 0, change.ending, true);
-  if (change.leased != 0) map_.progress().made();
-}
 
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
   const core::OnExit asked([&] {
@@ -129,15 +56,15 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   size_t done = 0;
   core::OnExit undo([&] {
     lock.hold();
-    for (size_t i = 0; i < done; ++i) take_back_lease(spans[i], ranges[i].access, location, stream);
+    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, location, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
   });
   for (; done < spans.size(); ++done) {
-    Status s = lease(spans[done], ranges[done].access, location, stream);
+    Status s = grants_.grant(spans[done], ranges[done].access, location, stream);
     while (s.code() == -ENOMEM && frees_staging(lock)) {
       // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
       if (s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) break;
-      s = lease(spans[done], ranges[done].access, location, stream);
+      s = grants_.grant(spans[done], ranges[done].access, location, stream);
     }
     if (!s.ok()) return s;
   }
@@ -298,7 +225,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         waits_.queue().give_up_acquire(r, b);
         if (!writes_.error().ok()) return writes_.take_error();
         return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
-                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, lease_holders().c_str());
+                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, grants_.holders().c_str());
       }
       lock.sleep_for(map_.changed(), std::chrono::milliseconds(50));
     } else {

@@ -40,6 +40,7 @@ Pager::Pager(Parts parts, Config config)
       tables_(budget_, reserve_, map_.residents(), map_.moves(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
+      grants_(shared_, gpus_),
       pressure_(shared_),
       failed_(shared_, pressure_),
       waits_(shared_, pressure_, failed_),
@@ -309,7 +310,7 @@ std::string Pager::check() {
   Lock lock(map_.mutex());
   while (staging_.growing()) lock.sleep(map_.changed());  // a slab that is being made is charged already
   if (std::string s = map_.check(); !s.empty()) return s;
-  uint64_t leased = 0, charged = 0, tables = 0;
+  uint64_t charged = 0, tables = 0;
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : map_.regions()) {
     tables += r->table_charged + r->leases_charged;
@@ -322,11 +323,6 @@ std::string Pager::check() {
         if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
       }
     }
-    r->leases.visit(0, r->blocks - 1,
-                    [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
-                      if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * size;
-                      return true;
-                    });
   }
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
@@ -357,7 +353,7 @@ std::string Pager::check() {
   }
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
   if (std::string s = tables_.check(tables); !s.empty()) return s;
-  if (std::string s = reserve_.check(leased, map_.regions().size()); !s.empty()) return s;
+  if (std::string s = grants_.check(); !s.empty()) return s;
   return gpus_.check();
 }
 

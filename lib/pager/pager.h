@@ -22,6 +22,7 @@
 #include "pager/fault_service.h"
 #include "pager/gpus.h"
 #include "pager/host_reserve.h"
+#include "pager/lease_grants.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
 #include "pager/progress.h"
@@ -113,12 +114,8 @@ class Pager final : private BlockMap::Above,
   core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
-  void count_leases(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) VMEM_LOCKED;
-  void take_back_lease(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
-  core::Status lease(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after) VMEM_LOCKED;
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
-  core::OwnString lease_holders() VMEM_LOCKED;
   core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) VMEM_LOCKED;
   core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped) VMEM_LOCKED;
@@ -245,10 +242,7 @@ class Pager final : private BlockMap::Above,
                              const Ask* ask) VMEM_LOCKED;
   void reap(Lock& lock) VMEM_LOCKED;
   void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
-  void give_leases_back(const Ending& ending) VMEM_LOCKED;
   void forget_saved(const Ending& ending) VMEM_LOCKED;
-  core::Status take_leases(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
-                           std::list<Ending>* endings) VMEM_LOCKED;
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
 
   std::unique_ptr<trap::Trap> trap_;
@@ -268,6 +262,7 @@ class Pager final : private BlockMap::Above,
   HostReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
   TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
+  LeaseGrants grants_;
   MemoryPressure pressure_;
   FailedBlocks failed_;
   MemoryWaits waits_;

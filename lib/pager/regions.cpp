@@ -520,13 +520,7 @@ Status Pager::destroy(void* ptr, bool force) {
   lock.lock();
   // Nobody finds it any more; those who know it by a resident see that it is dying.
   const std::unique_ptr<Region> gone = std::move(map_.regions().extract(it).mapped());
-  r.leases.visit(0, r.blocks - 1, [&](BlockIndex first, BlockIndex last, const Leases& leases) {
-    const int location = leases.front().location;
-    const bool ending = std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
-    lock.hold();
-    count_leases(r, location, last - first + 1, ending ? last - first + 1 : 0, false);
-    return true;
-  });
+  grants_.forget(lock, r);
   queues_.endings.forget(r);
   core::Few<core::Extent, 256> extents;  // freeing needs no memory
   const auto release_extents = [&]() VMEM_LOCKED {

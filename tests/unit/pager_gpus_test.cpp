@@ -4,8 +4,7 @@
 
 #include <cerrno>
 
-#include "pager/gpus.h"
-#include "pager_parts.h"
+#include "pager_device_parts.h"
 
 namespace {
 
@@ -14,73 +13,17 @@ using vmem::core::error;
 using vmem::core::kHugePage;
 using vmem::core::State;
 using vmem::core::Status;
-using vmem::pager::Gpus;
 using vmem::pager::Region;
-namespace device = vmem::device;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-// They are asked how they are and what they have, and nothing else.
-class FakeDevices final : public device::Devices {
- public:
-  const char* name() const override { return "fake"; }
-  int count() const override { return 2; }
-  const device::Info& info(int) const override { return info_; }
-  Status memory(int, device::Memory* out) override {
-    ++asked_memory;
-    *out = {free, 100 * kMiB, 0};
-    return {};
-  }
-  Status health(int d) override { return lost == d ? error(EIO, "as the test wants it") : Status(); }
-  Status probe(int d) override {
-    ++probes;
-    return health(d);
-  }
-  uint64_t free = 100 * kMiB;
-  int lost = -1;
-  size_t asked_memory = 0, probes = 0;
-
-  Status reserve(size_t, size_t, int, void**) override { return no(); }
-  Status release(void*) override { return no(); }
-  Status prepare(std::span<const device::Range>, int, bool*) override { return no(); }
-  Status copy_in(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
-  Status copy_out(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
-  Status open(std::span<const device::Range>, device::Access) override { return no(); }
-  Status hold(std::span<const device::Range>, device::Access) override { return no(); }
-  Status punch(std::span<const device::Range>) override { return no(); }
-  Status settle(std::span<const device::Range>) override { return no(); }
-  Status migrate(std::span<const device::Range>, int, int, std::span<Status>) override { return no(); }
-  Status advise(device::Range, device::Advice, int, bool) override { return no(); }
-  Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
-  Status check_stream(void*, int) override { return no(); }
-  Status order_after(const device::Ticket&, void*, int) override { return no(); }
-  Status record(void*, int, device::Ticket*) override { return no(); }
-  Status poll(const device::Ticket&, bool*) override { return no(); }
-  Status wait(const device::Ticket&) override { return no(); }
-  Status drain(int) override { return no(); }
-  Status pin(void*, size_t) override { return no(); }
-  Status unpin(void*) override { return no(); }
-
- private:
-  static Status no() {
-    ADD_FAILURE() << "a call that is none of its business";
-    return error(EIO, "none of its business");
-  }
-  device::Info info_{};
-};
-
-class PagerGpus : public vmem::pager::test::PagerParts {
- protected:
-  FakeDevices devices;
-  vmem::pager::BlockMap of_devices{trap, space, staging, counters, config, 2, *this};
-  Gpus gpus{&devices, of_devices, config};
-};
+class PagerGpus : public vmem::pager::test::DeviceParts {};
 
 TEST_F(PagerGpus, TheFirstUseSettlesABudgetAndTheNextAsksNobody) {
   ASSERT_TRUE(gpus.use(1).ok());
   ASSERT_TRUE(gpus.use(1).ok());
   EXPECT_EQ(devices.asked_memory, 1u);
-  BigLock lock(of_devices.mutex());
+  BigLock lock(map.mutex());
   EXPECT_EQ(gpus[1].budget.budget(), 80 * kMiB) << "four fifths of what is free";
   EXPECT_FALSE(gpus[0].budget.begun());
   EXPECT_EQ(gpus.check(), "");
@@ -91,18 +34,18 @@ TEST_F(PagerGpus, ABudgetThatTheDeviceHasNotIsRefusedAndMayBeAskedForAgain) {
   devices.free = 64 * kMiB;
   EXPECT_EQ(gpus.use(0).code(), -ENOMEM);
   {
-    BigLock lock(of_devices.mutex());
+    BigLock lock(map.mutex());
     EXPECT_FALSE(gpus[0].budget.begun());
   }
   devices.free = 95 * kMiB;
   EXPECT_TRUE(gpus.use(0).ok());
-  BigLock lock(of_devices.mutex());
+  BigLock lock(map.mutex());
   EXPECT_EQ(gpus[0].budget.budget(), 90 * kMiB);
 }
 
 TEST_F(PagerGpus, ALossIsSeenOnceAndCallsTheWorkers) {
   ASSERT_TRUE(gpus.use(0).ok());
-  BigLock lock(of_devices.mutex());
+  BigLock lock(map.mutex());
   const Status loss = error(EIO, "as the test wants it");
   const uint64_t called = gpus.work().count();
   gpus.saw_loss(0, Status());
@@ -131,13 +74,13 @@ TEST_F(PagerGpus, OnlyDevicesInUseAreAskedWhetherTheyAreLost) {
   gpus.look_for_loss();
   gpus.look_for_loss();
   EXPECT_EQ(devices.probes, 1u) << "what is lost is not asked again";
-  BigLock lock(of_devices.mutex());
+  BigLock lock(map.mutex());
   EXPECT_TRUE(gpus[1].lost);
 }
 
 TEST_F(PagerGpus, WhoIsRefusedMemoryLowersTheLimitToWhatIsThere) {
   ASSERT_TRUE(gpus.use(0).ok());
-  BigLock lock(of_devices.mutex());
+  BigLock lock(map.mutex());
   const uint64_t called = gpus.work().count();
   gpus[0].budget.charge(4 * kHugePage);
   gpus.follow_down(0, kHugePage);
@@ -158,8 +101,8 @@ TEST_F(PagerGpus, ItsCheckFindsABlockThatIsChargedNowhere) {
   r.blocks = 4;
   r.gpu = true;
   ASSERT_TRUE(r.table.create(4).ok());
-  BigLock lock(of_devices.mutex());
-  of_devices.regions().emplace(uintptr_t{kHugePage}, std::move(made));
+  BigLock lock(map.mutex());
+  map.regions().emplace(uintptr_t{kHugePage}, std::move(made));
   EXPECT_EQ(gpus.check(), "");
   r.table.change(2, State::untouched, State::entering);
   EXPECT_NE(gpus.check(), "");
@@ -169,6 +112,7 @@ TEST_F(PagerGpus, ItsCheckFindsABlockThatIsChargedNowhere) {
   EXPECT_NE(gpus.check(), "") << "no table of leases has it";
   gpus[0].budget.count_leases(kHugePage, 0, false);
   gpus[0].budget.credit(kHugePage);
+  map.regions().erase(kHugePage);
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   static constexpr size_t kBlock = 64 << 10;
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
 
+  explicit PagerParts(size_t devices = 0) : map(trap, space, staging, counters, config, devices, *this) {}
+
   // Blocks of 64 KiB, which are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous) {
     auto r = std::make_unique<Region>(blocks, 0);
@@ -106,7 +108,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   HostBudget budget{kBudget};
   FramePool frames{trap, budget, {}};
   StagingPools staging{budget, 50};
-  BlockMap map{trap, space, staging, counters, config, 0, *this};
+  BlockMap map;
   WriteBackState writes;
   ProgressClock clock{map, writes, config};
   ShownCopies shown{trap, map.residents(), clock, counters, false};

@@ -1,0 +1,78 @@
+// The classes of the device tier, each on those below it, on two devices that answer as the test says.
+#pragma once
+
+#include <cerrno>
+
+#include "pager/gpus.h"
+#include "pager/lease_grants.h"
+#include "pager_parts.h"
+
+namespace vmem::pager::test {
+
+// They are asked how they are and what they have, and nothing else, unless the test says so.
+class FakeDevices : public device::Devices {
+ public:
+  const char* name() const override { return "fake"; }
+  int count() const override { return 2; }
+  const device::Info& info(int) const override { return info_; }
+  core::Status memory(int, device::Memory* out) override {
+    ++asked_memory;
+    *out = {free, 100 * kMiB, 0};
+    return {};
+  }
+  core::Status health(int d) override { return lost == d ? core::error(EIO, "as the test wants it") : core::Status(); }
+  core::Status probe(int d) override {
+    ++probes;
+    return health(d);
+  }
+  static constexpr uint64_t kMiB = uint64_t{1} << 20;
+  uint64_t free = 100 * kMiB;
+  int lost = -1;
+  size_t asked_memory = 0, probes = 0;
+
+  core::Status reserve(size_t, size_t, int, void**) override { return no(); }
+  core::Status release(void*) override { return no(); }
+  core::Status prepare(std::span<const device::Range>, int, bool*) override { return no(); }
+  core::Status copy_in(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
+  core::Status copy_out(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
+  core::Status open(std::span<const device::Range>, device::Access) override { return no(); }
+  core::Status hold(std::span<const device::Range>, device::Access) override { return no(); }
+  core::Status punch(std::span<const device::Range>) override { return no(); }
+  core::Status settle(std::span<const device::Range>) override { return no(); }
+  core::Status migrate(std::span<const device::Range>, int, int, std::span<core::Status>) override { return no(); }
+  core::Status advise(device::Range, device::Advice, int, bool) override { return no(); }
+  core::Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
+  core::Status check_stream(void*, int) override { return no(); }
+  core::Status order_after(const device::Ticket&, void*, int) override { return no(); }
+  core::Status record(void*, int, device::Ticket*) override { return no(); }
+  core::Status poll(const device::Ticket&, bool*) override { return no(); }
+  core::Status wait(const device::Ticket&) override { return no(); }
+  core::Status drain(int) override { return no(); }
+  core::Status pin(void*, size_t) override { return no(); }
+  core::Status unpin(void*) override { return no(); }
+
+ private:
+  static core::Status no() {
+    ADD_FAILURE() << "a call that is none of its business";
+    return core::error(EIO, "none of its business");
+  }
+  device::Info info_{};
+};
+
+class DeviceParts : public PagerParts {
+ protected:
+  DeviceParts() : PagerParts(2) {}
+  void TearDown() override {
+    {
+      core::BigLock lock(map.mutex());
+      EXPECT_EQ(grants.check(), "");
+      EXPECT_EQ(gpus.check(), "");
+    }
+    PagerParts::TearDown();
+  }
+  FakeDevices devices;
+  Gpus gpus{&devices, map, config};
+  LeaseGrants grants{shared, gpus};
+};
+
+}  // namespace vmem::pager::test
