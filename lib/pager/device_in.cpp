@@ -178,7 +178,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       scratch = frames_.get_bounce(size);
       if (scratch == nullptr) return Start::no_frame;
     }
-    frame = staging_frame(r, staging_.of(r).growth.reserve());
+    frame = supply_.frame(r, staging_.of(r).growth.reserve());
     if (frame == nullptr) {
       if (scratch != nullptr) frames_.put_bounce(scratch, size);
       return Start::no_frame;
@@ -505,7 +505,7 @@ void Pager::end_in(InBatch& in) {
     if (over_trap)
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
-    if (m->image != nullptr && !keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
+    if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
     map_.admit(r, m->block, stamp);
     answer_on_device(r, m->block);
     map_.free_move(m);

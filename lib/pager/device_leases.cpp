@@ -252,7 +252,7 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     for (const SpanOf& s : spans) --s.region->in_flight;
     map_.notify();
     // Evictors that lack nothing sleep, and a release gives them nothing to do.
-    if (waits_.must_evict() || !waits_.queue().empty() || short_of_staging()) pressure_.call_evictors();
+    if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.call_evictors();
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");

@@ -62,7 +62,7 @@ Move* Pager::begin_leave(Region& r, BlockIndex b, Leave how) {
   std::byte* frame = nullptr;
   if (kept) frame = map_.copies().hold(block.aux);
   if (copy) {
-    frame = staging_frame(r, 0);
+    frame = supply_.frame(r, 0);
     if (frame == nullptr) return nullptr;
   }
   Move* m = map_.new_move(r, b);

@@ -63,7 +63,7 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
   }
   Block& block = r.table[b];
   const bool kept = map_.copies().has(block.aux);
-  std::byte* const frame = kept ? map_.copies().hold(block.aux) : staging_frame(r, 0);
+  std::byte* const frame = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
   if (frame == nullptr) {
     budget_.credit(r.block_size);
     return nullptr;

@@ -186,121 +186,14 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   return {};
 }
 
+void Pager::set_staging_share(unsigned percent) {
+  Lock lock(map_.mutex());
+  supply_.set_share(percent);
+}
+
 void Pager::set_device_reserve(uint64_t bytes) {
   Lock lock(map_.mutex());
   config_.device_reserve = bytes;
-}
-
-// ---- staging frames
-
-void Pager::set_staging_share(unsigned percent) {
-  Lock lock(map_.mutex());
-  for (StagingPool& p : staging_) p.growth.set_share(percent);
-  gpus_.work().notify_all();
-}
-
-// Makes another slab, without the lock meanwhile. One thread at a time.
-Status Pager::grow_staging(Lock& lock, StagingPool& pool, size_t at_most) {
-  const size_t frames = pool.growth.take(at_most);
-  if (frames == 0) return {};
-  if (!pool.frames.reserve(frames, reserve_.bytes())) {
-    pool.growth.no_room(now_ns());
-    pressure_.call_evictors();
-    return Status(EAGAIN, "");
-  }
-  pool.growth.begin();
-  lock.unlock();
-  Staging::Slab slab;
-  Status s = Staging::make_slab(*devices_, *trap_, frames, pool.frames.frame(), config_.numa_nodes, &slab);
-  lock.lock();
-  pool.growth.end(s.ok(), now_ns());
-  if (s.ok()) {
-    pool.frames.add_slab(*devices_, slab);
-    map_.resize_policies();
-  } else {
-    pool.frames.unreserve(frames);
-    core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
-              static_cast<int>(s.text().size()), s.text().data());
-  }
-  map_.notify();
-  return s;
-}
-
-// Frames of a size that no region has any more, given back for those of another; without the lock meanwhile. False:
-// there are none, or they may not go now.
-bool Pager::end_unused_staging(Lock& lock) {
-  StagingPool* const pool = staging_.unused();
-  if (pool == nullptr) return false;
-  const Staging::Slab slab = pool->frames.take_slab();
-  pool->growth.begin();  // nobody makes any meanwhile
-  ++staging_.ending;
-  lock.unlock();
-  core::step("staging.ending");
-  Staging::end_slab(*devices_, slab);
-  lock.lock();
-  --staging_.ending;
-  pool->growth.end(true, now_ns());
-  pool->frames.unreserve(slab.size / pool->frames.frame());
-  map_.resize_policies();
-  gpus_.work().notify_all();
-  map_.notify();
-  return true;
-}
-
-// .. and for whatever else of the host budget would be refused. True also where others give some back meanwhile: they
-// have, when this returns.
-bool Pager::frees_staging(Lock& lock) {
-  if (end_unused_staging(lock)) return true;
-  if (staging_.ending == 0) return false;
-  while (staging_.ending != 0) lock.sleep(map_.changed());  // others give them back
-  return true;
-}
-
-// The pool of a size whose frames are short, so that blocks have to leave them; looked for from `first` on.
-std::optional<uint8_t> Pager::short_of_staging(uint8_t first) {
-  for (uint8_t i = 0; i < device::kUnitSizes && !gpus_.empty(); ++i) {
-    const auto pool = static_cast<uint8_t>(kStagingPools + (first - kStagingPools + i) % device::kUnitSizes);
-    const StagingGrowth& growth = staging_.of(core::kHugePage << (pool - kStagingPools)).growth;
-    if (growth.blocks_must_leave(writes_.leaving(pool))) return pool;
-  }
-  return std::nullopt;
-}
-
-// Staging frames enough to move blocks at all; more come with need. Blocks that the CPU uses leave for them.
-Status Pager::want_staging(const Region& r, uint64_t mark) {
-  constexpr size_t kLeast = Staging::kLeast;
-  Lock lock(map_.mutex());
-  StagingPool& pool = staging_.of(r);
-  for (;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
-    while (pool.growth.growing()) lock.sleep(map_.changed());
-    if (pool.frames.total() != 0) break;
-    Status s;
-    if (pool.growth.fits()) s = grow_staging(lock, pool, pool.frames.slab_frames());
-    if (s.code() == -EAGAIN) s = grow_staging(lock, pool, kLeast);
-    if (pool.frames.total() != 0) break;
-    if (end_unused_staging(lock)) continue;
-    if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
-    const uint64_t frames = kLeast * pool.frames.frame();
-    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !reserve_.fits(frames);
-    if (never || progress_clock_.hopeless(mark)) {
-      reserve_.want_nothing();
-      return error(ENOMEM,
-                   "host_budget %s has no room for the staging frames of the device tier (at least %s for blocks of "
-                   "%s; at most %u %% of the budget, setting staging_share, of which %s are taken) beside %s leased "
-                   "and %s for faults, tables and buffers; raise host_budget, or make the region with VMEM_HOST_ONLY%s"
-                   "%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(frames).c_str(),
-                   core::human_bytes(pool.frames.frame()).c_str(), pool.growth.share(),
-                   core::human_bytes(budget_.charged(Use::staging)).c_str(),
-                   core::human_bytes(reserve_.pinned()).c_str(),
-                   core::human_bytes(frames_.least_overhead() + reserve_.bytes()).c_str(), s.text().empty() ? "" : ": ",
-                   static_cast<int>(s.text().size()), s.text().data());
-    }
-    reserve_.want(frames + reserve_.bytes());
-    pressure_.call_evictors();
-  }
-  reserve_.want_nothing();
-  return {};
 }
 
 // ---- workers
@@ -464,13 +357,7 @@ bool Pager::end_what_waits(Lock& lock) {
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
   if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
-  for (StagingPool& pool : staging_) {
-    if (pool.regions == 0 || !pool.growth.due(now_ns())) continue;
-    // Tried again when somebody wants a frame, or at once where others have given theirs back.
-    if (!pool.growth.fits())
-      end_unused_staging(lock);
-    else if (grow_staging(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN)
-      end_unused_staging(lock);
+  if (supply_.grow(lock)) {
     pump(lock);
     return true;
   }

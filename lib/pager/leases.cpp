@@ -61,7 +61,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   });
   for (; done < spans.size(); ++done) {
     Status s = grants_.grant(spans[done], ranges[done].access, location, stream);
-    while (s.code() == -ENOMEM && frees_staging(lock)) {
+    while (s.code() == -ENOMEM && supply_.give_back(lock)) {
       // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
       if (s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) break;
       s = grants_.grant(spans[done], ranges[done].access, location, stream);

@@ -42,7 +42,7 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
   StagingPool& pool = staging_.of(*r);
-  if (short_of_staging()) return 0;
+  if (supply_.is_short()) return 0;
   const auto most = [&] {
     const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
     const size_t can = total - std::min(total, kept);

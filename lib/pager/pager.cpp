@@ -51,6 +51,7 @@ Pager::Pager(Parts parts, Config config)
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
       write_back_(shared_, pressure_, failed_, installer_, page_in_, isolator_, writer_, *this),
+      supply_(shared_, devices_.get(), gpus_, pressure_, write_back_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
@@ -232,7 +233,7 @@ Status Pager::set_host_budget(uint64_t bytes) {
   do {
     fixed = frames_.least_overhead();
     needed = fixed + std::max(reserve_.pinned() + reserve_.of(bytes), 4 * reserve_.largest_block());
-  } while (bytes < needed && frees_staging(lock));
+  } while (bytes < needed && supply_.give_back(lock));
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "

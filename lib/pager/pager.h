@@ -31,6 +31,7 @@
 #include "pager/region.h"
 #include "pager/shown_copies.h"
 #include "pager/staging_pools.h"
+#include "pager/staging_supply.h"
 #include "pager/table_charges.h"
 #include "vmem/vmem.h"
 
@@ -102,6 +103,9 @@ class Pager final : private BlockMap::Above,
   void reserve_queues(size_t moves) VMEM_LOCKED override;
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
   void host_is_short() VMEM_LOCKED override;
+  std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }
+  bool evict_copy(core::ResidentId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
+  std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override { return supply_.frame(r, keep); }
 
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
@@ -140,8 +144,6 @@ class Pager final : private BlockMap::Above,
 
   // devices.cpp: life of the tier
   core::Status start_devices();
-  core::Status want_staging(const Region& r, uint64_t mark) VMEM_UNLOCKED;
-  core::Status grow_staging(Lock& lock, StagingPool& pool, size_t at_most) VMEM_LOCKED;
   void stop_devices() VMEM_UNLOCKED;
   void device_loop() VMEM_UNLOCKED;
   bool device_step(Lock& lock) VMEM_LOCKED;
@@ -151,9 +153,6 @@ class Pager final : private BlockMap::Above,
   core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
   void reclaim_host_pages(Lock& lock) VMEM_LOCKED;
   void look_at_memory(Lock& lock) VMEM_LOCKED;
-  std::optional<uint8_t> short_of_staging(uint8_t first = kStagingPools) VMEM_LOCKED override;
-  bool end_unused_staging(Lock& lock) VMEM_LOCKED;
-  bool frees_staging(Lock& lock) VMEM_LOCKED;
 
   // device_in.cpp: the way in
   void pump_devices(After& after, bool wake = true) VMEM_LOCKED;
@@ -177,9 +176,6 @@ class Pager final : private BlockMap::Above,
   // copies.cpp, device_out.cpp: the way out, device_room.cpp
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
-  bool evict_copy(core::ResidentId id) VMEM_LOCKED override;
-  std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override;
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
   Move* begin_leave_for_others(int d) VMEM_LOCKED;
   void leave_batch(std::span<Move*> batch) VMEM_UNLOCKED;
@@ -275,6 +271,7 @@ class Pager final : private BlockMap::Above,
   Isolator isolator_;
   StoreWriter writer_;
   WriteBack write_back_;
+  StagingSupply supply_;
   Evictor evictor_;
   FaultService faults_;
 

@@ -214,13 +214,13 @@ Status Pager::make(const NewRegion& what, void** ptr, uint64_t mark) {
   {
     Lock lock(map_.mutex());
     Status s = charge_region(lock, r, mark);
-    while (s.code() == -ENOMEM && frees_staging(lock)) s = charge_region(lock, r, mark);
+    while (s.code() == -ENOMEM && supply_.give_back(lock)) s = charge_region(lock, r, mark);
     if (!s.ok()) return s;
     charged = true;
   }
   void* base = nullptr;
   if (gpu) {
-    if (Status s = want_staging(r, mark); !s.ok()) return s;
+    if (Status s = supply_.want(r, mark); !s.ok()) return s;
     int born = 0;  // on any that is well
     while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
     if (Status s = devices_->reserve(r.span, block_size, born, &base); !s.ok()) return s;

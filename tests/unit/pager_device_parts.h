@@ -5,6 +5,7 @@
 
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
+#include "pager/staging_supply.h"
 #include "pager_parts.h"
 
 namespace vmem::pager::test {
@@ -28,7 +29,7 @@ class FakeDevices : public device::Devices {
   static constexpr uint64_t kMiB = uint64_t{1} << 20;
   uint64_t free = 100 * kMiB;
   int lost = -1;
-  size_t asked_memory = 0, probes = 0;
+  size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
   core::Status release(void*) override { return no(); }
@@ -48,8 +49,14 @@ class FakeDevices : public device::Devices {
   core::Status poll(const device::Ticket&, bool*) override { return no(); }
   core::Status wait(const device::Ticket&) override { return no(); }
   core::Status drain(int) override { return no(); }
-  core::Status pin(void*, size_t) override { return no(); }
-  core::Status unpin(void*) override { return no(); }
+  core::Status pin(void*, size_t) override {
+    ++pinned;
+    return {};
+  }
+  core::Status unpin(void*) override {
+    --pinned;
+    return {};
+  }
 
  private:
   static core::Status no() {
@@ -59,9 +66,42 @@ class FakeDevices : public device::Devices {
   device::Info info_{};
 };
 
-class DeviceParts : public PagerParts {
+struct TwoDevices {
+  FakeDevices devices;
+};
+
+class DeviceParts : protected TwoDevices, public PagerParts {
  protected:
+  static constexpr size_t kUnit = device::kUnit;
+
   DeviceParts() : PagerParts(2) {}
+  // Blocks of 2 MiB, which may be on devices.
+  Region& device_region(size_t blocks) {
+    Region& r = region(blocks, Backing::anonymous, kUnit);
+    core::BigLock lock(map.mutex());
+    r.gpu = true;
+    ++staging.of(r).regions;
+    return r;
+  }
+  // An untouched block is on a device in use, as when it has been moved there; then it is as if it had never been.
+  void place(Region& r, core::BlockIndex b, int d) VMEM_LOCKED {
+    const auto pool = static_cast<uint8_t>(kDevicePools + d);
+    ASSERT_TRUE(map.reserve_block());
+    map.new_resident(r, b, nullptr, pool);
+    r.table.change(b, core::State::untouched, core::State::entering);
+    r.table[b].device = static_cast<uint8_t>(d);
+    tables.charge(r);
+    gpus[static_cast<size_t>(d)].budget.charge(r.block_size);
+    r.table.change(b, core::State::entering, core::State::on_device);
+    map.admit(r, b, map.clock().stamp());
+  }
+  void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
+    gpus[r.table[b].device].budget.credit(r.block_size);
+    r.table.change(b, core::State::on_device, core::State::leaving);
+    map.free_resident(b, r);
+    r.table.change(b, core::State::leaving, core::State::untouched);
+    tables.charge(r);
+  }
   void TearDown() override {
     {
       core::BigLock lock(map.mutex());
@@ -70,9 +110,9 @@ class DeviceParts : public PagerParts {
     }
     PagerParts::TearDown();
   }
-  FakeDevices devices;
   Gpus gpus{&devices, map, config};
   LeaseGrants grants{shared, gpus};
+  StagingSupply supply{shared, &devices, gpus, pressure, write_back};
 };
 
 }  // namespace vmem::pager::test

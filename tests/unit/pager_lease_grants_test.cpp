@@ -21,11 +21,6 @@ class PagerLeaseGrants : public vmem::pager::test::DeviceParts {
     for (Ending& e : endings) e.spans.reserve(4);
     return grants.release(lock, {&span, 1}, nullptr, stream, &endings);
   }
-  Region& device_region(size_t blocks) {
-    Region& r = region(blocks);
-    r.gpu = true;
-    return r;
-  }
   void* const a = &stream_a;
   std::list<Ending> endings;
 
@@ -65,7 +60,7 @@ TEST_F(PagerLeaseGrants, ARangeThatIsLeasedElsewhereIsRefusedAsAWhole) {
   EXPECT_EQ(grants.grant({&r, 0, 3}, VMEM_READ, VMEM_HOST, nullptr).code(), -EBUSY);
   EXPECT_EQ(r.leases.blocks(), 1u);
   EXPECT_EQ(reserve.pinned(), 0u);
-  EXPECT_NE(grants.holders().find("64.0 KiB"), vmem::core::OwnString::npos) << grants.holders();
+  EXPECT_NE(grants.holders().find("2 MiB"), vmem::core::OwnString::npos) << grants.holders();
   grants.take_back({&r, 3, 3}, VMEM_READ, 1, a);
   EXPECT_EQ(grants.holders(), "none");
 }
@@ -75,15 +70,15 @@ TEST_F(PagerLeaseGrants, ALeaseAtADeviceIsEndingFromItsReleaseUntilTheStreamGets
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
   ASSERT_TRUE(grants.grant({&r, 0, 3}, VMEM_WRITE, 0, a).ok());
-  EXPECT_EQ(gpus[0].budget.live(), 4 * kBlock);
+  EXPECT_EQ(gpus[0].budget.live(), 4 * kUnit);
   ASSERT_TRUE(release(lock, {&r, 0, 3}, a, 1).ok());
   EXPECT_EQ(gpus[0].budget.live(), 0u);
-  EXPECT_EQ(gpus[0].budget.leased(), 4 * kBlock);
+  EXPECT_EQ(gpus[0].budget.leased(), 4 * kUnit);
   ASSERT_EQ(endings.front().spans.size(), 1u);
   EXPECT_EQ(endings.front().device, 0);
   EXPECT_EQ(gpus.check(), "");
   grants.revive(endings.front());
-  EXPECT_EQ(gpus[0].budget.live(), 4 * kBlock) << "it was not to be";
+  EXPECT_EQ(gpus[0].budget.live(), 4 * kUnit) << "it was not to be";
   ASSERT_TRUE(release(lock, {&r, 0, 3}, a, 1).ok());
   grants.end(endings.back());
   EXPECT_EQ(gpus[0].budget.leased(), 0u);
@@ -97,7 +92,7 @@ TEST_F(PagerLeaseGrants, AReleaseThatCannotBeAllChangesNothing) {
   ASSERT_TRUE(grants.grant({&r, 0, 3}, VMEM_READ, 0, a).ok());
   EXPECT_EQ(release(lock, {&r, 0, 4}, a, 1).code(), -EINVAL) << "block 4 is not leased";
   EXPECT_EQ(release(lock, {&r, 0, 3}, a, 0).code(), -ENOBUFS) << "there is no room to note it";
-  EXPECT_EQ(gpus[0].budget.live(), 4 * kBlock);
+  EXPECT_EQ(gpus[0].budget.live(), 4 * kUnit);
   EXPECT_EQ(gpus.check(), "");
   grants.take_back({&r, 0, 3}, VMEM_READ, 0, a);
   EXPECT_EQ(gpus[0].budget.leased(), 0u);
@@ -112,7 +107,7 @@ TEST_F(PagerLeaseGrants, ARegionThatGoesTakesItsLeasesWithIt) {
   const auto gone = std::move(map.regions().extract(reinterpret_cast<uintptr_t>(r.base)).mapped());
   grants.forget(lock, *gone);
   tables.credit(*gone);
-  reserve.remove_region(kBlock);
+  reserve.remove_region(kUnit);
   EXPECT_EQ(reserve.pinned(), 0u);
   EXPECT_EQ(gpus[0].budget.leased(), 0u);
 }

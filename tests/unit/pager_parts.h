@@ -20,16 +20,16 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
 
   explicit PagerParts(size_t devices = 0) : map(trap, space, staging, counters, config, devices, *this) {}
 
-  // Blocks of 64 KiB, which are copied.
-  Region& region(size_t blocks, Backing backing = Backing::anonymous) {
+  // Blocks which are copied.
+  Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
     auto r = std::make_unique<Region>(blocks, 0);
     Region& made = *r;
     void* at = nullptr;
-    EXPECT_TRUE(trap.attach(blocks * kBlock, kBlock, trap::Transfer::copy, &at).ok());
+    EXPECT_TRUE(trap.attach(blocks * size, size, trap::Transfer::copy, &at).ok());
     made.id = ++ids;
     made.base = static_cast<std::byte*>(at);
-    made.size = made.span = blocks * kBlock;
-    made.block_size = kBlock;
+    made.size = made.span = blocks * size;
+    made.block_size = size;
     made.blocks = blocks;
     made.backing = backing;
     made.transfer = trap::Transfer::copy;
@@ -39,7 +39,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     if (ids == 1) {
       EXPECT_TRUE(frames.want_bounce(kBlock, 32 * kBlock, 32 * kBlock).ok());
     }
-    reserve.add_region(kBlock);
+    reserve.add_region(size);
     tables.charge(made);
     return made;
   }
