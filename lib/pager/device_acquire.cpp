@@ -79,7 +79,7 @@ void Pager::hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) {
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
       if (r.table[b].state == State::on_device && r.table[b].device == d) {
         ++hits;
-        adopt(r, b);
+        blocks_.adopt(r, b);
       }
       map_.match_hold(r, b);
       if (b % kTurn == 0) lock.give_way();
@@ -153,6 +153,15 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
   return {};
 }
 
+// Blocks that are leased for writing by an ask that tells of stores, and that nobody has stored to.
+void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
+  Lock lock(map_.mutex());
+  SpanOf span;
+  for (const vmem_range& range : ranges) {
+    if (map_.check_range(range.ptr, range.size, &span).ok()) blocks_.not_changed(span, d);
+  }
+}
+
 // Locked. All that is to be stored to is there, and the stream knows of all its copies.
 bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
                              const std::vector<device::Ticket>& ordered, int d) {
@@ -160,7 +169,7 @@ bool Pager::stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
     const Region& r = *spans[i].region;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
-      if (!has_come(r, b, d)) return false;
+      if (!blocks_.has_come(r, b, d)) return false;
       const Resident& resident = map_.residents()[r.table[b].aux];
       if (resident.shown) return false;
       const device::Ticket& copy = resident.ticket;  // of who came again the stream knows nothing yet
@@ -177,7 +186,7 @@ void Pager::mark_changed(std::span<const SpanOf> spans, std::span<const vmem_ran
   for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
-      decided ? will_change(*spans[i].region, b) : may_change(*spans[i].region, b);
+      decided ? blocks_.will_change(*spans[i].region, b) : blocks_.may_change(*spans[i].region, b);
   }
 }
 
@@ -240,13 +249,6 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
   return {};
 }
 
-// It is on device d, or its copy there has been issued.
-bool Pager::has_come(const Region& r, BlockIndex b, int d) {
-  const Block& block = r.table[b];
-  return core::on_a_device(block.state) && block.device == d &&
-         (block.state == State::on_device || (block.state == State::entering && map_.residents()[block.aux].issued));
-}
-
 // Locked; it has come. A copy that is under way is noted.
 void Pager::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   Block& block = r.table[b];
@@ -293,8 +295,8 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       if (!hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
       continue;
     }
-    if (has_come(r, b, d)) {
-      if (block.state == State::on_device) adopt(r, b);  // its wish may not have got to it
+    if (blocks_.has_come(r, b, d)) {
+      if (block.state == State::on_device) blocks_.adopt(r, b);  // its wish may not have got to it
       note_come(r, b, tickets);
       mark = Progress::kNone;
       paused = {};

@@ -138,7 +138,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
       return block.device == d ? Start::done : Start::wait;
     case State::on_device:
       if (block.device == d) {
-        adopt(r, b);
+        blocks_.adopt(r, b);
         return Start::done;
       }
       if (map_.residents()[block.aux].shown) return Start::done;  // an acquire hides it first
@@ -507,7 +507,7 @@ void Pager::end_in(InBatch& in) {
     if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
     if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
     map_.admit(r, m->block, stamp);
-    answer_on_device(r, m->block);
+    blocks_.answer(r, m->block);
     map_.free_move(m);
   }
   if (full) gpus_.follow_down(d, kept);
@@ -616,12 +616,6 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
-// Locked; a block that was claimed, and is on a device still, or on another one.
-void Pager::stays(Region& r, BlockIndex b, const Move* failed) {
-  r.table.change(b, State::leaving, State::on_device);
-  answer_on_device(r, b, failed);
-}
-
 // Unlocked; state leaving, booked on both devices, and all from one where that one copies them (`by`). In order of
 // address.
 void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
@@ -688,8 +682,8 @@ void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
       if (m->spills) ++from.evictions;
       (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
     }
-    stays(r, m->block);
-    know_again(*m);
+    blocks_.stays(r, m->block);
+    blocks_.know_again(*m);
     map_.free_move(m);
   }
   if (full) gpus_.follow_down(d, kept);

@@ -302,17 +302,15 @@ bool Pager::on_touch(uintptr_t address, bool store) {
       if (!store) return true;
       if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
       const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
-      will_change(*r, b);
+      blocks_.will_change(*r, b);
       // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
-      r->table.change(b, State::on_device, State::leaving);
-      if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
+      blocks_.claim(*r, b);
       ++r->in_flight;
       lock.unlock();
       core::step("touch.opening");
       const bool opened = devices_->open({&range, 1}, device::Access::read_write).ok();
       lock.lock();
-      if (map_.residents()[block.aux].admitted) map_.policy(block.aux).unhold(block.aux);
-      stays(*r, b);
+      blocks_.unclaim(*r, b);
       --r->in_flight;
       map_.notify();
       After after;

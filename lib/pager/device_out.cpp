@@ -370,8 +370,8 @@ void Pager::undo_leaving(Move* m, const Status& why) {
   }
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), map_.where(r, m->block).c_str());
-  stays(r, m->block, m);
-  know_again(*m);
+  blocks_.stays(r, m->block, m);
+  blocks_.know_again(*m);
   map_.free_move(m);
 }
 
@@ -423,7 +423,7 @@ void Pager::finish_device_write(Move* m, After& after) {
     staging_.of(r).frames.put(m->image);
   }
   if (!opened.ok() && m->status.ok()) m->status = opened;
-  stays(r, m->block);
+  blocks_.stays(r, m->block);
   const core::ResidentId id = block.aux;
   if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
   map_.free_move(m);

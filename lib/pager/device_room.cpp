@@ -52,23 +52,6 @@ bool Pager::guests_overstay() {
   return false;
 }
 
-// Locked. Somebody uses the block where it is: it is no guest any more.
-void Pager::adopt(Region& r, BlockIndex b) {
-  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
-}
-
-// Locked; a move has ended and the block is on a device: as a guest that has come, or as what it was.
-void Pager::know_again(const Move& m) {
-  Region& r = *m.region;
-  const Block& block = r.table[m.block];
-  if (map_.guests().is(block.aux)) return;
-  if (m.was_guest && block.device == m.device) {
-    map_.guests().add(block.aux, block.device);
-  } else {
-    map_.admit(r, m.block, map_.clock().stamp());
-  }
-}
-
 // Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
 // there is none.
 int Pager::neighbour_of(int d, uint64_t bytes) {

@@ -30,30 +30,6 @@ using core::ResidentId;
 using core::State;
 using core::Status;
 
-namespace {
-
-// The wait of a try that failed.
-ShownCopies::Since since(const Move* failed) {
-  if (failed == nullptr) return {};
-  return {failed->since_ns, failed->mark};
-}
-
-}  // namespace
-
-// Locked; it has come to rest on a device. Who met the trap meanwhile has not been answered.
-void Pager::answer_on_device(Region& r, BlockIndex b, const Move* failed) {
-  Gpu& g = gpus_[r.table[b].device];
-  if (g.lost) {
-    g.rescue = true;
-    gpus_.work().notify_one();
-  }
-  if (r.dying) {  // reported again, for access_of_dying()
-    trap_->wake(r.address(b), r.block_size).ignore();
-  } else if (shown_.answer(r, b, now_ns(), since(failed))) {
-    gpus_.work().notify_one();
-  }
-}
-
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
 Move* Pager::begin_show(Region& r, BlockIndex b) {
   if (!shown_.unrefuse(r, b) || !shown_.reserve() || !map_.reserve_move()) return nullptr;
@@ -74,8 +50,7 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
   m->staged = true;
   m->device = block.device;
   m->way = core::Way::from_device;
-  r.table.change(b, State::on_device, State::leaving);
-  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
+  blocks_.claim(r, b);
   return m;
 }
 
@@ -151,8 +126,7 @@ Status Pager::copy_shown(Move* m) {
 bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const int d = block.device;
-  r.table.change(b, State::on_device, State::leaving);
-  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).hold(block.aux);
+  blocks_.claim(r, b);
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
@@ -167,8 +141,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
     shown_.forget(r, b);
     budget_.credit(r.block_size);
   }
-  if (map_.residents()[block.aux].admitted) map_.policy(block.aux).unhold(block.aux);
-  stays(r, b);
+  blocks_.unclaim(r, b);
   --r.in_flight;
   map_.notify();
   pump(lock);
@@ -306,7 +279,7 @@ bool Pager::serve_accesses(Lock& lock) {
       case Next::again:
         break;
       case Next::change:
-        will_change(r, b);
+        blocks_.will_change(r, b);
         shown_.change(r, b);
         break;
       case Next::hide:

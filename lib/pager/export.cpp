@@ -71,20 +71,14 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     b = span.first;
   }
   if (s.ok()) {
-    for (BlockIndex i = span.first; i <= span.last; ++i) {
-      r.table.change(i, State::on_device, State::leaving);
-      if (const auto id = r.table[i].aux; map_.residents()[id].admitted) map_.policy(id).hold(id);
-    }
+    for (BlockIndex i = span.first; i <= span.last; ++i) blocks_.claim(r, i);
     lock.unlock();
     core::step("export.claimed");
     s = devices_->share({reinterpret_cast<uintptr_t>(r.address(span.first)), blocks * r.block_size}, how, descriptor);
     const Status health = s.ok() ? Status() : devices_->health(d);
     lock.lock();
     gpus_.saw_loss(d, health);
-    for (BlockIndex i = span.first; i <= span.last; ++i) {
-      if (const auto id = r.table[i].aux; map_.residents()[id].admitted) map_.policy(id).unhold(id);
-      stays(r, i);
-    }
+    for (BlockIndex i = span.first; i <= span.last; ++i) blocks_.unclaim(r, i);
   }
   --r.in_flight;
   map_.notify();

@@ -272,17 +272,13 @@ Status Pager::advise_device(Lock& lock, const SpanOf& span, device::Advice what,
       break;
     }
     const bool claimed = r.table[b].state == State::on_device;
-    if (claimed) {
-      r.table.change(b, State::on_device, State::leaving);
-      if (map_.residents()[r.table[b].aux].admitted) map_.policy(r.table[b].aux).hold(r.table[b].aux);
-    }
+    if (claimed) blocks_.claim(r, b);
     lock.unlock();
     core::step("advise.device");
     result = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, what, location, set);
     lock.lock();
     if (claimed) {
-      if (map_.residents()[r.table[b].aux].admitted) map_.policy(r.table[b].aux).unhold(r.table[b].aux);
-      stays(r, b);
+      blocks_.unclaim(r, b);
       map_.notify();
     }
   }

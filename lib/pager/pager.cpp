@@ -41,6 +41,7 @@ Pager::Pager(Parts parts, Config config)
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
+      blocks_(shared_, gpus_, shown_),
       pressure_(shared_),
       failed_(shared_, pressure_),
       waits_(shared_, pressure_, failed_),
@@ -180,7 +181,7 @@ Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
     if (state == State::untouched) continue;
     counted += end - start;
     // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
-    const bool coming = state == State::entering && !has_come(r, b, r.table[b].device);
+    const bool coming = state == State::entering && !blocks_.has_come(r, b, r.table[b].device);
     if (core::in_memory(state) || coming) {
       out->host_bytes += end - start;
     } else if (core::on_a_device(state)) {

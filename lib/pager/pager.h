@@ -18,6 +18,7 @@
 #include "pager/ask.h"
 #include "pager/block_map.h"
 #include "pager/config.h"
+#include "pager/device_blocks.h"
 #include "pager/evictor.h"
 #include "pager/fault_service.h"
 #include "pager/gpus.h"
@@ -63,7 +64,7 @@ class Pager final : private BlockMap::Above,
   // open_range.cpp: for kernels of device d; range.access: what they do.
   core::Status open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out);
   void close_range(OpenRange* range);
-  // .. copies.cpp: of leases by an Ask that tells of stores, before they end.
+  // .. device_acquire.cpp: of leases by an Ask that tells of stores, before they end.
   void not_changed(std::span<const vmem_range> ranges, int d);
   // .. loans.cpp: blocks of such a range that its kernels load from their staging frames.
   size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave);
@@ -173,9 +174,7 @@ class Pager final : private BlockMap::Above,
   Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
 
-  // copies.cpp, device_out.cpp: the way out, device_room.cpp
-  void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // device_out.cpp: the way out, device_room.cpp
   Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
   Move* begin_leave_for_others(int d) VMEM_LOCKED;
   void leave_batch(std::span<Move*> batch) VMEM_UNLOCKED;
@@ -194,8 +193,6 @@ class Pager final : private BlockMap::Above,
   core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                            Sweep* sweep) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
-  void know_again(const Move& m) VMEM_LOCKED;
-  void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
   int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
   bool evict_from_device(Lock& lock, int d) VMEM_LOCKED;
@@ -206,7 +203,6 @@ class Pager final : private BlockMap::Above,
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
-  void answer_on_device(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void show(Move* m) VMEM_UNLOCKED;
   core::Status copy_shown(Move* m) VMEM_UNLOCKED;
@@ -230,14 +226,12 @@ class Pager final : private BlockMap::Above,
                         const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
   core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
   core::Status exported_from(const SpanOf& span, int* device) VMEM_LOCKED;
-  bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
   core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait) VMEM_LOCKED;
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
                              const Ask* ask) VMEM_LOCKED;
   void reap(Lock& lock) VMEM_LOCKED;
-  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
   void forget_saved(const Ending& ending) VMEM_LOCKED;
   void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
 
@@ -259,6 +253,7 @@ class Pager final : private BlockMap::Above,
   TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
   LeaseGrants grants_;
+  DeviceBlocks blocks_;
   MemoryPressure pressure_;
   FailedBlocks failed_;
   MemoryWaits waits_;

@@ -3,6 +3,8 @@
 
 #include <cerrno>
 
+#include "pager/clock.h"
+#include "pager/device_blocks.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
 #include "pager/staging_supply.h"
@@ -15,6 +17,7 @@ class FakeDevices : public device::Devices {
  public:
   const char* name() const override { return "fake"; }
   int count() const override { return 2; }
+  device::CpuView cpu_view() const override { return device::CpuView::separate; }
   const device::Info& info(int) const override { return info_; }
   core::Status memory(int, device::Memory* out) override {
     ++asked_memory;
@@ -76,8 +79,8 @@ class DeviceParts : protected TwoDevices, public PagerParts {
 
   DeviceParts() : PagerParts(2) {}
   // Blocks of 2 MiB, which may be on devices.
-  Region& device_region(size_t blocks) {
-    Region& r = region(blocks, Backing::anonymous, kUnit);
+  Region& device_region(size_t count) {
+    Region& r = region(count, Backing::anonymous, kUnit);
     core::BigLock lock(map.mutex());
     r.gpu = true;
     ++staging.of(r).regions;
@@ -102,9 +105,21 @@ class DeviceParts : protected TwoDevices, public PagerParts {
     r.table.change(b, core::State::leaving, core::State::untouched);
     tables.charge(r);
   }
+  // The budget of host memory is so large that staging frames fit in, and there are some for the region.
+  void supply_frames(const Region& r) {
+    uint64_t mark = 0;
+    {
+      core::BigLock lock(map.mutex());
+      budget.set(uint64_t{48} << 20);
+      reserve.follow_budget();
+      mark = clock.look(now_ns());
+    }
+    ASSERT_TRUE(supply.want(r, mark).ok());
+  }
   void TearDown() override {
     {
       core::BigLock lock(map.mutex());
+      EXPECT_EQ(shown.check(), "");
       EXPECT_EQ(grants.check(), "");
       EXPECT_EQ(gpus.check(), "");
     }
@@ -112,6 +127,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   }
   Gpus gpus{&devices, map, config};
   LeaseGrants grants{shared, gpus};
+  DeviceBlocks blocks{shared, gpus, shown};
   StagingSupply supply{shared, &devices, gpus, pressure, write_back};
 };
 

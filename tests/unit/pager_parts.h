@@ -18,7 +18,10 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   static constexpr size_t kBlock = 64 << 10;
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
 
-  explicit PagerParts(size_t devices = 0) : map(trap, space, staging, counters, config, devices, *this) {}
+  // devices: so many, with page tables of their own.
+  explicit PagerParts(size_t devices = 0)
+      : map(trap, space, staging, counters, config, devices, *this),
+        shown(trap, map.residents(), clock, counters, devices != 0) {}
 
   // Blocks which are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
@@ -111,7 +114,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   BlockMap map;
   WriteBackState writes;
   ProgressClock clock{map, writes, config};
-  ShownCopies shown{trap, map.residents(), clock, counters, false};
+  ShownCopies shown;
   HostReserve reserve{budget, frames, shown};
   TableCharges tables{budget, reserve, map.residents(), map.moves(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};

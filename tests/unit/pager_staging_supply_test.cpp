@@ -18,12 +18,6 @@ namespace core = vmem::core;
 
 class PagerStagingSupply : public vmem::pager::test::DeviceParts {
  protected:
-  static constexpr uint64_t kHost = uint64_t{48} << 20;
-  void SetUp() override {
-    core::BigLock lock(map.mutex());
-    budget.set(kHost);
-    reserve.follow_budget();
-  }
   core::Status want(const Region& r) {
     uint64_t mark = 0;
     {
@@ -36,7 +30,7 @@ class PagerStagingSupply : public vmem::pager::test::DeviceParts {
 
 TEST_F(PagerStagingSupply, ARegionHasFramesOfItsSizeUntilItGoesAndOthersNeedTheMemory) {
   Region& r = device_region(1);
-  ASSERT_TRUE(want(r).ok());
+  supply_frames(r);
   BigLock lock(map.mutex());
   const Staging& pool = staging.of(r).frames;
   EXPECT_GE(pool.total(), Staging::kLeast);
@@ -51,11 +45,6 @@ TEST_F(PagerStagingSupply, ARegionHasFramesOfItsSizeUntilItGoesAndOthersNeedTheM
 }
 
 TEST_F(PagerStagingSupply, WhereTheShareNeverHasRoomForThemTheRegionIsRefusedAtOnce) {
-  {
-    BigLock lock(map.mutex());
-    budget.set(kBudget);
-    reserve.follow_budget();
-  }
   EXPECT_EQ(want(device_region(1)).code(), -ENOMEM);
   EXPECT_EQ(budget.charged(Use::staging), 0u);
 }
@@ -63,6 +52,8 @@ TEST_F(PagerStagingSupply, WhereTheShareNeverHasRoomForThemTheRegionIsRefusedAtO
 TEST_F(PagerStagingSupply, WhoFindsNoFrameHasSomeMade) {
   Region& r = device_region(1);
   BigLock lock(map.mutex());
+  budget.set(uint64_t{48} << 20);
+  reserve.follow_budget();
   EXPECT_FALSE(supply.grow(lock)) << "nobody wants any";
   const uint64_t called = gpus.work().count();
   EXPECT_EQ(supply.frame(r, 0), nullptr);
@@ -77,7 +68,7 @@ TEST_F(PagerStagingSupply, WhoFindsNoFrameHasSomeMade) {
 
 TEST_F(PagerStagingSupply, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   Region& r = device_region(1);
-  ASSERT_TRUE(want(r).ok());
+  supply_frames(r);
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
   place(r, 0, 0);
@@ -105,7 +96,7 @@ TEST_F(PagerStagingSupply, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
 
 TEST_F(PagerStagingSupply, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) {
   Region& r = device_region(2);
-  ASSERT_TRUE(want(r).ok());
+  supply_frames(r);
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
   std::byte* const frame = supply.frame(r, 0);
