@@ -211,7 +211,7 @@ Status Pager::acquire_on_device(std::span<const vmem_range> ranges, int d, void*
     for (const SpanOf& span : spans) --span.region->in_flight;
     map_.notify();
   });
-  if (Status s = wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
+  if (Status s = releases_.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
   core::OnExit undo([&] {

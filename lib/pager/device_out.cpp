@@ -432,7 +432,7 @@ void Pager::finish_device_write(Move* m, After& after) {
 
 // Locked. A few blocks of the oldest hint that asks blocks away from a device.
 bool Pager::serve_departure(Lock& lock) {
-  if (!queues_.departures.empty()) reap(lock);
+  if (!queues_.departures.empty()) releases_.reap(lock);
   while (!queues_.departures.empty()) {
     Departure& it = queues_.departures.front();
     Region& r = *it.region;

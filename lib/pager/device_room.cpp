@@ -159,7 +159,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
     return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
   };
   if (nothing_to_do()) return false;
-  reap(lock);
+  releases_.reap(lock);
   if (nothing_to_do()) return false;
   Batch leaving, spilling;
   int neighbour = -1;

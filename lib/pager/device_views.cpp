@@ -148,25 +148,6 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   return probed.ok();
 }
 
-// Locked. *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep
-// one.
-Status Pager::check_stale(std::span<const SpanOf> spans, bool* wait) {
-  for (const SpanOf& s : spans) {
-    const Region& r = *s.region;
-    if (r.stale == 0) continue;
-    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !map_.residents()[r.table[b].aux].stale)
-        continue;  // a sync has it, too
-      const Leases* leases = r.leases.find(b);
-      if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
-        return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
-                           map_.where(r, b).c_str());
-      *wait = true;
-    }
-  }
-  return {};
-}
-
 // Locked on entry and on return. What host memory has of a lost device's blocks, in place for the CPU or in a staging
 // frame, may be all there is: it is the block from now on. False: there is none.
 bool Pager::rescue(Lock& lock) {
@@ -250,7 +231,7 @@ bool Pager::hide_oldest(Lock& lock) {
 bool Pager::serve_accesses(Lock& lock) {
   using Next = ShownCopies::Next;
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
-  reap(lock);
+  releases_.reap(lock);
   if (hide_oldest(lock)) return true;
   const uint64_t now = now_ns();
   Batch batch;

@@ -92,6 +92,42 @@ void Pager::stop_devices() {
   if (!own_page_tables()) device::park::set_hook({}).ignore();
 }
 
+// On the park thread: a CPU touch that the block's access forbids and no move explains.
+bool Pager::on_touch(uintptr_t address, bool store) {
+  Lock lock(map_.mutex());
+  for (;;) {
+    Region* r = map_.find(address);
+    if (r == nullptr || !r->gpu || r->lost || r->dying) return false;
+    const BlockIndex b = r->index(reinterpret_cast<const void*>(address));
+    Block& block = r->table[b];
+    if (block.state == State::on_device) {
+      if (!store) return true;
+      if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
+      const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
+      blocks_.will_change(*r, b);
+      // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
+      blocks_.claim(*r, b);
+      ++r->in_flight;
+      lock.unlock();
+      core::step("touch.opening");
+      const bool opened = devices_->open({&range, 1}, device::Access::read_write).ok();
+      lock.lock();
+      blocks_.unclaim(*r, b);
+      --r->in_flight;
+      map_.notify();
+      After after;
+      pump_devices(after);
+      lock.unlock();
+      page_in_.run(after);
+      return opened;
+    }
+    // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
+    // opened, only we can.
+    if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
+    lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
+  }
+}
+
 Status Pager::set_device_budget(uint64_t bytes) {
   std::vector<bool> known(gpus_.size());
   {
@@ -114,7 +150,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
   }
   After after;
   Lock lock(map_.mutex());
-  reap(lock);
+  releases_.reap(lock);
   for (size_t d = 0; d < gpus_.size(); ++d) {
     // Leases that end are waited for by those who evict, not here.
     if (const uint64_t live = gpus_[d].budget.live(); live > bytes) {
@@ -140,7 +176,7 @@ Status Pager::device_stats(int d, struct vmem_device_stats* out) {
   }
   if (Status s = gpus_.use(d); !s.ok()) return s;
   Lock lock(map_.mutex());
-  reap(lock);
+  releases_.reap(lock);
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   out->budget = g.budget.limit();
   out->used_bytes = g.budget.charged();
@@ -233,7 +269,7 @@ void Pager::device_loop() {
       gpus_.work().wait_for(lock, std::chrono::microseconds(hint_pause));
       hint_pause = std::min(2 * hint_pause, 2000u);
       look_around();
-    } else if (!queues_.endings.empty() && !queues_.wishes.empty()) {
+    } else if (!releases_.empty() && !queues_.wishes.empty()) {
       gpus_.work().wait_for(lock, std::chrono::microseconds(200));
       look_around();
     } else if (shown_.waits()) {  // until leases end, or memory comes free
@@ -286,7 +322,7 @@ void Pager::reclaim_host_pages(Lock& lock) {
   }
   core::step("device.looked");
   lock.lock();
-  reap(lock);
+  releases_.reap(lock);
   Batch batch;
   for (const auto& [r, b] : with) {
     if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)

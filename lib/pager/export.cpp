@@ -34,7 +34,7 @@ Status Pager::exported_from(const SpanOf& span, int* device) {
   }
   *device = d;
   bool wait = false;
-  return check_stale({&span, 1}, &wait);
+  return releases_.check_stale({&span, 1}, &wait);
 }
 
 Status Pager::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {

@@ -48,7 +48,7 @@ Status Pager::prefetch(const void* ptr, size_t size, int location, void* stream)
   SpanOf span;
   {
     Lock lock(map_.mutex());
-    if (!queues_.endings.empty()) reap(lock);
+    if (!releases_.empty()) releases_.reap(lock);
     if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu)
       return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
@@ -300,7 +300,7 @@ Status Pager::drop_contents(const void* ptr, size_t size) {
   BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
   BlockIndex end = to == region_end ? r.blocks : r.index(to);
   ++r.in_flight;
-  wait_for_region_endings(lock, r);
+  releases_.wait_for_region(lock, r);
   Status result;
   Sweep sweep;
   bool& skipped = sweep.skipped;

@@ -49,8 +49,8 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     for (const SpanOf& s : spans) --s.region->in_flight;
     map_.notify();
   });
-  if (!queues_.endings.empty()) {
-    if (Status s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) return s;
+  if (!releases_.empty()) {
+    if (Status s = releases_.wait_for_turn(lock, spans, {}, location, ask); !s.ok()) return s;
   }
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
@@ -63,7 +63,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     Status s = grants_.grant(spans[done], ranges[done].access, location, stream);
     while (s.code() == -ENOMEM && supply_.give_back(lock)) {
       // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
-      if (s = wait_for_turn(lock, spans, {}, location, ask); !s.ok()) break;
+      if (s = releases_.wait_for_turn(lock, spans, {}, location, ask); !s.ok()) break;
       s = grants_.grant(spans[done], ranges[done].access, location, stream);
     }
     if (!s.ok()) return s;

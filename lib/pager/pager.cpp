@@ -53,6 +53,7 @@ Pager::Pager(Parts parts, Config config)
       writer_(shared_, pressure_, failed_),
       write_back_(shared_, pressure_, failed_, installer_, page_in_, isolator_, writer_, *this),
       supply_(shared_, devices_.get(), gpus_, pressure_, write_back_),
+      releases_(shared_, devices_.get(), gpus_, grants_, pressure_, waits_, supply_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
@@ -331,7 +332,7 @@ std::string Pager::check() {
   if (std::string s = writes_.check(map_.moves().all(), now_ns()); !s.empty()) return s;
   if (std::string s = waits_.queue().check(); !s.empty()) return s;
   if (std::string s = failed_.check(); !s.empty()) return s;
-  if (std::string s = queues_.endings.check(); !s.empty()) return s;
+  if (std::string s = releases_.check(); !s.empty()) return s;
   if (std::string s = evict_requests_.check(); !s.empty()) return s;
   if (std::string s = speculation_.check(map_.moves().all()); !s.empty()) return s;
   if (std::string s = page_in_.check(); !s.empty()) return s;

@@ -26,6 +26,7 @@
 #include "pager/lease_grants.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
+#include "pager/pending_releases.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
 #include "pager/read_ahead.h"
@@ -57,7 +58,9 @@ class Pager final : private BlockMap::Above,
   // ask: of ask() with the same arguments. Released when `end` gets there; knows_access: the ranges have what is ended.
   core::Status acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask = nullptr);
   core::Status release(std::span<const vmem_range> ranges, void* stream) { return release(ranges, stream, stream); }
-  core::Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false);
+  core::Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false) {
+    return releases_.release(ranges, stream, end, knows_access);
+  }
   core::Status ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask);
   void withdraw(std::span<const vmem_range> ranges, Ask*ask), wake_asked();
   core::Status check_stream(int location, void* stream);
@@ -147,6 +150,7 @@ class Pager final : private BlockMap::Above,
   core::Status start_devices();
   void stop_devices() VMEM_UNLOCKED;
   void device_loop() VMEM_UNLOCKED;
+  bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
   bool device_step(Lock& lock) VMEM_LOCKED;
   bool serve_stream_hints(Lock& lock) VMEM_LOCKED;
   bool end_what_waits(Lock& lock) VMEM_LOCKED;
@@ -206,13 +210,12 @@ class Pager final : private BlockMap::Above,
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void show(Move* m) VMEM_UNLOCKED;
   core::Status copy_shown(Move* m) VMEM_UNLOCKED;
-  core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
   bool serve_accesses(Lock& lock) VMEM_LOCKED;
   bool rescue(Lock& lock) VMEM_LOCKED;
 
-  // device_acquire.cpp, device_leases.cpp
+  // device_acquire.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
   core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
                                std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
@@ -226,14 +229,6 @@ class Pager final : private BlockMap::Above,
                         const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
   core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
   core::Status exported_from(const SpanOf& span, int* device) VMEM_LOCKED;
-  bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
-  core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
-  core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait) VMEM_LOCKED;
-  core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
-                             const Ask* ask) VMEM_LOCKED;
-  void reap(Lock& lock) VMEM_LOCKED;
-  void forget_saved(const Ending& ending) VMEM_LOCKED;
-  void wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
@@ -267,6 +262,7 @@ class Pager final : private BlockMap::Above,
   StoreWriter writer_;
   WriteBack write_back_;
   StagingSupply supply_;
+  PendingReleases releases_;
   Evictor evictor_;
   FaultService faults_;
 

@@ -13,7 +13,6 @@
 #include "core/types.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
-#include "pager/stream_leases.h"
 
 namespace vmem::pager {
 
@@ -22,7 +21,6 @@ struct Queues {
 
   Queue<Wish> wishes;  // acquires first
   Queue<Departure> departures;
-  StreamLeases endings;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
 };

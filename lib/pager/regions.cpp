@@ -460,7 +460,7 @@ Status Pager::destroy(void* ptr, bool force) {
   if (!force && r.kernels != 0) return live();  // leases for kernels end all the time
   if (!force && r.gpu) {
     ++r.in_flight;
-    wait_for_region_endings(lock, r);
+    releases_.wait_for_region(lock, r);
     --r.in_flight;
     map_.notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
@@ -521,7 +521,7 @@ Status Pager::destroy(void* ptr, bool force) {
   // Nobody finds it any more; those who know it by a resident see that it is dying.
   const std::unique_ptr<Region> gone = std::move(map_.regions().extract(it).mapped());
   grants_.forget(lock, r);
-  queues_.endings.forget(r);
+  releases_.forget(r);
   core::Few<core::Extent, 256> extents;  // freeing needs no memory
   const auto release_extents = [&]() VMEM_LOCKED {
     lock.unlock();

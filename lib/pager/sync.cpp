@@ -41,7 +41,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   const Leave how = keep ? Leave::sync : Leave::evict;
   const uint64_t arrived = r.arrived;
   if (r.gpu && !sweep->host) {
-    wait_for_region_endings(lock, r, sweep);
+    releases_.wait_for_region(lock, r, sweep);
     from_device = leave_range(lock, r, first, last, how, sweep);
   }
   Job job;
@@ -235,7 +235,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   Sweep sweep;
   Status result;
   if (location == VMEM_HOST) {
-    wait_for_region_endings(lock, r);
+    releases_.wait_for_region(lock, r);
     result = leave_range(lock, r, span.first, span.last, Leave::host, &sweep);
   } else {
     result = write_out(lock, r, span.first, span.last, false, &sweep);

@@ -7,6 +7,7 @@
 #include "pager/device_blocks.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
+#include "pager/pending_releases.h"
 #include "pager/staging_supply.h"
 #include "pager_parts.h"
 
@@ -32,6 +33,9 @@ class FakeDevices : public device::Devices {
   static constexpr uint64_t kMiB = uint64_t{1} << 20;
   uint64_t free = 100 * kMiB;
   int lost = -1;
+  bool streams = false;  // they may be asked
+  bool reached = false;  // .. and have got to all that was recorded
+  int record_error = 0;
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
@@ -46,10 +50,19 @@ class FakeDevices : public device::Devices {
   core::Status migrate(std::span<const device::Range>, int, int, std::span<core::Status>) override { return no(); }
   core::Status advise(device::Range, device::Advice, int, bool) override { return no(); }
   core::Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
-  core::Status check_stream(void*, int) override { return no(); }
+  core::Status check_stream(void*, int) override { return streams ? core::Status() : no(); }
   core::Status order_after(const device::Ticket&, void*, int) override { return no(); }
-  core::Status record(void*, int, device::Ticket*) override { return no(); }
-  core::Status poll(const device::Ticket&, bool*) override { return no(); }
+  core::Status record(void*, int, device::Ticket* out) override {
+    if (!streams) return no();
+    if (record_error != 0) return core::error(record_error, "as the test wants it");
+    *out = std::make_shared<device::Event>();
+    return {};
+  }
+  core::Status poll(const device::Ticket&, bool* done) override {
+    if (!streams) return no();
+    *done = reached;
+    return lost >= 0 ? core::error(EIO, "as the test wants it") : core::Status();
+  }
   core::Status wait(const device::Ticket&) override { return no(); }
   core::Status drain(int) override { return no(); }
   core::Status pin(void*, size_t) override {
@@ -121,6 +134,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
       core::BigLock lock(map.mutex());
       EXPECT_EQ(shown.check(), "");
       EXPECT_EQ(grants.check(), "");
+      EXPECT_EQ(releases.check(), "");
       EXPECT_EQ(gpus.check(), "");
     }
     PagerParts::TearDown();
@@ -129,6 +143,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   LeaseGrants grants{shared, gpus};
   DeviceBlocks blocks{shared, gpus, shown};
   StagingSupply supply{shared, &devices, gpus, pressure, write_back};
+  PendingReleases releases{shared, &devices, gpus, grants, pressure, waits, supply};
 };
 
 }  // namespace vmem::pager::test

@@ -1,4 +1,5 @@
-// Leases at devices, and what ends them: a release ends its lease when the stream gets there.
+#include "pager/pending_releases.h"
+
 #include <pthread.h>
 
 #include <algorithm>
@@ -9,18 +10,14 @@
 
 #include "core/at_exit.h"
 #include "core/break.h"
-#include "core/on_exit.h"
 #include "core/step.h"
-#include "device/park.h"
 #include "pager/clock.h"
-#include "pager/pager.h"
 
 namespace vmem::pager {
 
 using core::Block;
 using core::BlockIndex;
 using core::error;
-using core::State;
 using core::Status;
 
 namespace {
@@ -42,7 +39,7 @@ std::bitset<device::kMaxDevices + 1> locations_of(std::span<const SpanOf> spans,
 }  // namespace
 
 // Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
-void Pager::forget_saved(const Ending& ending) {
+void PendingReleases::forget_saved(const Ending& ending) {
   for (const SpanOf& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
@@ -51,10 +48,9 @@ void Pager::forget_saved(const Ending& ending) {
   }
 }
 
-// Locked on entry and on return, and not meanwhile: a driver may take its time to answer. Ends the releases whose
-// streams have got there. Any number of threads may be here at once, and one that does not come back keeps nobody: each
-// looks at the oldest release of every lane, and what it learned counts if that release has not ended meanwhile.
-void Pager::reap(Lock& lock) {
+// Each thread looks at the oldest release of every lane, and what it learned counts if that release has not ended
+// meanwhile.
+void PendingReleases::reap(Lock& lock) {
   struct Look {
     uint64_t id = 0;
     int device = 0;
@@ -66,7 +62,7 @@ void Pager::reap(Lock& lock) {
   std::array<const Ending*, 16> oldest;
   std::list<Ending> over;  // a ticket ends without the lock too; their regions are in flight
   for (uint64_t after = 0;;) {
-    const size_t count = queues_.endings.oldest(after, oldest);
+    const size_t count = endings_.oldest(after, oldest);
     for (size_t i = 0; i < count; ++i) looks[i] = {oldest[i]->id, oldest[i]->device, oldest[i]->ticket, false, {}};
     if (count == 0 && over.empty()) return;
     lock.unlock();
@@ -87,12 +83,12 @@ void Pager::reap(Lock& lock) {
     if (count == 0) continue;
     after = looks[count - 1].id;
     for (const Look& look : std::span(looks.data(), count)) {
-      const Ending* const e = queues_.endings.find(look.id);
+      const Ending* const e = endings_.find(look.id);
       if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) gpus_.saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) ++s.region->in_flight;
       grants_.end(*e);
-      queues_.endings.end(*e, &over);
+      endings_.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
     for (const Ending& e : over) {
@@ -122,7 +118,7 @@ class Patience {
 }  // namespace
 
 // Locked. Nothing but leases that are ending keeps the ranges at another location: *wait. -EBUSY: live leases do.
-Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* wait) {
+Status PendingReleases::check_endings(std::span<const SpanOf> spans, int location, bool* wait) {
   for (const SpanOf& s : spans) {
     if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
     const Lease* live = nullptr;
@@ -144,7 +140,7 @@ Status Pager::check_endings(std::span<const SpanOf> spans, int location, bool* w
 }
 
 // Locked. Leases that are ending have the room that these need: *wait. -ENOMEM: live ones do.
-Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
+Status PendingReleases::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   uint64_t need = 0;
   size_t largest = 0;
@@ -166,11 +162,8 @@ Status Pager::check_room(std::span<const SpanOf> spans, int d, bool* wait) {
   return {};
 }
 
-// Until nobody else's lease is in the way of one at `location`, and there is room for it (devices; `apart`: each block
-// once). Both are found under one hold of the lock, in which the caller takes the lease: what was found before it was
-// dropped is worth nothing.
-Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
-                            const Ask* ask) {
+Status PendingReleases::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart,
+                                      int location, const Ask* ask) {
   Patience patience;
   const uint64_t begun = now_ns();
   for (;;) {
@@ -190,25 +183,92 @@ Status Pager::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span
   }
 }
 
-// Waits until no release of the region's leases is under way; does not wait for live ones.
-void Pager::wait_for_region_endings(Lock& lock, Region& r, Sweep* sweep) {
+void PendingReleases::wait_for_region(Lock& lock, Region& r, Sweep* sweep) {
   if (!r.gpu) return;
   Patience patience;
   size_t before = 0;
-  for (reap(lock); queues_.endings.any(r) && !r.dying; reap(lock)) {
+  for (reap(lock); endings_.any(r) && !r.dying; reap(lock)) {
     if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
       patience.wait(lock, map_.changed());
       continue;
     }
-    if (queues_.endings.size() < before) sweep->progress.made();
-    before = queues_.endings.size();
+    if (endings_.size() < before) sweep->progress.made();
+    before = endings_.size();
     if (!map_.wait_on(lock, sweep, map_.changed())) return;
   }
 }
 
+Status PendingReleases::check_stale(std::span<const SpanOf> spans, bool* wait) {
+  for (const SpanOf& s : spans) {
+    const Region& r = *s.region;
+    if (r.stale == 0) continue;
+    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+      if (!core::on_a_device(r.table[b].state) || !map_.residents()[r.table[b].aux].stale)
+        continue;  // a sync has it, too
+      const Leases* leases = r.leases.find(b);
+      if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
+        return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
+                           map_.where(r, b).c_str());
+      *wait = true;
+    }
+  }
+  return {};
+}
+
+// The leases of a release are ending: what is at devices is noted, and waits for its stream to be recorded.
+void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, std::list<Ending>* made,
+                          std::vector<Ending*>* mine) {
+  for (auto e = made->begin(); e != made->end();) {
+    const auto next = std::next(e);
+    if (!e->spans.empty()) {
+      e->end = end;
+      e->thread = pthread_self();
+      mine->push_back(&*e);
+      endings_.add(*made, e);
+    }
+    e = next;
+  }
+  for (const SpanOf& s : spans) ++s.region->in_flight;
+  for (const SpanOf& s : spans) map_.match_holds(lock, s);
+  for (const SpanOf& s : spans) --s.region->in_flight;
+  map_.notify();
+  // Evictors that lack nothing sleep, and a release gives them nothing to do.
+  if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.call_evictors();
+}
+
+// Marks the point on its stream. On error the leases are live again, and the release is among what is over.
+Status PendingReleases::record(Ending& ending, std::list<Ending>* over) {
+  device::Ticket ticket;
+  Status recorded = devices_->record(ending.end, ending.device, &ticket);
+  Status health = recorded.ok() ? Status() : devices_->health(ending.device);
+  if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
+    // Of a stream that is no more nobody can ask for a point.
+    core::step("release.draining");
+    recorded = devices_->drain(ending.device);
+    if (!recorded.ok()) health = devices_->health(ending.device);
+    if (!recorded.ok() && health.ok()) {
+      recorded = error(EBUSY, "the stream %p takes no mark, and device %d cannot be waited for instead: %.*s",
+                       ending.end, ending.device, static_cast<int>(recorded.text().size()), recorded.text().data());
+    }
+  }
+  Lock lock(map_.mutex());
+  if (!recorded.ok() && health.ok()) {
+    grants_.revive(ending);
+    endings_.end(ending, over);
+    map_.notify();
+    return recorded;
+  }
+  // A device that is lost ends everything at once, and so does a stream that is no more.
+  if (!health.ok()) gpus_.saw_loss(ending.device, health);
+  if (recorded.ok() && core::exiting()) forget_saved(ending);
+  ending.ticket = std::move(ticket);
+  ending.recorded = true;
+  return {};
+}
+
 // A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
 // the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
-Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
+Status PendingReleases::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
   std::vector<SpanOf> spans(ranges.size());
   std::list<Ending> made;
   std::vector<Ending*> mine;
@@ -237,93 +297,17 @@ Status Pager::release(std::span<const vmem_range> ranges, void* stream, void* en
     }
     result = grants_.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
-    for (auto e = made.begin(); e != made.end();) {
-      const auto next = std::next(e);
-      if (!e->spans.empty()) {
-        e->end = end;
-        e->thread = pthread_self();
-        mine.push_back(&*e);
-        queues_.endings.add(made, e);
-      }
-      e = next;
-    }
-    for (const SpanOf& s : spans) ++s.region->in_flight;
-    for (const SpanOf& s : spans) map_.match_holds(lock, s);
-    for (const SpanOf& s : spans) --s.region->in_flight;
-    map_.notify();
-    // Evictors that lack nothing sleep, and a release gives them nothing to do.
-    if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.call_evictors();
+    add(lock, spans, end, &made, &mine);
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");
   for (Ending* e : mine) {
-    device::Ticket ticket;
-    Status recorded = devices_->record(end, e->device, &ticket);
-    Status health = recorded.ok() ? Status() : devices_->health(e->device);
-    if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
-      // Of a stream that is no more nobody can ask for a point.
-      core::step("release.draining");
-      recorded = devices_->drain(e->device);
-      if (!recorded.ok()) health = devices_->health(e->device);
-      if (!recorded.ok() && health.ok()) {
-        recorded = error(EBUSY, "the stream %p takes no mark, and device %d cannot be waited for instead: %.*s", end,
-                         e->device, static_cast<int>(recorded.text().size()), recorded.text().data());
-      }
-    }
-    Lock lock(map_.mutex());
-    if (!recorded.ok() && health.ok()) {
-      grants_.revive(*e);
-      queues_.endings.end(*e, &made);
-      result = std::move(recorded);
-      map_.notify();
-      continue;
-    }
-    // A device that is lost ends everything at once, and so does a stream that is no more.
-    if (!health.ok()) gpus_.saw_loss(e->device, health);
-    if (recorded.ok() && core::exiting()) forget_saved(*e);
-    e->ticket = std::move(ticket);
-    e->recorded = true;
+    if (Status s = record(*e, &made); !s.ok()) result = std::move(s);
   }
   Lock lock(map_.mutex());
   reap(lock);
   gpus_.work().notify_one();
   return result;
-}
-
-// On the park thread: a CPU touch that the block's access forbids and no move explains.
-bool Pager::on_touch(uintptr_t address, bool store) {
-  Lock lock(map_.mutex());
-  for (;;) {
-    Region* r = map_.find(address);
-    if (r == nullptr || !r->gpu || r->lost || r->dying) return false;
-    const BlockIndex b = r->index(reinterpret_cast<const void*>(address));
-    Block& block = r->table[b];
-    if (block.state == State::on_device) {
-      if (!store) return true;
-      if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
-      const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
-      blocks_.will_change(*r, b);
-      // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
-      blocks_.claim(*r, b);
-      ++r->in_flight;
-      lock.unlock();
-      core::step("touch.opening");
-      const bool opened = devices_->open({&range, 1}, device::Access::read_write).ok();
-      lock.lock();
-      blocks_.unclaim(*r, b);
-      --r->in_flight;
-      map_.notify();
-      After after;
-      pump_devices(after);
-      lock.unlock();
-      page_in_.run(after);
-      return opened;
-    }
-    // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
-    // opened, only we can.
-    if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
-    lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
-  }
 }
 
 }  // namespace vmem::pager

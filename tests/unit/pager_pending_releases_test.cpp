@@ -1,0 +1,159 @@
+// Releases on devices whose streams get there when the test says so, and those who wait for them.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::Status;
+using vmem::pager::Ask;
+using vmem::pager::Region;
+using vmem::pager::SpanOf;
+
+class PagerPendingReleases : public vmem::pager::test::DeviceParts {
+ protected:
+  void SetUp() override {
+    config.device_budget = 4 * kUnit;
+    devices.streams = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+    ASSERT_TRUE(gpus.use(1).ok());
+    impatient.patience_ns = 0;
+  }
+  void lease(Region& r, uint64_t first, uint64_t last, int location, void* stream) {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(grants.grant({&r, first, last}, VMEM_READ, location, stream).ok());
+  }
+  Status release(Region& r, uint64_t first, uint64_t last, void* stream) {
+    const vmem_range range{r.address(first), (last - first + 1) * r.block_size, VMEM_READ, 0};
+    return releases.release({&range, 1}, stream, stream, false);
+  }
+  Status wait_for_turn(const SpanOf& span, int location, const Ask* ask = nullptr) {
+    BigLock lock(map.mutex());
+    return releases.wait_for_turn(lock, {&span, 1}, {&span, 1}, location, ask);
+  }
+  uint64_t leased() {
+    BigLock lock(map.mutex());
+    return gpus[0].budget.leased();
+  }
+  uint64_t live() {
+    BigLock lock(map.mutex());
+    return gpus[0].budget.live();
+  }
+  void reap() {
+    BigLock lock(map.mutex());
+    releases.reap(lock);
+  }
+  void* const a = &streams[0];
+  Ask impatient;
+
+ private:
+  int streams[2] = {};
+};
+
+TEST_F(PagerPendingReleases, ALeaseEndsWhenItsStreamGetsToItsReleaseAndNotBefore) {
+  Region& r = device_region(4);
+  lease(r, 0, 3, 0, a);
+  ASSERT_TRUE(release(r, 1, 3, a).ok());
+  EXPECT_EQ(leased(), 4 * kUnit);
+  EXPECT_EQ(live(), kUnit);
+  devices.reached = true;
+  reap();
+  EXPECT_EQ(leased(), kUnit);
+  ASSERT_TRUE(release(r, 0, 0, a).ok());
+  EXPECT_EQ(leased(), 0u) << "who releases looks, too";
+  EXPECT_EQ(release(r, 0, 0, a).code(), -EINVAL);
+}
+
+TEST_F(PagerPendingReleases, AStreamThatTakesNoMarkLeavesItsLeaseLive) {
+  Region& r = device_region(2);
+  lease(r, 0, 1, 0, a);
+  devices.record_error = EBUSY;
+  EXPECT_EQ(release(r, 0, 1, a).code(), -EBUSY);
+  EXPECT_EQ(live(), 2 * kUnit);
+  devices.record_error = 0;
+  devices.reached = true;
+  ASSERT_TRUE(release(r, 0, 1, a).ok());
+  EXPECT_EQ(leased(), 0u);
+}
+
+TEST_F(PagerPendingReleases, ALeaseAtTheHostEndsAtOnceAndNoStreamIsAsked) {
+  Region& r = device_region(2);
+  lease(r, 0, 1, VMEM_HOST, nullptr);
+  devices.streams = false;
+  ASSERT_TRUE(release(r, 0, 1, nullptr).ok());
+  BigLock lock(map.mutex());
+  EXPECT_EQ(reserve.pinned(), 0u);
+  EXPECT_TRUE(releases.empty());
+}
+
+TEST_F(PagerPendingReleases, ALostDeviceEndsWhatItsStreamsWillNeverGetTo) {
+  Region& r = device_region(1);
+  lease(r, 0, 0, 0, a);
+  ASSERT_TRUE(release(r, 0, 0, a).ok());
+  devices.lost = 0;
+  reap();
+  EXPECT_EQ(leased(), 0u);
+  BigLock lock(map.mutex());
+  EXPECT_TRUE(gpus[0].lost);
+}
+
+TEST_F(PagerPendingReleases, ARangeIsRefusedByLiveLeasesElsewhereAndWaitsForEndingOnes) {
+  Region& r = device_region(2);
+  lease(r, 1, 1, 0, a);
+  EXPECT_EQ(wait_for_turn({&r, 0, 1}, 1).code(), -EBUSY);
+  EXPECT_TRUE(wait_for_turn({&r, 0, 1}, 0).ok()) << "where it is leased already";
+  EXPECT_TRUE(wait_for_turn({&r, 0, 0}, 1).ok());
+  ASSERT_TRUE(release(r, 1, 1, a).ok());
+  EXPECT_EQ(wait_for_turn({&r, 0, 1}, 1, &impatient).code(), -EALREADY);
+  devices.reached = true;
+  EXPECT_TRUE(wait_for_turn({&r, 0, 1}, 1).ok());
+}
+
+TEST_F(PagerPendingReleases, RoomForALeaseIsRefusedByLiveLeasesAndWaitsForEndingOnes) {
+  Region& r = device_region(8);
+  lease(r, 0, 2, 0, a);
+  EXPECT_TRUE(wait_for_turn({&r, 4, 4}, 0).ok());
+  EXPECT_EQ(wait_for_turn({&r, 4, 5}, 0).code(), -ENOMEM);
+  ASSERT_TRUE(release(r, 0, 2, a).ok());
+  EXPECT_EQ(wait_for_turn({&r, 4, 5}, 0, &impatient).code(), -EAGAIN);
+  devices.reached = true;
+  EXPECT_TRUE(wait_for_turn({&r, 4, 5}, 0).ok());
+}
+
+TEST_F(PagerPendingReleases, ACancelledAskWaitsNoLonger) {
+  Region& r = device_region(1);
+  lease(r, 0, 0, 0, a);
+  ASSERT_TRUE(release(r, 0, 0, a).ok());
+  impatient.patience_ns = UINT64_MAX;
+  impatient.cancelled = true;
+  EXPECT_EQ(wait_for_turn({&r, 0, 0}, 1, &impatient).code(), -ECANCELED);
+  devices.reached = true;
+  reap();
+}
+
+TEST_F(PagerPendingReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLeaseKeepsIt) {
+  Region& r = device_region(1);
+  lease(r, 0, 0, 0, a);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    map.residents()[r.table[0].aux].stale = true;
+    r.stale = 1;
+    bool wait = false;
+    const SpanOf span{&r, 0, 0};
+    EXPECT_EQ(releases.check_stale({&span, 1}, &wait).code(), -EBUSY);
+  }
+  ASSERT_TRUE(release(r, 0, 0, a).ok());
+  EXPECT_EQ(wait_for_turn({&r, 0, 0}, 0, &impatient).code(), -EALREADY);
+  devices.reached = true;
+  reap();
+  BigLock lock(map.mutex());
+  map.residents()[r.table[0].aux].stale = false;
+  r.stale = 0;
+  remove(r, 0);
+}
+
+}  // namespace
