@@ -265,12 +265,7 @@ Move* Pager::begin_passage(Region& r, BlockIndex b, int d) {
 
 void Pager::io_ended(Move* m) {
   After after;
-  if (m->io.op == store::Io::Op::read) {
-    finish_device_read(m, after);
-  } else {
-    if (m->io.result != 0) m->status = Status(m->io.result, "");
-    finish_device_write(m, after);
-  }
+  finish_device_read(m, after);
   page_in_.run(after);
 }
 
@@ -476,9 +471,9 @@ void Pager::end_in(InBatch& in) {
   }
   if (!s.ok() && made) {
     const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
-    if (hidden.ok() && punch(ranges).ok()) torn = true;
+    if (hidden.ok() && holes_.punch(ranges).ok()) torn = true;
   }
-  if (torn) restore_trap(ranges);
+  if (torn) holes_.restore_trap(ranges);
   core::step("device.entered");
   After after;
   const Status health = s.ok() ? Status() : devices_->health(d);

@@ -92,7 +92,7 @@ void Pager::evict_guests(int d, Batch& leaving) {
     Region& r = *map_.residents()[id].region;
     const BlockIndex b = map_.residents()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
-    Move* m = begin_leave(r, b, Leave::evict);
+    Move* m = demoter_.begin(r, b, Leave::evict);
     if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
     leaving.push_back(m);
     bytes -= std::min<uint64_t>(bytes, r.block_size);
@@ -124,7 +124,7 @@ void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
         continue;
       }
     }
-    Move* m = stays ? nullptr : begin_leave(r, b, Leave::evict);
+    Move* m = stays ? nullptr : demoter_.begin(r, b, Leave::evict);
     if (m != nullptr) {
       leaving.push_back(m);
     } else if (!r.dying) {
@@ -145,7 +145,7 @@ Move* Pager::begin_leave_for_others(int d) {
         continue;
       const Leases* leases = r.leases.find(b);
       if (leases == nullptr || leases->front().location == d) continue;
-      return begin_leave(r, b, Leave::evict);
+      return demoter_.begin(r, b, Leave::evict);
     }
   }
   return nullptr;
@@ -175,7 +175,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
     core::step("device.spilling");
     migrate_batch(spilling.all(), neighbour, d);
   }
-  if (!leaving.empty()) leave_batch(leaving.all());
+  if (!leaving.empty()) demoter_.run(leaving.all());
   lock.lock();
   return true;
 }

@@ -104,23 +104,6 @@ void Pager::show(Move* m) {
   page_in_.run(after);
 }
 
-// Unlocked; state leaving. The bytes that the CPU is shown, to be written.
-Status Pager::copy_shown(Move* m) {
-  Region& r = *m->region;
-  Status s = trap_->protect(m->source, r.block_size);
-  core::step("device.copying_shown");
-  if (s.ok() && copy_protected(r, m->image, m->source) != 0)
-    s = core::error(EFAULT, "pages of the copy that the CPU is shown cannot be read by anybody");
-  if (s.ok()) {
-    core::add(counters_.copied_bytes, r.block_size);
-  }
-  Lock lock(map_.mutex());
-  Resident& resident = map_.residents()[r.table[m->block].aux];
-  resident.in_place = false;
-  if (resident.stale) trap_->unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
-  return s;
-}
-
 // Locked on entry and on return, and not meanwhile; on a device, shown and not stale. False: the device is lost, what
 // is shown may be the last copy and stays, and a worker is about to make it the block; or nobody knows, and it stays.
 bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
@@ -160,7 +143,7 @@ bool Pager::rescue(Lock& lock) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
         if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
-        if (Move* m = begin_leave(*r, b, Leave::host)) {
+        if (Move* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
           gpus_[d].rescue = true;  // no memory: later
@@ -170,7 +153,7 @@ bool Pager::rescue(Lock& lock) {
     if (batch.full()) gpus_[d].rescue = true;  // there may be more
   }
   if (batch.empty()) return false;
-  leave_batch(lock, batch.all());
+  demoter_.run(lock, batch.all());
   return true;
 }
 
@@ -242,7 +225,7 @@ bool Pager::serve_accesses(Lock& lock) {
     const ShownCopies::Around facts = around(*it, now, batch.empty());
     Next next = shown_.next(*it, facts);
     if (next == Next::move) {
-      Move* const m = facts.leased ? begin_show(r, b) : begin_leave(r, b, Leave::host);
+      Move* const m = facts.leased ? begin_show(r, b) : demoter_.begin(r, b, Leave::host);
       if (m != nullptr) {
         m->since_ns = it->since_ns;
         m->mark = it->mark;
@@ -280,7 +263,7 @@ bool Pager::serve_accesses(Lock& lock) {
   }
   if (to_show == nullptr && batch.empty()) return false;
   lock.unlock();
-  if (!batch.empty()) leave_batch(batch.all());
+  if (!batch.empty()) demoter_.run(batch.all());
   if (to_show != nullptr) show(to_show);
   lock.lock();
   return true;

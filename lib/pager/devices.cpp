@@ -1,4 +1,4 @@
-// The device tier: its life, its staging frames, and the workers that move blocks (device_in.cpp, device_out.cpp).
+// The device tier: its life, and the workers that move blocks (device_in.cpp, Demoter).
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -327,12 +327,12 @@ void Pager::reclaim_host_pages(Lock& lock) {
   for (const auto& [r, b] : with) {
     if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)
       continue;
-    if (Move* m = begin_leave(*r, b, Leave::host)) batch.push_back(m);
+    if (Move* m = demoter_.begin(*r, b, Leave::host)) batch.push_back(m);
   }
   for (const auto& [r, b] : found) --r->in_flight;
   map_.notify();
   if (batch.empty()) return;
-  leave_batch(lock, batch.all());
+  demoter_.run(lock, batch.all());
 }
 
 // Locked on entry and on return. Where others had a device's memory, blocks have again what there is now. What devices

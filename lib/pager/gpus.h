@@ -38,6 +38,9 @@ class Gpus {
   auto begin() VMEM_LOCKED { return gpus_.begin(); }
   auto end() VMEM_LOCKED { return gpus_.end(); }
 
+  // They have page tables of their own: the region is the trap's, whatever they have of it. There is a device tier.
+  bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
+
   // The workers have something to do.
   core::EventCount& work() { return work_; }
 

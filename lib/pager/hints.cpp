@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <list>
+#include <optional>
 #include <utility>
 
 #include "core/break.h"
@@ -160,6 +161,40 @@ bool Pager::serve_stream_hints(Lock& lock) {
   core::step("hint.served");
   lock.lock();
   return true;
+}
+
+// Locked. A few blocks of the oldest hint that asks blocks away from a device.
+bool Pager::serve_departure(Lock& lock) {
+  if (!queues_.departures.empty()) releases_.reap(lock);
+  while (!queues_.departures.empty()) {
+    Departure& it = queues_.departures.front();
+    Region& r = *it.region;
+    Batch batch;
+    std::optional<SpanOf> on;
+    BlockIndex b = r.table.next_touched(it.next);
+    for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
+         b = r.table.next_touched(b + 1)) {
+      if (comes_to_device(map_.residents(), r.table[b])) break;  // not there yet
+      if (r.table[b].state != State::on_device || leased(r, b)) continue;
+      Move* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
+      if (m == nullptr) break;
+      batch.push_back(m);
+    }
+    it.next = b;
+    if (batch.empty() && b <= it.last && b < r.blocks) return false;  // tried again when something has moved
+    if (b > it.last || b >= r.blocks) {
+      if (it.to_ssd) on = SpanOf{&r, it.first, it.last};
+      queues_.departures.pop_front();
+    }
+    ++r.in_flight;
+    demoter_.run(lock, batch.all());
+    // What is in staging frames now goes on.
+    if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) pressure_.call_evictor();
+    --r.in_flight;
+    map_.notify();
+    return true;
+  }
+  return false;
 }
 
 Status Pager::advise(const void* ptr, size_t size, int advice, int location) {
@@ -342,10 +377,10 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     case State::on_device: {
       Job job{1, {}};
-      Move* m = begin_leave(r, b, Leave::drop);
+      Move* m = demoter_.begin(r, b, Leave::drop);
       if (m == nullptr) return no_memory();
       m->job = &job;
-      leave_batch(lock, {&m, 1});
+      demoter_.run(lock, {&m, 1});
       if (!job.status.ok()) return job.status;
       break;
     }

@@ -190,16 +190,16 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         break;
       case State::on_device: {
         Job job{1, {}};
-        Move* m = begin_leave(r, b, Leave::host);
+        Move* m = demoter_.begin(r, b, Leave::host);
         if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
           if (starving == Progress::kNone) starving = progress_clock_.look(now_ns());
-          if (progress_clock_.hopeless(starving)) return cannot_leave(r, b);
+          if (progress_clock_.hopeless(starving)) return range_demoter_.cannot_leave(r, b);
           lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
           continue;
         }
         starving = Progress::kNone;
         m->job = &job;
-        leave_batch(lock, {&m, 1});
+        demoter_.run(lock, {&m, 1});
         if (!job.status.ok()) return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, job.status.text());
         continue;
       }

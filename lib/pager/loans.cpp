@@ -55,11 +55,11 @@ size_t Pager::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     const Block& block = r->table[b];
     const bool idle = block.state == State::on_device && block.device == range.device && !leased(*r, b);
     if (!idle || map_.residents()[block.aux].shown || !map_.copies().has(block.aux)) continue;
-    if (Move* m = begin_leave(*r, b, Leave::evict)) batch.push_back(m);
+    if (Move* m = demoter_.begin(*r, b, Leave::evict)) batch.push_back(m);
   }
   if (!batch.empty()) {
     ++r->in_flight;
-    leave_batch(lock, batch.all());
+    demoter_.run(lock, batch.all());
     --r->in_flight;
     map_.notify();
     if (r->dying) return 0;

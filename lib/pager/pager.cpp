@@ -54,6 +54,9 @@ Pager::Pager(Parts parts, Config config)
       write_back_(shared_, pressure_, failed_, installer_, page_in_, isolator_, writer_, *this),
       supply_(shared_, devices_.get(), gpus_, pressure_, write_back_),
       releases_(shared_, devices_.get(), gpus_, grants_, pressure_, waits_, supply_),
+      holes_(shared_, devices_.get(), gpus_),
+      demoter_(shared_, devices_.get(), gpus_, shown_, blocks_, holes_, failed_, page_in_, writer_, supply_, *this),
+      range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);

@@ -29,6 +29,7 @@
 #include "pager/pending_releases.h"
 #include "pager/progress.h"
 #include "pager/queues.h"
+#include "pager/range_demoter.h"
 #include "pager/read_ahead.h"
 #include "pager/region.h"
 #include "pager/shown_copies.h"
@@ -136,6 +137,7 @@ class Pager final : private BlockMap::Above,
   core::Status make(const NewRegion& what, void** ptr, uint64_t mark) VMEM_UNLOCKED;
   core::Status device_block(const NewRegion& what, size_t* out) VMEM_UNLOCKED;
   void forget_region(Region& r) VMEM_LOCKED;
+  bool serve_departure(Lock& lock) VMEM_LOCKED;
   void keep_frames(Region& r) VMEM_UNLOCKED;
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
@@ -178,24 +180,8 @@ class Pager final : private BlockMap::Above,
   Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
 
-  // device_out.cpp: the way out, device_room.cpp
-  Move* begin_leave(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
+  // device_room.cpp
   Move* begin_leave_for_others(int d) VMEM_LOCKED;
-  void leave_batch(std::span<Move*> batch) VMEM_UNLOCKED;
-  void leave_batch(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
-  void begin_out(OutPart& part) VMEM_UNLOCKED;
-  void end_out(OutPart& part, Batch& writes, Batch& unmapped, After& after) VMEM_UNLOCKED;
-  void keep_mapped(Batch& unmapped, After& after) VMEM_UNLOCKED;
-  void restore_trap(std::span<const device::Range> ranges) VMEM_UNLOCKED;
-  void finish_device_write(Move* m, After& after) VMEM_UNLOCKED;
-  void settle_left(Move* m, const core::Status& status, bool lost, After& after) VMEM_LOCKED;
-  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
-  core::Status punch(std::span<const device::Range> ranges) VMEM_UNLOCKED;
-  core::Status cannot_leave(const Region& r, core::BlockIndex b) VMEM_LOCKED;
-  bool serve_departure(Lock& lock) VMEM_LOCKED;
-  bool went_with_its_context(const Region& r, core::BlockIndex b) VMEM_LOCKED;
-  core::Status leave_range(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
-                           Sweep* sweep) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
   void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
   int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
@@ -204,12 +190,11 @@ class Pager final : private BlockMap::Above,
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // device_views.cpp
-  bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
+  bool own_page_tables() const { return gpus_.own_page_tables(); }
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void show(Move* m) VMEM_UNLOCKED;
-  core::Status copy_shown(Move* m) VMEM_UNLOCKED;
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
   bool serve_accesses(Lock& lock) VMEM_LOCKED;
@@ -263,6 +248,9 @@ class Pager final : private BlockMap::Above,
   WriteBack write_back_;
   StagingSupply supply_;
   PendingReleases releases_;
+  Holes holes_;
+  Demoter demoter_;
+  RangeDemoter range_demoter_;
   Evictor evictor_;
   FaultService faults_;
 

@@ -42,7 +42,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
   const uint64_t arrived = r.arrived;
   if (r.gpu && !sweep->host) {
     releases_.wait_for_region(lock, r, sweep);
-    from_device = leave_range(lock, r, first, last, how, sweep);
+    from_device = range_demoter_.run(lock, r, first, last, how, sweep);
   }
   Job job;
   job.status = from_device;  // and the rest is written all the same
@@ -65,7 +65,7 @@ Status Pager::write_out(Lock& lock, Region& r, BlockIndex first, BlockIndex last
     for (uint64_t seen = arrived; !sweep->host && r.table[b].state == State::on_device && seen != r.arrived;) {
       seen = r.arrived;
       flush();
-      const Status late = leave_range(lock, r, b, b, how, sweep);
+      const Status late = range_demoter_.run(lock, r, b, b, how, sweep);
       if (job.status.ok()) job.status = late;
       if (!late.ok() || !map_.wait_stable(lock, r, b, sweep)) break;
     }
@@ -236,7 +236,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
   Status result;
   if (location == VMEM_HOST) {
     releases_.wait_for_region(lock, r);
-    result = leave_range(lock, r, span.first, span.last, Leave::host, &sweep);
+    result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &sweep);
   } else {
     result = write_out(lock, r, span.first, span.last, false, &sweep);
   }

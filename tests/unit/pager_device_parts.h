@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cerrno>
+#include <cstring>
 
 #include "pager/clock.h"
 #include "pager/device_blocks.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
 #include "pager/pending_releases.h"
+#include "pager/range_demoter.h"
 #include "pager/staging_supply.h"
 #include "pager_parts.h"
 
@@ -36,16 +38,27 @@ class FakeDevices : public device::Devices {
   bool streams = false;  // they may be asked
   bool reached = false;  // .. and have got to all that was recorded
   int record_error = 0;
+  bool moves = false;                   // blocks may be moved
+  static constexpr uint8_t kByte = 90;  // .. which have it throughout
+  size_t copied = 0;                    // .. so many from the devices
+  int unmap_error = 0;
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
   core::Status release(void*) override { return no(); }
   core::Status prepare(std::span<const device::Range>, int, bool*) override { return no(); }
   core::Status copy_in(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
-  core::Status copy_out(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
-  core::Status open(std::span<const device::Range>, device::Access) override { return no(); }
-  core::Status hold(std::span<const device::Range>, device::Access) override { return no(); }
-  core::Status punch(std::span<const device::Range>) override { return no(); }
+  core::Status copy_out(int d, std::span<const device::Copy> copies, device::Ticket*) override {
+    for (const device::Copy& copy : copies) memset(copy.frame, kByte, copy.size);
+    copied += copies.size();
+    return moved(d);
+  }
+  core::Status open(std::span<const device::Range>, device::Access) override { return moved(-1); }
+  core::Status hold(std::span<const device::Range>, device::Access) override { return moved(-1); }
+  core::Status unmap(std::span<const device::Range>) override {
+    return unmap_error != 0 ? core::error(unmap_error, "as the test wants it") : moved(-1);
+  }
+  core::Status punch(std::span<const device::Range>) override { return moved(-1); }
   core::Status settle(std::span<const device::Range>) override { return no(); }
   core::Status migrate(std::span<const device::Range>, int, int, std::span<core::Status>) override { return no(); }
   core::Status advise(device::Range, device::Advice, int, bool) override { return no(); }
@@ -75,6 +88,7 @@ class FakeDevices : public device::Devices {
   }
 
  private:
+  core::Status moved(int d) { return !moves ? no() : d >= 0 ? health(d) : core::Status(); }
   static core::Status no() {
     ADD_FAILURE() << "a call that is none of its business";
     return core::error(EIO, "none of its business");
@@ -144,6 +158,9 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   DeviceBlocks blocks{shared, gpus, shown};
   StagingSupply supply{shared, &devices, gpus, pressure, write_back};
   PendingReleases releases{shared, &devices, gpus, grants, pressure, waits, supply};
+  Holes holes{shared, &devices, gpus};
+  Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, writer, supply, *this};
+  RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };
 
 }  // namespace vmem::pager::test

@@ -1,0 +1,205 @@
+// The way out of devices that do what they are told, or refuse it, or are lost: where blocks are afterwards, and what
+// was copied and written for that.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Job;
+using vmem::pager::Leave;
+using vmem::pager::Move;
+using vmem::pager::Region;
+using vmem::pager::Sweep;
+using vmem::pager::test::FakeDevices;
+namespace core = vmem::core;
+
+class PagerDemoter : public vmem::pager::test::DeviceParts {
+ protected:
+  void SetUp() override {
+    devices.moves = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+  }
+  // Block 0 of a region is on device 0, and differs from all else if it is dirty; there are frames for it.
+  Region& placed(bool dirty) {
+    Region& r = device_region(4);
+    supply_frames(r);
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    if (dirty) r.table[0].flags |= core::kDirty;
+    return r;
+  }
+  Status leave(Region& r, Leave how) {
+    Job job{1, {}};
+    {
+      BigLock lock(map.mutex());
+      if (how != Leave::sync) map.withdraw(r.table[0].aux);
+      Move* m = demoter.begin(r, 0, how);
+      if (m == nullptr) return core::error(ENOMEM, "no frame");
+      EXPECT_EQ(r.table[0].state, State::leaving);
+      m->job = &job;
+      demoter.run(lock, {&m, 1});
+    }
+    engine.until_idle();
+    BigLock lock(map.mutex());
+    EXPECT_EQ(job.outstanding, 0u);
+    return job.status;
+  }
+  uint64_t charged() {
+    BigLock lock(map.mutex());
+    return gpus[0].budget.charged();
+  }
+  size_t used_frames(const Region& r) {
+    BigLock lock(map.mutex());
+    return staging.of(r.block_size).frames.total() - staging.of(r.block_size).frames.free();
+  }
+  // The block is in a staging frame, with the bytes of the device; it goes.
+  void drop_held(Region& r) {
+    BigLock lock(map.mutex());
+    ASSERT_EQ(r.table[0].state, State::held);
+    r.table[0].flags = 0;
+    ASSERT_TRUE(map.reserve_move());
+    map.withdraw(r.table[0].aux);
+    vmem::pager::DeferredWork after;
+    write_back.drop_held(r, 0, after);
+  }
+};
+
+TEST_F(PagerDemoter, ACleanBlockIsForgottenThereAndNothingIsCopied) {
+  Region& r = placed(false);
+  ASSERT_TRUE(leave(r, Leave::evict).ok());
+  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(devices.copied, 0u);
+  EXPECT_EQ(charged(), 0u);
+}
+
+TEST_F(PagerDemoter, ADirtyBlockComesToAStagingFrame) {
+  Region& r = placed(true);
+  ASSERT_TRUE(leave(r, Leave::evict).ok());
+  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(devices.copied, 1u);
+  EXPECT_EQ(charged(), 0u);
+  EXPECT_EQ(used_frames(r), 1u);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_EQ(std::to_integer<uint8_t>(map.residents()[r.table[0].aux].frame[kUnit - 1]), FakeDevices::kByte);
+  }
+  drop_held(r);
+  EXPECT_EQ(used_frames(r), 0u);
+}
+
+TEST_F(PagerDemoter, ABlockWithAHostCopyLeavesWithoutBeingCopied) {
+  Region& r = placed(false);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
+  }
+  ASSERT_TRUE(leave(r, Leave::host).ok());
+  EXPECT_EQ(devices.copied, 0u);
+  drop_held(r);
+}
+
+TEST_F(PagerDemoter, ADirtyBlockThatIsNotWantedIsNotCopied) {
+  Region& r = placed(true);
+  ASSERT_TRUE(leave(r, Leave::drop).ok());
+  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(devices.copied, 0u);
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+}
+
+TEST_F(PagerDemoter, WhatIsSyncedIsWrittenAndStaysClean) {
+  Region& r = placed(true);
+  ASSERT_TRUE(leave(r, Leave::sync).ok());
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 1u);
+  EXPECT_EQ(used_frames(r), 0u);
+  ASSERT_TRUE(leave(r, Leave::evict).ok());
+  EXPECT_EQ(state(r, 0), State::stored) << "clean it is only forgotten";
+  EXPECT_EQ(devices.copied, 1u);
+}
+
+TEST_F(PagerDemoter, AWriteThatFailsLeavesTheBlockDirtyOnItsDevice) {
+  Region& r = placed(true);
+  engine.fail(vmem::store::Io::Op::write, EIO);
+  EXPECT_EQ(leave(r, Leave::sync).code(), -EIO);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_NE(flags(r, 0, core::kDirty), 0);
+  EXPECT_EQ(used_frames(r), 0u);
+  BigLock lock(map.mutex());
+  writes.take_error().ignore();
+  failed.clear_unknown(r.table[0]);
+  r.table[0].flags = 0;
+  remove(r, 0);
+}
+
+TEST_F(PagerDemoter, WhatADeviceDoesNotLetGoOfStaysThereWhole) {
+  Region& r = placed(true);
+  devices.unmap_error = EIO;
+  EXPECT_EQ(leave(r, Leave::evict).code(), -EIO);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_EQ(charged(), kUnit);
+  EXPECT_EQ(used_frames(r), 0u);
+  devices.unmap_error = 0;
+  ASSERT_TRUE(leave(r, Leave::evict).ok());
+  drop_held(r);
+}
+
+TEST_F(PagerDemoter, TheOnlyCopyOnALostDeviceGetsItsMark) {
+  Region& r = placed(true);
+  devices.lost = 0;
+  EXPECT_EQ(leave(r, Leave::evict).code(), -EIO);
+  EXPECT_EQ(state(r, 0), State::failed);
+  EXPECT_NE(flags(r, 0, core::kLost), 0);
+  EXPECT_EQ(charged(), 0u);
+  EXPECT_EQ(used_frames(r), 0u);
+}
+
+TEST_F(PagerDemoter, WithoutAFrameForItsBytesABlockIsNotBegunWith) {
+  Region& r = device_region(1);
+  BigLock lock(map.mutex());
+  place(r, 0, 0);
+  r.table[0].flags |= core::kDirty;
+  EXPECT_EQ(demoter.begin(r, 0, Leave::evict), nullptr);
+  EXPECT_EQ(r.table[0].state, State::on_device);
+  r.table[0].flags = 0;
+  remove(r, 0);
+}
+
+TEST_F(PagerDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
+  Region& r = placed(false);
+  BigLock lock(map.mutex());
+  for (const core::BlockIndex b : {1, 2}) place(r, b, 0);
+  ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+  Sweep sweep;
+  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
+  EXPECT_TRUE(sweep.skipped);
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[1].state, State::on_device);
+  EXPECT_EQ(r.table[2].state, State::untouched);
+  sweep = {};
+  sweep.all = true;
+  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
+  EXPECT_FALSE(sweep.skipped);
+  EXPECT_EQ(r.table[1].state, State::untouched);
+  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+}
+
+TEST_F(PagerDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
+  Region& r = device_region(1);
+  BigLock lock(map.mutex());
+  place(r, 0, 0);
+  r.table[0].flags |= core::kDirty;
+  Sweep sweep;
+  EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &sweep).code(), -ENOMEM);
+  EXPECT_EQ(r.table[0].state, State::on_device);
+  r.table[0].flags = 0;
+  remove(r, 0);
+}
+
+}  // namespace
