@@ -323,7 +323,7 @@ void PagingService::lend(pager::Pager& pager) {
   core::step("asking.lending");
   // What is on the device is leased where there is a frame for it; else it need not take another one's.
   const uint64_t begun = pager::now_ns();
-  const size_t lent = pager.lend(range_, std::span(asking_).first(count), homes_, free_.empty());
+  const size_t lent = pager.loans().lend(range_, std::span(asking_).first(count), homes_, free_.empty());
   spent_.lending_ns += pager::now_ns() - begun;
   for (size_t i = 0; i < count; ++i) {
     const uint32_t b = asking_[i];
@@ -359,7 +359,7 @@ void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
     }
     // The first ones of what is wanted overwrite what has been looked at.
     const std::span<uint32_t> asked(asking_);
-    const size_t wanted = pager.loans_wanted(range_, asked.first(count), asked);
+    const size_t wanted = pager.loans().wanted(range_, asked.first(count), asked);
     for (size_t i = 0; i < wanted; ++i) recall(loans_[loan_of_[asking_[i]]]);
   }
   if (now - promoted_ns_ >= std::max(kPromote, kLookShare * look_took_ns_)) promote(pager, now);
@@ -413,7 +413,7 @@ void PagingService::end_recalled(pager::Pager& pager) {
     }
     if (count == 0) return;
     recalled_ -= count;
-    pager.end_loans(range_, std::span(asking_).first(count));
+    pager.loans().end(range_, std::span(asking_).first(count));
     for (size_t i = 0; i < count; ++i)
       if (urgency_[asking_[i]] != Urgency{}) queue_of(asking_[i]).push(asking_[i]);
   }
@@ -436,7 +436,7 @@ void PagingService::end_loans_of_broken(pager::Pager& pager) {
 void PagingService::end_all_loans(pager::Pager& pager) {
   for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
     for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
-    pager.end_loans(range_, std::span(asking_).first(n));
+    pager.loans().end(range_, std::span(asking_).first(n));
   }
   loans_.clear();
   recalled_ = 0;

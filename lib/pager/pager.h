@@ -24,6 +24,7 @@
 #include "pager/gpus.h"
 #include "pager/host_reserve.h"
 #include "pager/lease_grants.h"
+#include "pager/loans.h"
 #include "pager/memory_waits.h"
 #include "pager/moves.h"
 #include "pager/pending_releases.h"
@@ -70,10 +71,7 @@ class Pager final : private BlockMap::Above,
   void close_range(OpenRange* range);
   // .. device_acquire.cpp: of leases by an Ask that tells of stores, before they end.
   void not_changed(std::span<const vmem_range> ranges, int d);
-  // .. loans.cpp: blocks of such a range that its kernels load from their staging frames.
-  size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave);
-  void end_loans(const OpenRange& range, std::span<const uint32_t> blocks);
-  size_t loans_wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out);
+  Loans& loans() { return loans_; }  // of blocks of such a range to its kernels
   // export.cpp
   core::Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor);
   core::Status evict(const void* ptr, size_t size, int location);
@@ -142,11 +140,6 @@ class Pager final : private BlockMap::Above,
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
   void credit_region(Region& r) VMEM_LOCKED;
-
-  // loans.cpp
-  Region* region_of(const OpenRange& range) VMEM_LOCKED;
-  void end_loan(Region& r, core::BlockIndex b, After& after) VMEM_LOCKED;
-  void take_back_loans(Lock& lock, Region& r) VMEM_LOCKED;
 
   // devices.cpp: life of the tier
   core::Status start_devices();
@@ -224,6 +217,7 @@ class Pager final : private BlockMap::Above,
   HostBudget budget_ VMEM_GUARDED_BY(core::big_lock);
   FramePool frames_ VMEM_GUARDED_BY(core::big_lock);
   StagingPools staging_ VMEM_GUARDED_BY(core::big_lock);
+  Queues queues_ VMEM_GUARDED_BY(core::big_lock);
   BlockMap map_;
   Gpus gpus_;
   WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
@@ -252,9 +246,9 @@ class Pager final : private BlockMap::Above,
   Demoter demoter_;
   RangeDemoter range_demoter_;
   Evictor evictor_;
+  Loans loans_;
   FaultService faults_;
 
-  Queues queues_ VMEM_GUARDED_BY(core::big_lock);
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);
   // As it was set: config_ has what is in force.
   uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock) = 0;

@@ -471,7 +471,7 @@ Status Pager::destroy(void* ptr, bool force) {
     finish_kernels(lock, r);
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);
     ++r.in_flight;
-    take_back_loans(lock, r);
+    loans_.take_back(lock, r);
     --r.in_flight;
     map_.notify();
     if (r.dying) return error(EINVAL, "%p was freed meanwhile by another thread", ptr);

@@ -8,6 +8,7 @@
 #include "pager/device_blocks.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
+#include "pager/loans.h"
 #include "pager/pending_releases.h"
 #include "pager/range_demoter.h"
 #include "pager/staging_supply.h"

@@ -1,0 +1,174 @@
+// Loans of staging frames to kernels, without kernels: which blocks are lent, who sees that somebody waits, and how
+// they come back.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::pager::Evictor;
+using vmem::pager::OpenRange;
+using vmem::pager::Region;
+using vmem::pager::Wish;
+namespace core = vmem::core;
+
+class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above {
+ protected:
+  void SetUp() override {
+    devices.moves = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+  }
+  // A block is in a staging frame alone.
+  void hold(Region& r, BlockIndex b) {
+    BigLock lock(map.mutex());
+    std::byte* const frame = supply.frame(r, 0);
+    ASSERT_NE(frame, nullptr);
+    place(r, b, 0);
+    ASSERT_TRUE(supply.keep_copy(r, b, frame));
+    map.withdraw(r.table[b].aux);
+    vmem::pager::Move* m = demoter.begin(r, b, vmem::pager::Leave::evict);
+    ASSERT_NE(m, nullptr);
+    demoter.run(lock, {&m, 1});
+    ASSERT_EQ(r.table[b].state, State::held);
+  }
+  void drop(Region& r, BlockIndex b) {
+    BigLock lock(map.mutex());
+    ASSERT_EQ(r.table[b].state, State::held);
+    r.table[b].flags = 0;
+    ASSERT_TRUE(map.reserve_move());
+    map.withdraw(r.table[b].aux);
+    vmem::pager::DeferredWork after;
+    write_back.drop_held(r, b, after);
+  }
+  OpenRange open(const Region& r) {
+    OpenRange range;
+    range.first = reinterpret_cast<uintptr_t>(r.base);
+    range.end = range.first + r.span;
+    range.block_size = r.block_size;
+    range.blocks = static_cast<uint32_t>(r.blocks);
+    range.device = 0;
+    range.region = r.id;
+    return range;
+  }
+  size_t lend(const OpenRange& range, std::initializer_list<uint32_t> blocks_asked, bool leave = false) {
+    asked.assign(blocks_asked);
+    homes.assign(asked.size(), nullptr);
+    return loans.lend(range, asked, homes, leave);
+  }
+  size_t wanted(const OpenRange& range, std::initializer_list<uint32_t> blocks_lent) {
+    const std::vector<uint32_t> all(blocks_lent);
+    std::array<uint32_t, 4> out{};
+    return loans.wanted(range, all, out);
+  }
+
+  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
+  bool evict_copy(core::ResidentId) override { return false; }
+  void host_is_short() override {}
+
+  std::vector<uint32_t> asked;
+  std::vector<const std::byte*> homes;
+  vmem::pager::EvictRequests requests;
+  Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
+  vmem::pager::Queue<Wish> wishes;
+  vmem::pager::Loans loans{shared, wishes, page_in, evictor, supply, demoter, *this};
+};
+
+TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
+  Region& r = device_region(4);
+  supply_frames(r);
+  hold(r, 2);
+  const OpenRange range = open(r);
+  ASSERT_EQ(lend(range, {0, 2}), 1u);
+  EXPECT_EQ(asked[0], 2u) << "what is lent comes first";
+  EXPECT_NE(homes[0], nullptr);
+  EXPECT_EQ(state(r, 2), State::taking);
+  EXPECT_EQ(lend(range, {2}), 0u) << "it is lent already";
+  const std::array<uint32_t, 1> two{2};
+  loans.end(range, two);
+  EXPECT_EQ(state(r, 2), State::held);
+  loans.end(range, two);
+  EXPECT_EQ(staging.of(r).lent, 0u);
+  drop(r, 2);
+}
+
+TEST_F(PagerLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessItIsLeased) {
+  Region& r = device_region(2);
+  supply_frames(r);
+  {
+    BigLock lock(map.mutex());
+    for (const BlockIndex b : {0, 1}) {
+      place(r, b, 0);
+      ASSERT_TRUE(supply.keep_copy(r, b, supply.frame(r, 0)));
+    }
+    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+  }
+  const OpenRange range = open(r);
+  EXPECT_EQ(lend(range, {0, 1}), 0u) << "nobody said that they may leave";
+  ASSERT_EQ(lend(range, {1, 0}, true), 1u);
+  EXPECT_EQ(asked[0], 0u);
+  EXPECT_EQ(state(r, 1), State::on_device);
+  EXPECT_EQ(devices.copied, 0u);
+  const std::array<uint32_t, 1> zero{0};
+  loans.end(range, zero);
+  drop(r, 0);
+  BigLock lock(map.mutex());
+  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+  remove(r, 1);
+}
+
+TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
+  Region& r = device_region(3);
+  supply_frames(r);
+  for (const BlockIndex b : {0, 1, 2}) hold(r, b);
+  const OpenRange range = open(r);
+  ASSERT_EQ(lend(range, {0, 1, 2}), 3u);
+  EXPECT_EQ(wanted(range, {0, 1, 2}), 0u);
+  {
+    BigLock lock(map.mutex());
+    r.table[0].flags |= core::kWanted;
+    ASSERT_TRUE(wishes.push_back({&r, 2, 2, 0, core::Urgency::acquire, nullptr}));
+  }
+  EXPECT_EQ(wanted(range, {0, 1, 2}), 2u) << "a fault, and a promotion request";
+  BigLock lock(map.mutex());
+  r.table[0].flags = 0;
+  wishes.pop_front();
+  loans.take_back(lock, r);
+  EXPECT_EQ(staging.of(r).lent, 0u);
+  lock.unlock();
+  for (const BlockIndex b : {0, 1, 2}) drop(r, b);
+}
+
+TEST_F(PagerLoans, SomeFramesOfEachSizeAreLeftForMoves) {
+  Region& r = device_region(16);
+  supply_frames(r);
+  size_t frames_there = 0;
+  {
+    BigLock lock(map.mutex());
+    frames_there = staging.of(r).frames.total();
+  }
+  ASSERT_GE(r.blocks, frames_there);
+  for (BlockIndex b = 0; b < frames_there; ++b) hold(r, b);
+  asked.resize(frames_there);
+  for (uint32_t b = 0; b < frames_there; ++b) asked[b] = b;
+  homes.assign(frames_there, nullptr);
+  const OpenRange range = open(r);
+  const size_t lent = loans.lend(range, asked, homes, false);
+  EXPECT_LE(lent, frames_there - vmem::memory::Staging::kLeast);
+  loans.end(range, std::span(asked).first(lent));
+  for (BlockIndex b = 0; b < frames_there; ++b) drop(r, b);
+}
+
+TEST_F(PagerLoans, ARangeWhoseRegionIsFreedLendsNothing) {
+  Region& r = device_region(1);
+  OpenRange range = open(r);
+  ++range.region;
+  EXPECT_EQ(lend(range, {0}), 0u);
+  EXPECT_EQ(wanted(range, {0}), 0u);
+}
+
+}  // namespace
