@@ -3,7 +3,7 @@
 //   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
 //                leaving, with a host copy:                  take the block out, trap ─> held (the copy's frame)
 //                leaving, clean:                             take the block out, trap ─> stored, untouched
-//                leaving, shown to the CPU (device_views.cpp): take the block out      ─> resident
+//                leaving, shown to the CPU (DeviceViews):    take the block out        ─> resident
 //                leaving, synced: hold writers, copy, write, open                      ─> on_device
 //                leaving, synced, newer where it is shown: copy that, write            ─> on_device
 //

@@ -292,7 +292,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     Block& block = r.table[b];
     if (block.state == State::on_device && map_.residents()[block.aux].shown && !map_.residents()[block.aux].stale &&
         (block.device != d || (access & VMEM_WRITE) != 0)) {
-      if (!hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
+      if (!views_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
       continue;
     }
     if (blocks_.has_come(r, b, d)) {

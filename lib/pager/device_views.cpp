@@ -1,13 +1,5 @@
-// What the CPU sees of blocks on a device whose page tables are its own: shows them and hides them, as ShownCopies has
-// decided, and makes room where memory is short.
-//
-// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
-// a store that would make a block stale where stale and leased blocks leave no room for others; loads of the block go
-// on being served beside it, but for the pages of such stores, for a moment.
-//
-// A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
-// goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
-// that is lost: it is the block then.
+#include "pager/device_views.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,18 +12,16 @@
 #include "pager/drop.h"
 #include "pager/insist.h"
 #include "pager/neighbours.h"
-#include "pager/pager.h"
 
 namespace vmem::pager {
 
 using core::Block;
 using core::BlockIndex;
-using core::ResidentId;
 using core::State;
 using core::Status;
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
-Move* Pager::begin_show(Region& r, BlockIndex b) {
+Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
   if (!shown_.unrefuse(r, b) || !shown_.reserve() || !map_.reserve_move()) return nullptr;
   if (!budget_.charge(r.block_size, 0)) {
     pressure_.call_evictors();
@@ -55,7 +45,7 @@ Move* Pager::begin_show(Region& r, BlockIndex b) {
 }
 
 // Unlocked; state leaving.
-void Pager::show(Move* m) {
+void DeviceViews::show(Move* m) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   core::step("device.showing");
@@ -68,13 +58,13 @@ void Pager::show(Move* m) {
   }
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
   if (m->status.ok())
-    m->status = trap_->fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
+    m->status = trap_.fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
   if (half_way(m->status) || m->status.code() == -EEXIST) {  // what stays of it would be seen when it is old
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-    insist_on_drop(*trap_, {&range, 1});
+    insist_on_drop(trap_, {&range, 1});
   }
   core::step("device.shown");
-  After after;
+  DeferredWork after;
   Lock lock(map_.mutex());
   gpus_.saw_loss(m->device, health);
   Block& block = r.table[b];
@@ -99,14 +89,12 @@ void Pager::show(Move* m) {
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   map_.free_move(m);
-  came_free(after);
+  room_.came_free(after);
   lock.unlock();
   page_in_.run(after);
 }
 
-// Locked on entry and on return, and not meanwhile; on a device, shown and not stale. False: the device is lost, what
-// is shown may be the last copy and stays, and a worker is about to make it the block; or nobody knows, and it stays.
-bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
+bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const int d = block.device;
   blocks_.claim(r, b);
@@ -117,7 +105,7 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   const Status health = probed.ok() ? Status() : devices_->health(d);
   if (!probed.ok() && health.ok()) usleep(1000);  // tried again
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (probed.ok()) insist_on_drop(*trap_, {&range, 1});
+  if (probed.ok()) insist_on_drop(trap_, {&range, 1});
   lock.lock();
   gpus_.saw_loss(d, health);
   if (probed.ok()) {
@@ -127,13 +115,13 @@ bool Pager::hide(Lock& lock, Region& r, BlockIndex b) {
   blocks_.unclaim(r, b);
   --r.in_flight;
   map_.notify();
-  pump(lock);
+  DeferredWork after;
+  room_.came_free(after);
+  page_in_.run(lock, after);
   return probed.ok();
 }
 
-// Locked on entry and on return. What host memory has of a lost device's blocks, in place for the CPU or in a staging
-// frame, may be all there is: it is the block from now on. False: there is none.
-bool Pager::rescue(Lock& lock) {
+bool DeviceViews::rescue(Lock& lock) {
   Batch batch;
   for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
     if (!std::exchange(gpus_[d].rescue, false)) continue;
@@ -158,7 +146,7 @@ bool Pager::rescue(Lock& lock) {
 }
 
 // Locked. What decides about an access, and ShownCopies does not know.
-ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool may_hide) {
+ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, bool may_hide) {
   const Region& r = *access.region;
   const BlockIndex b = access.block;
   const Block& block = r.table[b];
@@ -176,7 +164,7 @@ ShownCopies::Around Pager::around(const CpuAccess& access, uint64_t now, bool ma
 }
 
 // Locked. Its accesses get SIGBUS, and the log says why.
-void Pager::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) {
+void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) {
   const auto place = map_.where(*access.region, access.block);
   const unsigned ms = config_.fault_timeout_ms;
   const auto limit = core::human_bytes(budget_.limit());
@@ -201,7 +189,7 @@ void Pager::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now
 
 // Locked on entry and on return. Where host memory is short the oldest of what is shown goes, unless it may be all
 // there is. False: none does.
-bool Pager::hide_oldest(Lock& lock) {
+bool DeviceViews::hide_oldest(Lock& lock) {
   if (!shown_.any() || !waits_.must_evict()) return false;
   const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
   const Shown* const s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
@@ -210,8 +198,7 @@ bool Pager::hide_oldest(Lock& lock) {
   return true;
 }
 
-// Locked on entry and on return. Does what it can for those who wait, and makes room where memory is short.
-bool Pager::serve_accesses(Lock& lock) {
+bool DeviceViews::serve(Lock& lock) {
   using Next = ShownCopies::Next;
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
   releases_.reap(lock);

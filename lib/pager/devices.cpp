@@ -392,7 +392,7 @@ bool Pager::end_what_waits(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool Pager::device_step(Lock& lock) {
-  if (rescue(lock) || serve_stream_hints(lock) || serve_accesses(lock)) return true;
+  if (views_.rescue(lock) || serve_stream_hints(lock) || views_.serve(lock)) return true;
   if (supply_.grow(lock)) {
     pump(lock);
     return true;

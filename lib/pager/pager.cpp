@@ -59,6 +59,8 @@ Pager::Pager(Parts parts, Config config)
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       loans_(shared_, queues_.wishes, page_in_, evictor_, supply_, demoter_, *this),
+      views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
+             *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);

@@ -19,6 +19,7 @@
 #include "pager/block_map.h"
 #include "pager/config.h"
 #include "pager/device_blocks.h"
+#include "pager/device_views.h"
 #include "pager/evictor.h"
 #include "pager/fault_service.h"
 #include "pager/gpus.h"
@@ -182,16 +183,7 @@ class Pager final : private BlockMap::Above,
   bool guests_overstay() VMEM_LOCKED;
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
-  // device_views.cpp
   bool own_page_tables() const { return gpus_.own_page_tables(); }
-  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
-  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
-  Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void show(Move* m) VMEM_UNLOCKED;
-  bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
-  bool hide_oldest(Lock& lock) VMEM_LOCKED;
-  bool serve_accesses(Lock& lock) VMEM_LOCKED;
-  bool rescue(Lock& lock) VMEM_LOCKED;
 
   // device_acquire.cpp
   core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
@@ -247,6 +239,7 @@ class Pager final : private BlockMap::Above,
   RangeDemoter range_demoter_;
   Evictor evictor_;
   Loans loans_;
+  DeviceViews views_;
   FaultService faults_;
 
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);

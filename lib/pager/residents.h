@@ -49,7 +49,7 @@ struct Resident {
   bool leaves = false;                        // prefetch to the SSD met it in transition: it leaves when that is over
   bool is_copy = false;                       // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
-  bool shown = false;    // on a device: a copy is in place for the CPU, write-protected and charged (device_views.cpp)
+  bool shown = false;    // on a device: a copy is in place for the CPU, write-protected and charged (DeviceViews)
   bool stale = false;    // .. not protected any more: it has what the device has not
   uint8_t missed = 0;    // .. accesses that found no page of it since
   bool asked = false;    // on a device: among `accesses`

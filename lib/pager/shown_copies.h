@@ -1,5 +1,5 @@
 // What the CPU is shown of blocks on devices whose page tables are their own (device::CpuView::separate), and who waits
-// to be shown something. An access of such a block waits until a worker has looked at it (device_views.cpp):
+// to be shown something. An access of such a block waits until a worker has looked at it (DeviceViews):
 //
 //   nobody leases the block     it comes to host memory, as with any hint
 //   READ leases, load           it is shown: a copy stands in place, write-protected, and the device keeps the block

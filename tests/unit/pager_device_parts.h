@@ -6,6 +6,7 @@
 
 #include "pager/clock.h"
 #include "pager/device_blocks.h"
+#include "pager/device_views.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
 #include "pager/loans.h"
@@ -77,7 +78,7 @@ class FakeDevices : public device::Devices {
     *done = reached;
     return lost >= 0 ? core::error(EIO, "as the test wants it") : core::Status();
   }
-  core::Status wait(const device::Ticket&) override { return no(); }
+  core::Status wait(const device::Ticket&) override { return moved(-1); }
   core::Status drain(int) override { return no(); }
   core::Status pin(void*, size_t) override {
     ++pinned;

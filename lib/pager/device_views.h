@@ -1,0 +1,85 @@
+// What the CPU sees of blocks on a device whose page tables are its own: shows them and hides them, as ShownCopies has
+// decided, and makes room where memory is short.
+//
+// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
+// a store that would make a block stale where stale and leased blocks leave no room for others; loads of the block go
+// on being served beside it, but for the pages of such stores, for a moment.
+//
+// A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
+// goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
+// that is lost: it is the block then.
+//
+//   an access among ShownCopies' is answered, or refused, or asked again; what is begun for it ends without it
+//   what is shown is charged to the host budget as a block in host memory
+//
+// Called under the pager's lock, but for what says otherwise.
+#pragma once
+
+#include "pager/demoter.h"
+#include "pager/pending_releases.h"
+
+namespace vmem::pager {
+
+class DeviceViews {
+ public:
+  using Lock = core::BigLock;
+  DeviceViews(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
+              MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
+              PendingReleases& releases, Demoter& demoter, Room& room)
+      : devices_(devices),
+        trap_(shared.trap),
+        config_(shared.config),
+        counters_(shared.counters),
+        budget_(shared.budget),
+        staging_(shared.staging),
+        map_(shared.map),
+        reserve_(shared.reserve),
+        gpus_(gpus),
+        shown_(shown),
+        blocks_(blocks),
+        pressure_(pressure),
+        waits_(waits),
+        page_in_(page_in),
+        supply_(supply),
+        releases_(releases),
+        demoter_(demoter),
+        room_(room) {}
+
+  // All locked on entry and on return, and not meanwhile.
+  // Does what it can for those who wait, and makes room where memory is short. False: there is nothing to be done now.
+  bool serve(Lock& lock) VMEM_LOCKED;
+  // What host memory has of a lost device's blocks, in place for the CPU or in a staging frame, may be all there is: it
+  // is the block from now on. False: there is none.
+  bool rescue(Lock& lock) VMEM_LOCKED;
+  // A block on a device, shown and not stale. False: the device is lost, what is shown may be the last copy and stays,
+  // and a worker is about to make it the block; or nobody knows, and it stays.
+  bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
+
+ private:
+  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
+  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
+  Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void show(Move* m) VMEM_UNLOCKED;
+  bool hide_oldest(Lock& lock) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  trap::Trap& trap_;
+  const Config& config_;
+  core::Counters& counters_;
+  HostBudget& budget_;
+  StagingPools& staging_;
+  BlockMap& map_;
+  HostReserve& reserve_;
+  Gpus& gpus_;
+  ShownCopies& shown_;
+  DeviceBlocks& blocks_;
+  MemoryPressure& pressure_;
+  MemoryWaits& waits_;
+  PageIn& page_in_;
+  StagingSupply& supply_;
+  PendingReleases& releases_;
+  Demoter& demoter_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,159 @@
+// What the CPU sees of blocks on a device: who is shown a copy, who waits, and what becomes of copies.
+#include <gtest/gtest.h>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::State;
+using vmem::memory::Use;
+using vmem::pager::now_ns;
+using vmem::pager::Region;
+using vmem::pager::test::FakeDevices;
+using vmem::trap::FaultKind;
+namespace core = vmem::core;
+
+class PagerDeviceViews : public vmem::pager::test::DeviceParts {
+ protected:
+  void SetUp() override {
+    devices.moves = devices.streams = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+  }
+  // Block 0 is on device 0, under a lease for that access, if any.
+  Region& placed(unsigned access) {
+    Region& r = device_region(1);
+    supply_frames(r);
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    if (access != 0) {
+      EXPECT_TRUE(grants.grant({&r, 0, 0}, access, 0, nullptr).ok());
+    }
+    return r;
+  }
+  void end_lease(Region& r, unsigned access) {
+    BigLock lock(map.mutex());
+    grants.take_back({&r, 0, 0}, access, 0, nullptr);
+    map.match_holds(lock, {&r, 0, 0});
+  }
+  bool meet_and_serve(Region& r, FaultKind kind) {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), kind, 0}, now_ns()));
+    return views.serve(lock);
+  }
+  bool serve() {
+    BigLock lock(map.mutex());
+    return views.serve(lock);
+  }
+  bool is_shown(const Region& r) {
+    BigLock lock(map.mutex());
+    return map.residents()[r.table[0].aux].shown;
+  }
+  void take_away(Region& r) {
+    BigLock lock(map.mutex());
+    if (map.residents()[r.table[0].aux].shown) {
+      EXPECT_TRUE(views.hide(lock, r, 0));
+    }
+    remove(r, 0);
+  }
+  uint64_t charged() {
+    BigLock lock(map.mutex());
+    return budget.charged(Use::blocks);
+  }
+  uint8_t byte(Region& r) {
+    uint64_t value = 0;
+    EXPECT_TRUE(trap.load(r.base, &value));
+    return static_cast<uint8_t>(value);
+  }
+  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
+                                 waits,  page_in,  supply, releases, demoter, *this};
+};
+
+TEST_F(PagerDeviceViews, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlock) {
+  Region& r = placed(VMEM_READ);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_TRUE(is_shown(r));
+  EXPECT_EQ(byte(r), FakeDevices::kByte);
+  EXPECT_EQ(charged(), kUnit) << "as a block in host memory";
+  EXPECT_FALSE(serve()) << "nobody waits any more";
+  end_lease(r, VMEM_READ);
+  take_away(r);
+  EXPECT_EQ(charged(), 0u);
+}
+
+TEST_F(PagerDeviceViews, ABlockThatNobodyLeasesComesToHostMemory) {
+  Region& r = placed(0);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(byte(r), FakeDevices::kByte);
+  BigLock lock(map.mutex());
+  EXPECT_EQ(gpus[0].budget.charged(), 0u);
+}
+
+TEST_F(PagerDeviceViews, AnAccessWaitsForTheEndOfAWriteLease) {
+  Region& r = placed(VMEM_WRITE);
+  EXPECT_FALSE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_FALSE(is_shown(r));
+  end_lease(r, VMEM_WRITE);
+  EXPECT_TRUE(serve());
+  EXPECT_EQ(state(r, 0), State::resident);
+}
+
+TEST_F(PagerDeviceViews, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenTheLeaseEnds) {
+  Region& r = placed(VMEM_READ);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::write));
+  EXPECT_TRUE(is_shown(r));
+  meet_and_serve(r, FaultKind::write_protect);  // the thread goes on, and meets that
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(map.residents()[r.table[0].aux].stale);
+    EXPECT_EQ(shown.stale_bytes(), kUnit);
+  }
+  ASSERT_TRUE(trap.store(r.base, 7));
+  EXPECT_EQ(state(r, 0), State::on_device) << "the device keeps what it was";
+  end_lease(r, VMEM_READ);
+  for (int i = 0; i < 100 && state(r, 0) != State::resident; ++i) serve();
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(byte(r), 7u);
+}
+
+TEST_F(PagerDeviceViews, WithoutMemoryForACopyTheAccessWaits) {
+  Region& r = placed(VMEM_READ);
+  uint64_t rest = 0;
+  {
+    BigLock lock(map.mutex());
+    rest = budget.available();
+    ASSERT_TRUE(budget.charge(rest, 0));
+  }
+  EXPECT_FALSE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::on_device);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(shown.waits());
+    budget.credit(rest);
+    shown.forget(r);
+    r.table[0].flags = 0;
+  }
+  end_lease(r, VMEM_READ);
+  take_away(r);
+}
+
+TEST_F(PagerDeviceViews, WhatIsShownOfALostDevicesBlockIsTheBlock) {
+  Region& r = placed(VMEM_READ);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  devices.lost = 0;
+  {
+    BigLock lock(map.mutex());
+    EXPECT_FALSE(views.hide(lock, r, 0)) << "it may be all there is";
+    EXPECT_TRUE(gpus[0].rescue);
+    EXPECT_TRUE(views.rescue(lock));
+    EXPECT_FALSE(views.rescue(lock)) << "there is nothing left";
+  }
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(byte(r), FakeDevices::kByte);
+  end_lease(r, VMEM_READ);
+}
+
+}  // namespace
