@@ -103,7 +103,7 @@ void Pager::make_room(Lock& lock, std::span<const SpanOf> spans, int d, const As
   const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
   for (bool left = true; left && Ask::check(ask).ok() && g.failures == failures;) {
     g.budget.want(missing);  // others say what they want, too
-    left = g.budget.missing() != 0 && evict_from_device(lock, d);
+    left = g.budget.missing() != 0 && device_room_.make(lock, d);
   }
 }
 

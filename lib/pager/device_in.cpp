@@ -36,13 +36,6 @@ namespace {
 
 constexpr BlockIndex kLooksForFrames = 1024;          // blocks of a wish that may hold frames which others wait for
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a wish
-constexpr uint64_t kRefusedFor = 1'000'000'000;       // ns; no guest tries a device again that could not take one
-
-// What no block has of the device's memory, and the next can have.
-uint64_t kept_on(device::Devices& devices, int d) {
-  device::Memory memory = {};
-  return devices.memory(d, &memory).ok() ? memory.kept : 0;
-}
 
 }  // namespace
 
@@ -165,7 +158,7 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   if (from == State::on_device) {  // from another device, directly
     map_.residents()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
-    g.from_peers.push_back(begin_passage(r, b, d));
+    g.from_peers.push_back(migrator_.begin(r, b, d));
     gpus_.work().notify_one();
     return Start::done;
   }
@@ -242,25 +235,6 @@ Start Pager::start_entering(Region& r, BlockIndex b, int d, Urgency urgency, Aft
   reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return Start::done;
-}
-
-// Locked; after reserve_move(). A block on another device is on its way to d from here on, and counts for both.
-Move* Pager::begin_passage(Region& r, BlockIndex b, int d) {
-  Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
-  Move* m = map_.new_move(r, b);
-  m->device = block.device;
-  m->migrates = true;
-  m->way = core::Way::between_devices;
-  m->was_guest = map_.guests().remove(block.aux);
-  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-  resident.admitted = false;
-  resident.pool = static_cast<uint8_t>(kDevicePools + d);
-  r.table.change(b, State::on_device, State::leaving);
-  gpus_[block.device].budget.leaves(r.block_size, true);
-  gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
-  block.device = static_cast<uint8_t>(d);
-  return m;
 }
 
 void Pager::io_ended(Move* m) {
@@ -478,7 +452,7 @@ void Pager::end_in(InBatch& in) {
   After after;
   const Status health = s.ok() ? Status() : devices_->health(d);
   const bool full = !made && s.code() == -ENOMEM;
-  const uint64_t kept = full ? kept_on(*devices_, d) : 0;
+  const uint64_t kept = full ? gpus_.kept(d) : 0;
   Lock lock(map_.mutex());
   if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
   if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
@@ -609,82 +583,6 @@ void Pager::undo_entering(Move* m, const Status& why, bool trapped, After& after
   }
   map_.free_move(m);
   if (!r.lost) page_in_.settle(r, b, after);
-}
-
-// Unlocked; state leaving, booked on both devices, and all from one where that one copies them (`by`). In order of
-// address.
-void Pager::migrate_batch(std::span<Move* const> batch, int d, int by) {
-  core::step("device.migrating");
-  for (size_t i = 0; i < batch.size();) {
-    core::Few<device::Range, device::kMostRanges> ranges;
-    std::array<Status, device::kMostRanges> each;
-    const size_t first = i;
-    while (i < batch.size() && !ranges.full()) {
-      // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
-      // memory that is the same, with page tables of their own each block counts.
-      const Region& r = *batch[i]->region;
-      size_t n = 1;
-      while (!own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
-             batch[i + n]->block == batch[i]->block + n)
-        ++n;
-      ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
-      i += n;
-    }
-    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
-    for (size_t k = first, range = 0; range < ranges.size(); ++range) {
-      const size_t n = ranges[range].size / batch[k]->region->block_size;
-      for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
-    }
-  }
-  bool full = false;
-  for (const Move* m : batch) {
-    if (m->status.ok()) continue;
-    full |= m->status.code() == -ENOMEM;
-    for (const int end : {m->device, d}) {
-      const Status health = devices_->health(end);
-      const Lock lock(map_.mutex());
-      gpus_.saw_loss(end, health);
-    }
-  }
-  const uint64_t kept = full ? kept_on(*devices_, d) : 0;
-  After after;
-  Lock lock(map_.mutex());
-  Gpu& g = gpus_[static_cast<size_t>(d)];
-  if (own_page_tables()) g.budget.set_keeps(true);
-  for (Move* m : batch) {
-    Region& r = *m->region;
-    Gpu& from = gpus_[static_cast<size_t>(m->device)];
-    Block& block = r.table[m->block];
-    Resident& resident = map_.residents()[block.aux];
-    if (!m->status.ok()) {
-      from.budget.stays(r.block_size, true);
-      g.budget.credit(r.block_size);
-      if (m->spills) {
-        map_.guests().remove(block.aux);
-        map_.guests().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
-      } else {
-        g.failure = m->status;
-        ++g.failures;
-      }
-      block.device = static_cast<uint8_t>(m->device);
-      resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
-      resident.hinted = (block.flags & core::kReadAhead) != 0;
-    } else {
-      if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
-      from.budget.left(r.block_size, true);
-      from.out_bytes += r.block_size;
-      g.in_bytes += r.block_size;
-      if (m->spills) ++from.evictions;
-      (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
-    }
-    blocks_.stays(r, m->block);
-    blocks_.know_again(*m);
-    map_.free_move(m);
-  }
-  if (full) gpus_.follow_down(d, kept);
-  came_free(after);
-  lock.unlock();
-  page_in_.run(after);
 }
 
 }  // namespace vmem::pager

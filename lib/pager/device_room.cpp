@@ -1,23 +1,11 @@
-// Room on a device, for those who wait for it and for a budget that has become smaller: what leaves, and where it goes.
-//
-// Guests leave first. Blocks of the device itself become guests of another one that is linked and has room to spare,
-// else they go to host memory, or nowhere where their bytes are elsewhere too. A guest goes on to host memory only: its
-// device has just had no room for it, and whoever waits here gets the room as soon as from any block.
-//
-//   on_device ─> leaving, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
-//   guest ─> leaving, evicted: as any block                                              ─> held, stored, untouched
-//   guest ─> leaving, asked for where it was before: copied back                         ─> on_device there
-//   guest, leased or asked for where it is                                               ─> that device's own
-//
-// Nobody waits for a move to a neighbour who does not wait for the room that it makes; and it waits for nothing but
-// copies and the driver, as a move to host memory does: what comes to the neighbour needs none of its streams.
+#include "pager/device_room.h"
+
 #include <algorithm>
 #include <array>
 
 #include "core/step.h"
 #include "pager/clock.h"
 #include "pager/neighbours.h"
-#include "pager/pager.h"
 
 namespace vmem::pager {
 
@@ -38,14 +26,7 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 
 }  // namespace
 
-void Pager::set_neighbours(unsigned percent) {
-  Lock lock(map_.mutex());
-  map_.guests().set_share(percent);
-  gpus_.work().notify_all();
-}
-
-// Locked. Guests have to leave, and could not yet: nobody tells when they can.
-bool Pager::guests_overstay() {
+bool DeviceRoom::guests_overstay() {
   const uint64_t now = now_ns();
   for (size_t d = 0; d < gpus_.size(); ++d)
     if (map_.guests().over(d, gpus_[d].budget, now) != 0) return true;
@@ -54,7 +35,7 @@ bool Pager::guests_overstay() {
 
 // Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
 // there is none.
-int Pager::neighbour_of(int d, uint64_t bytes) {
+int DeviceRoom::neighbour_of(int d, uint64_t bytes) {
   const auto& links = devices_->info(d).links;
   const uint64_t now = now_ns();
   int best = -1;
@@ -71,7 +52,7 @@ int Pager::neighbour_of(int d, uint64_t bytes) {
 }
 
 // Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
-bool Pager::worth_keeping_near(const Region& r, BlockIndex b) {
+bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Resident& resident = map_.residents()[block.aux];
   if (resident.shown || r.lost || gpus_[block.device].lost) return false;
@@ -80,7 +61,7 @@ bool Pager::worth_keeping_near(const Region& r, BlockIndex b) {
 }
 
 // Locked. Guests of device d that may leave, the first to come first.
-void Pager::evict_guests(int d, Batch& leaving) {
+void DeviceRoom::evict_guests(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = gpus_[at].budget;
   uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
@@ -100,7 +81,7 @@ void Pager::evict_guests(int d, Batch& leaving) {
 }
 
 // Locked. Of the device's own what its policy chooses.
-void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
+void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
@@ -117,7 +98,7 @@ void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
       if (spilling.empty()) *neighbour = neighbour_of(d, r.block_size);
       const auto n = static_cast<size_t>(*neighbour);
       if (*neighbour >= 0 && map_.guests().fits(n, gpus_[n].budget, r.block_size, now_ns())) {
-        Move* m = begin_passage(r, b, *neighbour);
+        Move* m = migrator_.begin(r, b, *neighbour);
         m->spills = true;
         map_.guests().add(r.table[b].aux, n);
         spilling.push_back(m);
@@ -135,9 +116,9 @@ void Pager::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
 
 // Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
 // memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
-Move* Pager::begin_leave_for_others(int d) {
+Move* DeviceRoom::begin_leave_for_others(int d) {
   size_t looked = 0;
-  for (const Wish& w : queues_.wishes) {
+  for (const Wish& w : requests_) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
@@ -151,9 +132,7 @@ Move* Pager::begin_leave_for_others(int d) {
   return nullptr;
 }
 
-// Locked. Makes room on device d for those who wait, and while its budget is below what it has; false: there is room,
-// or nothing can go.
-bool Pager::evict_from_device(Lock& lock, int d) {
+bool DeviceRoom::make(Lock& lock, int d) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   const auto nothing_to_do = [&]() VMEM_LOCKED {
     return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
@@ -173,7 +152,7 @@ bool Pager::evict_from_device(Lock& lock, int d) {
   if (!spilling.empty()) {
     std::sort(spilling.begin(), spilling.end(), lies_before);
     core::step("device.spilling");
-    migrate_batch(spilling.all(), neighbour, d);
+    migrator_.run(spilling.all(), neighbour, d);
   }
   if (!leaving.empty()) demoter_.run(leaving.all());
   lock.lock();

@@ -227,6 +227,12 @@ void Pager::set_staging_share(unsigned percent) {
   supply_.set_share(percent);
 }
 
+void Pager::set_neighbours(unsigned percent) {
+  Lock lock(map_.mutex());
+  map_.guests().set_share(percent);
+  gpus_.work().notify_all();
+}
+
 void Pager::set_device_reserve(uint64_t bytes) {
   Lock lock(map_.mutex());
   config_.device_reserve = bytes;
@@ -276,7 +282,7 @@ void Pager::device_loop() {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || guests_overstay()) {
+    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_room_.guests_overstay()) {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
@@ -408,7 +414,7 @@ bool Pager::device_step(Lock& lock) {
       threads_.ended_last = false;
       ++threads_.arriving;
       lock.unlock();
-      migrate_batch(batch.all(), static_cast<int>(d), static_cast<int>(d));
+      migrator_.run(batch.all(), static_cast<int>(d), static_cast<int>(d));
       lock.lock();
       --threads_.arriving;
       g.migrating = false;
@@ -426,7 +432,7 @@ bool Pager::device_step(Lock& lock) {
   }
   if (threads_.arriving + 1 < kWorkers && end_what_waits(lock)) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (evict_from_device(lock, static_cast<int>(d))) return true;
+    if (device_room_.make(lock, static_cast<int>(d))) return true;
   }
   return serve_departure(lock);
 }

@@ -124,6 +124,11 @@ Status Gpus::use(int d) {
   return {};
 }
 
+uint64_t Gpus::kept(int d) {
+  device::Memory memory = {};
+  return devices_->memory(d, &memory).ok() ? memory.kept : 0;
+}
+
 void Gpus::follow_down(int d, uint64_t kept) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   if (!g.budget.follow_down(kept)) return;

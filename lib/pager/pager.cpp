@@ -55,12 +55,14 @@ Pager::Pager(Parts parts, Config config)
       supply_(shared_, devices_.get(), gpus_, pressure_, write_back_),
       releases_(shared_, devices_.get(), gpus_, grants_, pressure_, waits_, supply_),
       holes_(shared_, devices_.get(), gpus_),
+      migrator_(shared_, devices_.get(), gpus_, blocks_, page_in_, *this),
       demoter_(shared_, devices_.get(), gpus_, shown_, blocks_, holes_, failed_, page_in_, writer_, supply_, *this),
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
       loans_(shared_, queues_.wishes, page_in_, evictor_, supply_, demoter_, *this),
       views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
              *this),
+      device_room_(shared_, devices_.get(), queues_.wishes, gpus_, releases_, demoter_, migrator_),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);

@@ -19,6 +19,7 @@
 #include "pager/block_map.h"
 #include "pager/config.h"
 #include "pager/device_blocks.h"
+#include "pager/device_room.h"
 #include "pager/device_views.h"
 #include "pager/evictor.h"
 #include "pager/fault_service.h"
@@ -27,6 +28,7 @@
 #include "pager/lease_grants.h"
 #include "pager/loans.h"
 #include "pager/memory_waits.h"
+#include "pager/migrator.h"
 #include "pager/moves.h"
 #include "pager/pending_releases.h"
 #include "pager/progress.h"
@@ -170,18 +172,7 @@ class Pager final : private BlockMap::Above,
   void begin_in(InBatch& in) VMEM_UNLOCKED;
   void note_issued(const InBatch& in) VMEM_LOCKED;
   void end_in(InBatch& in) VMEM_UNLOCKED;
-  void migrate_batch(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
-  Move* begin_passage(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
-
-  // device_room.cpp
-  Move* begin_leave_for_others(int d) VMEM_LOCKED;
-  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
-  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
-  int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
-  bool evict_from_device(Lock& lock, int d) VMEM_LOCKED;
-  bool guests_overstay() VMEM_LOCKED;
-  bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   bool own_page_tables() const { return gpus_.own_page_tables(); }
 
@@ -235,11 +226,13 @@ class Pager final : private BlockMap::Above,
   StagingSupply supply_;
   PendingReleases releases_;
   Holes holes_;
+  Migrator migrator_;
   Demoter demoter_;
   RangeDemoter range_demoter_;
   Evictor evictor_;
   Loans loans_;
   DeviceViews views_;
+  DeviceRoom device_room_;
   FaultService faults_;
 
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);

@@ -1,15 +1,18 @@
 // The classes of the device tier, each on those below it, on two devices that answer as the test says.
 #pragma once
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
 #include "pager/clock.h"
 #include "pager/device_blocks.h"
+#include "pager/device_room.h"
 #include "pager/device_views.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
 #include "pager/loans.h"
+#include "pager/migrator.h"
 #include "pager/pending_releases.h"
 #include "pager/range_demoter.h"
 #include "pager/staging_supply.h"
@@ -23,7 +26,7 @@ class FakeDevices : public device::Devices {
   const char* name() const override { return "fake"; }
   int count() const override { return 2; }
   device::CpuView cpu_view() const override { return device::CpuView::separate; }
-  const device::Info& info(int) const override { return info_; }
+  const device::Info& info(int d) const override { return info_[static_cast<size_t>(d)]; }
   core::Status memory(int, device::Memory* out) override {
     ++asked_memory;
     *out = {free, 100 * kMiB, 0};
@@ -43,7 +46,7 @@ class FakeDevices : public device::Devices {
   bool moves = false;                   // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   size_t copied = 0;                    // .. so many from the devices
-  int unmap_error = 0;
+  int unmap_error = 0, migrate_error = 0;
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
@@ -62,7 +65,11 @@ class FakeDevices : public device::Devices {
   }
   core::Status punch(std::span<const device::Range>) override { return moved(-1); }
   core::Status settle(std::span<const device::Range>) override { return no(); }
-  core::Status migrate(std::span<const device::Range>, int, int, std::span<core::Status>) override { return no(); }
+  core::Status migrate(std::span<const device::Range> ranges, int, int, std::span<core::Status> each) override {
+    for (size_t i = 0; i < ranges.size(); ++i)
+      each[i] = migrate_error != 0 ? core::error(migrate_error, "as the test wants it") : moved(-1);
+    return {};
+  }
   core::Status advise(device::Range, device::Advice, int, bool) override { return no(); }
   core::Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
   core::Status check_stream(void*, int) override { return streams ? core::Status() : no(); }
@@ -95,7 +102,8 @@ class FakeDevices : public device::Devices {
     ADD_FAILURE() << "a call that is none of its business";
     return core::error(EIO, "none of its business");
   }
-  device::Info info_{};
+  std::array<device::Info, 2> info_ = {device::Info{0, "", "", -1, 0, {device::Link::self, device::Link::nvlink}},
+                                       device::Info{1, "", "", -1, 0, {device::Link::nvlink, device::Link::self}}};
 };
 
 struct TwoDevices {
@@ -161,6 +169,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   StagingSupply supply{shared, &devices, gpus, pressure, write_back};
   PendingReleases releases{shared, &devices, gpus, grants, pressure, waits, supply};
   Holes holes{shared, &devices, gpus};
+  Migrator migrator{shared, &devices, gpus, blocks, page_in, *this};
   Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, writer, supply, *this};
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };

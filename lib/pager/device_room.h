@@ -1,0 +1,63 @@
+// Room on a device, for those who wait for it and for a budget that has become smaller: what leaves, and where it goes.
+//
+// Guests leave first. Blocks of the device itself become guests of another one that is linked and has room to spare,
+// else they go to host memory, or nowhere where their bytes are elsewhere too. A guest goes on to host memory only: its
+// device has just had no room for it, and whoever waits here gets the room as soon as from any block.
+//
+//   on_device ─> leaving, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
+//   guest ─> leaving, evicted: as any block                                              ─> held, stored, untouched
+//   guest ─> leaving, asked for where it was before: copied back                         ─> on_device there
+//   guest, leased or asked for where it is                                               ─> that device's own
+//
+// Nobody waits for a move to a neighbour who does not wait for the room that it makes; and it waits for nothing but
+// copies and the driver, as a move to host memory does: what comes to the neighbour needs none of its streams.
+//
+//   what is leased, or its region is being freed, is not begun with; one that was chosen and could not leave is
+//   admitted again
+//
+// Called under the pager's lock.
+#pragma once
+
+#include "pager/demoter.h"
+#include "pager/migrator.h"
+#include "pager/pending_releases.h"
+
+namespace vmem::pager {
+
+class DeviceRoom {
+ public:
+  using Lock = core::BigLock;
+  // requests: for promotion; under the lock.
+  DeviceRoom(const Shared& shared, device::Devices* devices, const Queue<Wish>& requests, Gpus& gpus,
+             PendingReleases& releases, Demoter& demoter, Migrator& migrator)
+      : devices_(devices),
+        map_(shared.map),
+        requests_(requests),
+        gpus_(gpus),
+        releases_(releases),
+        demoter_(demoter),
+        migrator_(migrator) {}
+
+  // On device d for those who wait, and while its budget is below what it has. Locked on entry and on return, and not
+  // meanwhile. False: there is room, or nothing can go.
+  bool make(Lock& lock, int d) VMEM_LOCKED;
+  // Guests have to leave, and could not yet: nobody tells when they can.
+  bool guests_overstay() VMEM_LOCKED;
+
+ private:
+  int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
+  bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
+  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
+  Move* begin_leave_for_others(int d) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  BlockMap& map_;
+  const Queue<Wish>& requests_;
+  Gpus& gpus_;
+  PendingReleases& releases_;
+  Demoter& demoter_;
+  Migrator& migrator_;
+};
+
+}  // namespace vmem::pager

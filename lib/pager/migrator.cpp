@@ -1,0 +1,123 @@
+#include "pager/migrator.h"
+
+#include <array>
+#include <cerrno>
+
+#include "core/step.h"
+#include "pager/clock.h"
+#include "pager/neighbours.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::State;
+using core::Status;
+
+namespace {
+
+constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device again that could not take one
+
+}  // namespace
+
+Move* Migrator::begin(Region& r, BlockIndex b, int d) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  Move* m = map_.new_move(r, b);
+  m->device = block.device;
+  m->migrates = true;
+  m->way = core::Way::between_devices;
+  m->was_guest = map_.guests().remove(block.aux);
+  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+  resident.admitted = false;
+  resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  r.table.change(b, State::on_device, State::leaving);
+  gpus_[block.device].budget.leaves(r.block_size, true);
+  gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
+  block.device = static_cast<uint8_t>(d);
+  return m;
+}
+
+// Each move has its status.
+void Migrator::copy(std::span<Move* const> batch, int d, int by) {
+  core::step("device.migrating");
+  for (size_t i = 0; i < batch.size();) {
+    core::Few<device::Range, device::kMostRanges> ranges;
+    std::array<Status, device::kMostRanges> each;
+    const size_t first = i;
+    while (i < batch.size() && !ranges.full()) {
+      // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
+      // memory that is the same, with page tables of their own each block counts.
+      const Region& r = *batch[i]->region;
+      size_t n = 1;
+      while (!gpus_.own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
+             batch[i + n]->block == batch[i]->block + n)
+        ++n;
+      ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
+      i += n;
+    }
+    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
+    for (size_t k = first, range = 0; range < ranges.size(); ++range) {
+      const size_t n = ranges[range].size / batch[k]->region->block_size;
+      for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
+    }
+  }
+}
+
+// Locked. Where its status says so it has not gone.
+void Migrator::settle(Move* m, int d) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  Region& r = *m->region;
+  Gpu& from = gpus_[static_cast<size_t>(m->device)];
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  if (!m->status.ok()) {
+    from.budget.stays(r.block_size, true);
+    g.budget.credit(r.block_size);
+    if (m->spills) {
+      map_.guests().remove(block.aux);
+      map_.guests().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+    } else {
+      g.failure = m->status;
+      ++g.failures;
+    }
+    block.device = static_cast<uint8_t>(m->device);
+    resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
+    resident.hinted = (block.flags & core::kReadAhead) != 0;
+  } else {
+    if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+    from.budget.left(r.block_size, true);
+    from.out_bytes += r.block_size;
+    g.in_bytes += r.block_size;
+    if (m->spills) ++from.evictions;
+    (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
+  }
+  blocks_.stays(r, m->block);
+  blocks_.know_again(*m);
+  map_.free_move(m);
+}
+
+void Migrator::run(std::span<Move* const> batch, int d, int by) {
+  copy(batch, d, by);
+  bool full = false;
+  for (const Move* m : batch) {
+    if (m->status.ok()) continue;
+    full |= m->status.code() == -ENOMEM;
+    for (const int end : {m->device, d}) {
+      const Status health = devices_->health(end);
+      const Lock lock(map_.mutex());
+      gpus_.saw_loss(end, health);
+    }
+  }
+  const uint64_t kept = full ? gpus_.kept(d) : 0;
+  DeferredWork after;
+  Lock lock(map_.mutex());
+  if (gpus_.own_page_tables()) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
+  for (Move* m : batch) settle(m, d);
+  if (full) gpus_.follow_down(d, kept);
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+}  // namespace vmem::pager

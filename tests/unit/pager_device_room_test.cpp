@@ -1,0 +1,173 @@
+// Room on devices, and blocks that go from one to another: what leaves, where it goes, and what is charged for it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::pager::Move;
+using vmem::pager::Region;
+using vmem::pager::Wish;
+namespace core = vmem::core;
+
+class OnTwoDevices : public vmem::pager::test::DeviceParts {
+ protected:
+  void SetUp() override {
+    config.device_budget = 4 * kUnit;
+    devices.moves = devices.streams = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+    ASSERT_TRUE(gpus.use(1).ok());
+  }
+  // The blocks of a region, so many, are on device 0 and differ from all else.
+  Region& placed(size_t count) {
+    Region& r = device_region(count);
+    supply_frames(r);
+    BigLock lock(map.mutex());
+    for (BlockIndex b = 0; b < count; ++b) {
+      place(r, b, 0);
+      r.table[b].flags |= core::kDirty;
+    }
+    return r;
+  }
+  size_t on(const Region& r, int d) VMEM_LOCKED {
+    size_t n = 0;
+    for (BlockIndex b = 0; b < r.blocks; ++b) n += r.table[b].state == State::on_device && r.table[b].device == d;
+    return n;
+  }
+  size_t held(const Region& r) VMEM_LOCKED {
+    size_t n = 0;
+    for (BlockIndex b = 0; b < r.blocks; ++b) n += r.table[b].state == State::held;
+    return n;
+  }
+  void clear(Region& r) VMEM_LOCKED {
+    vmem::pager::DeferredWork after;
+    for (BlockIndex b = 0; b < r.blocks; ++b) {
+      r.table[b].flags = 0;
+      if (r.table[b].state == State::on_device) {
+        remove(r, b);
+      } else if (r.table[b].state == State::held) {
+        ASSERT_TRUE(map.reserve_move());
+        map.withdraw(r.table[b].aux);
+        write_back.drop_held(r, b, after);
+      }
+    }
+  }
+};
+
+class PagerMigrator : public OnTwoDevices {};
+
+TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComesToRest) {
+  Region& r = placed(1);
+  BigLock lock(map.mutex());
+  for (const int error : {EIO, 0}) {
+    devices.migrate_error = error;
+    ASSERT_TRUE(map.reserve_move());
+    Move* const m = migrator.begin(r, 0, 1);
+    EXPECT_EQ(gpus[0].budget.charged(), kUnit);
+    EXPECT_EQ(gpus[1].budget.charged(), kUnit);
+    EXPECT_EQ(r.table[0].device, 1);
+    lock.unlock();
+    migrator.run({&m, 1}, 1, 1);
+    lock.lock();
+    const int d = error != 0 ? 0 : 1;
+    EXPECT_EQ(r.table[0].state, State::on_device);
+    EXPECT_EQ(r.table[0].device, d);
+    EXPECT_EQ(gpus[static_cast<size_t>(d)].budget.charged(), kUnit);
+    EXPECT_EQ(gpus[static_cast<size_t>(1 - d)].budget.charged(), 0u);
+    EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+    EXPECT_EQ(gpus.check(), "");
+  }
+  EXPECT_EQ(gpus[1].failures, 1u);
+  clear(r);
+}
+
+TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhile) {
+  Region& r = placed(1);
+  BigLock lock(map.mutex());
+  map.guests().set_share(50);
+  devices.migrate_error = ENOMEM;
+  ASSERT_TRUE(map.reserve_move());
+  Move* const m = migrator.begin(r, 0, 1);
+  m->spills = true;
+  map.guests().add(r.table[0].aux, 1);
+  lock.unlock();
+  migrator.run({&m, 1}, 1, 0);
+  lock.lock();
+  EXPECT_FALSE(map.guests().is(r.table[0].aux));
+  EXPECT_EQ(gpus[1].failures, 0u) << "nobody waits for it there";
+  EXPECT_FALSE(map.guests().fits(1, gpus[1].budget, kUnit, vmem::pager::now_ns()));
+  clear(r);
+}
+
+class PagerDeviceRoom : public OnTwoDevices {
+ protected:
+  vmem::pager::Queue<Wish> wishes;
+  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
+};
+
+TEST_F(PagerDeviceRoom, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
+  Region& r = placed(4);
+  BigLock lock(map.mutex());
+  EXPECT_FALSE(room.make(lock, 0)) << "nobody waits";
+  gpus[0].budget.want(kUnit);
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(on(r, 0), 3u);
+  EXPECT_EQ(held(r), 1u);
+  EXPECT_FALSE(room.make(lock, 0)) << "there is room";
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, WhatANeighbourHasRoomForGoesThereAsAGuest) {
+  Region& r = placed(4);
+  BigLock lock(map.mutex());
+  map.guests().set_share(50);
+  gpus[0].budget.want(kUnit);
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(on(r, 0), 3u);
+  EXPECT_EQ(on(r, 1), 1u);
+  EXPECT_EQ(map.guests().bytes(1), kUnit);
+  EXPECT_EQ(gpus[0].to_neighbours, kUnit);
+  // It leaves first when its host needs the room, and goes to host memory.
+  gpus[1].budget.want(4 * kUnit);
+  EXPECT_TRUE(room.make(lock, 1));
+  EXPECT_EQ(on(r, 1), 0u);
+  EXPECT_EQ(held(r), 1u);
+  EXPECT_EQ(map.guests().bytes(1), 0u);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem) {
+  Region& r = placed(4);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
+  gpus[0].budget.want(4 * kUnit);
+  for (int i = 0; i < 8; ++i) room.make(lock, 0);
+  EXPECT_EQ(on(r, 0), 3u);
+  EXPECT_EQ(r.table[3].state, State::held);
+  EXPECT_FALSE(room.make(lock, 0));
+  grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothingElseCan) {
+  Region& r = placed(4);
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
+  ASSERT_TRUE(grants.grant({&r, 3, 3}, VMEM_READ, 1, nullptr).ok());
+  gpus[0].budget.want(kUnit);
+  EXPECT_FALSE(room.make(lock, 0));
+  ASSERT_TRUE(wishes.push_back({&r, 3, 3, 1, core::Urgency::acquire, &r}));
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(r.table[3].state, State::held);
+  grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
+  grants.take_back({&r, 3, 3}, VMEM_READ, 1, nullptr);
+  clear(r);
+}
+
+}  // namespace
