@@ -140,15 +140,15 @@ Status Pager::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, 
   }
   if (!missing) return {};
   After after;
-  pump_devices(after, false);
+  promoter_.pump(after, false);
   Batch mine;
   // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
-  if ((ask == nullptr || ask->moves_blocks) && own_page_tables()) mine = take_ready(spans, d);
-  wake_for_ready();
+  if ((ask == nullptr || ask->moves_blocks) && own_page_tables()) mine = arrivals_.take_ready(spans, d);
+  promoter_.wake_for_ready();
   lock.unlock();
   core::step("acquire.started");
   page_in_.run(after);
-  if (!mine.empty()) begin_batch(mine, d);
+  if (!mine.empty()) arrivals_.begin(mine, d);
   lock.lock();
   return {};
 }
@@ -347,16 +347,17 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
       // It went another way meanwhile: somebody had it.
       if (!queues_.wishes.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
       After after;
-      pump_devices(after);
+      promoter_.pump(after);
       page_in_.run(lock, after);
       continue;
     }
     const bool begins = ask == nullptr && own_page_tables();  // an ask may be withdrawn any time
-    const Batch mine = begins ? take_ready({&span, 1}, d) : Batch();
-    if (begins && !g.ready.empty()) wake_for_ready();  // others', of which only this thread may have been told
+    const Batch mine = begins ? arrivals_.take_ready({&span, 1}, d) : Batch();
+    if (begins && !g.ready.empty())
+      promoter_.wake_for_ready();  // others', of which only this thread may have been told
     if (!mine.empty()) {
       lock.unlock();
-      begin_batch(mine, d);
+      arrivals_.begin(mine, d);
       lock.lock();
       continue;
     }
@@ -365,7 +366,7 @@ Status Pager::bring_to_device(Lock& lock, const SpanOf& span, unsigned access, i
     g.sleepers -= begins ? 1 : 0;
     if (woken == std::cv_status::timeout) {
       After after;
-      pump_devices(after);
+      promoter_.pump(after);
       lock.unlock();
       page_in_.run(after);
       Status health = devices_->health(d);

@@ -1,4 +1,4 @@
-// The device tier: its life, and the workers that move blocks (device_in.cpp, Demoter).
+// The device tier: its life, and the workers that move blocks (Arrivals, Demoter and others).
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -116,7 +116,7 @@ bool Pager::on_touch(uintptr_t address, bool store) {
       --r->in_flight;
       map_.notify();
       After after;
-      pump_devices(after);
+      promoter_.pump(after);
       lock.unlock();
       page_in_.run(after);
       return opened;
@@ -163,7 +163,7 @@ Status Pager::set_device_budget(uint64_t bytes) {
     if (g.budget.begun()) g.budget.set(bytes);
   }
   map_.resize_policies();
-  pump_devices(after);
+  promoter_.pump(after);
   gpus_.work().notify_all();
   lock.unlock();
   page_in_.run(after);
@@ -388,7 +388,7 @@ bool Pager::end_what_waits(Lock& lock) {
     threads_.ended_last |= last;
     ++threads_.arriving;
     ++g.ending;
-    end_issued(lock, static_cast<int>(d));
+    arrivals_.end_issued(lock, static_cast<int>(d));
     --g.ending;
     --threads_.arriving;
     return true;
@@ -425,7 +425,7 @@ bool Pager::device_step(Lock& lock) {
     threads_.ended_last = false;
     ++threads_.arriving;
     lock.unlock();
-    enter_batch(batch, static_cast<int>(d));
+    arrivals_.run(batch, static_cast<int>(d));
     lock.lock();
     --threads_.arriving;
     return true;

@@ -98,7 +98,7 @@ Status Pager::start_hint(const SpanOf& span, int location, After& after) {
                                    Urgency::prefetch, nullptr})) {
       return no_memory();
     }
-    pump_devices(after);
+    promoter_.pump(after);
     return {};
   }
   forget_hints(queues_.wishes, span);

@@ -63,6 +63,8 @@ Pager::Pager(Parts parts, Config config)
       views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
              *this),
       device_room_(shared_, devices_.get(), queues_.wishes, gpus_, releases_, demoter_, migrator_),
+      promoter_(shared_, queues_.wishes, gpus_, blocks_, page_in_, read_ahead_, reader_, supply_, migrator_, *this),
+      arrivals_(shared_, devices_.get(), queues_.departures, gpus_, blocks_, holes_, failed_, page_in_, supply_, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);
@@ -153,7 +155,7 @@ void Pager::came_free(DeferredWork& after) {
   tables_.try_again();
   if (failed_.any_dropped() && budget_.available() >= reserve_.largest_block()) failed_.revive_dropped();
   read_ahead_.pump_speculative(after);
-  if (!gpus_.empty()) pump_devices(after);
+  if (!gpus_.empty()) promoter_.pump(after);
 }
 
 // The same, for those whom memory that came free helps.

@@ -1,6 +1,6 @@
 // What calls of the API mean for regions and blocks: regions come and go, leases, sync, hints, queries; and the device
-// tier (device_*.cpp, devices.cpp). What moves blocks of host memory are classes of their own, which Pager makes and
-// connects: it is all that they ask of those above them, and serves whoever waits when memory comes free.
+// tier's workers (devices.cpp). What moves blocks are classes of their own, which Pager makes and connects: it is all
+// that they ask of those above them, and serves whoever waits when memory comes free.
 //
 // The lock is BlockMap's. It protects every field here and in Region; what must be done without it is collected as
 // DeferredWork, and done when it has been dropped. Each transition of a block (core::State) has one owner, which works
@@ -15,6 +15,7 @@
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
+#include "pager/arrivals.h"
 #include "pager/ask.h"
 #include "pager/block_map.h"
 #include "pager/config.h"
@@ -32,6 +33,7 @@
 #include "pager/moves.h"
 #include "pager/pending_releases.h"
 #include "pager/progress.h"
+#include "pager/promoter.h"
 #include "pager/queues.h"
 #include "pager/range_demoter.h"
 #include "pager/read_ahead.h"
@@ -44,11 +46,7 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above,
-                    private Evictor::Above,
-                    private FaultService::Above,
-                    private Room,
-                    private IoEnd {
+class Pager final : private BlockMap::Above, private Evictor::Above, private FaultService::Above, private Room {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -115,7 +113,6 @@ class Pager final : private BlockMap::Above,
 
   // tables.cpp
   bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
-  void io_ended(Move* m) VMEM_UNLOCKED override;
   void came_free(DeferredWork& after) VMEM_LOCKED override;
   void pump(Lock& lock) VMEM_LOCKED;
   void tunables_changed() VMEM_UNLOCKED override;
@@ -156,23 +153,6 @@ class Pager final : private BlockMap::Above,
   core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
   void reclaim_host_pages(Lock& lock) VMEM_LOCKED;
   void look_at_memory(Lock& lock) VMEM_LOCKED;
-
-  // device_in.cpp: the way in
-  void pump_devices(After& after, bool wake = true) VMEM_LOCKED;
-  void wake_for_ready() VMEM_LOCKED;
-  void read_meanwhile(Wish& wish, After& after) VMEM_LOCKED;
-  bool start_without_frames(const Wish& wish, core::BlockIndex looks, After& after) VMEM_LOCKED;
-  Batch take_ready(std::span<const SpanOf> spans, int d) VMEM_LOCKED;
-  void begin_batch(const Batch& batch, int d) VMEM_UNLOCKED;
-  bool end_issued(Lock& lock, int d) VMEM_LOCKED;
-  Start start_entering(Region& r, core::BlockIndex b, int d, core::Urgency urgency, After& after) VMEM_LOCKED;
-  void finish_device_read(Move* m, After& after) VMEM_UNLOCKED;
-  void pull(Batch& batch, int d) VMEM_UNLOCKED;
-  void enter_batch(Batch& batch, int d) VMEM_UNLOCKED;
-  void begin_in(InBatch& in) VMEM_UNLOCKED;
-  void note_issued(const InBatch& in) VMEM_LOCKED;
-  void end_in(InBatch& in) VMEM_UNLOCKED;
-  void undo_entering(Move* m, const core::Status& why, bool trapped, After& after) VMEM_LOCKED;
 
   bool own_page_tables() const { return gpus_.own_page_tables(); }
 
@@ -233,6 +213,8 @@ class Pager final : private BlockMap::Above,
   Loans loans_;
   DeviceViews views_;
   DeviceRoom device_room_;
+  Promoter promoter_;
+  Arrivals arrivals_;
   FaultService faults_;
 
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);

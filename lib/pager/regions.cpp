@@ -592,7 +592,7 @@ Status Pager::destroy(void* ptr, bool force) {
   is_nobodys();  // the memory that it had on devices; with page tables of its own a device keeps it
   map_.progress().made();
   After room;
-  pump_devices(room);
+  promoter_.pump(room);
   lock.unlock();
   page_in_.run(room);
   return released;

@@ -4,7 +4,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
+#include "pager/arrivals.h"
 #include "pager/clock.h"
 #include "pager/device_blocks.h"
 #include "pager/device_room.h"
@@ -14,6 +16,7 @@
 #include "pager/loans.h"
 #include "pager/migrator.h"
 #include "pager/pending_releases.h"
+#include "pager/promoter.h"
 #include "pager/range_demoter.h"
 #include "pager/staging_supply.h"
 #include "pager_parts.h"
@@ -46,13 +49,20 @@ class FakeDevices : public device::Devices {
   bool moves = false;                   // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   size_t copied = 0;                    // .. so many from the devices
-  int unmap_error = 0, migrate_error = 0;
+  int unmap_error = 0, migrate_error = 0, prepare_error = 0;
+  std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
   core::Status release(void*) override { return no(); }
-  core::Status prepare(std::span<const device::Range>, int, bool*) override { return no(); }
-  core::Status copy_in(int, std::span<const device::Copy>, device::Ticket*) override { return no(); }
+  core::Status prepare(std::span<const device::Range>, int, bool*) override {
+    return prepare_error != 0 ? core::error(prepare_error, "as the test wants it") : moved(-1);
+  }
+  core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket*) override {
+    for (const device::Copy& copy : copies)
+      came.push_back(copy.frame != nullptr ? *static_cast<const uint64_t*>(copy.frame) : 0);
+    return moved(d);
+  }
   core::Status copy_out(int d, std::span<const device::Copy> copies, device::Ticket*) override {
     for (const device::Copy& copy : copies) memset(copy.frame, kByte, copy.size);
     copied += copies.size();

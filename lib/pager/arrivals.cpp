@@ -1,0 +1,340 @@
+#include "pager/arrivals.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/fault_server.h"
+#include "core/guarded_read.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/drop.h"
+#include "pager/insist.h"
+#include "pager/neighbours.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::State;
+using core::Status;
+
+[[gnu::noinline]] int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
+  if (!r.guarded && !plain(core::MappingQuery(), r, r.index(from))) r.guarded = true;
+  if (r.guarded) return core::read_guarded(to, from, r.block_size);
+  core::may_wait_for_a_fault("a block is copied from its place");
+  memcpy(to, from, r.block_size);
+  return 0;
+}
+
+void Arrivals::run(Batch& batch, int d) {
+  pull(batch, d);
+  if (batch.empty()) return;
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (in.status.ok()) {
+    Lock lock(map_.mutex());
+    note_issued(in);
+  }
+  end_in(in);
+}
+
+// Those that come from ordinary host memory are copied to their staging frames first. What cannot be stays where it is,
+// and is out of the batch.
+void Arrivals::pull(Batch& batch, int d) {
+  core::Few<trap::Range, Batch::capacity()> drops;
+  for (Move* m : batch) {
+    if (m->source != nullptr) copy_aside(m);
+  }
+  core::step("device.pulled");
+  {
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->source == nullptr || !m->status.ok()) continue;
+      Resident& resident = map_.residents()[m->region->table[m->block].aux];
+      if (resident.holed) {  // there may have been stores since it was copied
+        m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
+        continue;
+      }
+      resident.dropping = true;
+      if (m->source == m->region->address(m->block))
+        drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
+    }
+  }
+  if (!drops.empty() && !drop_pages(trap_, drops.all())) {
+    for (Move* m : batch) {
+      if (m->source == nullptr || !m->status.ok() || m->source != m->region->address(m->block)) continue;
+      if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+    }
+  }
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->source != nullptr) pulled(m, d);
+    }
+    batch.erase_if([&](Move* m) {
+      lock.hold();
+      const bool failed = !m->status.ok();
+      if (failed) map_.free_move(m);
+      return failed;
+    });
+    room_.came_free(after);
+  }
+  page_in_.run(after);
+}
+
+// Unlocked; state taking where it is in place. Its status says whether its frame has the bytes.
+void Arrivals::copy_aside(Move* m) {
+  Region& r = *m->region;
+  if (m->source == r.address(m->block)) {
+    core::step("device.taking");
+    m->status = trap_.protect(m->source, r.block_size);
+    if (!m->status.ok()) return;
+    if (copy_protected(r, m->image, m->source) != 0) {
+      m->status = core::error(EFAULT, "pages of the block cannot be read by anybody: it stays in host memory");
+      return;
+    }
+  } else {
+    memcpy(m->image, m->source, r.block_size);
+  }
+  core::add(counters_.copied_bytes, r.block_size);
+}
+
+// Locked. The frame has its bytes alone, or it stays where it is.
+void Arrivals::pulled(Move* m, int d) {
+  Region& r = *m->region;
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  if (!m->status.ok()) {
+    g.budget.credit(r.block_size);
+    g.failure = m->status;
+    ++g.failures;
+    staging_.of(r).frames.put(m->image);
+    block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
+    resident.promoted = false;
+    r.table.change(m->block, State::taking, State::resident);
+    trap_.unprotect(r.address(m->block), r.block_size).ignore();
+    map_.admit(r, m->block, map_.clock().stamp());
+    return;
+  }
+  if (m->source != r.address(m->block)) {
+    frames_.put_bounce(m->source, r.block_size);
+  } else {
+    r.table.change(m->block, State::taking, State::entering);
+    block.device = static_cast<uint8_t>(d);
+    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  }
+  budget_.credit(r.block_size);
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  resident.in_place = resident.dropping = resident.promoted = false;
+  resident.frame = nullptr;
+  m->source = nullptr;
+}
+
+// Unlocked. Makes the blocks on their device and begins to fill them.
+void Arrivals::begin_in(InBatch& in) {
+  const Batch& batch = in.moves;
+  const int d = in.device;
+  core::Few<device::Range, Batch::capacity()> made_of;
+  core::Few<device::Copy, Batch::capacity()> frames;
+  for (const Move* m : batch) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
+    made_of.push_back({at, m->region->block_size});
+    // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
+    if (m->image != nullptr || gpus_.own_page_tables()) frames.push_back({at, m->image, m->region->block_size});
+  }
+  const std::span<const device::Range> ranges = made_of.all();
+  const std::span<const device::Copy> copies = frames.all();
+  core::step("device.preparing");
+  Status& s = in.status;
+  s = devices_->prepare(ranges, d, &in.torn);
+  if (s.code() == -device::kIntruder)
+    core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
+                s.text().data());
+  in.made = s.ok();
+  if (!in.made) return;
+  // Threads that met the trap before it went: their next try meets the device's door and parks there.
+  for (const device::Range& range : ranges)
+    if (!gpus_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+  core::step("device.prepared");
+  if (!copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
+  if (s.ok()) s = devices_->map(ranges);
+}
+
+// Locked. An acquire may go on: its stream waits for the copies.
+void Arrivals::note_issued(const InBatch& in) {
+  uint64_t copied = 0;
+  for (Move* m : in.moves) {
+    Resident& resident = map_.residents()[m->region->table[m->block].aux];
+    resident.issued = true;
+    ++m->region->issued;
+    resident.ticket = in.ticket;
+    if (m->image != nullptr) copied += m->region->block_size;
+  }
+  gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
+  core::add(counters_.host_to_device_bytes, copied);
+  map_.notify();
+}
+
+// Unlocked. They are there, or where they were.
+void Arrivals::end_in(InBatch& in) {
+  open(in);
+  const int d = in.device;
+  const Status& s = in.status;
+  const bool over_trap = !gpus_.own_page_tables();
+  core::step("device.entered");
+  DeferredWork after;
+  const Status health = s.ok() ? Status() : devices_->health(d);
+  const bool full = !in.made && s.code() == -ENOMEM;
+  const uint64_t kept = full ? gpus_.kept(d) : 0;
+  Lock lock(map_.mutex());
+  if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
+  if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
+  for (Move* m : in.moves) {
+    if (!s.ok()) {
+      undo(m, s, !over_trap || !in.made || in.torn, after);
+      continue;
+    }
+    arrived(m);
+    map_.free_move(m);
+  }
+  if (full) gpus_.follow_down(d, kept);
+  if (!departures_.empty()) gpus_.work().notify_one();
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+// Unlocked. When their copies have ended the CPU may read them; what could not come is out of sight, or a hole.
+void Arrivals::open(InBatch& in) {
+  const int d = in.device;
+  Status& s = in.status;
+  core::Few<device::Range, Batch::capacity()> made_of;
+  for (const Move* m : in.moves)
+    made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  const std::span<const device::Range> ranges = made_of.all();
+  if (s.ok()) core::step("device.issued");
+  if (in.ticket != nullptr) {
+    // Whatever else went wrong: a kernel may have the blocks, and their frames are to be somebody else's.
+    const Status copied = wait_for_copy(*devices_, d, in.ticket);
+    if (s.ok()) s = copied;
+  }
+  if (s.ok()) {
+    s = devices_->open(ranges, device::Access::read);
+    if (!s.ok() && devices_->health(d).ok()) {
+      core::fatal("blocks on device %d cannot be opened for the CPU, which waits for them: %.*s", d,
+                  static_cast<int>(s.text().size()), s.text().data());
+    }
+  }
+  if (!s.ok() && in.made) {
+    const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
+    if (hidden.ok() && holes_.punch(ranges).ok()) in.torn = true;
+  }
+  if (in.torn) holes_.restore_trap(ranges);
+}
+
+// Locked; state entering.
+void Arrivals::arrived(Move* m) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  resident.issued = false;
+  --r.issued;
+  resident.ticket.reset();
+  resident.frame = nullptr;
+  const uint32_t stamp = resident.stamp;
+  r.table.change(m->block, State::entering, State::on_device);
+  ++r.arrived;
+  if (!gpus_.own_page_tables())
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
+  if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+  if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
+  map_.admit(r, m->block, stamp);
+  blocks_.answer(r, m->block);
+}
+
+// Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
+// kernel may have changed them since.
+void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.budget.credit(r.block_size);
+  g.failure = why;
+  ++g.failures;
+  m->status = why;
+  Resident& resident = map_.residents()[block.aux];
+  const bool lent = resident.issued && resident.changed;
+  r.issued -= resident.issued ? 1 : 0;
+  resident.issued = false;
+  resident.ticket.reset();
+  if (!trapped) r.lost = true;
+  if (lent) {
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+    map_.free_resident(b, r);
+    failed_.mark_lost(r, b, State::entering, why);
+    map_.free_move(m);
+    return;
+  }
+  if (m->image == nullptr) {
+    map_.free_resident(b, r);
+    r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
+  } else {
+    resident.frame = m->image;
+    resident.pool = staging_pool(r);
+    r.table.change(b, State::entering, State::held);
+    map_.admit(r, b, map_.clock().stamp());
+  }
+  map_.free_move(m);
+  if (!r.lost) page_in_.settle(r, b, after);
+}
+
+Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
+  Batch mine;
+  uint64_t bytes = 0;
+  core::OwnVector<Move*>& ready = gpus_[static_cast<size_t>(d)].ready;
+  const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Move* m) {
+    const size_t size = m->region->block_size;
+    const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
+                         std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
+                           return s.region == m->region && s.first <= m->block && m->block <= s.last;
+                         });
+    if (is_mine) mine.push_back(m);
+    bytes += is_mine ? size : 0;
+    return is_mine;
+  });
+  ready.erase(rest, ready.end());
+  std::sort(mine.begin(), mine.end(), lies_before);
+  return mine;
+}
+
+void Arrivals::begin(const Batch& batch, int d) {
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (!in.status.ok()) return end_in(in);
+  Lock lock(map_.mutex());
+  note_issued(in);
+  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
+  gpus_.work().notify_one();
+}
+
+bool Arrivals::end_issued(Lock& lock, int d) {
+  MoveList& issued = gpus_[static_cast<size_t>(d)].issued;
+  if (issued.empty()) return false;
+  const auto ticket_of = [&](const Move* m) VMEM_LOCKED -> const device::Ticket& {
+    return map_.residents()[m->region->table[m->block].aux].ticket;
+  };
+  {
+    InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};
+    while (!issued.empty() && !in.moves.full() && ticket_of(issued.head) == in.ticket) in.moves.push_back(issued.pop());
+    lock.unlock();
+    end_in(in);
+  }
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager

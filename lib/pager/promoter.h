@@ -1,0 +1,81 @@
+// The way to a device, up to where blocks are ready for it: promotion requests are served in their order, each block of
+// them is claimed, and what the disk has of it is read into a staging frame.
+//
+//   stored, untouched ──read──┐
+//   held (staging frame) ─────┼─> Gpu::ready, then Arrivals
+//   resident (taking) ────────┘
+//   on another device ──────────> Gpu::from_peers, then Migrator
+//
+//   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it
+//   was what an acquire waits for comes before hints; blocks of one size wait for frames, and let others on the device
+//   pass
+//
+// Nothing here calls a device, or runs on a fault thread or an I/O thread except the end of a read. Called under the
+// pager's lock.
+#pragma once
+
+#include <optional>
+
+#include "pager/device_blocks.h"
+#include "pager/migrator.h"
+#include "pager/read_ahead.h"
+#include "pager/staging_supply.h"
+#include "pager/store_reader.h"
+
+namespace vmem::pager {
+
+class Promoter final : private IoEnd {
+ public:
+  using Lock = core::BigLock;
+  // requests: acquires first.
+  Promoter(const Shared& shared, Queue<Wish>& requests, Gpus& gpus, DeviceBlocks& blocks, PageIn& page_in,
+           ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply, Migrator& migrator, Room& room)
+      : counters_(shared.counters),
+        frames_(shared.frames),
+        staging_(shared.staging),
+        map_(shared.map),
+        tables_(shared.tables),
+        requests_(requests),
+        gpus_(gpus),
+        blocks_(blocks),
+        page_in_(page_in),
+        read_ahead_(read_ahead),
+        reader_(reader),
+        supply_(supply),
+        migrator_(migrator),
+        room_(room) {}
+
+  // Starts what the requests ask for, as far as there is room. wake: the workers, for what is ready then.
+  void pump(DeferredWork& after, bool wake = true) VMEM_LOCKED;
+  void wake_for_ready() VMEM_LOCKED;
+
+ private:
+  void io_ended(Move* m) VMEM_UNLOCKED override;
+  void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  Start serve(Queue<Wish>::iterator request, DeferredWork& after) VMEM_LOCKED;
+  void read_meanwhile(Wish& request, DeferredWork& after) VMEM_LOCKED;
+  bool start_without_frames(const Wish& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
+  Start start(Region& r, core::BlockIndex b, int d, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
+  std::optional<Start> not_now(Region& r, core::BlockIndex b, int d, core::Urgency urgency) VMEM_LOCKED;
+  bool take_frames(const Region& r, core::BlockIndex b, std::byte** frame, std::byte** scratch) VMEM_LOCKED;
+  void claim_in_host(Region& r, core::BlockIndex b, int d, bool hinted, std::byte* frame) VMEM_LOCKED;
+  void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* frame, std::byte* scratch,
+                      DeferredWork& after) VMEM_LOCKED;
+
+  core::Counters& counters_;
+  FramePool& frames_;
+  StagingPools& staging_;
+  BlockMap& map_;
+  TableCharges& tables_;
+  Queue<Wish>& requests_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+  PageIn& page_in_;
+  ReadAhead& read_ahead_;
+  StoreReader& reader_;
+  StagingSupply& supply_;
+  Migrator& migrator_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager
