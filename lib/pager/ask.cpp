@@ -15,18 +15,7 @@ using core::Status;
 // May work of the device be ordered with the stream? There is none at the host.
 Status Pager::check_stream(int location, void* stream) {
   if (Status s = check_location(location, false); !s.ok() || location < 0) return s;
-  bool used = false;
-  {
-    Lock lock(map_.mutex());
-    used = gpus_[static_cast<size_t>(location)].budget.begun();
-  }
-  if (Status s = used ? Status() : gpus_.use(location); !s.ok()) return s;
-  Status s = devices_->check_stream(stream, location);  // asks whether the device is well, too
-  if (s.ok()) return s;
-  const Status health = devices_->health(location);
-  Lock lock(map_.mutex());
-  gpus_.saw_loss(location, health);
-  return s;
+  return gpus_.check_stream(location, stream);
 }
 
 // On the thread that names the stream: what "the default stream" is may depend on it.

@@ -124,6 +124,21 @@ Status Gpus::use(int d) {
   return {};
 }
 
+Status Gpus::check_stream(int d, void* stream) {
+  bool used = false;
+  {
+    Lock lock(map_.mutex());
+    used = gpus_[static_cast<size_t>(d)].budget.begun();
+  }
+  if (Status s = used ? Status() : use(d); !s.ok()) return s;
+  Status s = devices_->check_stream(stream, d);  // asks whether the device is well, too
+  if (s.ok()) return s;
+  const Status health = devices_->health(d);
+  Lock lock(map_.mutex());
+  saw_loss(d, health);
+  return s;
+}
+
 uint64_t Gpus::kept(int d) {
   device::Memory memory = {};
   return devices_->memory(d, &memory).ok() ? memory.kept : 0;

@@ -48,6 +48,8 @@ class Gpus {
   core::Status use(int d) VMEM_UNLOCKED;
   // Some call failed, and the device was asked then: if it is lost, that is said, once.
   void saw_loss(int d, const core::Status& health) VMEM_LOCKED;
+  // May work of the device be ordered with the stream? It is in use afterwards.
+  core::Status check_stream(int d, void* stream) VMEM_UNLOCKED;
   // What no block has of the device's memory, and the next can have.
   uint64_t kept(int d) VMEM_UNLOCKED;
   // Each device in use is asked whether it is lost.

@@ -394,7 +394,7 @@ Status Pager::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       failed_.forget_store_copy(r, b);
       // Where the file itself is mapped only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
-      if ((block.flags & core::kShowsFile) != 0) return revive_shown(lock, r, b);
+      if ((block.flags & core::kShowsFile) != 0) return shown_files_.revive(lock, r, b);
       if (Status s = failed_.revive(r, b); !s.ok()) return s;
       break;
     default:

@@ -32,7 +32,7 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
     if (ask != nullptr) withdraw(ranges, ask);
   });
   if (Status s = check_location(location, false); !s.ok()) return s;
-  if (location >= 0) return acquire_on_device(ranges, location, stream, ask);
+  if (location >= 0) return device_acquires_.acquire(ranges, location, stream, ask);
   stream = nullptr;  // the CPU and DMA have none
   std::vector<SpanOf> spans(ranges.size());
   Lock lock(map_.mutex());
@@ -107,6 +107,15 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   return {};
 }
 
+// Blocks that are leased for writing by an ask that tells of stores, and that nobody has stored to.
+void Pager::not_changed(std::span<const vmem_range> ranges, int d) {
+  Lock lock(map_.mutex());
+  SpanOf span;
+  for (const vmem_range& range : ranges) {
+    if (map_.check_range(range.ptr, range.size, &span).ok()) blocks_.not_changed(span, d);
+  }
+}
+
 // Locked. Begins to fill the blocks of a turn, from *next on. False: memory allows no more.
 bool Pager::start_fills(Region& r, BlockIndex* next, BlockIndex last, After& after) {
   do {
@@ -147,7 +156,7 @@ Status Pager::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const 
         return {};
       case State::failed:
         if ((block.flags & core::kShowsFile) != 0 && (block.flags & core::kUnanswered) != 0) {
-          if (Status s = revive_shown(lock, r, b); !s.ok()) return s;
+          if (Status s = shown_files_.revive(lock, r, b); !s.ok()) return s;
           continue;
         }
         if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there

@@ -65,6 +65,9 @@ Pager::Pager(Parts parts, Config config)
       device_room_(shared_, devices_.get(), queues_.wishes, gpus_, releases_, demoter_, migrator_),
       promoter_(shared_, queues_.wishes, gpus_, blocks_, page_in_, read_ahead_, reader_, supply_, migrator_, *this),
       arrivals_(shared_, devices_.get(), queues_.departures, gpus_, blocks_, holes_, failed_, page_in_, supply_, *this),
+      shown_files_(shared_, gpus_, page_in_, *this),
+      device_acquires_(shared_, devices_.get(), queues_.wishes, gpus_, blocks_, failed_, shown_files_, page_in_,
+                       grants_, releases_, views_, device_room_, promoter_, arrivals_),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);

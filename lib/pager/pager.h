@@ -19,6 +19,7 @@
 #include "pager/ask.h"
 #include "pager/block_map.h"
 #include "pager/config.h"
+#include "pager/device_acquires.h"
 #include "pager/device_blocks.h"
 #include "pager/device_room.h"
 #include "pager/device_views.h"
@@ -39,6 +40,7 @@
 #include "pager/read_ahead.h"
 #include "pager/region.h"
 #include "pager/shown_copies.h"
+#include "pager/shown_files.h"
 #include "pager/staging_pools.h"
 #include "pager/staging_supply.h"
 #include "pager/table_charges.h"
@@ -70,7 +72,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   // open_range.cpp: for kernels of device d; range.access: what they do.
   core::Status open_range(const vmem_range& range, int d, uint64_t budget, OpenRange* out);
   void close_range(OpenRange* range);
-  // .. device_acquire.cpp: of leases by an Ask that tells of stores, before they end.
+  // .. leases.cpp: of leases by an Ask that tells of stores, before they end.
   void not_changed(std::span<const vmem_range> ranges, int d);
   Loans& loans() { return loans_; }  // of blocks of such a range to its kernels
   // export.cpp
@@ -117,9 +119,6 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   void pump(Lock& lock) VMEM_LOCKED;
   void tunables_changed() VMEM_UNLOCKED override;
 
-  // shown_file.cpp
-  core::Status revive_shown(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
-
   // leases.cpp, hints.cpp, sync.cpp, regions.cpp
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, After& after) VMEM_LOCKED;
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
@@ -156,19 +155,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
 
   bool own_page_tables() const { return gpus_.own_page_tables(); }
 
-  // device_acquire.cpp
-  core::Status acquire_on_device(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
-  core::Status bring_to_device(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
-                               std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
-  core::Status check_device_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
-  void hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
-  void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
-  void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
-  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
-  void mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
-  bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
-                        const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
-  core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
+  // export.cpp
   core::Status exported_from(const SpanOf& span, int* device) VMEM_LOCKED;
 
   std::unique_ptr<trap::Trap> trap_;
@@ -215,6 +202,8 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   DeviceRoom device_room_;
   Promoter promoter_;
   Arrivals arrivals_;
+  ShownFiles shown_files_;
+  DeviceAcquires device_acquires_;
   FaultService faults_;
 
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);

@@ -8,6 +8,7 @@
 
 #include "pager/arrivals.h"
 #include "pager/clock.h"
+#include "pager/device_acquires.h"
 #include "pager/device_blocks.h"
 #include "pager/device_room.h"
 #include "pager/device_views.h"
@@ -46,6 +47,7 @@ class FakeDevices : public device::Devices {
   bool streams = false;  // they may be asked
   bool reached = false;  // .. and have got to all that was recorded
   int record_error = 0;
+  size_t ordered = 0;                   // so often a stream after a copy
   bool moves = false;                   // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   size_t copied = 0;                    // .. so many from the devices
@@ -58,9 +60,10 @@ class FakeDevices : public device::Devices {
   core::Status prepare(std::span<const device::Range>, int, bool*) override {
     return prepare_error != 0 ? core::error(prepare_error, "as the test wants it") : moved(-1);
   }
-  core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket*) override {
+  core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket* done) override {
     for (const device::Copy& copy : copies)
       came.push_back(copy.frame != nullptr ? *static_cast<const uint64_t*>(copy.frame) : 0);
+    if (streams) *done = std::make_shared<device::Event>();
     return moved(d);
   }
   core::Status copy_out(int d, std::span<const device::Copy> copies, device::Ticket*) override {
@@ -83,7 +86,10 @@ class FakeDevices : public device::Devices {
   core::Status advise(device::Range, device::Advice, int, bool) override { return no(); }
   core::Status host_resident_bytes(device::Range, uint64_t*) override { return no(); }
   core::Status check_stream(void*, int) override { return streams ? core::Status() : no(); }
-  core::Status order_after(const device::Ticket&, void*, int) override { return no(); }
+  core::Status order_after(const device::Ticket&, void*, int) override {
+    ++ordered;
+    return streams ? core::Status() : no();
+  }
   core::Status record(void*, int, device::Ticket* out) override {
     if (!streams) return no();
     if (record_error != 0) return core::error(record_error, "as the test wants it");
@@ -157,7 +163,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
     uint64_t mark = 0;
     {
       core::BigLock lock(map.mutex());
-      budget.set(uint64_t{48} << 20);
+      budget.set(uint64_t{80} << 20);
       reserve.follow_budget();
       mark = clock.look(now_ns());
     }
@@ -182,6 +188,97 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   Migrator migrator{shared, &devices, gpus, blocks, page_in, *this};
   Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, writer, supply, *this};
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
+};
+
+// .. with what brings blocks to device 0, of a budget of four of them; the test is its worker.
+class PromotionParts : public DeviceParts {
+ protected:
+  void SetUp() override {
+    config.device_budget = 4 * kUnit;
+    devices.moves = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+    ASSERT_TRUE(gpus.use(1).ok());
+  }
+  Region& supplied(size_t count) {
+    Region& r = device_region(count);
+    supply_frames(r);
+    return r;
+  }
+  // Somebody wants the blocks on device 0; what can be read is read.
+  void request(Region& r, core::BlockIndex first, core::BlockIndex last,
+               core::Urgency urgency = core::Urgency::prefetch) {
+    DeferredWork after;
+    {
+      core::BigLock lock(map.mutex());
+      const void* owner = urgency == core::Urgency::acquire ? &r : nullptr;
+      ASSERT_TRUE(wishes.push_back({&r, first, last, 0, urgency, owner}));
+      promoter.pump(after);
+    }
+    page_in.run(after);
+    engine.until_idle();
+  }
+  size_t ready() {
+    core::BigLock lock(map.mutex());
+    return gpus[0].ready.size();
+  }
+  // As a worker does it.
+  void arrive() {
+    Batch batch;
+    {
+      core::BigLock lock(map.mutex());
+      for (Move* m : gpus[0].ready) batch.push_back(m);
+      gpus[0].ready.clear();
+    }
+    arrivals.run(batch, 0);
+  }
+  void bring_with(Region& r, core::BlockIndex b, uint64_t value) {
+    if (!buffers_) {
+      core::BigLock lock(map.mutex());
+      buffers_ = frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok();
+    }
+    bring(r, b);
+    {
+      core::BigLock lock(map.mutex());
+      r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
+    }
+    ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
+    ASSERT_TRUE(trap.store(r.address(b), value));
+  }
+  void put_away(Region& r, core::BlockIndex b, uint64_t value) {
+    bring_with(r, b, value);
+    Move* m = nullptr;
+    {
+      core::BigLock lock(map.mutex());
+      map.withdraw(r.table[b].aux);
+      m = isolator.begin_take(r, b, false, false);
+      ASSERT_NE(m, nullptr);
+    }
+    write_back.evict_batch({&m, 1});
+    engine.until_idle();
+    ASSERT_EQ(state(r, b), core::State::stored);
+  }
+  // .. of a block that is on a device.
+  void take_away(Region& r, core::BlockIndex b) {
+    core::BigLock lock(map.mutex());
+    r.table[b].flags = 0;
+    if (r.table[b].extent) space.release(r.table[b].extent);
+    r.table[b].extent = {};
+    remove(r, b);
+  }
+  uint64_t charged(size_t d = 0) {
+    core::BigLock lock(map.mutex());
+    return gpus[d].budget.charged();
+  }
+
+  EvictRequests evictions;
+  ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
+  Queue<Wish> wishes;
+  Queue<Departure> departures;
+  Promoter promoter{shared, wishes, gpus, blocks, page_in, read_ahead, reader, supply, migrator, *this};
+  Arrivals arrivals{shared, &devices, departures, gpus, blocks, holes, failed, page_in, supply, *this};
+
+ private:
+  bool buffers_ = false;
 };
 
 }  // namespace vmem::pager::test

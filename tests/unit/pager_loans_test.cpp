@@ -144,7 +144,7 @@ TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
 }
 
 TEST_F(PagerLoans, SomeFramesOfEachSizeAreLeftForMoves) {
-  Region& r = device_region(16);
+  Region& r = device_region(32);
   supply_frames(r);
   size_t frames_there = 0;
   {

@@ -14,96 +14,13 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::memory::Use;
 using vmem::pager::Batch;
-using vmem::pager::DeferredWork;
-using vmem::pager::Departure;
 using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
-using vmem::pager::Wish;
 namespace core = vmem::core;
 namespace store = vmem::store;
 
-class PagerPromoter : public vmem::pager::test::DeviceParts {
- protected:
-  void SetUp() override {
-    config.device_budget = 4 * kUnit;
-    devices.moves = true;
-    ASSERT_TRUE(gpus.use(0).ok());
-    ASSERT_TRUE(gpus.use(1).ok());
-  }
-  Region& supplied(size_t count) {
-    Region& r = device_region(count);
-    supply_frames(r);
-    return r;
-  }
-  // Somebody wants the blocks on device 0; what can be read is read.
-  void request(Region& r, BlockIndex first, BlockIndex last, Urgency urgency = Urgency::prefetch) {
-    DeferredWork after;
-    {
-      BigLock lock(map.mutex());
-      const void* owner = urgency == Urgency::acquire ? &r : nullptr;
-      ASSERT_TRUE(wishes.push_back({&r, first, last, 0, urgency, owner}));
-      promoter.pump(after);
-    }
-    page_in.run(after);
-    engine.until_idle();
-  }
-  size_t ready() {
-    BigLock lock(map.mutex());
-    return gpus[0].ready.size();
-  }
-  // As a worker does it.
-  void arrive() {
-    Batch batch;
-    {
-      BigLock lock(map.mutex());
-      for (Move* m : gpus[0].ready) batch.push_back(m);
-      gpus[0].ready.clear();
-    }
-    arrivals.run(batch, 0);
-  }
-  void bring_with(Region& r, BlockIndex b, uint64_t value) {
-    bring(r, b);
-    {
-      BigLock lock(map.mutex());
-      r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
-    }
-    ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
-    ASSERT_TRUE(trap.store(r.address(b), value));
-  }
-  void put_away(Region& r, BlockIndex b, uint64_t value) {
-    bring_with(r, b, value);
-    Move* m = nullptr;
-    {
-      BigLock lock(map.mutex());
-      map.withdraw(r.table[b].aux);
-      m = isolator.begin_take(r, b, false, false);
-      ASSERT_NE(m, nullptr);
-    }
-    write_back.evict_batch({&m, 1});
-    engine.until_idle();
-    ASSERT_EQ(state(r, b), State::stored);
-  }
-  // .. of a block that is on a device.
-  void take_away(Region& r, BlockIndex b) {
-    BigLock lock(map.mutex());
-    r.table[b].flags = 0;
-    if (r.table[b].extent) space.release(r.table[b].extent);
-    r.table[b].extent = {};
-    remove(r, b);
-  }
-  uint64_t charged(size_t d = 0) {
-    BigLock lock(map.mutex());
-    return gpus[d].budget.charged();
-  }
-
-  vmem::pager::EvictRequests evictions;
-  vmem::pager::ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
-  vmem::pager::Queue<Wish> wishes;
-  vmem::pager::Queue<Departure> departures;
-  vmem::pager::Promoter promoter{shared, wishes, gpus, blocks, page_in, read_ahead, reader, supply, migrator, *this};
-  vmem::pager::Arrivals arrivals{shared, &devices, departures, gpus, blocks, holes, failed, page_in, supply, *this};
-};
+class PagerPromoter : public vmem::pager::test::PromotionParts {};
 
 TEST_F(PagerPromoter, ABlockOfZerosNeedsNoFrameAndNothingIsRead) {
   Region& r = device_region(1);
@@ -178,7 +95,7 @@ TEST_F(PagerPromoter, RequestsForAFullDeviceWaitAndSayWhatTheyWant) {
 
 TEST_F(PagerPromoter, AHintLeavesLeasedBlocksWhereTheyAre) {
   Region& r = supplied(2);
-  bring(r, 0);
+  bring_with(r, 0, 1);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr).ok());

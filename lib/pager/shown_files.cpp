@@ -1,9 +1,9 @@
-// Blocks that show their file, which became shorter: how the file's pages go from a region again.
+#include "pager/shown_files.h"
+
 #include "core/log.h"
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "device/park.h"
-#include "pager/pager.h"
 
 namespace vmem::pager {
 
@@ -36,25 +36,22 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 
 }  // namespace
 
-// A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an ordinary
-// block again, as by revive(); else it goes on showing the file. Locked, and not meanwhile: to take a file's pages away
-// may mean that the file system writes them first. For that time nobody else acts on the block.
-Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
+Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   Block& block = r.table[b];
   const uint32_t stamp = block.aux;
   const ResidentId id = map_.new_resident(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
   Move* m = map_.new_move(r, b);
-  const bool hides = r.gpu && !own_page_tables();
+  const bool hides = r.gpu && !gpus_.own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
   core::step("file.hiding");
-  Status s = hides ? hide_file(*trap_, r, b, &shown) : drop_shown(*trap_, r, b);
+  Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
   lock.lock();
   map_.give_resident(id);
   block.aux = stamp;
-  After after;
+  DeferredWork after;
   if (s.ok() && hides) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
@@ -67,10 +64,10 @@ Status Pager::revive_shown(Lock& lock, Region& r, BlockIndex b) {
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kUnanswered));
     if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::filling, State::failed);
-    trap_->wake(r.address(b), r.block_size).ignore();
+    trap_.wake(r.address(b), r.block_size).ignore();
     map_.free_move(m);
   }
-  came_free(after);
+  room_.came_free(after);
   page_in_.run(lock, after);
   return s;
 }

@@ -1,0 +1,36 @@
+// Blocks that show their file, which became shorter: how the file's pages go from a region again.
+//
+//   until they have, or cannot go, the block is in state filling; nobody reads what takes their place before it is
+//   there
+//
+#pragma once
+
+#include "pager/failed_blocks.h"
+#include "pager/gpus.h"
+#include "pager/memory_waits.h"
+#include "pager/page_in.h"
+
+namespace vmem::pager {
+
+class ShownFiles {
+ public:
+  using Lock = core::BigLock;
+  ShownFiles(const Shared& shared, Gpus& gpus, PageIn& page_in, Room& room)
+      : trap_(shared.trap), map_(shared.map), tables_(shared.tables), gpus_(gpus), page_in_(page_in), room_(room) {}
+
+  // A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an
+  // ordinary block again, as by FailedBlocks::revive(); else it goes on showing the file. Locked, and not meanwhile: to
+  // take a file's pages away may mean that the file system writes them first. For that time nobody else acts on the
+  // block.
+  core::Status revive(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
+
+ private:
+  trap::Trap& trap_;
+  BlockMap& map_;
+  TableCharges& tables_;
+  Gpus& gpus_;
+  PageIn& page_in_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

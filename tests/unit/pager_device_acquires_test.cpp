@@ -1,0 +1,153 @@
+// Acquires at a device: what has happened when one returns, and that one which fails leaves nothing behind.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Ask;
+using vmem::pager::Backing;
+using vmem::pager::Region;
+namespace core = vmem::core;
+
+class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
+ protected:
+  void SetUp() override {
+    PromotionParts::SetUp();
+    devices.streams = true;
+  }
+  Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const Ask* ask = nullptr) {
+    const vmem_range range{r.address(first), (last - first + 1) * r.block_size, access, 0};
+    return acquires.acquire({&range, 1}, 0, stream, ask);
+  }
+  // Workers end what acquires have begun; the lease ends.
+  void end(Region& r, BlockIndex first, BlockIndex last, unsigned access) {
+    BigLock lock(map.mutex());
+    while (arrivals.end_issued(lock, 0)) {
+    }
+    grants.take_back({&r, first, last}, access, 0, stream);
+    map.match_holds(lock, {&r, first, last});
+  }
+  uint64_t leased() {
+    BigLock lock(map.mutex());
+    return gpus[0].budget.leased();
+  }
+  bool asked_for_nothing() {
+    BigLock lock(map.mutex());
+    return wishes.empty();
+  }
+  void* const stream = this;
+  vmem::pager::ShownFiles files{shared, gpus, page_in, *this};
+  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
+                                 waits,  page_in,  supply, releases, demoter, *this};
+  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
+  vmem::pager::DeviceAcquires acquires{shared,  &devices, wishes,   gpus,  blocks, failed,   files,
+                                       page_in, grants,   releases, views, room,   promoter, arrivals};
+};
+
+TEST_F(PagerDeviceAcquires, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {
+  Region& r = device_region(2);
+  ASSERT_TRUE(acquire(r, 0, 1, VMEM_READ).ok());
+  EXPECT_EQ(state(r, 0), State::entering) << "nobody has waited for the device";
+  EXPECT_EQ(devices.came.size(), 2u);
+  EXPECT_GE(devices.ordered, 1u);
+  EXPECT_EQ(leased(), 2 * kUnit);
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+  end(r, 0, 1, VMEM_READ);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  for (const BlockIndex b : {0, 1}) take_away(r, b);
+}
+
+TEST_F(PagerDeviceAcquires, WhatIsThereAlreadyIsLeasedWithoutACopy) {
+  Region& r = device_region(1);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+  }
+  ASSERT_TRUE(acquire(r, 0, 0, VMEM_READ).ok());
+  EXPECT_TRUE(devices.came.empty());
+  EXPECT_EQ(counters.lease_hits, 1u);
+  end(r, 0, 0, VMEM_READ);
+  take_away(r, 0);
+}
+
+TEST_F(PagerDeviceAcquires, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsToldLater) {
+  Region& r = device_region(2);
+  ASSERT_TRUE(acquire(r, 0, 0, VMEM_WRITE).ok());
+  EXPECT_NE(flags(r, 0, core::kDirty), 0);
+  end(r, 0, 0, VMEM_WRITE);
+  Ask ask;
+  ask.regions = {r.id};
+  ask.moves_blocks = ask.tells_stores = true;
+  ASSERT_TRUE(acquire(r, 1, 1, VMEM_WRITE, &ask).ok());
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(map.residents()[r.table[1].aux].undecided);
+    while (arrivals.end_issued(lock, 0)) {
+    }
+    blocks.not_changed({&r, 1, 1}, 0);
+  }
+  EXPECT_EQ(flags(r, 1, core::kDirty), 0);
+  end(r, 1, 1, VMEM_WRITE);
+  for (const BlockIndex b : {0, 1}) take_away(r, b);
+}
+
+TEST_F(PagerDeviceAcquires, WhatMayNotBeLeasedIsRefusedBeforeAnythingIsAskedFor) {
+  Region& host_only = region(1);
+  EXPECT_EQ(acquire(host_only, 0, 0, VMEM_READ).code(), -EINVAL);
+  Region& r = device_region(8);
+  EXPECT_EQ(acquire(r, 0, 4, VMEM_READ).code(), -ENOMEM) << "the device has four blocks";
+  r.backing = Backing::file_read;
+  EXPECT_EQ(acquire(r, 0, 0, VMEM_WRITE).code(), -EACCES);
+  r.backing = Backing::anonymous;
+  devices.lost = 0;
+  EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
+  EXPECT_EQ(leased(), 0u);
+  EXPECT_TRUE(asked_for_nothing());
+  EXPECT_EQ(state(r, 0), State::untouched);
+}
+
+TEST_F(PagerDeviceAcquires, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLeased) {
+  Region& r = device_region(1);
+  devices.prepare_error = EIO;
+  EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
+  EXPECT_EQ(leased(), 0u);
+  EXPECT_TRUE(asked_for_nothing());
+  EXPECT_EQ(state(r, 0), State::untouched);
+}
+
+TEST_F(PagerDeviceAcquires, OneThatMovesBlocksItselfMakesRoomForThem) {
+  Region& r = device_region(5);
+  {
+    BigLock lock(map.mutex());
+    for (const BlockIndex b : {0, 1, 2, 3}) place(r, b, 0);
+  }
+  Ask ask;
+  ask.regions = {r.id};
+  ask.moves_blocks = true;
+  ASSERT_TRUE(acquire(r, 4, 4, VMEM_READ, &ask).ok());
+  end(r, 4, 4, VMEM_READ);
+  size_t there = 0;
+  for (const BlockIndex b : {0, 1, 2, 3}) there += state(r, b) == State::on_device;
+  EXPECT_EQ(there, 3u);
+  for (const BlockIndex b : {0, 1, 2, 3, 4})
+    if (state(r, b) == State::on_device) take_away(r, b);
+}
+
+TEST_F(PagerDeviceAcquires, OneThatWasCancelledLeavesNothingBehind) {
+  Region& r = device_region(1);
+  Ask ask;
+  ask.regions = {r.id};
+  ask.cancelled = true;
+  EXPECT_EQ(acquire(r, 0, 0, VMEM_READ, &ask).code(), -ECANCELED);
+  EXPECT_EQ(leased(), 0u);
+  EXPECT_TRUE(asked_for_nothing());
+}
+
+}  // namespace
