@@ -30,7 +30,7 @@ check_format() {
 # device; the pager knows those; api knows the pager. Nobody outside lib may be included, except the public headers.
 floors=(block_map progress_clock shared 'memory_pressure store_reader isolate gpus' 'failed_blocks lease_grants device_blocks holes' memory_waits install page_in
   'read_ahead store_writer'
-  write_back 'evictor fault_service staging_supply migrator' 'pending_releases demoter promoter arrivals shown_files' 'range_demoter loans device_views device_room' device_acquires pager)
+  write_back 'evictor fault_service staging_supply migrator' 'pending_releases demoter promoter arrivals shown_files' 'range_demoter loans device_views device_room' 'device_acquires device_workers' pager)
 floor() {
   local i
   for i in "${!floors[@]}"; do [[ " ${floors[$i]} " == *" $1 "* ]] && { echo $((i + 1)); return; }; done

@@ -68,6 +68,8 @@ Pager::Pager(Parts parts, Config config)
       shown_files_(shared_, gpus_, page_in_, *this),
       device_acquires_(shared_, devices_.get(), queues_.wishes, gpus_, blocks_, failed_, shown_files_, page_in_,
                        grants_, releases_, views_, device_room_, promoter_, arrivals_),
+      workers_(shared_, devices_.get(), queues_.wishes, gpus_, shown_, blocks_, page_in_, supply_, releases_, migrator_,
+               demoter_, promoter_, arrivals_, views_, device_room_, *this, *this),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
   map_.guests().set_share(config_.device_neighbours);
@@ -86,7 +88,7 @@ Status Pager::start() {
   tunables_changed();
   if (Status s = faults_.start(); !s.ok()) return s;
   if (Status s = evictor_.start(config_.evict_threads); !s.ok()) return s;
-  return start_devices();
+  return workers_.start();
 }
 
 Pager::~Pager() {
@@ -96,7 +98,7 @@ Pager::~Pager() {
     gpus_.work().notify_all();
     faults_.stop_renewing();
   }
-  stop_devices();
+  workers_.stop();
   faults_.stop();
   evictor_.join();
   space_.reset();   // its files are known to the engine

@@ -1,6 +1,6 @@
-// What calls of the API mean for regions and blocks: regions come and go, leases, sync, hints, queries; and the device
-// tier's workers (devices.cpp). What moves blocks are classes of their own, which Pager makes and connects: it is all
-// that they ask of those above them, and serves whoever waits when memory comes free.
+// What calls of the API mean for regions and blocks: regions come and go, leases, sync, hints, queries. What moves
+// blocks are classes of their own, which Pager makes and connects: it is all that they ask of those above them, and
+// serves whoever waits when memory comes free.
 //
 // The lock is BlockMap's. It protects every field here and in Region; what must be done without it is collected as
 // DeferredWork, and done when it has been dropped. Each transition of a block (core::State) has one owner, which works
@@ -23,6 +23,7 @@
 #include "pager/device_blocks.h"
 #include "pager/device_room.h"
 #include "pager/device_views.h"
+#include "pager/device_workers.h"
 #include "pager/evictor.h"
 #include "pager/fault_service.h"
 #include "pager/gpus.h"
@@ -48,7 +49,11 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above, private Evictor::Above, private FaultService::Above, private Room {
+class Pager final : private BlockMap::Above,
+                    private Evictor::Above,
+                    private FaultService::Above,
+                    private DeviceWorkers::Above,
+                    private Room {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -134,24 +139,17 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   core::Status make(const NewRegion& what, void** ptr, uint64_t mark) VMEM_UNLOCKED;
   core::Status device_block(const NewRegion& what, size_t* out) VMEM_UNLOCKED;
   void forget_region(Region& r) VMEM_LOCKED;
-  bool serve_departure(Lock& lock) VMEM_LOCKED;
+  bool serve_departure(Lock& lock) VMEM_LOCKED override;
   void keep_frames(Region& r) VMEM_UNLOCKED;
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status charge_region(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
   void credit_region(Region& r) VMEM_LOCKED;
 
-  // devices.cpp: life of the tier
-  core::Status start_devices();
-  void stop_devices() VMEM_UNLOCKED;
-  void device_loop() VMEM_UNLOCKED;
-  bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
-  bool device_step(Lock& lock) VMEM_LOCKED;
-  bool serve_stream_hints(Lock& lock) VMEM_LOCKED;
-  bool end_what_waits(Lock& lock) VMEM_LOCKED;
+  // hints.cpp
+  bool serve_stream_hints(Lock& lock) VMEM_LOCKED override;
+  bool hints_wait_for_streams() VMEM_LOCKED override { return !queues_.stream_hints.empty(); }
   core::Status mark_stream(void* stream, int location, device::Ticket* out) VMEM_UNLOCKED;
   core::Status start_hint(const SpanOf& span, int location, After& after) VMEM_LOCKED;
-  void reclaim_host_pages(Lock& lock) VMEM_LOCKED;
-  void look_at_memory(Lock& lock) VMEM_LOCKED;
 
   bool own_page_tables() const { return gpus_.own_page_tables(); }
 
@@ -204,16 +202,13 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   Arrivals arrivals_;
   ShownFiles shown_files_;
   DeviceAcquires device_acquires_;
+  DeviceWorkers workers_;
   FaultService faults_;
 
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);
   // As it was set: config_ has what is in force.
   uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock) = 0;
   unsigned wanted_timeout_ms_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  Threads threads_;
-  // For host pages of the driver: when last, from where.
-  uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager

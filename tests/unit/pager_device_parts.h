@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <vector>
 
 #include "pager/arrivals.h"
@@ -12,6 +14,7 @@
 #include "pager/device_blocks.h"
 #include "pager/device_room.h"
 #include "pager/device_views.h"
+#include "pager/device_workers.h"
 #include "pager/gpus.h"
 #include "pager/lease_grants.h"
 #include "pager/loans.h"
@@ -50,7 +53,7 @@ class FakeDevices : public device::Devices {
   size_t ordered = 0;                   // so often a stream after a copy
   bool moves = false;                   // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
-  size_t copied = 0;                    // .. so many from the devices
+  std::atomic<size_t> copied = 0;       // .. so many from the devices
   int unmap_error = 0, migrate_error = 0, prepare_error = 0;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
@@ -61,6 +64,7 @@ class FakeDevices : public device::Devices {
     return prepare_error != 0 ? core::error(prepare_error, "as the test wants it") : moved(-1);
   }
   core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket* done) override {
+    const std::lock_guard<std::mutex> lock(mutex_);  // of several workers
     for (const device::Copy& copy : copies)
       came.push_back(copy.frame != nullptr ? *static_cast<const uint64_t*>(copy.frame) : 0);
     if (streams) *done = std::make_shared<device::Event>();
@@ -113,6 +117,7 @@ class FakeDevices : public device::Devices {
   }
 
  private:
+  std::mutex mutex_;
   core::Status moved(int d) { return !moves ? no() : d >= 0 ? health(d) : core::Status(); }
   static core::Status no() {
     ADD_FAILURE() << "a call that is none of its business";

@@ -1,0 +1,96 @@
+// The device tier's workers, on devices that are done at once: what is to be done is done, by itself and in the end.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "common/patience.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Urgency;
+using vmem::pager::DeferredWork;
+using vmem::pager::DeviceWorkers;
+using vmem::pager::Region;
+using vmem::test::eventually;
+namespace core = vmem::core;
+
+class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private DeviceWorkers::Above {
+ protected:
+  void SetUp() override {
+    PromotionParts::SetUp();
+    devices.streams = true;
+    ASSERT_TRUE(workers.start().ok());
+  }
+  void TearDown() override {
+    workers.stop();
+    PromotionParts::TearDown();
+  }
+  void came_free(DeferredWork& after) VMEM_LOCKED override { promoter.pump(after); }
+  bool serve_stream_hints(BigLock&) override {
+    ++asked;
+    return false;
+  }
+  bool serve_departure(BigLock&) override { return false; }
+  bool hints_wait_for_streams() override { return false; }
+  size_t on_device(Region& r) {
+    size_t n = 0;
+    for (BlockIndex b = 0; b < r.blocks; ++b) n += state(r, b) == State::on_device;
+    return n;
+  }
+
+  std::atomic<size_t> asked = 0;
+  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
+                                 waits,  page_in,  supply, releases, demoter, *this};
+  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
+  DeviceWorkers workers{shared,   &devices, wishes,   gpus,     shown, blocks, page_in, supply, releases,
+                        migrator, demoter,  promoter, arrivals, views, room,   *this,   *this};
+};
+
+TEST_F(PagerDeviceWorkers, WhatIsReadyArrivesAndTheyAskForHintsMeanwhile) {
+  Region& r = device_region(2);
+  request(r, 0, 1);
+  EXPECT_TRUE(eventually([&] { return on_device(r) == 2; }));
+  EXPECT_GE(asked, 1u);
+  for (const BlockIndex b : {0, 1}) take_away(r, b);
+}
+
+TEST_F(PagerDeviceWorkers, WhoFindsADeviceFullGetsTheRoomOfOthers) {
+  Region& r = device_region(6);
+  request(r, 0, 5, Urgency::acquire);
+  EXPECT_TRUE(eventually([&] { return state(r, 4) == State::on_device && state(r, 5) == State::on_device; }));
+  EXPECT_EQ(on_device(r), 4u);
+  for (BlockIndex b = 0; b < r.blocks; ++b)
+    if (state(r, b) == State::on_device) take_away(r, b);
+}
+
+TEST_F(PagerDeviceWorkers, WhoFindsNoFrameHasSomeMade) {
+  Region& r = device_region(1);
+  {
+    BigLock lock(map.mutex());
+    budget.set(uint64_t{48} << 20);
+    reserve.follow_budget();
+  }
+  put_away(r, 0, 5);
+  request(r, 0, 0, Urgency::acquire);
+  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::on_device; }));
+  EXPECT_EQ(devices.came, std::vector<uint64_t>{5});
+  take_away(r, 0);
+}
+
+TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory) {
+  Region& r = supplied(1);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    ASSERT_TRUE(
+        shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), vmem::trap::FaultKind::read, 0}, vmem::pager::now_ns()));
+    gpus.work().notify_one();
+  }
+  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));
+}
+
+}  // namespace
