@@ -104,7 +104,7 @@ class Pins {
     do {
       // Behind it: another group has claimed the position, and this finds the latest.
       const uint64_t taken = Atomics::load(&table_.control->ring_taken);
-      if (static_cast<int64_t>(position - taken) >= static_cast<int64_t>(table_.cells)) return false;
+      if (position >= taken && position - taken >= table_.cells) return false;
     } while (!Atomics::swap_if(&table_.control->ring_head, &position, position + 1));
     Atomics::store(&table_.ring[position & (table_.cells - 1)],
                    cell_word(static_cast<uint32_t>(position) + 1, block, urgency));
