@@ -12,7 +12,7 @@
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
 # such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 #
-# As many programs run at once as there are cores (and GiB of free memory), stress last; and then negative, which needs all of the
+# As many programs run at once as there are cores (and GiB of free memory), of unit and system half as many again, stress last; and then negative, which needs all of the
 # machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
 # TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
@@ -135,9 +135,12 @@ job() {
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
 scripts_of() { find "$home/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
 
-slots=$(nproc)
+# Tests of unit and system wait for half of their time: three of their parts run where two other programs do.
+cores=$(nproc)
 free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
-[ "${free:-1}" -ge "$slots" ] || slots=$((free > 1 ? free : 1))
+[ "${free:-1}" -ge "$cores" ] || cores=$((free > 1 ? free : 1))
+slices=$((cores * 3 / 2)) room=$((cores * 6)) used=0
+share() { case ${suites[$1]} in unit | system) echo 4 ;; *) echo 6 ;; esac; }
 
 plan() {
   local suite=$1 program line i
@@ -153,8 +156,8 @@ plan() {
       program=$BUILD/tests/${suite}_tests
       if [ -x "$program" ]; then
         # In parts, side by side.
-        if [ "$suite" = ctl ] || [ "$slots" = 1 ]; then job "$suite" "$suite" "$timeout" '' "$program"
-        else for ((i = 0; i < slots; i++)); do job "$suite" "$suite, part $((i + 1)) of $slots" "$timeout" "$i/$slots" "$program"; done; fi
+        if [ "$suite" = ctl ] || [ "$slices" = 1 ]; then job "$suite" "$suite" "$timeout" '' "$program"
+        else for ((i = 0; i < slices; i++)); do job "$suite" "$suite, part $((i + 1)) of $slices" "$timeout" "$i/$slices" "$program"; done; fi
       elif compgen -G "$home/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $program is not built"; count "$suite" 0 1 0 0; fi ;;
     abi) for program in $(programs "$BUILD/tests/abi"); do job abi "abi/${program##*/}" "$timeout" '' "$program"; done ;;
     stress)
@@ -203,11 +206,12 @@ run_all() {
   local again=$1 i pid only=''; shift
   local queue=("$@")
   while [ ${#queue[@]} != 0 ] || [ ${#running[@]} != 0 ]; do
-    while [ ${#queue[@]} != 0 ] && [ ${#running[@]} -lt "$slots" ] && [ -z "$only" ]; do
+    while [ ${#queue[@]} != 0 ] && [ $((used + $(share "${queue[0]}"))) -le "$room" ] && [ -z "$only" ]; do
       i=${queue[0]}
       if [ "$again" = 1 ] || [ -n "${alone[i]}" ]; then [ ${#running[@]} = 0 ] || break; only=$i; fi
       queue=("${queue[@]:1}")
       rm -f "$state/$i".{counts,out}
+      used=$((used + $(share "$i")))
       ( trap - EXIT; run_job "$i" "$again"; echo "$i" >&7 ) & running[$i]=$!
     done
     i=''
@@ -218,7 +222,7 @@ run_all() {
     if [ -n "$i" ] && [ -n "${running[$i]:-}" ]; then
       wait "${running[$i]}" 2>/dev/null
       [ -s "$state/$i.counts" ] || { echo "0 1 0 0" >"$state/$i.counts"; echo "FAIL ${names[i]}: the runner lost it" >"$state/$i.out"; }
-      unset "running[$i]"; only=''
+      unset "running[$i]"; only='' used=$((used - $(share "$i")))
       [ -e "$state/$i.again" ] && [ "$again" = 0 ] || done_jobs=$((done_jobs + 1))
       report "$i"
     fi
@@ -259,7 +263,7 @@ trap stopped TERM INT
 fixed=${TEST_PATIENCE:-}
 export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
-echo "== ${#names[@]} programs of $*, $slots at a time; deadlines times $patience"
+echo "== ${#names[@]} programs of $*, $cores at a time (three parts of unit and system where two others); deadlines times $patience"
 # The longest ones, which say so in their second line, begin, so that nothing is left to run beside the last of them.
 long=() first=() late=() last=()
 for i in "${!names[@]}"; do
