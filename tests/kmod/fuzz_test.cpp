@@ -295,7 +295,8 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
   }
   printf("[   note   ] %lu calls in %.0f s\n", made.load(), now() - start);
   EXPECT_TRUE(eventually([&] { return knob("contexts") == contexts; }));
-  EXPECT_EQ(knob("frame_bytes"), 0u);
+  // A frame that the kernel itself refers to for a moment outlives its context, charged.
+  EXPECT_TRUE(eventually([] { return knob("frame_bytes") == 0; })) << knob("frame_bytes");
   EXPECT_EQ(knob("installed_bytes"), 0u);
   EXPECT_EQ(knob("pinned_bytes"), 0u);
 }

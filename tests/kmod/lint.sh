@@ -45,7 +45,7 @@ fields() { # FILE: "struct field bits" of each; what syzkaller calls by name is 
     /^}/ { name = "" }
     name != "" && NF >= 2 {
       field = $1 ~ /^__[us]/ ? $2 : $1; type = $1 ~ /^__[us]/ ? $1 : $2 " " $3 " " $4
-      bits = type ~ /64|vmem_pool|vmem_region|vmem_any_offset/ ? 64 : 32
+      bits = type ~ /64|vmem_(pool|region|any_offset|block|frame)/ ? 64 : 32
       sub(";", "", field); print name, field, bits }' | grep -v '^vmem_create_pool '
 }
 text=kmod/syzkaller/dev_vmem.txt header=include/vmem/vmem_uapi.h
@@ -55,7 +55,9 @@ report syzkaller "$(diff <(fields $header | grep -v '^vmem_event ' | sort -s -k1
   done
   for name in $(grep -oE 'VMEM_[A-Z_]+\b' $text | sed 's/_POOL$\|_REGION$//' | sort -u); do
     grep -q "define $name" $header || echo "$name is in $text and not in $header"
-  done)"
+  done
+  # syzkaller refuses a comment that reads as a directive.
+  grep -nE '^#[[:space:]]*(include|incdir|define|resource|type|meta)\>' $text)"
 report size "$(cat kmod/*.[ch] | wc -l | awk '$1 >= 2500 {print $1 " lines, under 2500 promised"}')"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed = 0 ]
