@@ -264,7 +264,8 @@ int main(int argc, char** argv) {
   app.add_option("--budget", s.budget, "host memory (default: a quarter of it)")->transform(CLI::AsSizeValue(false));
   app.add_option("--keys", s.keys, "different keys, where values are made (200000)")
       ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 40));
-  app.add_option("--gets", s.gets, "keys asked for (200000)")->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
+  app.add_option("--gets", s.gets, "keys asked for (200000); 12 bytes of memory each")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
   app.add_flag("--spoil", s.spoil, "change a value before it is verified: exit code 1");
   if (const auto status = command_line(app, "vmem-cache", argc, argv)) return *status;
   try {

@@ -113,25 +113,36 @@ size_t key_length(const unsigned char* p, size_t n, size_t record) {
   return record == 0 && n != 0 && p[n - 1] == '\n' ? n - 1 : n;
 }
 
-// Items of any size, by an index of them.
-void sort_items(const unsigned char* from, unsigned char* to, size_t size, size_t record) {
-  struct Item {
-    const unsigned char* at;
-    size_t length;
+// Items of any size, by an index of where they begin, as many from the first on as that has room for: their bytes. It
+// is small beside short lines, too, so that runs are few: the merge keeps blocks of each in memory.
+using Index = std::vector<uint32_t>;
+size_t sort_items(const unsigned char* from, unsigned char* to, size_t size, size_t record, Index* index) {
+  index->clear();
+  Cursor c{from, from + size, record};
+  for (; c.at < c.end && index->size() < index->capacity() && c.at - from <= UINT32_MAX; c.at += c.length())
+    index->push_back(static_cast<uint32_t>(c.at - from));
+  const bool whole = record == 0 && c.at[-1] == '\n';
+  const auto length = [from, end = c.at, record](uint32_t item) {  // of its key
+    return key_length(from + item, Cursor{from + item, end, record}.length(), record);
   };
-  std::vector<Item> index;
-  for (Cursor c{from, from + size, record}; c.at < c.end;) {
-    const size_t n = c.length();
-    index.push_back({c.at, key_length(c.at, n, record)});
-    c.at += n;
+  const auto before = [&](uint32_t a, uint32_t b) {
+    // Most lines differ soon; to find their ends takes longer.
+    const size_t look = record != 0 ? 0 : std::min<size_t>(16, static_cast<size_t>(c.at - from) - std::max(a, b));
+    for (size_t i = 0; i < look; ++i) {
+      const unsigned char x = from[a + i], y = from[b + i];
+      if (x != y) return y != '\n' && (x == '\n' || x < y);
+      if (x == '\n') return false;
+    }
+    return compare(from + a, length(a), from + b, length(b)) < 0;
+  };
+  std::sort(index->begin(), index->end(), before);
+  for (size_t i = 0; i < index->size(); ++i) {
+    const size_t n = length((*index)[i]);
+    memcpy(to, from + (*index)[i], n);
+    to += n;
+    if (record == 0 && (i + 1 < index->size() || whole)) *to++ = '\n';
   }
-  std::sort(index.begin(), index.end(),
-            [](const Item& a, const Item& b) { return compare(a.at, a.length, b.at, b.length) < 0; });
-  for (size_t i = 0; i < index.size(); ++i) {
-    memcpy(to, index[i].at, index[i].length);
-    to += index[i].length;
-    if (record == 0 && (i + 1 < index.size() || from[size - 1] == '\n')) *to++ = '\n';
-  }
+  return static_cast<size_t>(c.at - from);
 }
 
 // Records of common sizes are sorted where they lie.
@@ -142,22 +153,24 @@ void sort_records(const unsigned char* from, unsigned char* to, size_t size) {
   std::sort(first, first + size / N);
 }
 
-void sort_run(const unsigned char* from, unsigned char* to, size_t size, size_t record) {
+using InPlace = void(const unsigned char* from, unsigned char* to, size_t size);
+
+InPlace* in_place_sort(size_t record) {
   switch (record) {
     case 8:
-      return sort_records<8>(from, to, size);
+      return sort_records<8>;
     case 16:
-      return sort_records<16>(from, to, size);
+      return sort_records<16>;
     case 32:
-      return sort_records<32>(from, to, size);
+      return sort_records<32>;
     case 64:
-      return sort_records<64>(from, to, size);
+      return sort_records<64>;
     case 100:
-      return sort_records<100>(from, to, size);
+      return sort_records<100>;
     case 128:
-      return sort_records<128>(from, to, size);
+      return sort_records<128>;
     default:
-      return sort_items(from, to, size, record);
+      return nullptr;
   }
 }
 
@@ -205,14 +218,22 @@ void in_threads(unsigned count, const F& work) {
   if (failed != nullptr) std::rethrow_exception(failed);
 }
 
-void sort_runs(const vmem::region& input, const vmem::region& sorted, const std::vector<Run>& runs, const Settings& s,
-               uint64_t* checksum) {
+// The sorted runs: of each of those that are asked for there are several where its items are many and small, so that
+// each thread's index of them takes no more than so many bytes.
+std::vector<Run> sort_runs(const vmem::region& input, const vmem::region& sorted, const std::vector<Run>& runs,
+                           const Settings& s, size_t index_bytes, uint64_t* checksum) {
   const auto* in = static_cast<const unsigned char*>(input.data());
   auto* out = static_cast<unsigned char*>(sorted.data());
   Progress progress("sorting", input.size());
   std::atomic<size_t> next{0};
   std::atomic<uint64_t> sum{0};
+  InPlace* const in_place = in_place_sort(s.record);
+  std::mutex mutex;
+  std::vector<Run> made;
   const auto sort_them = [&] {
+    const Run* last = nullptr;
+    Index index;
+    index.reserve(index_bytes / sizeof(Index::value_type));
     for (size_t i; (i = next.fetch_add(1)) < runs.size();) {
       const Run& run = runs[i];
       if (i + s.threads < runs.size()) {
@@ -227,9 +248,22 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
         if ((unreported += n) > 4 << 20) progress.add(std::exchange(unreported, 0) / 2);
       }
       sum += local;
-      sort_run(in + run.offset, out + run.offset, run.size, s.record);
+      for (size_t at = run.offset, end = run.offset + run.size; at < end;) {
+        size_t n = end - at;
+        if (in_place != nullptr) {
+          in_place(in + at, out + at, n);
+        } else {
+          n = sort_items(in + at, out + at, n, s.record, &index);
+        }
+        const std::lock_guard lock(mutex);
+        made.push_back({at, n});
+        at += n;
+      }
       vmem::check(vmem_advise(in + run.offset, run.size, VMEM_ADVISE_COLD, 0));
       vmem::check(vmem_prefetch(out + run.offset, run.size, VMEM_SSD, nullptr));
+      // Most of it has left by now. Without this, nobody would be told that an SSD is full as long as there is memory.
+      if (last != nullptr) vmem::check(vmem_evict(out + last->offset, last->size, VMEM_SSD));
+      last = &run;
       progress.add(run.size / 2);
     }
   };
@@ -242,6 +276,8 @@ void sort_runs(const vmem::region& input, const vmem::region& sorted, const std:
     }
   });
   *checksum = sum;
+  std::ranges::sort(made, {}, &Run::offset);
+  return made;
 }
 
 // The first of the items in [at, end), which are sorted, that is not below the key.
@@ -569,12 +605,14 @@ int run(Settings s) {
   uint64_t block = 2 << 20;
   while (block > (64 << 10) && 24 * s.threads * 4 * block > memory) block /= 2;
   vmem::set("block_size", std::to_string(block));
+  const size_t index_bytes = in_place_sort(s.record) != nullptr ? 0 : memory / (6 * s.threads);
+  vmem::set("host_budget", std::to_string(std::max<uint64_t>(memory - index_bytes * s.threads, 8 << 20)));  // its least
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
-  const std::string share = vmem::core::strprintf(" (1/%.1f)", static_cast<double>(size) / static_cast<double>(budget));
+  const std::string share = vmem::core::strprintf(" (1/%.1f)", static_cast<double>(size) / static_cast<double>(memory));
   printf("vmem-sort: %s, %s of %s, memory budget %s%s, %u threads\n", vmem::core::printable(source).c_str(),
          size_words(size).c_str(), s.record == 0 ? "lines" : (std::to_string(s.record) + "-byte records").c_str(),
-         size_words(budget).c_str(), size > budget ? share.c_str() : "", s.threads);
+         size_words(memory).c_str(), size > memory ? share.c_str() : "", s.threads);
   fflush(stdout);
 
   // The limit: raw io_uring on the same file, in the same run.
@@ -598,9 +636,9 @@ int run(Settings s) {
     input.name("input");
     vmem::region sorted(size, VMEM_HOST_ONLY);
     sorted.name("runs");
-    const auto runs = cut(static_cast<const unsigned char*>(input.data()), size,
-                          std::max<uint64_t>(budget / (5 * s.threads), 1 << 20), s.record);
-    sort_runs(input, sorted, runs, s, &checksum);
+    const auto parts = cut(static_cast<const unsigned char*>(input.data()), size,
+                           std::max<uint64_t>(budget / (5 * s.threads), 1 << 20), s.record);
+    const auto runs = sort_runs(input, sorted, parts, s, index_bytes, &checksum);
     sorted_at = now();
     input.free();
     vmem::region output(size, output_file.again(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
@@ -668,7 +706,7 @@ int main(int argc, char** argv) {
   app.add_option("--record-bytes", s.record, "sort records of this many bytes, by their bytes, in place of lines")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--make", s.make, "bytes to make when no file is given")->transform(CLI::AsSizeValue(false));
-  app.add_option("--budget", s.budget, "memory libvmem may use (default: a quarter of the file, at least 64 MiB)");
+  app.add_option("--budget", s.budget, "memory it may use (default: a quarter of the file, at least 64 MiB)");
   app.add_option("--threads", s.threads, "threads that sort runs")->check(CLI::Range(1, 256));
   app.add_flag("--limit", s.limit, "measure what the disk can do first, for comparison (always with data it made)");
   app.add_flag("--keep", s.keep, "keep the files that were made");
