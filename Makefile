@@ -5,6 +5,8 @@ CC        ?= cc
 CXXFLAGS  ?= -O2 -g
 CFLAGS    ?= -O2 -g
 SAN       ?=
+# .. of the sources of tests; the library, the simulated device and the tests' common parts have SAN.
+SAN_TESTS ?= $(SAN)
 CUDA      ?= auto
 GPU_ARCH  ?= sm_90
 PREFIX    ?= /usr/local
@@ -51,7 +53,7 @@ LIBS      += -L$(patsubst %/,%,$(dir $(CUDA_LIB))) -lcudart_static
 endif
 
 # Objects depend on this file: it changes when the compiler or its flags do. What a warning does is none of them.
-FLAGS_NOW := $(foreach WERROR,-Werror,$(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS)$(if $(SIM), SIM))
+FLAGS_NOW := $(foreach WERROR,-Werror,$(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS) $(SAN_TESTS)$(if $(SIM), SIM))
 ifeq ($(filter-out clean help setup,$(or $(MAKECMDGOALS),all)),)
 else ifneq ($(file <$(BUILD)/flags),$(FLAGS_NOW))
   $(shell mkdir -p $(BUILD))
@@ -70,8 +72,10 @@ TEST_OBJ  := $(SIM_OBJ) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tests/common/*.
 UNIT_SRC  := $(wildcard tests/unit/*.cpp tests/unit/*/*.cpp)
 SYS_SRC   := $(wildcard tests/system/*.cpp)
 CTL_SRC   := $(wildcard tests/ctl/*.cpp)
-UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o)
-SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o)
+# In unit and system tests alone: calls of libc that end the program where they are called wrongly.
+CHECK_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tests/common/checked/*.cpp))
+UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o) $(CHECK_OBJ)
+SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o) $(CHECK_OBJ)
 CTL_OBJ   := $(CTL_SRC:%.cpp=$(BUILD)/%.o)
 # Of vmemctl, what its tests call themselves.
 CTL_PARTS := $(addprefix $(BUILD)/tools/vmemctl/,common.o metrics.o persons.o processes.o publications.o view.o)
@@ -123,6 +127,7 @@ $(BUILD)/tests/%.o: tests/%.cpp $(BUILD)/flags | $(call SETUP,build) $(call SETU
 # GoogleTest's macros are most of a test, and optimising them was most of a build; what they test is optimised. With the
 # checks of AddressSanitizer and UBSan in them that took three times as long as not optimising them does.
 $(BUILD)/tests/unit/%.o $(BUILD)/tests/ctl/%.o $(BUILD)/tests/system/%.o: override CXXFLAGS += $(if $(findstring address,$(SAN)),-O0,-Og)
+$(BUILD)/tests/unit/%.o $(BUILD)/tests/ctl/%.o $(BUILD)/tests/system/%.o: SAN := $(SAN_TESTS)
 # ThreadSanitizer cannot see that the kernel holds writers out of a block while it is hashed (write protection, or the
 # block is taken out of the region): every such hash would be reported against the program's stores.
 $(BUILD)/lib/store/digest_%.o: SANFLAGS = $(if $(filter-out thread,$(SAN)),-fsanitize=$(SAN) -fno-omit-frame-pointer)
