@@ -33,6 +33,7 @@ class TierBench : public PeerRows {
     between_devices();
     first_touch();
     leases();
+    loads();
     resident_kernel();
     table_.print();
     if (kernels_.wrong() != 0) printf("\nWRONG: %llu words were not what had been written\n", kernels_.wrong());
@@ -131,7 +132,7 @@ int main(int argc, char** argv) {
   app.add_option("--fast", s.fast, "a folder in memory for the rows named fast (/dev/shm)");
   app.add_option("--only", s.only,
                  "rows whose keys begin so, comma-separated: in,fast,out,change,random,h2d,d2h,duplex,peer,"
-                 "touch,lease,kernel");
+                 "touch,lease,load,kernel");
   app.add_option("-o,--json", s.json, "also write the figures there");
   CLI11_PARSE(app, argc, argv);
   try {

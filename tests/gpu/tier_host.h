@@ -1,6 +1,7 @@
 // Rows of tier_bench: between host frames and the device, and on the device.
 #pragma once
 
+#include <chrono>
 #include <thread>
 
 #include "tier_disk.h"
@@ -291,6 +292,34 @@ class HostRows : public DiskRows {
       figure("-time", "acquire" + of + "time of the call", Figure::acquire_time);
       figure("-release", "release" + of + "CPU time of the call", Figure::release_cpu);
       figure("-both", "acquire and release" + of + "CPU time of all threads, no kernel", Figure::process_cpu);
+    }
+  }
+  // The CPU loads one word of the middle of each block on the device, with time between for what follows a load.
+  Sample load_time(const vmem::region& r, bool leased) {
+    bring(r, 0, r.size(), r.size(), false);
+    change(r, 0, r.size());
+    if (leased) acquire(r.data(), r.size(), VMEM_READ);
+    std::vector<double> us;
+    for (uint64_t middle = s_.block / 2; middle < r.size(); middle += s_.block) {
+      const double start = rawdisk::now();
+      const uint64_t word = *reinterpret_cast<const volatile uint64_t*>(at(r, middle));
+      us.push_back((rawdisk::now() - start) * 1e6);
+      if (word != stamp(middle / 8, 5)) throw std::runtime_error("a load of the CPU saw another word");
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    if (leased) release(r.data(), r.size());
+    stream_.synchronize();
+    return latency(us);
+  }
+  void loads() {
+    if (!table_.wanted("load", true)) return;
+    const vmem::region r = on_device(std::min(s_.budget / 2, 16 * s_.block) / s_.block * s_.block);
+    const std::string size = std::to_string(s_.block / kMiB);
+    for (const bool leased : {false, true}) {
+      table_.row(leased ? "load-leased" : "load",
+                 "load by the CPU of a block of " + size + " MiB on the device, " +
+                     (leased ? "under a READ lease there" : "which nobody leases"),
+                 "us", {{"vmem", [&, leased] { return load_time(r, leased); }}}, true);
     }
   }
   Sample read_rate(const void* p, bool plain) {
