@@ -28,9 +28,9 @@ check_format() {
 
 # Includes go one way: core below all; trap, policy, store, device and publish know core alone; memory knows trap and
 # device; the pager knows those; api knows the pager. Nobody outside lib may be included, except the public headers.
-floors=(block_map progress_clock shared 'memory_pressure store_reader isolate gpus' 'failed_blocks lease_grants device_blocks holes' memory_waits install page_in
-  'read_ahead store_writer'
-  write_back 'evictor fault_service staging_supply migrator' 'pending_releases demoter promoter arrivals shown_files' 'range_demoter loans device_views device_room' 'device_acquires device_workers' pager)
+floors=(block_map progress_clock shared 'memory_pressure store_reader isolate gpus' 'failed_blocks lease_grants device_blocks holes' 'memory_waits asks open_ranges' 'install region_charges' page_in
+  'read_ahead isolated_blocks store_writer'
+  write_back 'evictor fault_service staging_supply migrator device_write_back' 'pending_releases demoter promoter arrivals shown_files region_maker' 'range_demoter loans device_views device_room exports tunables' 'device_acquires device_workers host_leases range_writer' 'sync exit_writes hints' 'advisor region_teardown queries' pager)
 floor() {
   local i
   for i in "${!floors[@]}"; do [[ " ${floors[$i]} " == *" $1 "* ]] && { echo $((i + 1)); return; }; done

@@ -74,16 +74,16 @@ extern "C" {
  * ignore it.
  */
 enum vmem_advice {
-	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1,
+	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1, /* stays there while others leave; first to leave other devices */
 	VMEM_ADVISE_UNSET_PREFERRED_LOCATION = 2,
-	VMEM_ADVISE_SET_READ_MOSTLY = 3,
+	VMEM_ADVISE_SET_READ_MOSTLY = 3,        /* its copy in host memory stays while others go; a WRITE lease drops it */
 	VMEM_ADVISE_UNSET_READ_MOSTLY = 4,
-	VMEM_ADVISE_SET_ACCESSED_BY = 5,
+	VMEM_ADVISE_SET_ACCESSED_BY = 5,        /* managed: CUDA's; handles: mapped for that device too, over a link */
 	VMEM_ADVISE_UNSET_ACCESSED_BY = 6,
 	VMEM_ADVISE_NORMAL = 16,     /* undo sequential, random, cold, hot, pin */
 	VMEM_ADVISE_SEQUENTIAL = 17, /* whole region: read far ahead, evict behind */
 	VMEM_ADVISE_RANDOM = 18,     /* whole region: no read-ahead */
-	VMEM_ADVISE_WILL_NEED = 19,  /* as vmem_prefetch to VMEM_HOST */
+	VMEM_ADVISE_WILL_NEED = 19,  /* as vmem_prefetch to where it is preferred, else to VMEM_HOST */
 	VMEM_ADVISE_DONT_NEED = 20,  /* drop the contents of blocks wholly inside: zeros, or the file's bytes; SHARED: see vmem_advise */
 	VMEM_ADVISE_COLD = 21,       /* evict first */
 	VMEM_ADVISE_HOT = 22,        /* keep while anything else can go */
@@ -160,7 +160,7 @@ int vmem_version(void);
  * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first
  * call that needs the runtime does it. -EINVAL names a bad environment variable, its value and the
  * accepted form; -EPERM or -ENOSYS when the kernel offers no way to trap accesses, with how to
- * enable one.
+ * enable one; -ENOTSUP where the kernel's pages are not of 4 KiB.
  */
 int vmem_init(void);
 
@@ -318,8 +318,8 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
  * Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its
  * blocks, and as vmem_free for streams, and skips leased ones (-EBUSY after the rest). Of a SHARED
  * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
- * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges; NORMAL
- * always works, but in the middle of a larger range.
+ * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
+ * places of 256; NORMAL and UNSET always work, but in the middle of a larger range.
  */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
@@ -480,8 +480,8 @@ int vmem_export(const void *ptr, size_t size, unsigned flags, int *fd);
 
 /*
  * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.
- * Waits for streams as vmem_free does. Leased blocks are skipped. -ENOSPC, -EIO: the first write
- * that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync.
+ * Waits for streams as vmem_free does. Leased blocks are skipped. -ENOSPC, -EFBIG, -EIO: the first
+ * write that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync.
  */
 int vmem_evict(const void *ptr, size_t size, int location);
 
@@ -489,8 +489,9 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * Writes changed blocks of the range back. Returns when stores made before the call (and by
  * released leases) have a copy on the SSD: for a shared file durable, as fsync; for anonymous
  * memory a copy that does not outlive the process. -EBUSY: blocks under a live WRITE lease were
- * skipped, the rest is synced. Waits for streams as vmem_free does. -ENOSPC, -EIO: also reports
- * write-backs that failed in the background since the last call.
+ * skipped, the rest is synced. Waits for streams as vmem_free does. -ENOSPC, -EFBIG (the limit of
+ * `ulimit -f`, for a shared file), -EIO: also reports write-backs that failed in the background
+ * since the last call.
  *
  * -EIO also while blocks of the range are lost: a device that had their only copy was lost, a move
  * of their pages stopped half way, or what was stored cannot be read back. The message names the

@@ -4,17 +4,16 @@
 #include <bit>
 #include <cerrno>
 #include <cstddef>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "api/boundary.h"
 #include "api/runtime.h"
 #include "core/cancellation.h"
 #include "core/log.h"
+#include "pager/pager.h"
 #include "vmem/vmem.h"
 
 #define VMEM_API extern "C" __attribute__((visibility("default")))
@@ -72,6 +71,25 @@ Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
   }
   memcpy(out, attr, std::min(size, sizeof *out));
   return {};
+}
+
+// Fills of *out what there is room for, as its first field says: `words` of 8 bytes at least.
+template <typename T, typename F>
+int answer(T* out, size_t words, const char* name, const F& fill) {
+  T filled = {};
+  size_t room = 0;
+  const int rc = guarded([&]() -> Status {
+    if (out == nullptr) return error(EINVAL, "out is null");
+    room = out->size;
+    if (room < words * sizeof(uint64_t))
+      return error(EINVAL, "out->size is %zu; set it to sizeof(%s), %zu", room, name, sizeof filled);
+    return fill(&filled);
+  });
+  if (rc == 0) {
+    filled.size = room;
+    memcpy(out, &filled, std::min(room, sizeof filled));
+  }
+  return rc;
 }
 
 constexpr unsigned kMapKinds = VMEM_MAP_READ | VMEM_MAP_SHARED | VMEM_MAP_PRIVATE;
@@ -436,65 +454,29 @@ VMEM_API int vmem_sync(const void* ptr, size_t size) {
 }
 
 VMEM_API int vmem_query(const void* ptr, size_t size, struct vmem_residency* out) {
-  vmem_residency filled = {};
-  size_t room = 0;
-  const int rc = guarded([&]() -> Status {
-    if (out == nullptr) return error(EINVAL, "out is null");
-    room = out->size;
-    if (room < sizeof(uint64_t) * 5) {
-      return error(EINVAL, "out->size is %zu; set it to sizeof(struct vmem_residency), %zu", room, sizeof filled);
-    }
+  return answer(out, 5, "struct vmem_residency", [&](vmem_residency* filled) -> Status {
     Runtime::Use pager;  // whoever has no region starts nothing by asking
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
     if (!pager) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
-    return pager->query(ptr, size, &filled);
+    return pager->queries().query(ptr, size, filled);
   });
-  if (rc == 0) {
-    filled.size = room;
-    memcpy(out, &filled, std::min(room, sizeof filled));
-  }
-  return rc;
 }
 
 VMEM_API int vmem_stats(struct vmem_stats* out) {
-  struct vmem_stats filled = {};
-  size_t room = 0;
-  const int rc = guarded([&]() -> Status {
-    if (out == nullptr) return error(EINVAL, "out is null");
-    room = out->size;
-    if (room < sizeof(uint64_t) * 2) {
-      return error(EINVAL, "out->size is %zu; set it to sizeof(struct vmem_stats), %zu", room, sizeof filled);
-    }
+  return answer(out, 2, "struct vmem_stats", [](struct vmem_stats* filled) -> Status {
     Runtime::Use pager;
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
-    pager->stats(&filled);
+    pager->queries().stats(filled);
     return {};
   });
-  if (rc == 0) {
-    filled.size = room;
-    memcpy(out, &filled, std::min(room, sizeof filled));
-  }
-  return rc;
 }
 
 VMEM_API int vmem_device_stats(int device, struct vmem_device_stats* out) {
-  struct vmem_device_stats filled = {};
-  size_t room = 0;
-  const int rc = guarded([&]() -> Status {
-    if (out == nullptr) return error(EINVAL, "out is null");
-    room = out->size;
-    if (room < sizeof(uint64_t) * 2) {
-      return error(EINVAL, "out->size is %zu; set it to sizeof(struct vmem_device_stats), %zu", room, sizeof filled);
-    }
+  return answer(out, 2, "struct vmem_device_stats", [&](struct vmem_device_stats* filled) -> Status {
     Runtime::Use pager;
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
-    return pager->device_stats(device, &filled);
+    return pager->queries().device_stats(device, filled);
   });
-  if (rc == 0) {
-    filled.size = room;
-    memcpy(out, &filled, std::min(room, sizeof filled));
-  }
-  return rc;
 }
 
 VMEM_API const char* vmem_strerror(int err) {

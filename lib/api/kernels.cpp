@@ -20,6 +20,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/pager.h"
 #include "pager/progress.h"
 #include "vmem/detail/paging_view.h"
 
@@ -61,9 +62,10 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
   pager::OpenRange open;
-  if (Status s = pager->open_range(range, device, budget, &open); !s.ok()) return s;
+  if (Status s = pager->open_ranges().open(range, device, budget, &open); !s.ok()) return s;
   *view = view_of(open, range);
-  core::OnExit close([&] { pager->close_range(kernel->service != nullptr ? &kernel->service->range() : &open); });
+  core::OnExit close(
+      [&] { pager->open_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
   kernel->service = std::make_unique<PagingService>(std::move(open), range.access);
   core::step("kernels.opening");
   {
@@ -134,6 +136,24 @@ void Kernels::work(Runtime& runtime, const Handle& kernel) {
   changed_.notify_all();
 }
 
+// Whether no kernel uses the range any more. Outside the gate, and looked at inside: shutdown may come first. After
+// exit's stop() kernels may never end.
+bool Kernels::wait_until_idle(Runtime& runtime, vmem_kernel* kernel) {
+  bool idle = false;
+  for (const uint64_t begun = pager::now_ns(); !idle;) {
+    {
+      Runtime::Use pager;
+      if (!runtime.use_if_running(&pager).ok() || kernel->service == nullptr) break;
+      idle = kernel->service->range().words->idle();
+    }
+    const core::MutexLock lock(mutex_);
+    kernel->idle = idle;
+    if (kernel->over || (kernel->stopped && pager::now_ns() - begun > kEndPatience)) break;
+    if (!idle) wait();
+  }
+  return idle;
+}
+
 Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
   Handle kernel;
   {
@@ -159,26 +179,14 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     }
     stays.dismiss();
   }
-  // Outside the gate, and looked at inside: shutdown may come first. After exit's stop() kernels may never end.
-  bool idle = false;
-  for (const uint64_t begun = pager::now_ns(); !idle;) {
-    {
-      Runtime::Use pager;
-      if (!runtime.use_if_running(&pager).ok() || kernel->service == nullptr) break;
-      idle = kernel->service->range().words->idle();
-    }
-    const core::MutexLock lock(mutex_);
-    kernel->idle = idle;
-    if (kernel->over || (kernel->stopped && pager::now_ns() - begun > kEndPatience)) break;
-    if (!idle) wait();
-  }
+  const bool idle = wait_until_idle(runtime, kernel.get());
   bool stopped = false;
   for (bool works = true; works;) {  // what it is about is for hints: no kernel waits
     {
       Runtime::Use pager;
       if (runtime.use_if_running(&pager).ok() && pager && kernel->service != nullptr) {
         kernel->service->cancel();
-        pager->wake_asked();
+        pager->asks().wake();
       }
     }
     const core::MutexLock lock(mutex_);
@@ -198,7 +206,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       if (kernel->service->give_leases_back(*pager.operator->())) break;
       usleep(1000);
     }
-    pager->close_range(&kernel->service->range());
+    pager->open_ranges().close(&kernel->service->range());
     kernel->service.reset();
   }
   const core::MutexLock lock(mutex_);
@@ -237,7 +245,7 @@ void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
       for (const auto& [at, kernel] : working_)
         if (!kernel->over) kernel->service->cancel();
       mutex_.unlock();
-      pager.wake_asked();
+      pager.asks().wake();
       mutex_.lock();
       wait();
     }

@@ -52,6 +52,7 @@ class Kernels {
   using Handle = std::shared_ptr<struct vmem_kernel>;
   void work(Runtime& runtime, const Handle& kernel);
   bool serve(Runtime& runtime, const Handle& kernel, bool* done);
+  bool wait_until_idle(Runtime& runtime, struct vmem_kernel* kernel);
   void wait() VMEM_REQUIRES(mutex_);
 
   core::Mutex mutex_;

@@ -1,14 +1,12 @@
 #include "api/leases.h"
 
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include "api/boundary.h"
 #include "api/runtime.h"
@@ -16,6 +14,7 @@
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "pager/pager.h"
 
 vmem_lease::~vmem_lease() {
   vmem::core::close_and_forget(fd);
@@ -66,8 +65,8 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   std::map<LeaseHandle*, Handle> known{{lease.get(), lease}}, working = known;
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
-  if (Status s = pager->ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
-  core::OnExit withdraw([&] { pager->withdraw(lease->ranges, &lease->ask); });
+  if (Status s = pager->asks().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
+  core::OnExit withdraw([&] { pager->asks().withdraw(lease->ranges, &lease->ask); });
   {
     const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
@@ -175,7 +174,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
       pending = lease->state == vmem_lease::State::pending;
     }
     if (pending) lease->ask.cancelled.store(true, std::memory_order_relaxed);
-    if (pending && pager) pager->wake_asked();
+    if (pending && pager) pager->asks().wake();
   }
   core::OnExit stays([&] {
     const core::MutexLock lock(mutex_);
@@ -196,7 +195,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   if (held && pager) {
     if (stream != lease->stream) {
       // On a device that is lost everything ends at once, whatever the stream.
-      if (Status s = pager->check_stream(lease->location, stream); !s.ok() && s.code() != -EIO) return s;
+      if (Status s = pager->asks().check_stream(lease->location, stream); !s.ok() && s.code() != -EIO) return s;
     }
     if (Status s = pager->release(lease->ranges, lease->stream, stream, true); !s.ok()) return s;
   }

@@ -34,9 +34,8 @@ uint64_t smallest_limit(const std::string& base, std::string group, const char* 
   }
 }
 
-}  // namespace
-
-uint64_t usable_memory(const std::string& root, uint64_t held, const std::string& process) {
+// kUnknown: nobody says.
+uint64_t limit_of_memory(const std::string& root, uint64_t held, const std::string& process) {
   uint64_t usable = kUnknown;
   std::ifstream meminfo(root + "/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
@@ -60,15 +59,22 @@ uint64_t usable_memory(const std::string& root, uint64_t held, const std::string
       usable = std::min(usable, smallest_limit(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));
     }
   }
+  return usable;
+}
+
+}  // namespace
+
+uint64_t usable_memory(const std::string& root, uint64_t held, const std::string& process) {
+  const uint64_t usable = limit_of_memory(root, held, process);
   return usable == kUnknown ? uint64_t{1} << 30 : std::max<uint64_t>(usable, uint64_t{16} << 20);
 }
 
 std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root, const std::string& process) {
-  const uint64_t usable = usable_memory(root, held, process);
+  const uint64_t usable = limit_of_memory(root, held, process);  // also one that is below any default
   if (budget <= usable) return "";
   return core::strprintf(
       "host_budget %s is above the memory that the process may use, %s (the smaller of MemAvailable and the limits of "
-      "its cgroups): the system may swap, or end the process; lower host_budget",
+      "its cgroups): the system may swap, slow the process down to nearly nothing, or end it; lower host_budget",
       core::human_bytes(budget).c_str(), core::human_bytes(usable).c_str());
 }
 

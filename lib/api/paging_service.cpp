@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/pager.h"
 
 namespace vmem::api {
 
@@ -252,7 +253,7 @@ Status PagingService::lease(pager::Pager& pager, const uint32_t* blocks, size_t 
   ranges_.clear();
   for (size_t i = 0; i < count; ++i) ranges_.push_back(bytes_of(blocks[i]));
   void* const stream = range_.words->arrivals();
-  if (Status s = pager.ask(ranges_, range_.device, stream, &ask_); !s.ok()) return s;
+  if (Status s = pager.asks().ask(ranges_, range_.device, stream, &ask_); !s.ok()) return s;
   return pager.acquire(ranges_, range_.device, stream, &ask_);
 } catch (const std::bad_alloc&) {
   return core::error(ENOMEM, "no memory for bookkeeping");
@@ -536,7 +537,7 @@ void PagingService::end_leases(pager::Pager& pager) try {
   if (over_.empty()) return;
   const Timed timed(&spent_.ending_ns);
   core::step("asking.releasing");
-  if (!unwritten_.empty()) pager.not_changed(unwritten_, range_.device);
+  if (!unwritten_.empty()) pager.open_ranges().not_changed(unwritten_, range_.device);
   unwritten_.clear();
   const Status s = pager.release(over_, range_.words->arrivals(), range_.words->departures(), true);
   if (s.ok() || s.code() == -EINVAL) over_.clear();

@@ -27,9 +27,13 @@
 #include "device/paging_server.h"
 #include "pager/ask.h"
 #include "pager/open_range.h"
-#include "pager/pager.h"
 #include "policy/readahead.h"
 #include "policy/recorded_order.h"
+#include "vmem/vmem.h"
+
+namespace vmem::pager {
+class Pager;
+}
 
 namespace vmem::api {
 

@@ -2,6 +2,7 @@
 
 #include "api/runtime.h"
 #include "pager/census.h"
+#include "pager/pager.h"
 
 namespace vmem::api {
 
@@ -20,7 +21,7 @@ void fill(const core::Histogram& from, publish::Histogram* to) {
 
 void fill(pager::Pager& pager, publish::Stats* to) {
   struct vmem_stats stats = {};
-  pager.stats(&stats);
+  pager.queries().stats(&stats);
   to->faults = stats.faults;
   to->soft_faults = stats.soft_faults;
   to->fault_ns_total = stats.fault_ns_total;
@@ -101,7 +102,7 @@ void take(Runtime& runtime, pager::Census& census, publish::Snapshot* out) {
   fill(*pager.operator->(), &h.stats);
   fill(pager->counters().fault_ns, &h.fault);
   for (size_t i = 0; i < core::kWays; ++i) fill(pager->counters().move_ns[i], &h.move[i]);
-  pager->census(publish::kMaxRegions, &census);
+  pager->queries().census(publish::kMaxRegions, &census);
   publish::put_text(h.device_tier, census.device_tier);
   h.regions_total = census.regions_total;
   for (const pager::RegionCensus& c : census.regions) out->regions.push_back(region(c));

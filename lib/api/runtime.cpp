@@ -5,16 +5,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <memory>
 #include <thread>
 #include <utility>
 
 #include "api/memory_limit.h"
+#include "api/page_size.h"
 #include "api/published.h"
 #include "api/seams.h"
 #include "core/at_exit.h"
@@ -22,8 +21,8 @@
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
-#include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/pager.h"
 #include "pager/progress.h"
 #include "store/cipher_engine.h"
 #include "trap/trap.h"
@@ -219,6 +218,7 @@ Status Runtime::start() {
   const FairLock setup(setup_);
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
+  if (Status s = check_page_size(static_cast<size_t>(sysconf(_SC_PAGESIZE))); !s.ok()) return s;
   if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;
@@ -404,33 +404,33 @@ Status Runtime::apply(Option option) {
   switch (option) {
     case Option::host_budget: {
       struct vmem_stats stats = {};
-      pager->stats(&stats);
+      pager->queries().stats(&stats);
       const std::string line = warn_of_budget(options_.number(option), stats.host_bytes, "");
       if (!line.empty()) core::log(core::Level::warning, "%s", line.c_str());
-      return pager->set_host_budget(options_.number(option));
+      return pager->tunables().set_host_budget(options_.number(option));
     }
     case Option::device_budget:
-      return pager->set_device_budget(options_.number(option));
+      return pager->tunables().set_device_budget(options_.number(option));
     case Option::device_reserve:
-      pager->set_device_reserve(options_.number(option));
+      pager->tunables().set_device_reserve(options_.number(option));
       break;
     case Option::staging_share:
-      pager->set_staging_share(static_cast<unsigned>(options_.number(option)));
+      pager->tunables().set_staging_share(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::device_neighbours:
-      pager->set_neighbours(static_cast<unsigned>(options_.number(option)));
+      pager->tunables().set_neighbours(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::ssd_budget:
-      pager->set_space_budget(options_.number(option));
+      pager->tunables().set_space_budget(options_.number(option));
       break;
     case Option::readahead:
-      pager->set_readahead(options_.number(option));
+      pager->tunables().set_readahead(options_.number(option));
       break;
     case Option::checksum:
-      pager->set_checksum(options_.number(option) != 0);
+      pager->tunables().set_checksum(options_.number(option) != 0);
       break;
     case Option::fault_timeout_ms:
-      pager->set_fault_timeout(static_cast<unsigned>(options_.number(option)));
+      pager->tunables().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
       break;
     default:
       break;  // read when the next region is made
@@ -495,7 +495,7 @@ Status Runtime::get_locked(std::string_view name, std::string* value) {
     Use pager;
     if (Status s = use_if_running(&pager); !s.ok()) return s;
     struct vmem_stats stats = {};
-    if (pager) pager->stats(&stats);
+    if (pager) pager->queries().stats(&stats);
     *value = std::to_string(pager ? stats.host_budget : usable_memory("") / 2);
   }
   return {};

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,8 +11,11 @@
 #include "core/options.h"
 #include "core/status.h"
 #include "core/thread.h"
-#include "pager/pager.h"
 #include "publish/publisher.h"
+
+namespace vmem::pager {
+class Pager;
+}
 
 namespace vmem::api {
 

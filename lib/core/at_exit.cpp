@@ -28,6 +28,10 @@ void do_exit_work_before_this() {
   if (the_work.load() != nullptr && !broken("exit_before_context")) std::atexit(at_exit);
 }
 
+void do_exit_work() {
+  if (the_work.load() != nullptr) the_work.load()();
+}
+
 bool exiting() {
   return begun.load(std::memory_order_relaxed);
 }

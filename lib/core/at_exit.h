@@ -12,6 +12,9 @@ void set_exit_work(void (*work)());
 // would lose its context first, and what only the device has with it. Nothing without work. Any thread.
 void do_exit_work_before_this();
 
+// Does the work, now: the process is about to end in another way. Any thread without locks.
+void do_exit_work();
+
 // Exit has begun to do the work.
 bool exiting();
 

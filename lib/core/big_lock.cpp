@@ -3,8 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <thread>
 
 #include "core/block_table.h"

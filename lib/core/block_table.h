@@ -13,7 +13,7 @@
 namespace vmem::core {
 
 // Where a block's current bytes are, and who owns the change that is under way. In the states marked (owner) exactly
-// one thread may act on the block; everybody else leaves a wish in the flags and waits for the next state.
+// one thread may act on the block; everybody else leaves a mark in the flags and waits for the next state.
 enum class State : uint8_t {
   untouched,   // never written: zeros, or the mapped file's bytes. Trapped.
   stored,      // in the store, at `extent`. Trapped.

@@ -7,11 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 
+#include "core/break.h"
 #include "core/fault_server.h"
 #include "core/fork.h"
+#include "core/page_map.h"
 #include "core/types.h"
 
 namespace vmem::core {
@@ -35,25 +36,27 @@ class ProcessFile {
   const int fd_;
 };
 
-bool known_absent(const ProcessFile& pagemap, uintptr_t page) {
-  constexpr uint64_t kExists = uint64_t{3} << 62;  // present, or swapped, migrating, poisoned
+// Nobody can load anything but zeros from it.
+bool known_empty(const ProcessFile& pagemap, uintptr_t page, Absent absent, Guards guards) {
+  if (absent != Absent::zeros && !broken("absent_pages")) return false;
   uint64_t state = 0;
-  return pagemap.read(&state, sizeof state, page / kPage * sizeof state) == sizeof state && (state & kExists) == 0;
+  if (pagemap.read(&state, sizeof state, page / kPage * sizeof state) != sizeof state) return false;
+  return (state & kPageExists) == 0 || (guards == Guards::are_zeros && (state & kPageGuard) != 0);
 }
 
 }  // namespace
 
 // Page by page, and none that is not there: the thread that would answer for it may be this one.
-int read_guarded_at_once(void* out, const void* in, size_t size) {
+int read_guarded_at_once(void* out, const void* in, size_t size, Absent absent, Guards guards) {
   auto* to = static_cast<std::byte*>(out);
   auto from = reinterpret_cast<uintptr_t>(in);
   const ProcessFile memory("/proc/self/mem"), pagemap("/proc/self/pagemap");
   if (!memory.opened()) return -EFAULT;
   while (size != 0) {
     const size_t piece = std::min(size, kPage - from % kPage);
-    const auto absent = [&] { return known_absent(pagemap, round_down(from, kPage)); };
-    const bool read = !absent() && memory.read(to, piece, from) == static_cast<ssize_t>(piece);
-    if (!read && !absent()) return -EFAULT;  // or it was dropped meanwhile
+    const auto empty = [&] { return known_empty(pagemap, round_down(from, kPage), absent, guards); };
+    const bool read = !empty() && memory.read(to, piece, from) == static_cast<ssize_t>(piece);
+    if (!read && !empty()) return -EFAULT;  // or it was dropped meanwhile
     if (!read) memset(to, 0, piece);
     to += piece, from += piece, size -= piece;
   }
@@ -73,10 +76,31 @@ constexpr uint64_t kReadable = 1, kWritable = 2;
 
 }  // namespace
 
-MappingQuery::MappingQuery() : fd_(keep_from_children(open("/proc/self/maps", O_RDONLY | O_CLOEXEC))) {}
+MappingQuery::MappingQuery()
+    : fd_(keep_from_children(open("/proc/self/maps", O_RDONLY | O_CLOEXEC))),
+      pagemap_(keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC))) {}
 
 MappingQuery::~MappingQuery() {
   close_and_forget(fd_);
+  close_and_forget(pagemap_);
+}
+
+MappingQuery::Marks MappingQuery::marks(const void* at, size_t size) const {
+  for (const uint64_t categories : {kScanSwapped | kScanGuard, kScanSwapped}) {
+    ScannedRange found{};
+    ScanArgs args{};
+    args.size = sizeof args;
+    args.start = reinterpret_cast<uintptr_t>(at);
+    args.end = args.start + size;
+    args.out = reinterpret_cast<uintptr_t>(&found);
+    args.out_len = args.max_pages = 1;
+    args.category_anyof_mask = args.return_mask = categories;
+    const int rc = ioctl(pagemap_, kIoctlScan, &args);
+    if (rc == 0) return Marks::none;
+    if (rc > 0) return (found.categories & kScanGuard) != 0 ? Marks::guards : Marks::some;
+    if (errno != EINVAL) return Marks::guards;  // nobody tells, ever: the page map is not for this process
+  }
+  return Marks::some;
 }
 
 bool MappingQuery::plain(const void* at, size_t size) const {
@@ -87,12 +111,9 @@ bool MappingQuery::plain(const void* at, size_t size) const {
   return query.end >= query.query_address + size && (query.flags & kReadable) != 0 && (query.flags & kWritable) != 0;
 }
 
-int read_guarded(void* to, const void* from, size_t size) {
-  may_wait_for_a_fault("memory of a region is read");
-  return read_guarded_untrapped(to, from, size);
-}
+namespace {
 
-int read_guarded_untrapped(void* to, const void* from, size_t size) {
+int read_for_anybody(void* to, const void* from, size_t size, Absent absent, Guards guards) {
   auto* out = static_cast<std::byte*>(to);
   auto* in = static_cast<const std::byte*>(from);
   const pid_t self = getpid();
@@ -104,11 +125,22 @@ int read_guarded_untrapped(void* to, const void* from, size_t size) {
   }
   if (size == 0) return 0;
   const int refused = errno;
-  if (read_guarded_at_once(out, in, size) == 0) return 0;
+  if (read_guarded_at_once(out, in, size, absent, guards) == 0) return 0;
   // A filter of system calls lets us have neither: read as anybody does.
   if (refused != ENOSYS && refused != EPERM) return -EFAULT;
   memcpy(out, in, size);
   return 0;
+}
+
+}  // namespace
+
+int read_guarded(void* to, const void* from, size_t size, Absent absent, Guards guards) {
+  may_wait_for_a_fault("memory of a region is read");
+  return read_for_anybody(to, from, size, absent, guards);
+}
+
+int read_guarded_untrapped(void* to, const void* from, size_t size, Guards guards) {
+  return read_for_anybody(to, from, size, Absent::zeros, guards);
 }
 
 }  // namespace vmem::core

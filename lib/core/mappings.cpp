@@ -16,14 +16,17 @@ namespace vmem::core {
 
 namespace {
 
-// The first number of a file, 0 where there is none.
-uint64_t number_in(const char* path) {
+// The n-th number of a file of numbers, 0 where there is none.
+uint64_t number_in(const char* path, int n = 0) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
-  std::array<char, 64> text{};
-  const ssize_t n = read(fd, text.data(), text.size() - 1);
+  std::array<char, 128> text{};
+  const ssize_t length = read(fd, text.data(), text.size() - 1);
   close(fd);
-  return n > 0 ? strtoull(text.data(), nullptr, 10) : 0;
+  if (length <= 0) return 0;
+  char* at = text.data();
+  while (n-- > 0) strtoull(at, &at, 10);
+  return strtoull(at, nullptr, 10);
 }
 
 }  // namespace
@@ -49,11 +52,22 @@ Status name_limit(const Status& why, const char* what) {
                  "one: make fewer and larger ones, or raise it: sysctl -w vm.max_map_count=%zu",
                  what, m.now, m.most, 2 * m.most);
   }
-  rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return why;
-  return error(ENOMEM, "%.*s. This process has %s of address space, of at most %s (`ulimit -v`)",
-               static_cast<int>(why.text().size()), why.text().data(),
-               human_bytes(number_in("/proc/self/statm") * kPage).c_str(), human_bytes(limit.rlim_cur).c_str());
+  struct Limit {
+    int resource;
+    int in_statm;
+    const char* of;
+    const char* set_by;
+  };
+  Status named = why;
+  for (const Limit& l : {Limit{RLIMIT_AS, 0, "address space", "ulimit -v"}, {RLIMIT_DATA, 5, "data", "ulimit -d"}}) {
+    rlimit limit{};
+    if (getrlimit(l.resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+    named =
+        error(ENOMEM, "%.*s. This process has %s of %s, of at most %s (`%s`)", static_cast<int>(named.text().size()),
+              named.text().data(), human_bytes(number_in("/proc/self/statm", l.in_statm) * kPage).c_str(), l.of,
+              human_bytes(limit.rlim_cur).c_str(), l.set_by);
+  }
+  return named;
 }
 
 }  // namespace vmem::core

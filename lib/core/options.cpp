@@ -8,12 +8,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "core/log.h"
-#include "core/mutex.h"
 
 namespace vmem::core {
 

@@ -6,9 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
-#include <new>
 #include <optional>
-#include <utility>
 
 #include "core/big_lock.h"
 #include "core/break.h"

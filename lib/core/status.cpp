@@ -5,10 +5,8 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <new>
-#include <string_view>
 
 #include "core/text.h"
 

@@ -3,7 +3,6 @@
 // wait for itself. So every signal is blocked on them, from before their first instruction.
 #pragma once
 
-#include <pthread.h>
 #include <signal.h>
 
 #include <functional>

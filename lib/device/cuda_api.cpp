@@ -9,9 +9,6 @@
 
 namespace vmem::device::cuda {
 
-using core::error;
-using core::Status;
-
 namespace {
 
 template <class F>

@@ -15,8 +15,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using cuda::Enter;
 
 namespace {

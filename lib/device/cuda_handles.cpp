@@ -20,8 +20,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using cuda::Enter;
 using cuda::Timeline;
 
@@ -307,13 +305,20 @@ Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
 
 Status CudaDevices::body_hide(const Span& span) {
   Timeline timeline("unmap");
-  for (size_t i = 0; i < span.count; ++i) {
-    Gpu& g = gpu(span.unit(i).device.load());
+  const size_t size = span.unit_size();
+  for (size_t i = 0, next = 0; i < span.count; i = next) {
+    const int device = span.unit(i).device.load();
+    Gpu& g = gpu(device);
     Enter here(driver_, g.context);
-    Status s =
-        result(g, driver_.mem_unmap(span.address() + i * span.unit_size(), span.unit_size()), "unmapping a block");
+    // Several in a row are one call.
+    for (next = i + 1; next < span.count && span.unit(next).device.load() == device;) ++next;
+    if (next - i > 1 && driver_.mem_unmap(span.address() + i * size, (next - i) * size) == CUDA_SUCCESS) continue;
+    next = i + 1;
+    Status s = result(g, driver_.mem_unmap(span.address() + i * size, size), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
-    if (i != 0) show_again({span.reservation, span.first, i});
+    // It is mapped still, unless the call for several took it away and failed: then it can be mapped.
+    body_show({span.reservation, span.first + i, 1}).ignore();
+    unhide({span.reservation, span.first, i});
     return s;
   }
   return {};

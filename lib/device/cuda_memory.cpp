@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <new>
 #include <string_view>
-#include <utility>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -16,8 +15,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using cuda::Enter;
 using cuda::Timeline;
 

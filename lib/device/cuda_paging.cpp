@@ -19,8 +19,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using cuda::Enter;
 using paging::Control;
 using paging::HostAtomics;

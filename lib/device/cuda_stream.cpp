@@ -13,8 +13,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using cuda::Enter;
 using cuda::Timeline;
 

@@ -64,6 +64,9 @@
 
 namespace vmem::device {
 
+using core::error;
+using core::Status;
+
 inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a body, bytes
 inline constexpr size_t kLargestUnit = core::kMaxBlock;  // .. and the largest, bytes
 inline constexpr size_t kUnitSizes = std::countr_zero(kLargestUnit / kUnit) + 1;

@@ -10,9 +10,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
 namespace {
 
 // What auto and cuda take: the first of these that can be had.

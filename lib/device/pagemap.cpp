@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/fork.h"
+#include "core/page_map.h"
 #include "core/types.h"
 
 namespace vmem::device {
@@ -29,8 +30,7 @@ core::Status mapped_pages(uintptr_t address, size_t size, bool first_only, uint6
     if (got <= 0 || got % static_cast<ssize_t>(sizeof(uint64_t)) != 0)
       return core::system_error(got < 0 ? errno : EIO, "reading /proc/self/pagemap at page %#zx", page);
     const size_t n = static_cast<size_t>(got) / sizeof(uint64_t);
-    constexpr uint64_t kPresent = uint64_t{1} << 63, kSwapped = uint64_t{1} << 62;
-    for (size_t i = 0; i < n; ++i) *count += (entries[i] & (kPresent | kSwapped)) != 0;
+    for (size_t i = 0; i < n; ++i) *count += (entries[i] & core::kPageExists) != 0;
     if (first_only && *count != 0) return {};
     page += n;
   }

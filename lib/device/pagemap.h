@@ -1,4 +1,5 @@
-// Which pages of this process are mapped: one door to /proc/self/pagemap. Readable by any user for its own process.
+// Which pages of this process are mapped, counted in /proc/self/pagemap (what its words mean: core/page_map.h).
+// Readable by any user for its own process.
 #pragma once
 
 #include <cstddef>

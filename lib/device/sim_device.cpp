@@ -20,8 +20,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
 using core::strprintf;
 
 namespace {

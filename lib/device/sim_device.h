@@ -13,13 +13,11 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <set>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "device/piece_pool.h"
 #include "device/units.h"
@@ -47,7 +45,8 @@ enum class SimOp : uint8_t {
   issue_out,
   copy_in,
   copy_out,
-  hold,  // handles: a unit goes from there
+  hold,        // handles: units go from there
+  hold_units,  // .. each of them, when there are several
   share,
   punch,
   unmapped,

@@ -14,9 +14,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
 Status SimDevices::make_piece(int device, size_t size, uint32_t number, Piece* out) {
   const uint64_t part = unit_class(size) * devices_.size() + static_cast<uint64_t>(device);
   const uint64_t at = part * options_.memory_bytes + number * uint64_t{size};
@@ -141,16 +138,26 @@ Status SimDevices::body_show(const Span& span) {
 
 Status SimDevices::body_hide(const Span& span) {
   if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
+  const size_t unit = span.unit_size();
+  Status status;
+  Span gone{span.reservation, span.first, 0};
+  for (; gone.count < span.count; ++gone.count) {
+    if (span.count == 1) continue;
+    status = run_hook(SimOp::hold_units, span.unit(gone.count).device.load(), span.address() + gone.count * unit, unit);
+    if (!status.ok()) break;
+  }
+  if (gone.count == 0) return status;
   // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
-  const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), span.size(),
+  const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), gone.size(),
                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", span.size(), span.address());
+  if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", gone.size(), span.address());
   {
     const std::lock_guard lock(mutex_);
-    for (size_t k = 0; k < span.count; ++k) mapped_for_.erase(span.address() + k * span.unit_size());
+    for (size_t k = 0; k < gone.count; ++k) mapped_for_.erase(span.address() + k * unit);
   }
-  madvise(view(*span.reservation, span.address()), span.size(), MADV_DONTFORK);
-  return {};
+  madvise(view(*span.reservation, span.address()), gone.size(), MADV_DONTFORK);
+  if (!status.ok()) unhide(gone);
+  return status;
 }
 
 // The descriptor is of all the simulated devices' memory, and its offset where the units' begins: it is a simulation.

@@ -14,9 +14,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
 namespace {
 
 struct WordsOfRange {

@@ -4,12 +4,8 @@
 #include <errno.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace vmem::device {
-
-using core::error;
-using core::Status;
 
 namespace {
 thread_local int current_device = 0;

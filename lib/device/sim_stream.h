@@ -1,6 +1,7 @@
 // Streams and events of simulated devices, and what both parts of that body need to put work on a stream.
 #pragma once
 
+#include <deque>
 #include <new>
 #include <utility>
 

@@ -10,11 +10,8 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
-// On error it is where it was, and nothing is under way.
-Status UnitDevices::begin_passage(Passage& p, int to, int by) {
+// On error it is where it was. Else it has a piece on the other device to be sent to.
+Status UnitDevices::begin_passage(Passage& p, int to) {
   const size_t size = p.unit.unit_size();
   core::step("device.migrate");
   p.mapped = p.unit.unit(0).state.load() == UnitState::open;
@@ -25,13 +22,34 @@ Status UnitDevices::begin_passage(Passage& p, int to, int by) {
     used_[to].fetch_sub(size, std::memory_order_relaxed);
     return s;
   }
-  Status status = p.mapped ? body_hide(p.unit) : Status();
-  const bool hidden = p.mapped && status.ok();
-  if (status.ok()) status = body_send_piece(p.unit, to, p.piece, by, &p.copied);
-  if (status.ok()) return status;
-  body_give(to, size, p.piece);
-  used_[to].fetch_sub(size, std::memory_order_relaxed);
-  if (hidden && !show_again(p.unit)) mark(p.unit, UnitState::shut);
+  return {};
+}
+
+// Of the first one, and of those that lie behind it without a gap: so many. On error they are where they were.
+size_t UnitDevices::hide_passages(std::span<Passage> passages, int to, Status* status) {
+  Span run = passages[0].unit;
+  const auto follows = [&](const Passage& p) {
+    return p.mapped && p.unit.reservation == run.reservation && p.unit.first == run.first + run.count;
+  };
+  while (passages[0].mapped && run.count < passages.size() && follows(passages[run.count])) ++run.count;
+  *status = passages[0].mapped ? body_hide(run) : Status();
+  for (Passage& p : passages.first(run.count)) {
+    p.sent = status->ok();
+    if (p.sent) continue;
+    body_give(to, p.unit.unit_size(), p.piece);
+    used_[to].fetch_sub(p.unit.unit_size(), std::memory_order_relaxed);
+  }
+  return run.count;
+}
+
+// On error it is where it was, and nothing is under way.
+Status UnitDevices::send_passage(Passage& p, int to, int by) {
+  Status status = body_send_piece(p.unit, to, p.piece, by, &p.copied);
+  p.sent = status.ok();
+  if (p.sent) return status;
+  body_give(to, p.unit.unit_size(), p.piece);
+  used_[to].fetch_sub(p.unit.unit_size(), std::memory_order_relaxed);
+  if (p.mapped && !show_again(p.unit)) mark(p.unit, UnitState::shut);
   return status;
 }
 
@@ -65,31 +83,45 @@ Status UnitDevices::end_passage(Passage& p, int to) {
   return status;
 }
 
-// The next is unmapped while one is copied, and one is mapped in its new place while the next are copied.
+// By groups: all are unmapped, then all are copied, and each is mapped in its new place while the next are copied. Not
+// unmapped meanwhile: the driver takes three times as long for that while copies between devices are under way (32 MiB:
+// 35 us alone, 108 beside them, two H100, NVLink, driver 580).
 void UnitDevices::migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<Status> each) {
   constexpr size_t kUnderWay = 16;
   std::array<Passage, kUnderWay> passages;
-  size_t oldest = 0, count = 0;
-  const auto end_oldest = [&] {
-    Passage& p = passages[oldest++ % kUnderWay];
-    --count;
-    if (Status s = end_passage(p, to); !s.ok() && each[p.range].ok()) each[p.range] = std::move(s);
+  size_t count = 0;
+  const auto note = [&](size_t range, const Status& s) {
+    if (!s.ok() && each[range].ok()) each[range] = s;
+  };
+  const auto carry = [&] {
+    const std::span<Passage> group(passages.data(), std::exchange(count, 0));
+    for (size_t done = 0; done < group.size();) {
+      Status s;
+      const size_t hidden = hide_passages(group.subspan(done), to, &s);
+      for (const Passage& p : group.subspan(done, hidden)) note(p.range, s);
+      done += hidden;
+    }
+    for (Passage& p : group)
+      if (p.sent) note(p.range, send_passage(p, to, by));
+    for (Passage& p : group)
+      if (p.sent) note(p.range, end_passage(p, to));
   };
   for (size_t i = 0; i < ranges.size(); ++i) {
     const ReservationPtr r = find(ranges[i].address);
     for (size_t k = 0; k < ranges[i].size / r->unit && each[i].ok(); ++k) {
       const Span unit{r.get(), r->index(ranges[i].address) + k, 1};
       if (unit.unit(0).device.load() == to) continue;
-      if (count == kUnderWay) end_oldest();
-      Passage& p = passages[(oldest + count) % kUnderWay];
+      if (count == kUnderWay) carry();
+      if (!each[i].ok()) break;
+      Passage& p = passages[count];
       p.unit = unit;
       p.range = i;
-      Status s = begin_passage(p, to, by);
+      const Status s = begin_passage(p, to);
       count += s.ok() ? 1 : 0;
-      if (!s.ok() && each[i].ok()) each[i] = std::move(s);
+      note(i, s);
     }
   }
-  while (count != 0) end_oldest();
+  carry();
 }
 
 Status UnitDevices::migrate(std::span<const Range> ranges, int to, int by, std::span<Status> each) {

@@ -11,9 +11,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
 Status UnitDevices::pin(void* frames, size_t size) {
   core::must_be_outside("Devices::pin");
   const auto base = reinterpret_cast<uintptr_t>(frames);

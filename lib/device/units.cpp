@@ -18,9 +18,6 @@
 
 namespace vmem::device {
 
-using core::error;
-using core::Status;
-
 namespace {
 
 constexpr unsigned kSayAfter = 1000;  // ms
@@ -306,17 +303,12 @@ bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
 
 // Nobody sees what was in a piece before.
 Status UnitDevices::zero_fresh(const Span& span) {
-  for (size_t i = 0; i < span.count;) {
-    size_t n = 0;
-    while (i + n < span.count && span.unit(i + n).state.load() == UnitState::fresh) ++n;
-    if (n != 0) {
-      const Span fresh{span.reservation, span.first + i, n};
-      if (Status s = body_zero(fresh); !s.ok()) return s;
-      mark(fresh, UnitState::shut);
-    }
-    i += n + 1;
-  }
-  return {};
+  return span.runs([](const Unit& unit) { return unit.state.load() == UnitState::fresh; },
+                   [&](const Span& fresh) {
+                     Status s = body_zero(fresh);
+                     if (s.ok()) mark(fresh, UnitState::shut);
+                     return s;
+                   });
 }
 
 bool UnitDevices::show_again(const Span& span) {
@@ -330,6 +322,13 @@ bool UnitDevices::show_again(const Span& span) {
                 static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
+  }
+}
+
+void UnitDevices::unhide(const Span& span) {
+  for (size_t i = 0; i < span.count; ++i) {
+    const Span unit{span.reservation, span.first + i, 1};
+    if (!show_again(unit)) mark(unit, UnitState::shut);
   }
 }
 
@@ -365,16 +364,13 @@ Status UnitDevices::unmap(std::span<const Range> ranges) {
   if (Status s = resolve("unmapping a block", ranges, kMade, &spans); !s.ok()) return s;
   for (const Span& span : spans.list) {
     core::step("device.unmap");
-    for (size_t i = 0; i < span.count;) {
-      size_t n = 0;
-      while (i + n < span.count && span.unit(i + n).state.load() == UnitState::open) ++n;
-      if (n != 0) {
-        const Span mapped{span.reservation, span.first + i, n};
-        if (Status s = body_hide(mapped); !s.ok()) return s;
-        mark(mapped, UnitState::shut);
-      }
-      i += n + 1;
-    }
+    Status s = span.runs([](const Unit& unit) { return unit.state.load() == UnitState::open; },
+                         [&](const Span& mapped) {
+                           Status hidden = body_hide(mapped);
+                           if (hidden.ok()) mark(mapped, UnitState::shut);
+                           return hidden;
+                         });
+    if (!s.ok()) return s;
   }
   return {};
 }
@@ -591,16 +587,10 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   advised_.fetch_add(1);  // before it is looked which units are mapped
   if (advice == Advice::accessed_by && location == kHost) return {};
   if (!shared()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
-  for (size_t i = 0; i < span.count;) {
-    size_t n = 0;
-    while (i + n < span.count && is_made(span.unit(i + n).state.load())) ++n;
-    if (n != 0) {
-      const Range made{span.address() + i * span.unit_size(), n * span.unit_size()};
-      if (Status s = body_advise(made, advice, location, set); !s.ok()) return s;
-    }
-    i += n + 1;
-  }
-  return {};
+  return span.runs([](const Unit& unit) { return is_made(unit.state.load()); },
+                   [&](const Span& made) {
+                     return body_advise({made.address(), made.size()}, advice, location, set);
+                   });
 }
 
 uint64_t UnitDevices::seers(const Unit& unit) const {

@@ -104,6 +104,17 @@ class UnitDevices : public Devices {
     size_t size() const { return count * reservation->unit; }
     size_t unit_size() const { return reservation->unit; }  // bytes
     Unit& unit(size_t i) const { return reservation->units[first + i]; }
+    // body(run) for each longest run of units of which `of` is true, until one fails.
+    template <typename Of, typename Body>
+    core::Status runs(const Of& of, const Body& body) const {
+      for (size_t i = 0; i < count; ++i) {
+        const size_t begin = i;
+        while (i < count && of(unit(i))) ++i;
+        if (i == begin) continue;
+        if (core::Status s = body(Span{reservation, first + begin, i - begin}); !s.ok()) return s;
+      }
+      return {};
+    }
   };
   enum class Direction : uint8_t { in, out };
 
@@ -149,7 +160,7 @@ class UnitDevices : public Devices {
   // Blocks until they are zeros.
   virtual core::Status body_zero(const Span&) { return {}; }
   // For their devices, and for others that are seers() of them as far as they can be, at their addresses; on error none
-  // of them is there (show), all of them are (hide).
+  // of them is there (show), all of them are (hide), but those that are marked shut, since their device is lost.
   virtual core::Status body_show(const Span&) { return {}; }
   virtual core::Status body_hide(const Span&) { return {}; }
   // Mapped units of one device, one of them for a handle. Their pieces are marked whatever comes of it.
@@ -179,6 +190,8 @@ class UnitDevices : public Devices {
   // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is
   // lost.
   bool show_again(const Span& span);
+  // .. of units that were to be hidden with one that could not be; what cannot be shown is marked.
+  void unhide(const Span& span);
 
   const CpuView view_;
   const size_t unit_;        // bytes; of ranges that are reserved without a word about it
@@ -217,10 +230,12 @@ class UnitDevices : public Devices {
     Span unit;
     size_t range = 0;    // of those that were named
     uint32_t piece = 0;  // there
-    bool mapped = false;
+    bool mapped = false, sent = false;
     Ticket copied;
   };
-  core::Status begin_passage(Passage& p, int to, int by);
+  core::Status begin_passage(Passage& p, int to);
+  size_t hide_passages(std::span<Passage> passages, int to, core::Status* status);
+  core::Status send_passage(Passage& p, int to, int by);
   core::Status end_passage(Passage& p, int to);
   void migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<core::Status> each);
   // Turns the span into punched holes; made units leave the books.

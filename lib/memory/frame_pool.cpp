@@ -3,7 +3,6 @@
 #include <numaif.h>
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <bit>
 #include <cerrno>
 
@@ -277,6 +276,9 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t 
       c.bounce_least = kept;
       while (c.slabs.size() > before && release_slab(size, c.slabs.end() - 1)) {
       }
+      if (room)
+        return core::error(ENOMEM, "no addresses, or no memory, for an I/O buffer of %s",
+                           core::human_bytes(slab).c_str());
       return core::error(ENOMEM, "host_budget %s has no room for an I/O buffer of %s (%s in use); raise host_budget",
                          core::human_bytes(budget_.limit()).c_str(), core::human_bytes(slab).c_str(),
                          core::human_bytes(budget_.in_use()).c_str());

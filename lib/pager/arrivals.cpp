@@ -14,14 +14,10 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
-
 [[gnu::noinline]] int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
-  if (!r.guarded && !plain(core::MappingQuery(), r, r.index(from))) r.guarded = true;
-  if (r.guarded) return core::read_guarded(to, from, r.block_size);
+  if (r.guarded || !may_load(core::MappingQuery(), r, from, r.block_size)) {
+    return core::read_guarded(to, from, r.block_size, r.absent);
+  }
   core::may_wait_for_a_fault("a block is copied from its place");
   memcpy(to, from, r.block_size);
   return 0;
@@ -201,7 +197,7 @@ void Arrivals::end_in(InBatch& in) {
     map_.free_move(m);
   }
   if (full) gpus_.follow_down(d, kept);
-  if (!departures_.empty()) gpus_.work().notify_one();
+  if (!demotion_requests_.empty()) gpus_.work().notify_one();
   room_.came_free(after);
   lock.unlock();
   page_in_.run(after);

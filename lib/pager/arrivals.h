@@ -21,20 +21,14 @@
 
 namespace vmem::pager {
 
-class Arrivals {
+class Arrivals : private Shared {
  public:
-  using Lock = core::BigLock;
-  // departures: wait for what comes; under the lock.
-  Arrivals(const Shared& shared, device::Devices* devices, const Queue<Departure>& departures, Gpus& gpus,
+  // demotion_requests: wait for what comes; under the lock.
+  Arrivals(const Shared& shared, device::Devices* devices, const Queue<DemotionRequest>& demotion_requests, Gpus& gpus,
            DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply, Room& room)
-      : devices_(devices),
-        trap_(shared.trap),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        staging_(shared.staging),
-        map_(shared.map),
-        departures_(departures),
+      : Shared(shared),
+        devices_(devices),
+        demotion_requests_(demotion_requests),
         gpus_(gpus),
         blocks_(blocks),
         holes_(holes),
@@ -67,13 +61,7 @@ class Arrivals {
   void undo(Move* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  trap::Trap& trap_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  const Queue<Departure>& departures_;
+  const Queue<DemotionRequest>& demotion_requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   Holes& holes_;

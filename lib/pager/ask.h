@@ -14,7 +14,7 @@ namespace vmem::pager {
 struct OpenRange;  // pager/open_range.h
 struct SpanOf;
 
-// From Pager::ask() until the acquire with it returns, or Pager::withdraw(), its regions cannot be freed but by
+// From Asks::ask() until the acquire with it returns, or Asks::withdraw(), its regions cannot be freed but by
 // shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
 struct Ask {
   std::atomic<bool> cancelled{false};
@@ -24,7 +24,7 @@ struct Ask {
   // The thread that acquires makes room and begins copies itself, where it can: whoever cancels waits for that long.
   // The driver maps for one thread at a time, and two that want it take turns at three times the cost.
   bool moves_blocks = false;
-  // What is leased for writing counts as changed, unless Pager::not_changed() says before the end that it was not.
+  // What is leased for writing counts as changed, unless OpenRanges::not_changed() says before the end that it was not.
   bool tells_stores = false;
 
   // Where an acquire waits.

@@ -5,15 +5,10 @@
 #include <new>
 #include <utility>
 
+#include "pager/advice.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::ResidentId;
-using core::Status;
 
 namespace {
 
@@ -35,7 +30,9 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       above_(above),
       policies_(make_policies(devices, config.evictor)),
       copies_(residents_, staging, policies_, clock_),
-      guests_(residents_) {}
+      guests_(residents_) {
+  guests_.set_share(config.device_neighbours);
+}
 
 Region* BlockMap::find(uintptr_t address) {
   auto it = regions_.upper_bound(address);
@@ -121,7 +118,7 @@ void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.id = block.aux;
   a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
   a.priority = r.priority;
-  a.temperature = temperature(r, b, &a.pinned);
+  a.temperature = temperature_in(r, b, resident.pool, &a.pinned);
   a.sequential = r.access == policy::Access::sequential;
   a.probes = r.probes && resident.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
@@ -131,6 +128,21 @@ void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
   resident.admitted = true;
   resident.leased = false;
   match_hold(r, b);
+}
+
+void BlockMap::follow_advice(Region& r, BlockIndex b) {
+  const core::Block& block = r.table[b];
+  if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
+  Resident& resident = residents_[block.aux];
+  // Where it is a guest it is at home now.
+  if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && guests_.remove(block.aux))
+    admit(r, b, clock_.stamp());
+  if (resident.admitted) {
+    bool pinned = false;
+    const policy::Temperature t = temperature_in(r, b, resident.pool, &pinned);
+    policy(block.aux).advise(block.aux, t, r.priority, pinned);
+  }
+  if (core::on_a_device(block.state)) copies_.follow_advice(block.aux);
 }
 
 // Locked. After a change of the block's leases, and when it is admitted: the policy holds it once for all of them.

@@ -32,8 +32,6 @@ namespace vmem::pager {
 
 class BlockMap {
  public:
-  using Lock = core::BigLock;
-
   // What is asked of those above, under the lock.
   class Above {
    public:
@@ -77,6 +75,8 @@ class BlockMap {
   // withdraw(): it may not be chosen any more.
   void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
   void withdraw(core::ResidentId id) VMEM_LOCKED;
+  // Something else has been advised of the block: those that know it, or its host copy, hear it.
+  void follow_advice(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void resize_policies(size_t residents = 0) VMEM_LOCKED;  // 0: as many as there are
   // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;

@@ -1,7 +1,6 @@
 #include "pager/demoter.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <functional>
 
@@ -10,19 +9,10 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "pager/clock.h"
 #include "pager/drop.h"
 #include "pager/insist.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::ResidentId;
-using core::State;
-using core::Status;
-using core::Urgency;
 
 namespace {
 
@@ -218,7 +208,7 @@ void Demoter::run(std::span<Move*> batch) {
   const auto finish = [&] {
     for (; ended < parts.size(); ++ended) end_part(parts[ended], writes, unmapped, after);
     keep_mapped(unmapped, after);
-    write(writes.all(), after);
+    write_back_.write(writes.all(), after);
     page_in_.run(after);
   };
   // core::broken("signals_in_copies"), in wait_in_call(): for that this file is compiled again.
@@ -226,33 +216,6 @@ void Demoter::run(std::span<Move*> batch) {
     end_part(parts[ended], writes, unmapped, after);
   // A signal's handler may want what is on its way: another thread ends it meanwhile.
   if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
-}
-
-// Those that stay are written while they are held.
-void Demoter::write(std::span<Move* const> moves, DeferredWork& after) {
-  Batch changed;
-  for (Move* m : moves) {
-    if (!m->status.ok()) continue;
-    m->digest = store::digest(m->image, m->region->block_size);
-    m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
-    if (!m->clean) changed.push_back(m);
-  }
-  writer_.prepare_writes(changed.all());
-  for (Move* m : moves) {
-    if (!m->status.ok() || m->clean) {
-      finish_write(m, after);
-      continue;
-    }
-    Lock lock(map_.mutex());
-    writer_.to_store(m, *this, after);
-  }
-}
-
-void Demoter::io_ended(Move* m) {
-  DeferredWork after;
-  if (m->io.result != 0) m->status = Status(m->io.result, "");
-  finish_write(m, after);
-  page_in_.run(after);
 }
 
 // Locked; state leaving. `lost`: the addresses are nobody's any more.
@@ -342,16 +305,6 @@ void Demoter::rest_in_host(Move* m, bool copied) {
   }
 }
 
-// Of a block that stays on its device.
-void Demoter::give_back_frame(Move* m) {
-  Region& r = *m->region;
-  if (m->kept) {
-    map_.copies().unhold(r.table[m->block].aux);
-  } else if (m->image != nullptr) {
-    staging_.of(r).frames.put(m->image);
-  }
-}
-
 // Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
 void Demoter::undo_leaving(Move* m, const Status& why) {
   Region& r = *m->region;
@@ -359,70 +312,12 @@ void Demoter::undo_leaving(Move* m, const Status& why) {
   g.budget.stays(r.block_size);
   g.failure = why;
   ++g.failures;
-  give_back_frame(m);
+  write_back_.give_back_frame(m);
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), map_.where(r, m->block).c_str());
   blocks_.stays(r, m->block, m);
   blocks_.know_again(*m);
   map_.free_move(m);
-}
-
-// Locked. cut: not all of it is there.
-void Demoter::note_written(Move* m, bool cut) {
-  Region& r = *m->region;
-  Block& block = r.table[m->block];
-  if (!m->clean) {
-    core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
-    if (r.backing != Backing::file_shared) {
-      // Under the lock, as finish_write() has it.
-      if (m->new_extent && block.extent) space_.release(block.extent);
-      block.extent = m->extent;
-    }
-    block.digest = m->digest;
-    block.flags |= core::kDigest;
-    if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
-    failed_.clear_unknown(block);
-  }
-  // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
-  if (!cut && !lent_for_writing(r, m->block) && !map_.residents()[block.aux].stale)
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
-}
-
-// Unlocked; state leaving, held on its device, and now written, or not.
-void Demoter::finish_write(Move* m, DeferredWork& after) {
-  Region& r = *m->region;
-  const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-  core::step("device.written");
-  // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
-  const Status opened = devices_->open({&range, 1}, device::Access::read);
-  core::step("device.opened");
-  const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
-  if (cut) {
-    core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-              m->stored - m->io.transferred, map_.place(r, m->block).c_str());
-  }
-  Lock lock(map_.mutex());
-  Block& block = r.table[m->block];
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  m->coded = nullptr;
-  if (!m->status.ok() && m->stored == 0) {
-    m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
-                      m->status.text().data(), map_.where(r, m->block).c_str());
-  }
-  if (m->status.ok()) {
-    note_written(m, cut);
-  } else if (m->stored != 0) {
-    writer_.note_write_failure(m);
-    writer_.give_back_extent(m);
-  }
-  if (!m->status.ok() || cut) map_.residents()[block.aux].saved = false;
-  give_back_frame(m);
-  if (!opened.ok() && m->status.ok()) m->status = opened;
-  blocks_.stays(r, m->block);
-  const core::ResidentId id = block.aux;
-  if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
-  map_.free_move(m);
-  room_.came_free(after);
 }
 
 }  // namespace vmem::pager

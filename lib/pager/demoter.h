@@ -16,33 +16,26 @@
 #include <span>
 
 #include "device/device.h"
-#include "pager/device_blocks.h"
+#include "pager/device_write_back.h"
 #include "pager/holes.h"
 #include "pager/staging_supply.h"
-#include "pager/store_writer.h"
 
 namespace vmem::pager {
 
-class Demoter final : private IoEnd {
+class Demoter : private Shared {
  public:
-  using Lock = core::BigLock;
   Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
-          Holes& holes, FailedBlocks& failed, PageIn& page_in, StoreWriter& writer, StagingSupply& supply, Room& room)
-      : devices_(devices),
-        trap_(shared.trap),
-        space_(shared.space),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        staging_(shared.staging),
-        map_(shared.map),
+          Holes& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteBack& write_back, StagingSupply& supply,
+          Room& room)
+      : Shared(shared),
+        devices_(devices),
         gpus_(gpus),
         shown_(shown),
         blocks_(blocks),
         holes_(holes),
         failed_(failed),
         page_in_(page_in),
-        writer_(writer),
+        write_back_(write_back),
         supply_(supply),
         room_(room) {}
 
@@ -62,32 +55,20 @@ class Demoter final : private IoEnd {
   void keep_mapped(Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;
 
  private:
-  void io_ended(Move* m) VMEM_UNLOCKED override;
   core::Status copy_shown(Move* m) VMEM_UNLOCKED;
-  void write(std::span<Move* const> moves, DeferredWork& after) VMEM_UNLOCKED;
-  void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  void note_written(Move* m, bool cut) VMEM_LOCKED;
-  void give_back_frame(Move* m) VMEM_LOCKED;
   void settle_left(Move* m, const core::Status& copied, bool lost, DeferredWork& after) VMEM_LOCKED;
   void lose_left(Move* m, const core::Status& why) VMEM_LOCKED;
   void rest_in_host(Move* m, bool copied) VMEM_LOCKED;
   void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  trap::Trap& trap_;
-  store::Space& space_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
   Gpus& gpus_;
   ShownCopies& shown_;
   DeviceBlocks& blocks_;
   Holes& holes_;
   FailedBlocks& failed_;
   PageIn& page_in_;
-  StoreWriter& writer_;
+  DeviceWriteBack& write_back_;
   StagingSupply& supply_;
   Room& room_;
 };

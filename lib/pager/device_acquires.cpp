@@ -12,13 +12,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::State;
-using core::Status;
-using core::Urgency;
-
 namespace {
 
 constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
@@ -137,8 +130,9 @@ Status DeviceAcquires::ask_for_missing(Lock& lock, std::span<const SpanOf> spans
     while (b <= s.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
     if (b > s.last) continue;
     if (Status revived = revive_failed(lock, r, b, s.last); !revived.ok()) return revived;
-    const auto at = std::find_if(requests_.begin(), requests_.end(), [](const Wish& w) { return w.owner == nullptr; });
-    if (!requests_.insert(at, Wish{&r, b, s.last, d, Urgency::acquire, spans.data()})) return no_memory();
+    const auto at =
+        std::find_if(requests_.begin(), requests_.end(), [](const PromotionRequest& w) { return w.owner == nullptr; });
+    if (!requests_.insert(at, PromotionRequest{&r, b, s.last, d, Urgency::acquire, spans.data()})) return no_memory();
     missing = true;
   }
   if (!missing) return {};
@@ -201,7 +195,7 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
   const core::OnExit let_regions_go([&] {
     lock.hold();
-    requests_.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
+    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
     for (const SpanOf& span : spans) --span.region->in_flight;
     map_.notify();
   });
@@ -210,8 +204,8 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
   size_t done = 0;
   core::OnExit undo([&] {
     lock.hold();
-    // With the leases, under one hold of the lock: a wish asks nobody who may have leased the block since.
-    requests_.erase_if([&](const Wish& w) { return w.owner == spans.data(); });
+    // With the leases, under one hold of the lock: a promotion request asks nobody who may have leased the block since.
+    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
     for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
     gpus_.work().notify_all();
@@ -274,6 +268,7 @@ struct DeviceAcquires::Coming {
   uint64_t failures;  // of the device, when last looked
   uint64_t mark = Progress::kNone;
   std::chrono::milliseconds paused{0};  // for moves that failed
+  bool refused = false;                 // the kernel had no memory to read it
 };
 
 // Why the block does not come, where that is known. tried: the last block whose older failure was forgotten.
@@ -301,7 +296,7 @@ Status DeviceAcquires::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
 Status DeviceAcquires::ask_again(Lock& lock, Region& r, BlockIndex b, int d, const void* owner, Coming* coming) {
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   if (g.failures == coming->failures) {
-    if (!requests_.push_front(Wish{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
+    if (!requests_.push_front(PromotionRequest{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
     DeferredWork after;
     promoter_.pump(after);
     page_in_.run(lock, after);
@@ -364,10 +359,11 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
       continue;
     }
     if (blocks_.has_come(r, b, d)) {
-      if (block.state == State::on_device) blocks_.adopt(r, b);  // its wish may not have got to it
+      if (block.state == State::on_device) blocks_.adopt(r, b);  // its promotion request may not have got to it
       note_come(r, b, tickets);
       coming.mark = Progress::kNone;
       coming.paused = {};
+      coming.refused = false;
       ++b;
       continue;
     }
@@ -378,12 +374,15 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
       return error(EALREADY, "a block is lent to kernels of another range");
     if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
     if (coming.mark == Progress::kNone) coming.mark = clock_.look(now_ns());
-    if (clock_.hopeless(coming.mark)) return cannot_come(r, d);
-    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const Wish& w) {
+    const bool pauses =
+        (block.state == State::untouched || block.state == State::stored) && failed_.retries().asleep(r, b);
+    coming.refused |= pauses;
+    if (clock_.hopeless(coming.mark)) return coming.refused ? failed_.not_read(r, b) : cannot_come(r, d);
+    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
     });
     const bool comes =
-        requested || block.state == State::entering || (block.state == State::leaving && block.device == d);
+        pauses || requested || block.state == State::entering || (block.state == State::leaving && block.device == d);
     Status s = comes ? wait_for_some(lock, span, d, ask) : ask_again(lock, r, b, d, owner, &coming);
     if (!s.ok()) return s;
   }

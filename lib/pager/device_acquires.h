@@ -7,7 +7,6 @@
 //
 #pragma once
 
-#include <chrono>
 #include <span>
 #include <vector>
 
@@ -19,22 +18,15 @@
 
 namespace vmem::pager {
 
-class DeviceAcquires {
+class DeviceAcquires : private Shared {
  public:
-  using Lock = core::BigLock;
   // requests: for promotion, acquires first.
-  DeviceAcquires(const Shared& shared, device::Devices* devices, Queue<Wish>& requests, Gpus& gpus,
+  DeviceAcquires(const Shared& shared, device::Devices* devices, Queue<PromotionRequest>& requests, Gpus& gpus,
                  DeviceBlocks& blocks, FailedBlocks& failed, ShownFiles& files, PageIn& page_in, LeaseGrants& grants,
                  PendingReleases& releases, DeviceViews& views, DeviceRoom& room, Promoter& promoter,
                  Arrivals& arrivals)
-      : devices_(devices),
-        config_(shared.config),
-        counters_(shared.counters),
-        staging_(shared.staging),
-        map_(shared.map),
-        writes_(shared.writes),
-        clock_(shared.clock),
-        tables_(shared.tables),
+      : Shared(shared),
+        devices_(devices),
         requests_(requests),
         gpus_(gpus),
         blocks_(blocks),
@@ -48,7 +40,7 @@ class DeviceAcquires {
         promoter_(promoter),
         arrivals_(arrivals) {}
 
-  // ask: of Pager::ask() with the same arguments; null: the caller waits.
+  // ask: of Asks::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
 
  private:
@@ -71,14 +63,7 @@ class DeviceAcquires {
   void mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  const Config& config_;
-  core::Counters& counters_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  WriteBackState& writes_;
-  ProgressClock& clock_;
-  TableCharges& tables_;
-  Queue<Wish>& requests_;
+  Queue<PromotionRequest>& requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   FailedBlocks& failed_;

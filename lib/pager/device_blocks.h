@@ -14,10 +14,9 @@
 
 namespace vmem::pager {
 
-class DeviceBlocks {
+class DeviceBlocks : private Shared {
  public:
-  DeviceBlocks(const Shared& shared, Gpus& gpus, ShownCopies& shown)
-      : trap_(shared.trap), map_(shared.map), gpus_(gpus), shown_(shown) {}
+  DeviceBlocks(const Shared& shared, Gpus& gpus, ShownCopies& shown) : Shared(shared), gpus_(gpus), shown_(shown) {}
 
   // What the device has may differ from the SSD and from any copy from here on.
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -43,8 +42,6 @@ class DeviceBlocks {
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
 
  private:
-  trap::Trap& trap_;
-  BlockMap& map_;
   Gpus& gpus_;
   ShownCopies& shown_;
 };

@@ -9,7 +9,6 @@
 // another device both have it. Not thread-safe: the pager's lock protects it. Needs no memory.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 

@@ -4,16 +4,11 @@
 #include <array>
 
 #include "core/step.h"
+#include "pager/advice.h"
 #include "pager/clock.h"
 #include "pager/neighbours.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::kNoResident;
-using core::ResidentId;
-using core::State;
 
 namespace {
 
@@ -33,22 +28,34 @@ bool DeviceRoom::guests_overstay() {
   return false;
 }
 
+// Locked. Of what leaves device d so much may go to device n.
+bool DeviceRoom::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
+  const auto at = static_cast<size_t>(n);
+  return at < gpus_.size() && devices_->info(d).links[at] == device::Link::nvlink && !gpus_[at].lost &&
+         map_.guests().fits(at, gpus_[at].budget, bytes, now_ns);
+}
+
 // Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
 // there is none.
 int DeviceRoom::neighbour_of(int d, uint64_t bytes) {
-  const auto& links = devices_->info(d).links;
   const uint64_t now = now_ns();
   int best = -1;
   uint64_t most = 0;
-  for (size_t n = 0; n < gpus_.size(); ++n) {
-    const DeviceBudget& budget = gpus_[n].budget;
-    if (links[n] != device::Link::nvlink || gpus_[n].lost || !map_.guests().fits(n, budget, bytes, now)) continue;
+  for (int n = 0; static_cast<size_t>(n) < gpus_.size(); ++n) {
+    if (!has_room_for(d, n, bytes, now)) continue;
+    const DeviceBudget& budget = gpus_[static_cast<size_t>(n)].budget;
     if (const uint64_t room = budget.limit() - budget.charged(); room > most) {
       most = room;
-      best = static_cast<int>(n);
+      best = n;
     }
   }
   return best;
+}
+
+// Locked; on a device. Another, on which it is said to be best, and which has room for it; -1: there is none.
+int DeviceRoom::home_with_room(const Region& r, BlockIndex b) {
+  const int d = r.table[b].device, home = home_of(r, b);
+  return home >= 0 && home != d && has_room_for(d, home, r.block_size, now_ns()) ? home : -1;
 }
 
 // Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
@@ -57,6 +64,9 @@ bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
   const Resident& resident = map_.residents()[block.aux];
   if (resident.shown || r.lost || gpus_[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
+  const int preferred = r.places.at(b).preferred;
+  if (preferred == VMEM_HOST) return false;
+  if (preferred >= 0 && preferred != block.device) return true;
   return !map_.copies().has(block.aux) || r.block_size >= kWorthCopying;
 }
 
@@ -80,6 +90,23 @@ void DeviceRoom::evict_guests(int d, Batch& leaving) {
   }
 }
 
+// Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
+// neighbour, as a guest; those that go together go to the same one. False: not now, or there is no room.
+bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
+  if (!worth_keeping_near(r, b) || !map_.reserve_move()) return false;
+  const int d = r.table[b].device, home = home_with_room(r, b);
+  int to = home;
+  if (to < 0) to = spilling.empty() ? neighbour_of(d, r.block_size) : *neighbour;
+  if (!spilling.empty() && to != *neighbour) return false;
+  if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
+  *neighbour = to;
+  Move* m = migrator_.begin(r, b, to);
+  m->spills = true;
+  if (to != home) map_.guests().add(r.table[b].aux, static_cast<size_t>(to));
+  spilling.push_back(m);
+  return true;
+}
+
 // Locked. Of the device's own what its policy chooses.
 void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
@@ -94,18 +121,10 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
     const BlockIndex b = resident.block;
     resident.admitted = false;
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
-    if (!stays && worth_keeping_near(r, b) && map_.reserve_move()) {
-      if (spilling.empty()) *neighbour = neighbour_of(d, r.block_size);
-      const auto n = static_cast<size_t>(*neighbour);
-      if (*neighbour >= 0 && map_.guests().fits(n, gpus_[n].budget, r.block_size, now_ns())) {
-        Move* m = migrator_.begin(r, b, *neighbour);
-        m->spills = true;
-        map_.guests().add(r.table[b].aux, n);
-        spilling.push_back(m);
-        continue;
-      }
-    }
-    Move* m = stays ? nullptr : demoter_.begin(r, b, Leave::evict);
+    if (!stays && spill(r, b, spilling, neighbour)) continue;
+    // With those that go to another device it cannot go to its own: next time.
+    const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
+    Move* m = stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict);
     if (m != nullptr) {
       leaving.push_back(m);
     } else if (!r.dying) {
@@ -118,7 +137,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
 // memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
 Move* DeviceRoom::begin_leave_for_others(int d) {
   size_t looked = 0;
-  for (const Wish& w : requests_) {
+  for (const PromotionRequest& w : requests_) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {

@@ -5,6 +5,7 @@
 // device has just had no room for it, and whoever waits here gets the room as soon as from any block.
 //
 //   on_device ─> leaving, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
+//   on_device, preferred on another: copied there, if a guest might come                ─> on_device there, its own
 //   guest ─> leaving, evicted: as any block                                              ─> held, stored, untouched
 //   guest ─> leaving, asked for where it was before: copied back                         ─> on_device there
 //   guest, leased or asked for where it is                                               ─> that device's own
@@ -24,14 +25,13 @@
 
 namespace vmem::pager {
 
-class DeviceRoom {
+class DeviceRoom : private Shared {
  public:
-  using Lock = core::BigLock;
   // requests: for promotion; under the lock.
-  DeviceRoom(const Shared& shared, device::Devices* devices, const Queue<Wish>& requests, Gpus& gpus,
+  DeviceRoom(const Shared& shared, device::Devices* devices, const Queue<PromotionRequest>& requests, Gpus& gpus,
              PendingReleases& releases, Demoter& demoter, Migrator& migrator)
-      : devices_(devices),
-        map_(shared.map),
+      : Shared(shared),
+        devices_(devices),
         requests_(requests),
         gpus_(gpus),
         releases_(releases),
@@ -45,15 +45,17 @@ class DeviceRoom {
   bool guests_overstay() VMEM_LOCKED;
 
  private:
+  bool has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) VMEM_LOCKED;
   int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
+  int home_with_room(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
+  bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* neighbour) VMEM_LOCKED;
   void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
   Move* begin_leave_for_others(int d) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  BlockMap& map_;
-  const Queue<Wish>& requests_;
+  const Queue<PromotionRequest>& requests_;
   Gpus& gpus_;
   PendingReleases& releases_;
   Demoter& demoter_;

@@ -11,14 +11,15 @@
 #include "pager/clock.h"
 #include "pager/drop.h"
 #include "pager/insist.h"
-#include "pager/neighbours.h"
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
+namespace {
+
+// What the CPU is shown at a time: the first is what a load waits for, and each is twice as large as the one before.
+constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
+
+}  // namespace
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
 Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
@@ -44,22 +45,51 @@ Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
   return m;
 }
 
+// Unlocked; state leaving. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
+// A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
+Status DeviceViews::show_part(const Move& m, size_t from, size_t to, bool* placed) {
+  Region& r = *m.region;
+  Status s;
+  if (!m.kept && from != to) {
+    device::Ticket ticket;
+    const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
+    s = devices_->copy_out(m.device, {&copy, 1}, &ticket);
+    if (s.ok())  // the frame is to be somebody else's
+      s = insist(*devices_, m.device, "waiting for a copy", [&] { return devices_->wait(ticket); });
+  }
+  size_t piece = trap_.caps().one_report ? r.block_size : kPiece;
+  for (; s.ok() && from != to; piece = std::min(2 * piece, kLargestPiece)) {
+    const size_t size = std::min(piece, to - from);
+    *placed = true;
+    s = trap_.fill(r.address(m.block) + from, size, m.image + from, trap::Transfer::copy, trap::Protect::yes);
+    from += size;
+  }
+  return s;
+}
+
+// Unlocked; state leaving. First the piece that somebody waits for, then what is behind it, where he is likely to go
+// on.
+Status DeviceViews::show_all(const Move& m, uintptr_t load_at, bool* placed) {
+  const size_t size = m.region->block_size;
+  const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
+  if (trap_.caps().one_report) return show_part(m, 0, size, placed);
+  const size_t first = load_at != 0 ? core::round_down(load_at - base, kPiece) : 0;
+  Status s = show_part(m, first, first + kPiece, placed);
+  core::step("device.showing_rest");
+  if (s.ok()) s = show_part(m, first + kPiece, size, placed);
+  if (s.ok()) s = show_part(m, 0, first, placed);
+  return s;
+}
+
 // Unlocked; state leaving.
-void DeviceViews::show(Move* m) {
+void DeviceViews::show(Move* m, uintptr_t load_at) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   core::step("device.showing");
-  if (!m->kept) {
-    device::Ticket ticket;
-    const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(b)), m->image, r.block_size};
-    m->status = devices_->copy_out(m->device, {&copy, 1}, &ticket);
-    if (m->status.ok())  // the frame is to be somebody else's
-      m->status = insist(*devices_, m->device, "waiting for a copy", [&] { return devices_->wait(ticket); });
-  }
+  bool placed = false;
+  m->status = show_all(*m, load_at, &placed);
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
-  if (m->status.ok())
-    m->status = trap_.fill(r.address(b), r.block_size, m->image, trap::Transfer::copy, trap::Protect::yes);
-  if (half_way(m->status) || m->status.code() == -EEXIST) {  // what stays of it would be seen when it is old
+  if (!m->status.ok() && placed) {  // what stays of it would be seen when it is old
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
     insist_on_drop(trap_, {&range, 1});
   }
@@ -72,7 +102,9 @@ void DeviceViews::show(Move* m) {
   if (m->kept) {
     map_.copies().unhold(block.aux);
   } else {
-    staging_.of(r).frames.put(m->image);
+    // Where it is read most of all, what has been copied once stays.
+    const bool stays = m->status.ok() && r.places.at(b).read_mostly && !resident.changed;
+    if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok() && shown_.show(r, b, now_ns());  // there is room
   if (shown) {
@@ -103,22 +135,20 @@ bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
   core::step("device.hiding");
   const Status probed = devices_->probe(d);  // a driver tells of an illegal address when something is asked of it
   const Status health = probed.ok() ? Status() : devices_->health(d);
-  if (!probed.ok() && health.ok()) usleep(1000);  // tried again
-  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-  if (probed.ok()) insist_on_drop(trap_, {&range, 1});
+  // What somebody has pinned is whole where it was; others on the device need not wait until that ends.
+  const bool hidden = probed.ok() && drop_one(trap_, r, b);
+  if (!hidden && health.ok()) usleep(1000);  // tried again
   lock.lock();
   gpus_.saw_loss(d, health);
-  if (probed.ok()) {
+  if (hidden) {
     shown_.forget(r, b);
     budget_.credit(r.block_size);
   }
   blocks_.unclaim(r, b);
   --r.in_flight;
   map_.notify();
-  DeferredWork after;
-  room_.came_free(after);
-  page_in_.run(lock, after);
-  return probed.ok();
+  page_in_.serve_waiting(lock);
+  return hidden;
 }
 
 bool DeviceViews::rescue(Lock& lock) {
@@ -194,8 +224,7 @@ bool DeviceViews::hide_oldest(Lock& lock) {
   const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
   const Shown* const s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
   if (s == nullptr) return false;
-  hide(lock, *s->region, s->block);
-  return true;
+  return hide(lock, *s->region, s->block);
 }
 
 bool DeviceViews::serve(Lock& lock) {
@@ -206,6 +235,7 @@ bool DeviceViews::serve(Lock& lock) {
   const uint64_t now = now_ns();
   Batch batch;
   Move* to_show = nullptr;
+  uintptr_t load_at = 0;
   for (auto it = shown_.begin(); it != shown_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
     Region& r = *it->region;
     const BlockIndex b = it->block;
@@ -216,6 +246,7 @@ bool DeviceViews::serve(Lock& lock) {
       if (m != nullptr) {
         m->since_ns = it->since_ns;
         m->mark = it->mark;
+        load_at = it->load_at;
         it = shown_.begun(it);
         if (facts.leased) {
           to_show = m;
@@ -251,7 +282,7 @@ bool DeviceViews::serve(Lock& lock) {
   if (to_show == nullptr && batch.empty()) return false;
   lock.unlock();
   if (!batch.empty()) demoter_.run(batch.all());
-  if (to_show != nullptr) show(to_show);
+  if (to_show != nullptr) show(to_show, load_at);
   lock.lock();
   return true;
 }

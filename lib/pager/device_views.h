@@ -5,6 +5,10 @@
 // a store that would make a block stale where stale and leased blocks leave no room for others; loads of the block go
 // on being served beside it, but for the pages of such stores, for a moment.
 //
+// Who loads goes on as soon as the piece that he waits for is in place; the rest of the block comes behind it, and he
+// waits again where he is faster. Until all of it is there the block is on its way, and what fails takes the piece
+// back.
+//
 // A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
 // that is lost: it is the block then.
@@ -20,20 +24,13 @@
 
 namespace vmem::pager {
 
-class DeviceViews {
+class DeviceViews : private Shared {
  public:
-  using Lock = core::BigLock;
   DeviceViews(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
               MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
               PendingReleases& releases, Demoter& demoter, Room& room)
-      : devices_(devices),
-        trap_(shared.trap),
-        config_(shared.config),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        staging_(shared.staging),
-        map_(shared.map),
-        reserve_(shared.reserve),
+      : Shared(shared),
+        devices_(devices),
         gpus_(gpus),
         shown_(shown),
         blocks_(blocks),
@@ -52,24 +49,20 @@ class DeviceViews {
   // is the block from now on. False: there is none.
   bool rescue(Lock& lock) VMEM_LOCKED;
   // A block on a device, shown and not stale. False: the device is lost, what is shown may be the last copy and stays,
-  // and a worker is about to make it the block; or nobody knows, and it stays.
+  // and a worker is about to make it the block; or somebody has pinned a page, or nobody knows, and it stays.
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void show(Move* m) VMEM_UNLOCKED;
+  // load_at: the page that somebody waits for first, if it is known.
+  void show(Move* m, uintptr_t load_at) VMEM_UNLOCKED;
+  core::Status show_all(const Move& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
+  core::Status show_part(const Move& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  trap::Trap& trap_;
-  const Config& config_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  HostReserve& reserve_;
   Gpus& gpus_;
   ShownCopies& shown_;
   DeviceBlocks& blocks_;

@@ -1,7 +1,6 @@
 #include "pager/device_workers.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <utility>
 
@@ -12,11 +11,6 @@
 #include "pager/clock.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
 
 namespace {
 
@@ -120,13 +114,6 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
     if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
     lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
   }
-}
-
-// What came free may be what somebody waits for.
-void DeviceWorkers::pump(Lock& lock) {
-  DeferredWork after;
-  room_.came_free(after);
-  page_in_.run(lock, after);
 }
 
 void DeviceWorkers::loop() {
@@ -262,7 +249,7 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
   }
   if (!more) return;
   map_.resize_policies();
-  pump(lock);
+  page_in_.serve_waiting(lock);
 }
 
 // Locked on entry and on return; a worker more may be at what arrives. Ends something that was begun, where that is
@@ -318,7 +305,7 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
 bool DeviceWorkers::step(Lock& lock) {
   if (views_.rescue(lock) || above_.serve_stream_hints(lock) || views_.serve(lock)) return true;
   if (supply_.grow(lock)) {
-    pump(lock);
+    page_in_.serve_waiting(lock);
     return true;
   }
   // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait
@@ -329,7 +316,7 @@ bool DeviceWorkers::step(Lock& lock) {
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (device_room_.make(lock, static_cast<int>(d))) return true;
   }
-  return above_.serve_departure(lock);
+  return above_.serve_demotion(lock);
 }
 
 }  // namespace vmem::pager

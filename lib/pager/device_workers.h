@@ -18,10 +18,8 @@
 
 namespace vmem::pager {
 
-class DeviceWorkers {
+class DeviceWorkers : private Shared {
  public:
-  using Lock = core::BigLock;
-
   static constexpr size_t kLook = 128;   // blocks that a driver is asked about at a time, 5 to 10 us each
   static constexpr size_t kPass = 8192;  // .. and passed over under the lock, most of them elsewhere
 
@@ -29,7 +27,7 @@ class DeviceWorkers {
   class Above {
    public:
     virtual bool serve_stream_hints(Lock& lock) VMEM_LOCKED = 0;
-    virtual bool serve_departure(Lock& lock) VMEM_LOCKED = 0;
+    virtual bool serve_demotion(Lock& lock) VMEM_LOCKED = 0;
     virtual bool hints_wait_for_streams() VMEM_LOCKED = 0;
 
    protected:
@@ -37,13 +35,12 @@ class DeviceWorkers {
   };
 
   // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
-  DeviceWorkers(const Shared& shared, device::Devices* devices, const Queue<Wish>& requests, Gpus& gpus,
+  DeviceWorkers(const Shared& shared, device::Devices* devices, const Queue<PromotionRequest>& requests, Gpus& gpus,
                 ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
                 PendingReleases& releases, Migrator& migrator, Demoter& demoter, Promoter& promoter, Arrivals& arrivals,
-                DeviceViews& views, DeviceRoom& device_room, Room& room, Above& above)
-      : devices_(devices),
-        config_(shared.config),
-        map_(shared.map),
+                DeviceViews& views, DeviceRoom& device_room, Above& above)
+      : Shared(shared),
+        devices_(devices),
         requests_(requests),
         gpus_(gpus),
         shown_(shown),
@@ -57,7 +54,6 @@ class DeviceWorkers {
         arrivals_(arrivals),
         views_(views),
         device_room_(device_room),
-        room_(room),
         above_(above) {}
 
   core::Status start() VMEM_UNLOCKED;
@@ -71,12 +67,9 @@ class DeviceWorkers {
   void reclaim_host_pages(Lock& lock) VMEM_LOCKED;
   void look_at_memory(Lock& lock) VMEM_LOCKED;
   bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
-  void pump(Lock& lock) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  const Config& config_;
-  BlockMap& map_;
-  const Queue<Wish>& requests_;
+  const Queue<PromotionRequest>& requests_;
   Gpus& gpus_;
   ShownCopies& shown_;
   DeviceBlocks& blocks_;
@@ -89,7 +82,6 @@ class DeviceWorkers {
   Arrivals& arrivals_;
   DeviceViews& views_;
   DeviceRoom& device_room_;
-  Room& room_;
   Above& above_;
 
   std::vector<std::thread> threads_;

@@ -7,7 +7,6 @@
 #include <span>
 
 #include "core/fault_server.h"
-#include "core/log.h"
 #include "core/types.h"
 #include "pager/region.h"
 #include "trap/trap.h"

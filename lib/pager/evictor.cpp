@@ -6,15 +6,10 @@
 #include <utility>
 
 #include "core/break.h"
-#include "core/text.h"
 #include "core/thread.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
-
-using core::BlockIndex;
-using core::State;
-using core::Status;
 
 namespace {
 
@@ -51,7 +46,7 @@ void Evictor::loop() {
   while (!stop_) {
     const uint64_t now = now_ns();
     if (waits_.check_starved(lock, now)) {
-      pump(lock);
+      page_in_.serve_waiting(lock);
       continue;
     }
     if (failed_.ask_again(lock, now)) continue;
@@ -78,35 +73,66 @@ void Evictor::loop() {
       wait_for_work(lock);
       continue;
     }
-    if (wait_for_writes(lock, now)) continue;
+    const bool may_write = writes_.pause(now) == 0;
+    if (!may_write && !writes_.failing()) {  // a pin: the others can be written in a moment
+      wait_for_writes(lock, now);
+      continue;
+    }
+    if (may_write && any_aside_ && !admit_aside()) {
+      lock.give_way();
+      continue;
+    }
+    if (!may_write && !what.host && !what.staging) {
+      wait_for_writes(lock, now);
+      continue;
+    }
     if (!what.host && !what.staging) {  // starved for a buffer, or for what is leaving already
       pressure_.wait_for(lock, std::chrono::milliseconds(5));
-      pump(lock);
+      page_in_.serve_waiting(lock);  // memory or a buffer came free, perhaps, without anybody's word
       continue;
     }
     evict_some(lock, what, &next_staging, &passed);
   }
 }
 
-// A write failed lately: true, and the pause until the next try has gone by, or a part of it.
-bool Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
-  const uint64_t pause = writes_.pause(now_ns);
-  if (pause == 0) return false;
+// A write failed lately: the pause until the next try goes by, or a part of it.
+void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
   if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
-  pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(pause, most)));
-  return true;
+  pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
 }
 
-// Memory or a buffer came free, perhaps, without anybody's word.
-void Evictor::pump(Lock& lock) {
-  DeferredWork after;
-  room_.came_free(after);
-  page_in_.run(lock, after);
+// It has to be written, and nothing can be for a while: not to be named again before it can.
+void Evictor::set_aside(core::ResidentId id) {
+  map_.residents()[id].unwritten = true;
+  any_aside_ = aside_since_ = true;
+}
+
+// Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
+bool Evictor::admit_aside() {
+  constexpr size_t kLooks = 4096, kMost = 256;
+  const Residents& all = map_.residents();
+  size_t found = 0;
+  for (size_t looks = 0; looks < kLooks && found < kMost && any_aside_; ++looks) {
+    if (aside_next_ >= all.size()) {
+      aside_next_ = 0;
+      any_aside_ = std::exchange(aside_since_, false);
+      continue;
+    }
+    const Resident& resident = all[aside_next_++];
+    if (resident.region == nullptr || !resident.unwritten || resident.admitted || resident.is_copy) continue;
+    Region& r = *resident.region;
+    const State state = r.table[resident.block].state;
+    if (state != State::resident && state != State::held) continue;
+    map_.admit(r, resident.block, map_.clock().stamp());
+    ++found;
+  }
+  return found != 0 || !any_aside_;
 }
 
 // A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster. So
-// many in a row have been passed over.
+// many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
+// leaves, and the rest is set aside.
 void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
@@ -119,8 +145,11 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     // Frames of another size may be short as well, and have their turn.
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
-  bool copies = false;
+  bool copies = false, aside = false;
   const bool full = writes_.full(now_ns()) && !core::broken("full_disk");
+  const uint64_t now = now_ns();
+  const bool only_clean = writes_.pause(now) != 0;
+  if (only_clean && count == 0) return wait_for_writes(lock, now);
   const size_t before = *passed, all = map_.residents().used();
   for (size_t i = 0; i < count; ++i) {
     Resident& resident = map_.residents()[victims[i].id];
@@ -134,21 +163,27 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     if (!victims[i].probe) resident.admitted = false;
     if (victims[i].probe && !probe) continue;
     // No room in the store, and none there yet: others first.
-    if (full && r.backing == Backing::anonymous && !r.table[b].extent && !r.dying && *passed < all) {
+    if (full && r.backing == Backing::anonymous && !r.table[b].extent && !r.dying && !only_clean && *passed < all) {
       ++*passed;
       if (!probe) map_.admit(r, b, map_.clock().stamp());
+      continue;
+    }
+    if (only_clean && !probe && !r.dying && !isolator_.may_be_clean(r, b)) {
+      aside = true;
+      set_aside(victims[i].id);
       continue;
     }
     // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
     // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
+      m->only_clean = only_clean;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
       map_.admit(r, b, map_.clock().stamp());
     }
   }
-  if (batch.empty() && !copies && *passed != before) return lock.give_way();
+  if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
   *passed = 0;
   if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames came free

@@ -19,10 +19,8 @@
 
 namespace vmem::pager {
 
-class Evictor {
+class Evictor : private Shared {
  public:
-  using Lock = core::BigLock;
-
   // What is asked of those who know the devices, under the lock.
   class Above {
    public:
@@ -39,9 +37,7 @@ class Evictor {
 
   Evictor(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
           Isolator& isolator, WriteBack& write_back, EvictRequests& requests, Room& room, Above& above)
-      : map_(shared.map),
-        reserve_(shared.reserve),
-        writes_(shared.writes),
+      : Shared(shared),
         pressure_(pressure),
         failed_(failed),
         waits_(waits),
@@ -70,13 +66,11 @@ class Evictor {
   void loop() VMEM_UNLOCKED;
   void wait_for_work(Lock& lock) VMEM_LOCKED;
   void serve_request(Lock& lock) VMEM_LOCKED;
-  bool wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
+  void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   void evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
-  void pump(Lock& lock) VMEM_LOCKED;
+  void set_aside(core::ResidentId id) VMEM_LOCKED;
+  bool admit_aside() VMEM_LOCKED;
 
-  BlockMap& map_;
-  HostReserve& reserve_;
-  WriteBackState& writes_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;
@@ -88,6 +82,11 @@ class Evictor {
   Above& above_;
   std::vector<std::thread> threads_;
   uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look whether pins have ended
+  // Blocks that no policy knows until something can be written: there may be some, and some that were set aside since
+  // the search for them began anew, which is here.
+  bool any_aside_ VMEM_GUARDED_BY(core::big_lock) = false;
+  bool aside_since_ VMEM_GUARDED_BY(core::big_lock) = false;
+  core::ResidentId aside_next_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 

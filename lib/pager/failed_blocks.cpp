@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
+#include <utility>
 
+#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
 using core::Level;
-using core::State;
-using core::Status;
 
 // Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
 // before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
@@ -63,11 +63,13 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
 // Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
 // while.
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
+  if (!ask_later(r, b)) return;
+  core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+            static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+}
+
+bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
   const bool known = retries_.find(r, b) != nullptr;
-  if (!known) {
-    core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
-              static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
-  }
   if (Retry* const retry = retries_.add(r, b, now_ns())) {
     retry->memory = false;
     retry->accessed = true;
@@ -75,6 +77,7 @@ void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
     trap_.wake(r.address(b), r.block_size).ignore();
   }
   pressure_.call_evictor();
+  return !known;
 }
 
 // Locked; the block is absent, and the kernel had no memory to read it. Who wants it waits: an access is made again
@@ -99,6 +102,11 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   pressure_.call_evictor();
 }
 
+Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
+  return core::error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
+                     config_.fault_timeout_ms, map_.where(r, b).c_str());
+}
+
 // Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
 // time-out get SIGBUS, and the next ones begin anew. False: there is none.
 bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
@@ -121,7 +129,8 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retries_.erase(r, b);
     return true;
   }
-  const bool over = retry->accessed && Retries::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
+  const bool late = retry->accessed && Retries::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
+  const bool over = late && r.table[b].state != State::resident;
   retry->asleep = false;
   retry->due_ns = now + 2 * Retries::kLongest;
   if (over) {
@@ -146,8 +155,29 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
       return true;
     }
   }
-  trap_.wake(r.address(b), r.block_size).ignore();
+  const Status woken = trap_.wake(r.address(b), r.block_size);
+  if (woken.code() != -EPERM || retry == nullptr) return true;
+  if (late) end_process(r, b, woken);
+  retries_.add(r, b, now);  // nobody has made the access again
   return true;
+}
+
+// Locked. Threads that wait can neither go on nor get SIGBUS: the program has forbidden all of what would tell them. It
+// does not hang. What can be written of shared files is; what is protected against stores for that is not.
+void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why) {
+  if (std::exchange(ending_, true)) return;
+  core::log(core::Level::error,
+            "a thread waits for a block and cannot be told to go on: %.*s, %s. Ioctls of userfaultfd are forbidden, "
+            "though libvmem needs them for as long as there are regions: permit them, or free all regions before. The "
+            "process ends, when what can be written of shared files has been",
+            static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+  const auto end = [] {
+    core::do_exit_work();
+    core::fatal("threads wait for what nobody may give them; the log says more");
+  };
+  std::thread thread;
+  if (!core::start_thread("vmem-end", end, &thread).ok()) core::fatal("threads wait for what nobody may give them");
+  thread.detach();
 }
 
 // Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has

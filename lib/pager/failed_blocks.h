@@ -22,21 +22,9 @@
 
 namespace vmem::pager {
 
-class FailedBlocks {
+class FailedBlocks : private Shared {
  public:
-  using Lock = core::BigLock;
-  FailedBlocks(const Shared& shared, MemoryPressure& pressure)
-      : trap_(shared.trap),
-        space_(shared.space),
-        config_(shared.config),
-        counters_(shared.counters),
-        map_(shared.map),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        clock_(shared.clock),
-        reserve_(shared.reserve),
-        tables_(shared.tables),
-        pressure_(pressure) {}
+  FailedBlocks(const Shared& shared, MemoryPressure& pressure) : Shared(shared), pressure_(pressure) {}
 
   // A write of the block failed; it was written, or its contents are of no interest any more.
   void mark_unknown(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -55,8 +43,12 @@ class FailedBlocks {
   void fail_accesses(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // The trap refused what would answer accesses of the block.
   void answer_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+  // .. an access of it: it is made again later. False: it has been refused before, lately.
+  bool ask_later(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // The kernel had no memory to read it: an access of it is made again later, too.
   void read_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+  // .. and this is what an acquire says that has waited for it for too long.
+  core::Status not_read(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   // Those that are due are made again. Locked on entry and on return. False: there are none.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   Retries& retries() VMEM_LOCKED { return retries_; }
@@ -84,21 +76,14 @@ class FailedBlocks {
   std::string check() const VMEM_LOCKED;
 
  private:
-  trap::Trap& trap_;
-  store::Space& space_;
-  const Config& config_;
-  core::Counters& counters_;
-  BlockMap& map_;
-  const HostBudget& budget_;
-  const FramePool& frames_;
-  ProgressClock& clock_;
-  const HostReserve& reserve_;
-  TableCharges& tables_;
+  void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+
   MemoryPressure& pressure_;
   Queue<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);               // failed for want of memory; bytes intact
   Retries retries_ VMEM_GUARDED_BY(core::big_lock);  // blocks whose accesses could not be answered
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 
 }  // namespace vmem::pager

@@ -1,7 +1,6 @@
 #include "pager/fault_service.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -13,12 +12,6 @@
 #include "pager/clock.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
-using core::Urgency;
 
 Status FaultService::start() {
   const int fd = trap_.event_descriptor();
@@ -200,9 +193,10 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   read_ahead_.used(r, b);
   if (fault.kind == trap::FaultKind::write_protect) {
     core::add(counters_.write_protect_faults);
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
     // Under the lock: an evictor that protects this block next must come after.
-    trap_.unprotect(r.address(b), r.block_size).ignore();
+    const Status s = trap_.unprotect(r.address(b), r.block_size);
+    if (s.code() == -EPERM) return met_shut(r, b, s);
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
     return;
   }
   core::add(counters_.spurious_faults);
@@ -215,6 +209,18 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
     trap_.unprotect(r.address(b), r.block_size).ignore();
   }
   trap_.wake(page, core::kPage).ignore();
+}
+
+// A store to a block that may not be let through: the program has forbidden the call since. What is protected the store
+// has, so that the block leaves, and comes back without protection when the access is made again.
+void FaultService::met_shut(Region& r, BlockIndex b, const Status& why) {
+  VMEM_LOG_ONCE(core::Level::error,
+                "%.*s. Was ioctl forbidden after libvmem had started? Stores to blocks that are protected wait until "
+                "those have left memory and come back, and changed blocks cannot leave",
+                static_cast<int>(why.text().size()), why.text().data());
+  failed_.ask_later(r, b);
+  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || evict_requests_.full()) return;
+  if (evict_requests_.add({&r, b, b}, false)) pressure_.call_evictor();
 }
 
 void FaultService::met_failed(Region& r, BlockIndex b, const trap::Fault& fault) {

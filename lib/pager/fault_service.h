@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "core/big_lock.h"
+#include "pager/evict_requests.h"
 #include "pager/page_in.h"
 #include "pager/read_ahead.h"
 #include "pager/shared.h"
@@ -22,10 +23,8 @@
 
 namespace vmem::pager {
 
-class FaultService {
+class FaultService : private Shared {
  public:
-  using Lock = core::BigLock;
-
   // What is asked of those above, unlocked.
   class Above {
    public:
@@ -37,19 +36,16 @@ class FaultService {
 
   // devices: wait for accesses of blocks that are there.
   FaultService(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, PageIn& page_in, ReadAhead& read_ahead, ShownCopies& shown,
-               core::EventCount& devices, Above& above)
-      : trap_(shared.trap),
-        engine_(shared.engine),
-        counters_(shared.counters),
-        map_(shared.map),
-        tables_(shared.tables),
+               Installer& installer, PageIn& page_in, ReadAhead& read_ahead, EvictRequests& evict_requests,
+               ShownCopies& shown, core::EventCount& devices, Above& above)
+      : Shared(shared),
         pressure_(pressure),
         failed_(failed),
         waits_(waits),
         installer_(installer),
         page_in_(page_in),
         read_ahead_(read_ahead),
+        evict_requests_(evict_requests),
         shown_(shown),
         devices_(devices),
         above_(above) {}
@@ -74,21 +70,18 @@ class FaultService {
   void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now) VMEM_LOCKED;
   void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, DeferredWork& after) VMEM_LOCKED;
   void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
+  void met_shut(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void fill_hole(Resident& resident, const trap::Fault& fault) VMEM_LOCKED;
   bool met_before(uintptr_t address) VMEM_LOCKED;
 
-  trap::Trap& trap_;
-  store::Engine& engine_;
-  core::Counters& counters_;
-  BlockMap& map_;
-  TableCharges& tables_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;
   Installer& installer_;
   PageIn& page_in_;
   ReadAhead& read_ahead_;
+  EvictRequests& evict_requests_;
   ShownCopies& shown_;
   core::EventCount& devices_;
   Above& above_;

@@ -9,11 +9,7 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::error;
 using core::Level;
-using core::State;
-using core::Status;
 
 namespace {
 

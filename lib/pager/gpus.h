@@ -21,7 +21,6 @@ namespace vmem::pager {
 
 class Gpus {
  public:
-  using Lock = core::BigLock;
   // devices: null: there is no device tier.
   Gpus(device::Devices* devices, BlockMap& map, const Config& config)
       : devices_(devices),

@@ -6,9 +6,6 @@
 
 namespace vmem::pager {
 
-using core::kNoResident;
-using core::ResidentId;
-
 bool Guests::fits(size_t d, const DeviceBudget& budget, uint64_t bytes, uint64_t now_ns) const {
   return budget.begun() && !budget.is_short() && budget.wanted() == 0 && budget.missing() == 0 && budget.fits(bytes) &&
          lists_[d].bytes + bytes <= most(budget) && now_ns >= lists_[d].refused_until_ns;

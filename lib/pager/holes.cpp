@@ -5,11 +5,8 @@
 #include <cerrno>
 
 #include "core/few.h"
-#include "core/log.h"
 
 namespace vmem::pager {
-
-using core::Status;
 
 void Holes::restore_trap(std::span<const device::Range> ranges) {
   if (gpus_.own_page_tables()) return;  // it never went

@@ -14,11 +14,9 @@
 
 namespace vmem::pager {
 
-class Holes {
+class Holes : private Shared {
  public:
-  using Lock = core::BigLock;
-  Holes(const Shared& shared, device::Devices* devices, Gpus& gpus)
-      : devices_(devices), trap_(shared.trap), map_(shared.map), gpus_(gpus) {}
+  Holes(const Shared& shared, device::Devices* devices, Gpus& gpus) : Shared(shared), devices_(devices), gpus_(gpus) {}
 
   // The device's memory is nobody's. A copy of a lost device may still be ending when its ticket says that the device
   // is lost.
@@ -28,8 +26,6 @@ class Holes {
 
  private:
   device::Devices* const devices_;
-  trap::Trap& trap_;
-  BlockMap& map_;
   Gpus& gpus_;
 };
 

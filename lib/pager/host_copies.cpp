@@ -2,11 +2,9 @@
 
 #include <utility>
 
-namespace vmem::pager {
+#include "pager/advice.h"
 
-using core::BlockIndex;
-using core::kNoResident;
-using core::ResidentId;
+namespace vmem::pager {
 
 void HostCopies::keep(Region& r, BlockIndex b, std::byte* frame) {
   const ResidentId on_device = r.table[b].aux, id = residents_.take(r, b, frame, staging_pool(r));
@@ -24,6 +22,7 @@ void HostCopies::admit(ResidentId id) {
   a.id = id;
   a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
   a.priority = copy.region->priority;
+  a.temperature = copy_temperature(*copy.region, copy.block);
   a.probes = false;
   if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
   policy(id).admit(a);
@@ -35,6 +34,13 @@ void HostCopies::give(ResidentId id) {
   staging_.of(*residents_[id].region).frames.put(residents_[id].frame);
   residents_.give(id);
   --count_;
+}
+
+void HostCopies::follow_advice(ResidentId on_device) {
+  const ResidentId id = residents_[on_device].copy;
+  if (id == kNoResident) return;
+  const Resident& copy = residents_[id];
+  policy(id).advise(id, copy_temperature(*copy.region, copy.block), copy.region->priority, false);
 }
 
 void HostCopies::drop(ResidentId on_device) {

@@ -43,6 +43,8 @@ class HostCopies {
 
   // Its frame, for a move that reads it: nobody evicts it until unhold().
   std::byte* hold(core::ResidentId on_device);
+  // Something else has been advised of the block.
+  void follow_advice(core::ResidentId on_device);
   void unhold(core::ResidentId on_device) {
     const core::ResidentId id = residents_[on_device].copy;
     policy(id).unhold(id);

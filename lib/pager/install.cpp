@@ -7,16 +7,8 @@
 #include "pager/clock.h"
 #include "pager/drop.h"
 #include "pager/neighbours.h"
-#include "store/digest.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-using trap::Transfer;
 
 // Locked. From here install() owns the block; the policy must not name it.
 void Installer::start_installing(Move* m, State from, MoveList& install) {
@@ -190,12 +182,12 @@ void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) 
   r.table.change(m->block, State::installing, State::resident);
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   if (m->protect) {
-    if ((block.flags & core::kWantedWrite) != 0) {
-      // A store met the protection between fill() and this lock: it was reported as a wish, nobody else will answer it.
-      trap_.unprotect(at, r.block_size).ignore();
-    } else {
-      block.flags |= core::kProtected;
-    }
+    // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
+    // it.
+    const bool stores = (block.flags & core::kWantedWrite) != 0;
+    const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
+    if (stays) block.flags |= core::kProtected;
+    if (stays && stores) trap_.wake(at, r.block_size).ignore();
   }
   if (resident.holed) trap_.wake(at, r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));

@@ -13,21 +13,10 @@
 
 namespace vmem::pager {
 
-class Installer {
+class Installer : private Shared {
  public:
-  using Lock = core::BigLock;
   Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Room& room)
-      : trap_(shared.trap),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        staging_(shared.staging),
-        map_(shared.map),
-        clock_(shared.clock),
-        pressure_(pressure),
-        failed_(failed),
-        waits_(waits),
-        room_(room) {}
+      : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), room_(room) {}
 
   // The block is held: it goes in place, or waits for memory. False: not even that can be remembered.
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
@@ -53,13 +42,6 @@ class Installer {
   bool torn_by_fill(const Move* m, const core::Status& why) VMEM_UNLOCKED;
   void lose_filled(Move* m, const core::Status& why) VMEM_LOCKED;
 
-  trap::Trap& trap_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  ProgressClock& clock_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;

@@ -11,15 +11,10 @@
 #include "core/step.h"
 #include "core/unwatched_reads.h"
 #include "pager/drop.h"
+#include "pager/neighbours.h"
 #include "store/codec.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
-using trap::Transfer;
 
 // Claims a resident or held block for the way out, or one that is lent, which is kept. nullptr: no address space for
 // its image.
@@ -65,14 +60,23 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   return m;
 }
 
+// A look at what it holds may be worth it: nobody has found yet that the store has something else.
+bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
+  const Block& block = r.table[b];
+  if (map_.residents()[block.aux].unwritten) return false;
+  if (!r.writable() || (block.flags & core::kProtected) != 0) return true;
+  return (block.flags & (core::kDigest | core::kUnknown)) == core::kDigest;
+}
+
 namespace {
 
 // On its own: who calls may have little of a stack, and needs it where rights have been changed alone.
-[[gnu::noinline]] int digest_guarded(store::Digester& digester, const std::byte* from, size_t size) {
+[[gnu::noinline]] int digest_guarded(store::Digester& digester, const std::byte* from, size_t size,
+                                     core::Absent absent) {
   std::array<std::byte, size_t{16} << 10> room;  // as the processor's nearest cache has
   for (size_t at = 0; at < size; at += room.size()) {
     const size_t bytes = std::min(room.size(), size - at);
-    if (const int error = core::read_guarded(room.data(), from + at, bytes); error != 0) return error;
+    if (const int error = core::read_guarded(room.data(), from + at, bytes, absent); error != 0) return error;
     digester.update(room.data(), bytes);
   }
   return 0;
@@ -80,10 +84,10 @@ namespace {
 
 }  // namespace
 
-// Of a block that stays where it is. The program may take the right to read a page of it at any moment. Where it has
-// changed rights of the region once, no load of ours meets that; where it has not yet, it is looked for again after
-// each kLook bytes, so that the first change of all can fall into no more than 12 us.
-Status Isolator::digest_in_place(Move* m, size_t* looked) {
+// Of a block that stays where it is. The program may take the right to read a page of it at any moment, or make it a
+// guard page. Where it has done so in the region once, no load of ours meets that; where it has not yet, it is looked
+// for again after each kLook bytes, so that the first time of all can fall into no more than 12 us.
+Status Isolator::digest_in_place(Move* m, Look* look) {
   constexpr size_t kLook = size_t{256} << 10;
   const Region& r = *m->region;
   store::Digester digester;
@@ -91,26 +95,28 @@ Status Isolator::digest_in_place(Move* m, size_t* looked) {
   for (size_t at = 0; at < r.block_size; at += kLook) {
     const std::byte* const from = r.address(m->block) + at;
     const size_t bytes = std::min(r.block_size - at, kLook);
-    if (*looked < bytes && !r.guarded) {
-      *looked = kLook;
-      if (!plain(mappings_, r, m->block)) r.guarded = true;
+    if (!r.guarded && (from < look->first || from + bytes > look->last || look->left < bytes)) {
+      const size_t rest = r.span - static_cast<size_t>(from - r.base);
+      *look = {.first = from, .last = from + std::min(kLook, rest), .left = kLook};
+      look->loads = may_load(mappings_, r, from, static_cast<size_t>(look->last - from));
     }
-    *looked -= std::min(*looked, bytes);
+    look->left -= std::min(look->left, bytes);
     int error = 0;
     if (m->aside != nullptr) {
-      error = core::read_guarded(m->aside + at, from, bytes);
+      error = core::read_guarded(m->aside + at, from, bytes, r.absent);
       digester.update(m->aside + at, bytes);
-    } else if (r.guarded) {
-      error = digest_guarded(digester, from, bytes);
+    } else if (r.guarded || !look->loads) {
+      error = digest_guarded(digester, from, bytes, r.absent);
     } else {
       const core::UnwatchedReads unwatched;
       digester.update(from, bytes);
     }
     if (error == 0) continue;
-    Status s = core::error(EFAULT,
-                           "%zu bytes at %p cannot be read (mprotect, munmap?), and /proc/self/mem does not "
-                           "help: their block stays in memory, and is not written",
-                           bytes, static_cast<const void*>(from));
+    Status s =
+        core::error(EFAULT,
+                    "%zu bytes at %p cannot be read (mprotect, munmap, a guard page?), and /proc/self/mem does not "
+                    "help: their block stays in memory, and is not written",
+                    bytes, static_cast<const void*>(from));
     VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     return s;
   }
@@ -120,7 +126,7 @@ Status Isolator::digest_in_place(Move* m, size_t* looked) {
 }
 
 // Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
-void Isolator::take_one(Move* m, size_t* looked) {
+void Isolator::take_one(Move* m, Look* look) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
@@ -137,7 +143,7 @@ void Isolator::take_one(Move* m, size_t* looked) {
   core::step("evict.taken");
   if (m->probe || m->clean) return;
   if (m->in_place) {
-    m->status = digest_in_place(m, looked);
+    m->status = digest_in_place(m, look);
     if (!m->status.ok()) return;
   } else {
     m->digest = store::digest(m->image, r.block_size);
@@ -195,16 +201,16 @@ void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
   bool drops = false;
   std::sort(batch.begin(), batch.end(), lies_before);
   protect_in_place(trap_, batch);
-  size_t looked = 0;
+  Look look;
   const Region* last = nullptr;
   for (Move* m : batch) {
-    if (std::exchange(last, m->region) != m->region) looked = 0;
-    take_one(m, &looked);
+    if (std::exchange(last, m->region) != m->region) look = {};
+    take_one(m, &look);
     if (!m->status.ok() || m->probe) continue;
-    if (!m->clean) {
-      writes->push_back(m);
-    } else {
+    if (m->clean) {
       drops |= m->in_place && !m->keep;
+    } else if (!m->only_clean) {
+      writes->push_back(m);
     }
   }
   if (drops) drop_clean(batch);

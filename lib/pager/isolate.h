@@ -12,34 +12,34 @@
 #include <span>
 
 #include "core/guarded_read.h"
-#include "pager/neighbours.h"
 #include "pager/shared.h"
 
 namespace vmem::pager {
 
-class Isolator {
+class Isolator : private Shared {
  public:
-  using Lock = core::BigLock;
-  explicit Isolator(const Shared& shared)
-      : trap_(shared.trap), frames_(shared.frames), map_(shared.map), writes_(shared.writes) {}
+  explicit Isolator(const Shared& shared) : Shared(shared) {}
 
   // Claims a resident or held block, which is in state taking from here on. keep: it stays in memory; probe: it is only
   // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
+  // It might turn out that the block need not be written.
+  bool may_be_clean(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   // Those that are to be written are in `writes` afterwards. No more than a Batch holds.
   void isolate(std::span<Move*> batch, Batch* writes) VMEM_UNLOCKED;
 
  private:
-  // looked: so many bytes more of this region may be read since its rights were looked at.
-  void take_one(Move* m, size_t* looked) VMEM_UNLOCKED;
-  core::Status digest_in_place(Move* m, size_t* looked) VMEM_UNLOCKED;
+  // What was found when a region was last looked at: [first, last) may be loaded from, or not, for `left` bytes more.
+  struct Look {
+    const std::byte *first = nullptr, *last = nullptr;
+    size_t left = 0;
+    bool loads = false;
+  };
+  void take_one(Move* m, Look* look) VMEM_UNLOCKED;
+  core::Status digest_in_place(Move* m, Look* look) VMEM_UNLOCKED;
   void drop_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
   void settle_torn_take(Move* m) VMEM_UNLOCKED;
 
-  trap::Trap& trap_;
-  FramePool& frames_;
-  BlockMap& map_;
-  WriteBackState& writes_;
   const core::MappingQuery mappings_;
 };
 

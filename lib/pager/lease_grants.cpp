@@ -7,10 +7,6 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::error;
-using core::Status;
-
 namespace {
 
 Status no_memory() {
@@ -76,7 +72,7 @@ void LeaseGrants::take_back(const SpanOf& span, unsigned access, int location, v
 }
 
 Status LeaseGrants::release(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
-                            std::list<Ending>* endings) {
+                            std::list<PendingRelease>* pending) {
   const auto access_of = [&](size_t span) { return asked != nullptr ? asked[span].access : 0; };
   size_t divided = 0, i = 0;
   BlockIndex next = 0;  // of span i
@@ -91,7 +87,7 @@ Status LeaseGrants::release(Lock& lock, std::span<const SpanOf> spans, const vme
     }
   };
   core::OnExit undo([&] {
-    for (Ending& e : *endings) e.spans.clear();
+    for (PendingRelease& e : *pending) e.spans.clear();
     for (size_t k = 0; k <= i && k < spans.size(); ++k) {
       Region& r = *spans[k].region;
       each_leased_run(r.leases, spans[k].first, k == i ? next : spans[k].last + 1,
@@ -117,9 +113,9 @@ Status LeaseGrants::release(Lock& lock, std::span<const SpanOf> spans, const vme
     each_leased_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
       lock.hold();
       if (location >= 0) {
-        const auto e = std::find_if(endings->begin(), endings->end(),
-                                    [&](const Ending& x) { return x.device == location || x.spans.empty(); });
-        if (e == endings->end() || e->spans.size() == e->spans.capacity()) return false;
+        const auto e = std::find_if(pending->begin(), pending->end(),
+                                    [&](const PendingRelease& x) { return x.device == location || x.spans.empty(); });
+        if (e == pending->end() || e->spans.size() == e->spans.capacity()) return false;
         e->spans.push_back({&r, first, last});
         e->device = location;
         e->stream = stream;
@@ -136,7 +132,7 @@ Status LeaseGrants::release(Lock& lock, std::span<const SpanOf> spans, const vme
   return {};
 }
 
-void LeaseGrants::revive(const Ending& ending) {
+void LeaseGrants::revive(const PendingRelease& ending) {
   for (const SpanOf& s : ending.spans) {
     const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
     count(*s.region, ending.device, 0, change.ending, false);
@@ -145,7 +141,7 @@ void LeaseGrants::revive(const Ending& ending) {
   }
 }
 
-void LeaseGrants::end(const Ending& ending) {
+void LeaseGrants::end(const PendingRelease& ending) {
   for (const SpanOf& s : ending.spans) {
     const LeaseMap::Change change = s.region->leases.end(s.first, s.last, ending.stream);
     count(*s.region, ending.device, change.leased, change.ending, false);

@@ -18,16 +18,9 @@
 
 namespace vmem::pager {
 
-class LeaseGrants {
+class LeaseGrants : private Shared {
  public:
-  using Lock = core::BigLock;
-  LeaseGrants(const Shared& shared, Gpus& gpus)
-      : budget_(shared.budget),
-        frames_(shared.frames),
-        map_(shared.map),
-        reserve_(shared.reserve),
-        tables_(shared.tables),
-        gpus_(gpus) {}
+  LeaseGrants(const Shared& shared, Gpus& gpus) : Shared(shared), gpus_(gpus) {}
 
   // Room on a device has been made sure of. -EBUSY: it is leased at another location; -ENOMEM: the host budget, or the
   // memory to know it by, has no room.
@@ -36,15 +29,15 @@ class LeaseGrants {
   void take_back(const SpanOf& span, unsigned access, int location, void* stream) VMEM_LOCKED;
 
   // Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its spans are
-  // noted in `endings`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never told to
-  // anybody): there is no room in `endings`, which the caller makes without the lock.
+  // noted in `pending`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never told to
+  // anybody): there is no room in `pending`, which the caller makes without the lock.
   // asked: null, or of the acquires of each span.
   core::Status release(Lock& lock, std::span<const SpanOf> spans, const vmem_range* asked, void* stream,
-                       std::list<Ending>* endings) VMEM_LOCKED;
+                       std::list<PendingRelease>* pending) VMEM_LOCKED;
   // Of a release that is not to be.
-  void revive(const Ending& ending) VMEM_LOCKED;
+  void revive(const PendingRelease& ending) VMEM_LOCKED;
   // Its stream has got there.
-  void end(const Ending& ending) VMEM_LOCKED;
+  void end(const PendingRelease& ending) VMEM_LOCKED;
   // The region goes, and is not found any more.
   void forget(Lock& lock, const Region& r) VMEM_LOCKED;
 
@@ -56,11 +49,6 @@ class LeaseGrants {
  private:
   void count(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) VMEM_LOCKED;
 
-  HostBudget& budget_;
-  FramePool& frames_;
-  BlockMap& map_;
-  HostReserve& reserve_;
-  TableCharges& tables_;
   Gpus& gpus_;
 };
 

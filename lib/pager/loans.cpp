@@ -3,13 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "pager/clock.h"
-
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::State;
 
 namespace {
 
@@ -128,9 +122,10 @@ size_t Loans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std
     if (count == out.size()) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    const bool wished = std::any_of(requests_.begin(), requests_.end(),
-                                    [&](const Wish& w) { return w.region == r && w.next <= b && b <= w.last; });
-    if (r->dying || wished || (block.flags & kSomebodyWants) != 0 || map_.residents()[block.aux].leaves ||
+    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
+      return w.region == r && w.next <= b && b <= w.last;
+    });
+    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || map_.residents()[block.aux].leaves ||
         map_.waiters().any(*r, b))
       out[count++] = number;
   }

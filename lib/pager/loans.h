@@ -20,14 +20,12 @@
 
 namespace vmem::pager {
 
-class Loans {
+class Loans : private Shared {
  public:
-  using Lock = core::BigLock;
   // requests: for promotion; under the lock.
-  Loans(const Shared& shared, const Queue<Wish>& requests, PageIn& page_in, Evictor& evictor, StagingSupply& supply,
-        Demoter& demoter, Room& room)
-      : staging_(shared.staging),
-        map_(shared.map),
+  Loans(const Shared& shared, const Queue<PromotionRequest>& requests, PageIn& page_in, Evictor& evictor,
+        StagingSupply& supply, Demoter& demoter, Room& room)
+      : Shared(shared),
         requests_(requests),
         page_in_(page_in),
         evictor_(evictor),
@@ -54,9 +52,7 @@ class Loans {
                         std::span<const uint32_t> blocks) VMEM_LOCKED;
   void end(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
-  StagingPools& staging_;
-  BlockMap& map_;
-  const Queue<Wish>& requests_;
+  const Queue<PromotionRequest>& requests_;
   PageIn& page_in_;
   Evictor& evictor_;
   StagingSupply& supply_;

@@ -1,13 +1,9 @@
 #include "pager/memory_pressure.h"
 
-#include <algorithm>
-
 #include "core/log.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
-
-using core::Status;
 
 namespace {
 

@@ -19,11 +19,9 @@
 
 namespace vmem::pager {
 
-class MemoryPressure {
+class MemoryPressure : private Shared {
  public:
-  using Lock = core::BigLock;
-  explicit MemoryPressure(const Shared& shared)
-      : map_(shared.map), budget_(shared.budget), frames_(shared.frames), reserve_(shared.reserve) {}
+  explicit MemoryPressure(const Shared& shared) : Shared(shared) {}
 
   // The machine wants so many bytes back; refused some.
   void press(uint64_t bytes) VMEM_LOCKED;
@@ -52,10 +50,6 @@ class MemoryPressure {
  private:
   void hold_back(uint64_t bytes, uint64_t ns, bool pressed) VMEM_LOCKED;
 
-  BlockMap& map_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  const HostReserve& reserve_;
   std::condition_variable evictors_;
   uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t keep_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;

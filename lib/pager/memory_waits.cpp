@@ -8,12 +8,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
-using core::Urgency;
-
 // Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
 // remember it by, and nothing has changed.
 bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark) {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "pager/failed_blocks.h"
 #include "pager/memory_pressure.h"
@@ -29,19 +28,10 @@ class Room {
   ~Room() = default;
 };
 
-class MemoryWaits {
+class MemoryWaits : private Shared {
  public:
-  using Lock = core::BigLock;
   MemoryWaits(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
-      : trap_(shared.trap),
-        config_(shared.config),
-        map_(shared.map),
-        budget_(shared.budget),
-        reserve_(shared.reserve),
-        writes_(shared.writes),
-        clock_(shared.clock),
-        pressure_(pressure),
-        failed_(failed) {}
+      : Shared(shared), pressure_(pressure), failed_(failed) {}
 
   // The block waits. Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False:
   // there is no memory to remember it by, and nothing has changed.
@@ -60,13 +50,6 @@ class MemoryWaits {
   bool check_starved(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
 
  private:
-  trap::Trap& trap_;
-  const Config& config_;
-  BlockMap& map_;
-  const HostBudget& budget_;
-  const HostReserve& reserve_;
-  const WriteBackState& writes_;
-  ProgressClock& clock_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   StarvedQueue queue_ VMEM_GUARDED_BY(core::big_lock);

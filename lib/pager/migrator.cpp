@@ -9,11 +9,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Status;
-
 namespace {
 
 constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device again that could not take one

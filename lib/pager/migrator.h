@@ -15,12 +15,11 @@
 
 namespace vmem::pager {
 
-class Migrator {
+class Migrator : private Shared {
  public:
-  using Lock = core::BigLock;
   Migrator(const Shared& shared, device::Devices* devices, Gpus& gpus, DeviceBlocks& blocks, PageIn& page_in,
            Room& room)
-      : devices_(devices), map_(shared.map), gpus_(gpus), blocks_(blocks), page_in_(page_in), room_(room) {}
+      : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks), page_in_(page_in), room_(room) {}
 
   // Locked; after reserve_move(), and there is room on device d. A block at rest on another device is on its way there.
   Move* begin(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
@@ -33,7 +32,6 @@ class Migrator {
   void settle(Move* m, int d) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  BlockMap& map_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   PageIn& page_in_;

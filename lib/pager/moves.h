@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <vector>
 
 #include "core/big_lock.h"
@@ -91,6 +92,7 @@ struct Move : core::OwnNew {
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
   std::byte* coded = nullptr;  // compressed image, a bounce buffer
   std::byte* aside = nullptr;  // in_place: a copy of it, which is the image then
+  bool spare = false;          // .. in SpareCopy, which the move has
   size_t stored = 0;
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
@@ -102,6 +104,7 @@ struct Move : core::OwnNew {
   bool from_held = false;         // it was held before, so it has a frame already
   bool in_place = false;          // its pages are in the region, write-protected, and the image as a rule
   bool clean = false;             // nothing to write
+  bool only_clean = false;        // .. or it stays: nothing can be written for a while
   bool has_digest = false;        // of what the store holds
   bool zeros = false;             // .. because it is all zeros
   bool torn = false;              // take() stopped half way and could not go back
@@ -194,8 +197,7 @@ struct DeferredWork {  // what is done when the lock has been dropped (PageIn::r
   MoveList install;    // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
-using After = DeferredWork;  // what the device half calls it
-struct SpanOf {              // a checked range
+struct SpanOf {  // a checked range
   Region* region;
   core::BlockIndex first, last;  // inclusive
 };
@@ -215,7 +217,7 @@ struct Gpu {  // one device, from its first use on
   core::Status failure;
   uint64_t said_short_ns = 0;  // that others have its memory, when last
 };
-struct Wish {  // blocks that are to come to a device, in order
+struct PromotionRequest {  // blocks that are to come to a device, in order
   Region* region;
   core::BlockIndex next, last;
   int device;
@@ -224,25 +226,25 @@ struct Wish {  // blocks that are to come to a device, in order
   core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
 };
 // What asks blocks elsewhere takes them out of older hints that want them on a device.
-inline void forget_hints(Queue<Wish>& wishes, const SpanOf& span) {
-  for (auto i = wishes.begin(); i != wishes.end();) {
-    Wish& w = *i++;
+inline void forget_hints(Queue<PromotionRequest>& promotion_requests, const SpanOf& span) {
+  for (auto i = promotion_requests.begin(); i != promotion_requests.end();) {
+    PromotionRequest& w = *i++;
     if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
-    Wish rest = w;
+    PromotionRequest rest = w;
     rest.next = span.last + 1;
     w.last = span.first - 1;  // below w.next where nothing is left
     const bool before = w.next < span.first;
     if (rest.next <= rest.last && before) {
-      if (!wishes.insert(i, rest)) continue;  // without memory a hint is forgotten
+      if (!promotion_requests.insert(i, rest)) continue;  // without memory a hint is forgotten
     } else if (rest.next <= rest.last) {
       w = rest;
     } else if (!before) {
-      wishes.erase(std::prev(i));
+      promotion_requests.erase(std::prev(i));
     }
   }
 }
-struct Ending {     // a release that the stream has not reached
-  uint64_t id = 0;  // ascending
+struct PendingRelease {  // a release that the stream has not reached
+  uint64_t id = 0;       // ascending
   int device = -1;
   void* stream = nullptr;  // whose leases
   void* end = nullptr;     // the stream that has to get there; as a rule the same
@@ -251,7 +253,11 @@ struct Ending {     // a release that the stream has not reached
   bool oldest = false;     // of its lane
   device::Ticket ticket;   // empty: over
   std::vector<SpanOf> spans;
-  bool same_lane(const Ending& e) const {
+  // Among others in StreamLeases: of its lane; of the oldest, the last of its lane, and the oldest of the next lane.
+  PendingRelease* next_in_lane = nullptr;
+  PendingRelease *last_in_lane = nullptr, *next_oldest = nullptr;
+  std::list<PendingRelease>::iterator self;
+  bool same_lane(const PendingRelease& e) const {
     return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
   }
 };
@@ -262,7 +268,7 @@ struct StreamHint {  // vmem_prefetch that takes effect when a stream gets there
   int location = 0;
   device::Ticket ticket;
 };
-struct Departure {  // vmem_prefetch from a device to host memory or the SSD
+struct DemotionRequest {  // vmem_prefetch from a device to host memory or the SSD
   Region* region;
   core::BlockIndex first, next, last;
   bool to_ssd;

@@ -9,7 +9,7 @@
 
 namespace vmem::pager {
 
-// From Pager::open_range() until close_range() its region cannot be freed but by shutdown. The pager does nothing about
+// From OpenRanges::open() until close() its region cannot be freed but by shutdown. The pager does nothing about
 // requests: who opened it serves them, with leases.
 struct OpenRange {
   uintptr_t first = 0, end = 0;  // addresses of block 0, and behind the last byte: its block may be longer

@@ -1,26 +1,15 @@
 #include "pager/page_in.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "core/break.h"
 #include "core/log.h"
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
-#include "store/digest.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-using core::Urgency;
-using trap::Transfer;
 
 namespace {
 
@@ -37,16 +26,7 @@ void make_zeros(const Move& m, const FramePool& frames) {
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
                Installer& installer, StoreReader& reader, Speculation& speculation, Room& room)
-    : trap_(shared.trap),
-      engine_(shared.engine),
-      counters_(shared.counters),
-      budget_(shared.budget),
-      frames_(shared.frames),
-      staging_(shared.staging),
-      map_(shared.map),
-      clock_(shared.clock),
-      reserve_(shared.reserve),
-      tables_(shared.tables),
+    : Shared(shared),
       pressure_(pressure),
       failed_(failed),
       waits_(waits),
@@ -242,6 +222,24 @@ void PageIn::settle_read(Move* m, DeferredWork& after) {
   installer_.start_installing(m, State::filling, waits ? together->ready : after.install);
 }
 
+// Locked. The file has a hole where the block is, and behind it.
+void PageIn::note_hole(const Move& m) {
+  Region& r = *m.region;
+  r.hole_first = m.block;
+  r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
+}
+
+// Locked on entry and on return, and not meanwhile; still filling.
+void PageIn::clear_hole(Lock& lock, Move* m) {
+  Region& r = *m->region;
+  lock.unlock();
+  make_zeros(*m, frames_);
+  lock.lock();
+  if (!r.writable()) return;
+  r.table[m->block].digest = store::zero_digest(r.block_size);
+  r.table[m->block].flags |= core::kDigest;
+}
+
 // Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
 void PageIn::finish_read(Move* m, DeferredWork& after) {
   Region& r = *m->region;
@@ -271,19 +269,12 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   m->coded = nullptr;
   speculation_.ended(*m);
   if (m->hole) {
-    r.hole_first = m->block;
-    r.hole_end = std::min<uint64_t>((m->hole_end - r.file_offset) / r.block_size, r.blocks);
+    note_hole(*m);
     if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
       abandon_fill(m, after);  // zeros are made faster than they are moved
       return;
     }
-    lock.unlock();  // still filling
-    make_zeros(*m, frames_);
-    lock.lock();
-    if (r.writable()) {
-      block.digest = store::zero_digest(r.block_size);
-      block.flags |= core::kDigest;
-    }
+    clear_hole(lock, m);
   }
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
     if (!m->cut && !m->refused) {
@@ -306,6 +297,12 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
     block.flags |= core::kDigest;
   }
   settle_read(m, after);
+}
+
+void PageIn::serve_waiting(Lock& lock) {
+  DeferredWork after;
+  room_.came_free(after);
+  run(lock, after);
 }
 
 // Locked on entry and on return, and not meanwhile.

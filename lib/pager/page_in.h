@@ -18,9 +18,8 @@
 
 namespace vmem::pager {
 
-class PageIn final : private IoEnd {
+class PageIn final : private Shared, private IoEnd {
  public:
-  using Lock = core::BigLock;
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
          StoreReader& reader, Speculation& speculation, Room& room);
 
@@ -36,6 +35,8 @@ class PageIn final : private IoEnd {
   // Unlocked, or with a lock that is dropped meanwhile.
   void run(DeferredWork& after) VMEM_UNLOCKED;
   void run(Lock& lock, DeferredWork& after) VMEM_LOCKED;
+  // Memory came free: whoever waits for it is served, and what that defers is done; the lock is dropped meanwhile.
+  void serve_waiting(Lock& lock) VMEM_LOCKED;
 
   std::span<Together> together() VMEM_LOCKED { return together_; }
   // Tests: nothing is in flight. What is wrong; empty: nothing.
@@ -44,6 +45,8 @@ class PageIn final : private IoEnd {
  private:
   void io_ended(Move* m) VMEM_UNLOCKED override;
   void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  static void note_hole(const Move& m) VMEM_LOCKED;
+  void clear_hole(Lock& lock, Move* m) VMEM_LOCKED;
   void settle_read(Move* m, DeferredWork& after) VMEM_LOCKED;
   void put_off_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
   void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
@@ -51,16 +54,6 @@ class PageIn final : private IoEnd {
   bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool show_file(Move* m) VMEM_UNLOCKED;
 
-  trap::Trap& trap_;
-  store::Engine& engine_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  ProgressClock& clock_;
-  const HostReserve& reserve_;
-  TableCharges& tables_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;

@@ -1,4 +1,4 @@
-// Life of the pager, residents, moves, and what every other file of this room uses.
+// Life of the pager, and how its classes are connected.
 #include "pager/pager.h"
 
 #include <algorithm>
@@ -6,21 +6,14 @@
 #include <cstring>
 #include <utility>
 
-#include "core/break.h"
 #include "core/log.h"
+#include "core/on_exit.h"
 #include "core/thread.h"
 #include "pager/clock.h"
 #include "pager/insist.h"
-#include "pager/io_buffers.h"
+#include "pager/location.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::State;
-using core::Status;
-using core::Urgency;
 
 Pager::Pager(Parts parts, Config config)
     : trap_(std::move(parts.trap)),
@@ -35,13 +28,15 @@ Pager::Pager(Parts parts, Config config)
            devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0, *this),
       gpus_(devices_.get(), map_, config_),
       progress_clock_(map_, writes_, config_),
-      shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && own_page_tables()),
+      shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && gpus_.own_page_tables()),
       reserve_(budget_, frames_, shown_),
       tables_(budget_, reserve_, map_.residents(), map_.moves(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
       blocks_(shared_, gpus_, shown_),
+      asks_(shared_, devices_.get(), gpus_),
+      open_ranges_(shared_, devices_.get(), gpus_, blocks_),
       pressure_(shared_),
       failed_(shared_, pressure_),
       waits_(shared_, pressure_, failed_),
@@ -51,30 +46,51 @@ Pager::Pager(Parts parts, Config config)
       read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_),
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
-      write_back_(shared_, pressure_, failed_, installer_, page_in_, isolator_, writer_, *this),
-      supply_(shared_, devices_.get(), gpus_, pressure_, write_back_),
-      releases_(shared_, devices_.get(), gpus_, grants_, pressure_, waits_, supply_),
+      isolated_(shared_, failed_, installer_, page_in_),
+      write_back_(shared_, pressure_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
+      supply_(shared_, devices_.get(), gpus_, pressure_, isolated_),
+      releases_(shared_, devices_.get(), queues_, shown_, gpus_, grants_, pressure_, waits_, supply_),
       holes_(shared_, devices_.get(), gpus_),
+      exports_(shared_, devices_.get(), gpus_, blocks_, page_in_, releases_),
       migrator_(shared_, devices_.get(), gpus_, blocks_, page_in_, *this),
-      demoter_(shared_, devices_.get(), gpus_, shown_, blocks_, holes_, failed_, page_in_, writer_, supply_, *this),
+      device_write_back_(shared_, devices_.get(), blocks_, failed_, page_in_, writer_, *this),
+      demoter_(shared_, devices_.get(), gpus_, shown_, blocks_, holes_, failed_, page_in_, device_write_back_, supply_,
+               *this),
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
+      range_writer_(shared_, isolator_, write_back_, releases_, range_demoter_),
       evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
-      loans_(shared_, queues_.wishes, page_in_, evictor_, supply_, demoter_, *this),
+      loans_(shared_, queues_.promotion_requests, page_in_, evictor_, supply_, demoter_, *this),
       views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
              *this),
-      device_room_(shared_, devices_.get(), queues_.wishes, gpus_, releases_, demoter_, migrator_),
-      promoter_(shared_, queues_.wishes, gpus_, blocks_, page_in_, read_ahead_, reader_, supply_, migrator_, *this),
-      arrivals_(shared_, devices_.get(), queues_.departures, gpus_, blocks_, holes_, failed_, page_in_, supply_, *this),
+      device_room_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
+      promoter_(shared_, queues_.promotion_requests, gpus_, blocks_, failed_, page_in_, read_ahead_, reader_, supply_,
+                migrator_, *this),
+      arrivals_(shared_, devices_.get(), queues_.demotion_requests, gpus_, blocks_, holes_, failed_, page_in_, supply_,
+                *this),
       shown_files_(shared_, gpus_, page_in_, *this),
-      device_acquires_(shared_, devices_.get(), queues_.wishes, gpus_, blocks_, failed_, shown_files_, page_in_,
-                       grants_, releases_, views_, device_room_, promoter_, arrivals_),
-      workers_(shared_, devices_.get(), queues_.wishes, gpus_, shown_, blocks_, page_in_, supply_, releases_, migrator_,
-               demoter_, promoter_, arrivals_, views_, device_room_, *this, *this),
-      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, shown_, gpus_.work(), *this) {
+      device_acquires_(shared_, devices_.get(), queues_.promotion_requests, gpus_, blocks_, failed_, shown_files_,
+                       page_in_, grants_, releases_, views_, device_room_, promoter_, arrivals_),
+      host_leases_(shared_, failed_, waits_, installer_, page_in_, grants_, supply_, releases_, shown_files_, demoter_,
+                   range_demoter_),
+      sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_writer_),
+      exit_writes_(shared_, devices_.get(), gpus_, failed_, range_writer_),
+      hints_(shared_, devices_.get(), queues_, evict_requests_, gpus_, pressure_, page_in_, read_ahead_, releases_,
+             demoter_, promoter_),
+      advisor_(shared_, devices_.get(), gpus_, blocks_, failed_, shown_files_, page_in_, isolated_, releases_, demoter_,
+               range_writer_, hints_, *this),
+      region_charges_(shared_, sums_, speculation_, gpus_, pressure_, failed_, waits_),
+      maker_(shared_, devices_.get(), sums_, gpus_, supply_, region_charges_),
+      teardown_(shared_, devices_.get(), queues_, speculation_, evict_requests_, gpus_, shown_, pressure_, failed_,
+                waits_, installer_, page_in_, writer_, grants_, releases_, loans_, promoter_, sync_, region_charges_,
+                *this),
+      queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
+      workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, shown_, blocks_, page_in_, supply_,
+               releases_, migrator_, demoter_, promoter_, arrivals_, views_, device_room_, hints_),
+      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, evict_requests_, shown_,
+              gpus_.work(), *this),
+      tunables_(shared_, config_, devices_.get(), gpus_, pressure_, page_in_, reader_, supply_, releases_, promoter_,
+                faults_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
-  map_.guests().set_share(config_.device_neighbours);
-  wanted_readahead_ = config_.readahead_bytes;
-  wanted_timeout_ms_ = config_.fault_timeout_ms;
 }
 
 Status Pager::start() {
@@ -85,7 +101,7 @@ Status Pager::start() {
                    core::human_bytes(config_.host_budget).c_str(), core::human_bytes(config_.io_buffer_bytes).c_str());
     }
   }
-  tunables_changed();
+  tunables_.follow_module();
   if (Status s = faults_.start(); !s.ok()) return s;
   if (Status s = evictor_.start(config_.evict_threads); !s.ok()) return s;
   return workers_.start();
@@ -104,20 +120,6 @@ Pager::~Pager() {
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());
-}
-
-Status Pager::check_location(int location, bool allow_ssd) const {
-  if (location == VMEM_HOST || (allow_ssd && location == VMEM_SSD)) return {};
-  if (location >= 0 && static_cast<size_t>(location) < gpus_.size()) return {};
-  if (location >= 0 && gpus_.size() != 0) {
-    return error(ENODEV, "there is no device %d: this process has %zu", location, gpus_.size());
-  }
-  if (location >= 0) {
-    return error(ENODEV, "there is no device %d: no device tier is in use (setting device, or no GPU and driver)",
-                 location);
-  }
-  return error(EINVAL, "location %d is not accepted here; give a device ordinal, VMEM_HOST%s", location,
-               allow_ssd ? " or VMEM_SSD" : "");
 }
 
 // The blocks of a pool have so much at most, as it is now.
@@ -163,13 +165,6 @@ void Pager::came_free(DeferredWork& after) {
   if (!gpus_.empty()) promoter_.pump(after);
 }
 
-// The same, for those whom memory that came free helps.
-void Pager::pump(Lock& lock) {
-  After after;
-  came_free(after);
-  page_in_.run(lock, after);
-}
-
 Status Pager::set_name(const void* ptr, const char* name) {
   if (name == nullptr) return error(EINVAL, "name is null; give a string");
   Lock lock(map_.mutex());
@@ -179,144 +174,13 @@ Status Pager::set_name(const void* ptr, const char* name) {
   return {};
 }
 
-Status Pager::query(const void* ptr, size_t size, vmem_residency* out) {
-  Lock lock(map_.mutex());
-  SpanOf span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
-  Region& r = *span.region;
-  const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
-  ++r.in_flight;
-  out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
-  out->block_size = r.block_size;
-  uint64_t counted = 0;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
-    if (b % kTurn == 0) lock.give_way();
-    const uintptr_t start = std::max(from, reinterpret_cast<uintptr_t>(r.address(b)));
-    const uintptr_t end = std::min(to, reinterpret_cast<uintptr_t>(r.address(b)) + r.block_size);
-    const State state = r.table[b].state;
-    if (state == State::untouched) continue;
-    counted += end - start;
-    // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
-    const bool coming = state == State::entering && !blocks_.has_come(r, b, r.table[b].device);
-    if (core::in_memory(state) || coming) {
-      out->host_bytes += end - start;
-    } else if (core::on_a_device(state)) {
-      out->device_bytes += end - start;
-    } else {
-      out->ssd_bytes += end - start;
-    }
-  }
-  (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
-  --r.in_flight;
-  map_.notify();
-  return {};
-}
-
-void Pager::stats(struct vmem_stats* out) {
-  const auto read = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
-  out->faults = read(counters_.faults);
-  out->fault_ns_total = read(counters_.fault_ns_total);
-  out->fault_ns_max = read(counters_.fault_ns_max);
-  out->read_bytes = read(counters_.read_bytes);
-  out->write_bytes = read(counters_.write_bytes);
-  out->evictions = read(counters_.evictions);
-  out->clean_drops = read(counters_.clean_drops);
-  out->prefetched_blocks = read(counters_.prefetched_blocks);
-  out->prefetch_hits = read(counters_.prefetch_hits);
-  out->host_to_device_bytes = read(counters_.host_to_device_bytes);
-  out->device_to_host_bytes = read(counters_.device_to_host_bytes);
-  out->io_errors = read(counters_.io_errors);
-  out->checksum_errors = read(counters_.checksum_errors);
-  out->soft_faults = read(counters_.soft_faults);
-  out->prefetch_wasted = read(counters_.prefetch_wasted);
-  out->copied_bytes = read(counters_.copied_bytes);
-  out->lost_blocks = read(counters_.lost_blocks);
-  out->neighbour_blocks = read(counters_.neighbour_blocks);
-  out->ssd_bytes = space_->used();
-  Lock lock(map_.mutex());
-  out->host_bytes = budget_.charged();
-  out->host_budget = budget_.limit();
-  out->device_bytes = 0;
-  for (const Gpu& g : gpus_) out->device_bytes += g.budget.charged();
-  out->regions = map_.regions().size();
-  out->unknown_blocks = failed_.unknown_blocks();
-}
-
-Status Pager::set_host_budget(uint64_t bytes) {
-  After after;
-  Lock lock(map_.mutex());
-  // A region that was granted goes on being served.
-  uint64_t fixed = 0, needed = 0;
-  do {
-    fixed = frames_.least_overhead();
-    needed = fixed + std::max(reserve_.pinned() + reserve_.of(bytes), 4 * reserve_.largest_block());
-  } while (bytes < needed && supply_.give_back(lock));
-  if (bytes < needed) {
-    return error(EBUSY,
-                 "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
-                 "live leases, %s for faults (the largest blocks have %s)",
-                 core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(reserve_.pinned()).c_str(),
-                 core::human_bytes(needed - fixed - reserve_.pinned()).c_str(),
-                 core::human_bytes(reserve_.largest_block()).c_str());
-  }
-  budget_.set(bytes);
-  reserve_.follow_budget();
-  for (const auto& [base, r] : map_.regions()) {
-    if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r, config_, budget_));
-  }
-  map_.progress().made();
-  budget_.trim();
-  map_.resize_policies();
-  pressure_.call_evictors();
-  came_free(after);
-  lock.unlock();
-  page_in_.run(after);
-  return {};
-}
-
-// What an administrator says of the module, and what was set, are in force.
-void Pager::tunables_changed() {
-  trap::Knobs knobs;
-  const bool there = trap_->knobs(&knobs).ok();
-  Lock lock(map_.mutex());
-  reserve_.set_watermarks(knobs.watermark_low, knobs.watermark_high);
-  config_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
-  config_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
-  for (auto& [base, r] : map_.regions())
-    r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
-  faults_.set_deadline(knobs.fault_timeout_ms);
-  if (!there) return;
-  uint64_t limit = UINT64_MAX;
-  for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  pressure_.set_ceiling(limit);
-}
-
-void Pager::set_readahead(uint64_t bytes) {
-  {
-    Lock lock(map_.mutex());
-    wanted_readahead_ = bytes;
-  }
-  tunables_changed();
-}
-
-void Pager::set_checksum(bool on) {
-  reader_.set_verify(on);
-}
-
-void Pager::set_fault_timeout(unsigned ms) {
-  {
-    Lock lock(map_.mutex());
-    wanted_timeout_ms_ = ms;
-  }
-  tunables_changed();
-}
-
-void Pager::set_space_budget(uint64_t bytes) {
-  space_->set_budget(bytes);
-  Lock lock(map_.mutex());
-  writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
-  pressure_.call_evictors();
+Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+  const core::OnExit asked([&] {
+    if (ask != nullptr) asks_.withdraw(ranges, ask);
+  });
+  if (Status s = check_location(location, gpus_.size(), false); !s.ok()) return s;
+  if (location >= 0) return device_acquires_.acquire(ranges, location, stream, ask);
+  return host_leases_.acquire(ranges, ask);  // the CPU and DMA have no streams
 }
 
 bool Pager::has_regions() {

@@ -15,11 +15,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::Status;
-
 namespace {
 
 // Where the stream's leases of these ranges are: a device, or, last, the host. Empty where it does not have them all.
@@ -39,7 +34,7 @@ std::bitset<device::kMaxDevices + 1> locations_of(std::span<const SpanOf> spans,
 }  // namespace
 
 // Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
-void PendingReleases::forget_saved(const Ending& ending) {
+void PendingReleases::forget_saved(const PendingRelease& ending) {
   for (const SpanOf& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
@@ -59,10 +54,10 @@ void PendingReleases::reap(Lock& lock) {
     Status health;
   };
   std::array<Look, 16> looks;
-  std::array<const Ending*, 16> oldest;
-  std::list<Ending> over;  // a ticket ends without the lock too; their regions are in flight
+  std::array<const PendingRelease*, 16> oldest;
+  std::list<PendingRelease> over;  // a ticket ends without the lock too; their regions are in flight
   for (uint64_t after = 0;;) {
-    const size_t count = endings_.oldest(after, oldest);
+    const size_t count = pending_.oldest(after, oldest);
     for (size_t i = 0; i < count; ++i) looks[i] = {oldest[i]->id, oldest[i]->device, oldest[i]->ticket, false, {}};
     if (count == 0 && over.empty()) return;
     lock.unlock();
@@ -83,15 +78,15 @@ void PendingReleases::reap(Lock& lock) {
     if (count == 0) continue;
     after = looks[count - 1].id;
     for (const Look& look : std::span(looks.data(), count)) {
-      const Ending* const e = endings_.find(look.id);
+      const PendingRelease* const e = pending_.find(look.id);
       if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) gpus_.saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) ++s.region->in_flight;
       grants_.end(*e);
-      endings_.end(*e, &over);
+      pending_.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
-    for (const Ending& e : over) {
+    for (const PendingRelease& e : over) {
       for (const SpanOf& s : e.spans) {
         map_.match_holds(lock, s);
         --s.region->in_flight;
@@ -118,7 +113,7 @@ class Patience {
 }  // namespace
 
 // Locked. Nothing but leases that are ending keeps the ranges at another location: *wait. -EBUSY: live leases do.
-Status PendingReleases::check_endings(std::span<const SpanOf> spans, int location, bool* wait) {
+Status PendingReleases::check_pending(std::span<const SpanOf> spans, int location, bool* wait) {
   for (const SpanOf& s : spans) {
     if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
     const Lease* live = nullptr;
@@ -170,7 +165,7 @@ Status PendingReleases::wait_for_turn(Lock& lock, std::span<const SpanOf> spans,
     reap(lock);
     bool wait = false, room = false;
     if (Status s = Ask::check(ask); !s.ok()) return s;
-    if (Status s = check_endings(spans, location, &wait); !s.ok()) return s;
+    if (Status s = check_pending(spans, location, &wait); !s.ok()) return s;
     if (Status s = check_stale(spans, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
       if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
@@ -187,13 +182,13 @@ void PendingReleases::wait_for_region(Lock& lock, Region& r, Sweep* sweep) {
   if (!r.gpu) return;
   Patience patience;
   size_t before = 0;
-  for (reap(lock); endings_.any(r) && !r.dying; reap(lock)) {
+  for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) {
     if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
       patience.wait(lock, map_.changed());
       continue;
     }
-    if (endings_.size() < before) sweep->progress.made();
-    before = endings_.size();
+    if (pending_.size() < before) sweep->progress.made();
+    before = pending_.size();
     if (!map_.wait_on(lock, sweep, map_.changed())) return;
   }
 }
@@ -216,15 +211,15 @@ Status PendingReleases::check_stale(std::span<const SpanOf> spans, bool* wait) {
 }
 
 // The leases of a release are ending: what is at devices is noted, and waits for its stream to be recorded.
-void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, std::list<Ending>* made,
-                          std::vector<Ending*>* mine) {
+void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, std::list<PendingRelease>* made,
+                          std::vector<PendingRelease*>* mine) {
   for (auto e = made->begin(); e != made->end();) {
     const auto next = std::next(e);
     if (!e->spans.empty()) {
       e->end = end;
       e->thread = pthread_self();
       mine->push_back(&*e);
-      endings_.add(*made, e);
+      pending_.add(*made, e);
     }
     e = next;
   }
@@ -237,7 +232,7 @@ void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, 
 }
 
 // Marks the point on its stream. On error the leases are live again, and the release is among what is over.
-Status PendingReleases::record(Ending& ending, std::list<Ending>* over) {
+Status PendingReleases::record(PendingRelease& ending, std::list<PendingRelease>* over) {
   device::Ticket ticket;
   Status recorded = devices_->record(ending.end, ending.device, &ticket);
   Status health = recorded.ok() ? Status() : devices_->health(ending.device);
@@ -254,7 +249,7 @@ Status PendingReleases::record(Ending& ending, std::list<Ending>* over) {
   Lock lock(map_.mutex());
   if (!recorded.ok() && health.ok()) {
     grants_.revive(ending);
-    endings_.end(ending, over);
+    pending_.end(ending, over);
     map_.notify();
     return recorded;
   }
@@ -270,14 +265,14 @@ Status PendingReleases::record(Ending& ending, std::list<Ending>* over) {
 // the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
 Status PendingReleases::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
   std::vector<SpanOf> spans(ranges.size());
-  std::list<Ending> made;
-  std::vector<Ending*> mine;
+  std::list<PendingRelease> made;
+  std::vector<PendingRelease*> mine;
   size_t devices = 1, room = ranges.size();  // nothing grows under the lock
   Status result(ENOBUFS, "");
   bool asked = false;
   while (result.code() == -ENOBUFS) {
     while (made.size() < devices) made.emplace_back();
-    for (Ending& e : made) e.spans.reserve(room);
+    for (PendingRelease& e : made) e.spans.reserve(room);
     mine.reserve(devices);
     ++devices, room *= 2;  // for the next try
     Lock lock(map_.mutex());
@@ -301,13 +296,24 @@ Status PendingReleases::release(std::span<const vmem_range> ranges, void* stream
   }
   if (mine.empty() || !result.ok()) return result;
   core::step("release.recording");
-  for (Ending* e : mine) {
+  for (PendingRelease* e : mine) {
     if (Status s = record(*e, &made); !s.ok()) result = std::move(s);
   }
   Lock lock(map_.mutex());
   reap(lock);
-  gpus_.work().notify_one();
+  if (a_worker_waits()) gpus_.work().notify_one();
   return result;
+}
+
+// Locked. Something that a worker does could not be done while blocks were leased. To wake one for nothing costs more
+// than all else of a release.
+bool PendingReleases::a_worker_waits() {
+  if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || shown_.waits()) return true;
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (gpus_[d].budget.missing() != 0) return true;
+    if (map_.guests().bytes(d) != 0 && map_.guests().over(d, gpus_[d].budget, now_ns()) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace vmem::pager

@@ -15,18 +15,22 @@
 #include "device/device.h"
 #include "pager/ask.h"
 #include "pager/lease_grants.h"
+#include "pager/queues.h"
+#include "pager/shown_copies.h"
 #include "pager/staging_supply.h"
 #include "pager/stream_leases.h"
 
 namespace vmem::pager {
 
-class PendingReleases {
+class PendingReleases : private Shared {
  public:
-  using Lock = core::BigLock;
-  PendingReleases(const Shared& shared, device::Devices* devices, Gpus& gpus, LeaseGrants& grants,
-                  MemoryPressure& pressure, MemoryWaits& waits, StagingSupply& supply)
-      : devices_(devices),
-        map_(shared.map),
+  // queues, shown: who may wait for leases to end; under the lock.
+  PendingReleases(const Shared& shared, device::Devices* devices, const Queues& queues, const ShownCopies& shown,
+                  Gpus& gpus, LeaseGrants& grants, MemoryPressure& pressure, MemoryWaits& waits, StagingSupply& supply)
+      : Shared(shared),
+        devices_(devices),
+        queues_(queues),
+        shown_(shown),
         gpus_(gpus),
         grants_(grants),
         pressure_(pressure),
@@ -50,28 +54,30 @@ class PendingReleases {
   // *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep one.
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
 
-  bool empty() const VMEM_LOCKED { return endings_.empty(); }
+  bool empty() const VMEM_LOCKED { return pending_.empty(); }
   // The region goes.
-  void forget(const Region& r) VMEM_LOCKED { endings_.forget(r); }
+  void forget(const Region& r) VMEM_LOCKED { pending_.forget(r); }
   // Tests: what is wrong; empty: nothing.
-  std::string check() const VMEM_LOCKED { return endings_.check(); }
+  std::string check() const VMEM_LOCKED { return pending_.check(); }
 
  private:
-  void add(Lock& lock, std::span<const SpanOf> spans, void* end, std::list<Ending>* made,
-           std::vector<Ending*>* mine) VMEM_LOCKED;
-  core::Status record(Ending& ending, std::list<Ending>* over) VMEM_UNLOCKED;
-  void forget_saved(const Ending& ending) VMEM_LOCKED;
-  core::Status check_endings(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
+  void add(Lock& lock, std::span<const SpanOf> spans, void* end, std::list<PendingRelease>* made,
+           std::vector<PendingRelease*>* mine) VMEM_LOCKED;
+  core::Status record(PendingRelease& ending, std::list<PendingRelease>* over) VMEM_UNLOCKED;
+  bool a_worker_waits() VMEM_LOCKED;
+  void forget_saved(const PendingRelease& ending) VMEM_LOCKED;
+  core::Status check_pending(std::span<const SpanOf> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const SpanOf> spans, int d, bool* wait) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  BlockMap& map_;
+  const Queues& queues_;
+  const ShownCopies& shown_;
   Gpus& gpus_;
   LeaseGrants& grants_;
   MemoryPressure& pressure_;
   MemoryWaits& waits_;
   StagingSupply& supply_;
-  StreamLeases endings_ VMEM_GUARDED_BY(core::big_lock);
+  StreamLeases pending_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

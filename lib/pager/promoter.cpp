@@ -2,19 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 
 #include "core/log.h"
 #include "core/step.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-using core::Urgency;
 
 namespace {
 
@@ -57,13 +49,13 @@ void Promoter::pump(DeferredWork& after, bool wake) {
 }
 
 // As much of a request as there is room for.
-Start Promoter::serve(Queue<Wish>::iterator request, DeferredWork& after) {
+Start Promoter::serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) {
   Start result = Start::done;
   while (request->next <= request->last) {
     result = start(*request->region, request->next, request->device, request->urgency, after);
     if (result == Start::wait && request->owner == nullptr && request->next < request->last) {
       // Of a hint only this block waits until it is where it goes; the rest has no need to.
-      Wish one = *request;
+      PromotionRequest one = *request;
       one.last = one.next;
       if (!requests_.insert(request, one)) break;
       result = Start::done;
@@ -76,7 +68,7 @@ Start Promoter::serve(Queue<Wish>::iterator request, DeferredWork& after) {
 
 // Locked. While room is made on a device, what an acquire waits for there and only the disk has is read into staging
 // frames.
-void Promoter::read_meanwhile(Wish& request, DeferredWork& after) {
+void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   Region& r = *request.region;
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + kDeviceBatch - 1);
   for (BlockIndex b = std::max(request.next, request.read_to); b <= last; request.read_to = ++b) {
@@ -89,7 +81,7 @@ void Promoter::read_meanwhile(Wish& request, DeferredWork& after) {
 
 // Locked. Of a request that finds no frame, or stands behind one that finds none, what needs none comes first: who
 // waits for it has leased it, so that its frame goes to nobody else before. False: the device is full.
-bool Promoter::start_without_frames(const Wish& request, BlockIndex looks, DeferredWork& after) {
+bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex looks, DeferredWork& after) {
   Region& r = *request.region;
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
   for (BlockIndex b = request.next; b <= last; ++b) {
@@ -129,6 +121,8 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
       return Start::done;  // an acquire says why
     case State::untouched:
     case State::stored:
+      if (failed_.retries().asleep(r, b)) return Start::done;  // an acquire asks again
+      break;
     case State::held:
       break;
     case State::resident:
@@ -259,6 +253,20 @@ void Promoter::io_ended(Move* m) {
   page_in_.run(after);
 }
 
+// Locked; the block could not be read. The acquire that waits for it learns why, or, where the kernel had no memory for
+// the read, asks again after a while; a CPU touch reads again.
+void Promoter::keep_failure(Move* m) {
+  Region& r = *m->region;
+  if (m->refused) {
+    const bool wanted = !m->speculative || (r.table[m->block].flags & core::kWanted) != 0 || leased(r, m->block);
+    if (wanted) failed_.read_later(r, m->block, m->status);
+    return;
+  }
+  core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
+            static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
+  r.keep_reason(m->block, m->status);
+}
+
 // Unlocked; state entering, the trap still in place.
 void Promoter::finish_read(Move* m, DeferredWork& after) {
   Region& r = *m->region;
@@ -282,10 +290,8 @@ void Promoter::finish_read(Move* m, DeferredWork& after) {
     }
     return;
   }
-  // Nothing was made yet: the block is where it was. The acquire that waits for it learns why; a CPU touch reads again.
-  core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
-            static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
-  r.keep_reason(m->block, m->status);
+  // Nothing was made yet: the block is where it was.
+  keep_failure(m);
   staging_.of(r).frames.put(m->image);
   gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   map_.free_resident(m->block, r);

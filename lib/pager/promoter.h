@@ -24,20 +24,17 @@
 
 namespace vmem::pager {
 
-class Promoter final : private IoEnd {
+class Promoter final : private Shared, private IoEnd {
  public:
-  using Lock = core::BigLock;
   // requests: acquires first.
-  Promoter(const Shared& shared, Queue<Wish>& requests, Gpus& gpus, DeviceBlocks& blocks, PageIn& page_in,
-           ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply, Migrator& migrator, Room& room)
-      : counters_(shared.counters),
-        frames_(shared.frames),
-        staging_(shared.staging),
-        map_(shared.map),
-        tables_(shared.tables),
+  Promoter(const Shared& shared, Queue<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
+           FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
+           Migrator& migrator, Room& room)
+      : Shared(shared),
         requests_(requests),
         gpus_(gpus),
         blocks_(blocks),
+        failed_(failed),
         page_in_(page_in),
         read_ahead_(read_ahead),
         reader_(reader),
@@ -52,9 +49,10 @@ class Promoter final : private IoEnd {
  private:
   void io_ended(Move* m) VMEM_UNLOCKED override;
   void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  Start serve(Queue<Wish>::iterator request, DeferredWork& after) VMEM_LOCKED;
-  void read_meanwhile(Wish& request, DeferredWork& after) VMEM_LOCKED;
-  bool start_without_frames(const Wish& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
+  void keep_failure(Move* m) VMEM_LOCKED;
+  Start serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
+  void read_meanwhile(PromotionRequest& request, DeferredWork& after) VMEM_LOCKED;
+  bool start_without_frames(const PromotionRequest& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
   Start start(Region& r, core::BlockIndex b, int d, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
   std::optional<Start> not_now(Region& r, core::BlockIndex b, int d, core::Urgency urgency) VMEM_LOCKED;
   bool take_frames(const Region& r, core::BlockIndex b, std::byte** frame, std::byte** scratch) VMEM_LOCKED;
@@ -62,14 +60,10 @@ class Promoter final : private IoEnd {
   void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* frame, std::byte* scratch,
                       DeferredWork& after) VMEM_LOCKED;
 
-  core::Counters& counters_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  TableCharges& tables_;
-  Queue<Wish>& requests_;
+  Queue<PromotionRequest>& requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
+  FailedBlocks& failed_;
   PageIn& page_in_;
   ReadAhead& read_ahead_;
   StoreReader& reader_;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <list>
 
-#include "core/types.h"
 #include "pager/moves.h"
 #include "pager/queue.h"
 
@@ -14,8 +13,8 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  Queue<Wish> wishes;  // acquires first
-  Queue<Departure> departures;
+  Queue<PromotionRequest> promotion_requests;  // acquires first
+  Queue<DemotionRequest> demotion_requests;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
 };

@@ -4,7 +4,6 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <functional>
 
 #include "core/at_exit.h"
 #include "core/thread.h"
@@ -12,11 +11,6 @@
 #include "pager/insist.h"
 
 namespace vmem::pager {
-
-using core::BlockIndex;
-using core::error;
-using core::State;
-using core::Status;
 
 // The blocks that this call has claimed, and not ended. With page tables of their own, and nothing to be written, a
 // block is on its way as soon as it is met: the next is unmapped while it is copied, and the oldest is ended when

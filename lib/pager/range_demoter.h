@@ -11,21 +11,10 @@
 
 namespace vmem::pager {
 
-class RangeDemoter {
+class RangeDemoter : private Shared {
  public:
-  using Lock = core::BigLock;
   RangeDemoter(const Shared& shared, device::Devices* devices, Gpus& gpus, PageIn& page_in, Demoter& demoter)
-      : devices_(devices),
-        config_(shared.config),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        staging_(shared.staging),
-        map_(shared.map),
-        writes_(shared.writes),
-        clock_(shared.clock),
-        gpus_(gpus),
-        page_in_(page_in),
-        demoter_(demoter) {}
+      : Shared(shared), devices_(devices), gpus_(gpus), page_in_(page_in), demoter_(demoter) {}
 
   core::Status run(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                    Sweep* sweep) VMEM_LOCKED;
@@ -40,13 +29,6 @@ class RangeDemoter {
   Leave goes_how(const Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  const Config& config_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  WriteBackState& writes_;
-  ProgressClock& clock_;
   Gpus& gpus_;
   PageIn& page_in_;
   Demoter& demoter_;

@@ -1,18 +1,11 @@
 #include "pager/read_ahead.h"
 
 #include <algorithm>
-#include <cstdlib>
 
-#include "core/break.h"
 #include "pager/io_buffers.h"
 #include "pager/neighbours.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::BlockIndex;
-using core::State;
-using core::Urgency;
 
 namespace {
 

@@ -16,16 +16,11 @@
 
 namespace vmem::pager {
 
-class ReadAhead {
+class ReadAhead : private Shared {
  public:
   ReadAhead(const Shared& shared, MemoryWaits& waits, PageIn& page_in, Speculation& speculation,
             EvictRequests& evict_requests, MemoryPressure& pressure)
-      : config_(shared.config),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        map_(shared.map),
-        tables_(shared.tables),
+      : Shared(shared),
         waits_(waits),
         page_in_(page_in),
         speculation_(speculation),
@@ -49,12 +44,6 @@ class ReadAhead {
   void give_up_idle(uint64_t bytes) VMEM_LOCKED;
   void drop_behind(Region& r) VMEM_LOCKED;
 
-  const Config& config_;
-  core::Counters& counters_;
-  const HostBudget& budget_;
-  const FramePool& frames_;
-  BlockMap& map_;
-  TableCharges& tables_;
   MemoryWaits& waits_;
   PageIn& page_in_;
   Speculation& speculation_;

@@ -13,6 +13,8 @@
 #include "core/own_memory.h"
 #include "core/types.h"
 #include "pager/lease_map.h"
+#include "pager/names.h"
+#include "pager/place_advice.h"
 #include "policy/evictor.h"
 #include "policy/heat.h"
 #include "policy/neighbours.h"
@@ -47,7 +49,7 @@ struct NewRegion {
   uint64_t offset = 0;
   bool host_only = false;         // no device tier, also where there is one
   bool fixed_block_size = false;  // block_size was asked for, for this region
-  size_t device_block = 0;        // .. of its device tier, as Pager::device_block() has it; 0: none
+  size_t device_block = 0;        // .. of its device tier, as RegionMaker::device_block() has it; 0: none
   bool adapts = false;            // .. or the blocks are to be small and read together where that is how they are used
   int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
   int core_dump = 0;      // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
@@ -80,6 +82,7 @@ struct Region {
   bool sparse = false;  // the file may have holes
   // The program has changed the rights of a part of it once: read where it stands by read_guarded(). Any thread.
   mutable std::atomic<bool> guarded = false;
+  core::Absent absent = core::Absent::zeros;  // .. what a page is that is not mapped
   // Blocks where a hole was when somebody last looked: not worth reading ahead. A fault looks again.
   core::BlockIndex hole_first = 0, hole_end = 0;
 
@@ -113,6 +116,7 @@ struct Region {
   bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
   bool lost = false;                      // its device was reset: the addresses are nobody's any more
   core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
+  PlaceAdvice places;                     // what follows from both: advice.h
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {
@@ -154,10 +158,16 @@ inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool
   return policy::Temperature::normal;
 }
 
-// Nobody has changed the rights of a part of it, at this moment. Regions with a device tier lie in several mappings: of
-// the block.
-inline bool plain(const core::MappingQuery& mappings, const Region& r, core::BlockIndex b) {
-  return r.gpu ? mappings.plain(r.address(b), r.block_size) : mappings.plain(r.base, r.span);
+// Whether a thread of ours may load from [from, from + size), of one block, at this moment: nobody has changed the
+// rights of a part of the region, or made a guard page there. Regions with a device tier lie in several mappings: of
+// the block. What is found holds for the region's life, but for pages that may have been swapped out.
+inline bool may_load(const core::MappingQuery& mappings, const Region& r, const std::byte* from, size_t size) {
+  using Marks = core::MappingQuery::Marks;
+  if (r.guarded) return false;
+  const bool plain = r.gpu ? mappings.plain(r.address(r.index(from)), r.block_size) : mappings.plain(r.base, r.span);
+  const Marks marks = plain ? mappings.marks(from, size) : Marks::guards;
+  if (marks == Marks::guards) r.guarded = true;
+  return marks == Marks::none;
 }
 
 // What the store or the file has is certainly the same.

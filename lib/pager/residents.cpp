@@ -4,9 +4,6 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::ResidentId;
-
 // The lowest number comes first.
 void Residents::grow() {
   const size_t old = all_.size();

@@ -60,10 +60,11 @@ struct Resident {
   core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
-  bool lent = false;      // taking: kernels load from its staging frame (Loans)
-  bool dropping = false;  // .. and are being dropped: an absent page is ours, not the program's doing
-  bool holed = false;     // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
-                          // installing: somebody met a page that was not there
+  bool unwritten = false;  // found to need a write while none could be made; no policy may know it until one can
+  bool lent = false;       // taking: kernels load from its staging frame (Loans)
+  bool dropping = false;   // .. and are being dropped: an absent page is ours, not the program's doing
+  bool holed = false;      // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
+                           // installing: somebody met a page that was not there
 };
 
 class Residents {

@@ -4,8 +4,6 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-
 Retry* Retries::find(const Region& r, BlockIndex b) {
   const auto known =
       std::find_if(queue_.begin(), queue_.end(), [&](const Retry& e) { return e.region == &r && e.block == b; });

@@ -1,5 +1,5 @@
-// What the classes that move blocks of host memory stand on, and share: one of each. They are made after these, and
-// each takes what it needs.
+// What the classes that move blocks stand on, and share: one of each, made before them. They derive from it, so that
+// what stands in their own headers is what only they have.
 #pragma once
 
 #include "core/counters.h"
@@ -19,19 +19,19 @@
 namespace vmem::pager {
 
 struct Shared {
-  trap::Trap& trap;
-  store::Engine& engine;
-  store::Space& space;
-  const Config& config;
-  core::Counters& counters;
-  HostBudget& budget;
-  FramePool& frames;
-  StagingPools& staging;
-  BlockMap& map;
-  WriteBackState& writes;
-  ProgressClock& clock;
-  HostReserve& reserve;
-  TableCharges& tables;
+  trap::Trap& trap_;
+  store::Engine& engine_;
+  store::Space& space_;
+  const Config& config_;
+  core::Counters& counters_;
+  HostBudget& budget_;
+  FramePool& frames_;
+  StagingPools& staging_;
+  BlockMap& map_;
+  WriteBackState& writes_;
+  ProgressClock& clock_;
+  HostReserve& reserve_;
+  TableCharges& tables_;
 };
 
 }  // namespace vmem::pager

@@ -9,12 +9,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-
 namespace {
 
 constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
@@ -80,6 +74,7 @@ bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   access->loads = load || (access->loads && !first);
   if (resident.apart) return fresh;  // reported again
   const uintptr_t page = core::round_down(fault.address, core::kPage);
+  if (load && access->load_at == 0) access->load_at = page;
   auto& stores = access->stores;
   if (!load && !stores.full() && std::find(stores.begin(), stores.end(), page) == stores.end()) stores.push_back(page);
   return fresh;

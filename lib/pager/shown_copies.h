@@ -14,7 +14,6 @@
 // Not thread-safe: the pager's lock protects it. What is refused for want of memory changes nothing.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -40,6 +39,7 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   // somebody looks, unless the machine stands still.
   uint64_t lent_ns = 0, looked_ns = 0;
   bool loads = false;                   // it is, or may be, a load that waits
+  uintptr_t load_at = 0;                // .. at this page, or at others, too; 0: that is not known
   bool gives_up = false;                // stores have waited for room in vain: refused once nothing is shown
   core::Few<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
 };

@@ -7,12 +7,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-
 namespace {
 
 // Unlocked; state filling, and the file's own pages are mapped there. The trap takes their place, and for a moment

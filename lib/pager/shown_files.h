@@ -12,11 +12,10 @@
 
 namespace vmem::pager {
 
-class ShownFiles {
+class ShownFiles : private Shared {
  public:
-  using Lock = core::BigLock;
   ShownFiles(const Shared& shared, Gpus& gpus, PageIn& page_in, Room& room)
-      : trap_(shared.trap), map_(shared.map), tables_(shared.tables), gpus_(gpus), page_in_(page_in), room_(room) {}
+      : Shared(shared), gpus_(gpus), page_in_(page_in), room_(room) {}
 
   // A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an
   // ordinary block again, as by FailedBlocks::revive(); else it goes on showing the file. Locked, and not meanwhile: to
@@ -25,9 +24,6 @@ class ShownFiles {
   core::Status revive(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
-  trap::Trap& trap_;
-  BlockMap& map_;
-  TableCharges& tables_;
   Gpus& gpus_;
   PageIn& page_in_;
   Room& room_;

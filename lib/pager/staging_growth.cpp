@@ -1,7 +1,6 @@
 #include "pager/staging_growth.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "pager/moves.h"
 
@@ -45,7 +44,7 @@ bool StagingGrowth::has_room() const {
 }
 
 bool StagingGrowth::blocks_must_leave(uint64_t leaving) const {
-  if (staging_.total() == 0 || (has_room() && !(wanted_ && refused_))) return false;
+  if (staging_.total() == 0 || growing_ || (has_room() && !(wanted_ && refused_))) return false;
   const size_t low = std::max<size_t>(2 * reserve(), staging_.total() / 8);
   return staging_.free() * staging_.frame() + leaving < low * staging_.frame();
 }

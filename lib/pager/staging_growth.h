@@ -41,10 +41,10 @@ class StagingGrowth {
   size_t reserve() const;
   uint64_t most() const;  // bytes, of frames of all sizes
   // The share has room for a few more, once frames of other sizes that nobody uses have gone; fits(): as it is.
-  // grows(): and nobody was refused them.
+  // grows(): and nobody was refused them; or some are being made, which are charged already and may be the last.
   bool has_room() const;
   bool fits() const;
-  bool grows() const { return has_room() && !refused_; }
+  bool grows() const { return growing_ || (has_room() && !refused_); }
   // Too few are free, counting `leaving` bytes that will be, and no more are made soon.
   bool blocks_must_leave(uint64_t leaving) const;
 

@@ -9,13 +9,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::error;
-using core::ResidentId;
-using core::State;
-using core::Status;
-
 std::byte* StagingSupply::frame(const Region& r, size_t keep) {
   Staging& frames = staging_.of(r).frames;
   StagingGrowth& growth = staging_.of(r).growth;
@@ -47,7 +40,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
       }
       core::add(counters_.clean_drops);
       DeferredWork nothing;  // nobody wants it
-      write_back_.drop_held(other, b, nothing);
+      isolated_.drop_held(other, b, nothing);
     }
     if (std::byte* frame = frames.get(keep)) return frame;
   }

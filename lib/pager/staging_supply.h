@@ -14,32 +14,18 @@
 
 #include "device/device.h"
 #include "pager/gpus.h"
+#include "pager/isolated_blocks.h"
 #include "pager/memory_pressure.h"
 #include "pager/shared.h"
-#include "pager/write_back.h"
 
 namespace vmem::pager {
 
-class StagingSupply {
+class StagingSupply : private Shared {
  public:
-  using Lock = core::BigLock;
   // devices: null: there is no device tier, and nobody asks for frames.
   StagingSupply(const Shared& shared, device::Devices* devices, Gpus& gpus, MemoryPressure& pressure,
-                WriteBack& write_back)
-      : devices_(devices),
-        trap_(shared.trap),
-        config_(shared.config),
-        counters_(shared.counters),
-        budget_(shared.budget),
-        frames_(shared.frames),
-        staging_(shared.staging),
-        map_(shared.map),
-        writes_(shared.writes),
-        clock_(shared.clock),
-        reserve_(shared.reserve),
-        gpus_(gpus),
-        pressure_(pressure),
-        write_back_(write_back) {}
+                IsolatedBlocks& isolated)
+      : Shared(shared), devices_(devices), gpus_(gpus), pressure_(pressure), isolated_(isolated) {}
 
   // A frame for a block of the region while more than `keep` are free; else one of a block that the SSD or a device has
   // too, which takes no I/O and nobody has to be waited for. nullptr: the pool grows, or its blocks have to be written
@@ -68,19 +54,9 @@ class StagingSupply {
   bool end_unused(Lock& lock) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  trap::Trap& trap_;
-  const Config& config_;
-  core::Counters& counters_;
-  HostBudget& budget_;
-  FramePool& frames_;
-  StagingPools& staging_;
-  BlockMap& map_;
-  WriteBackState& writes_;
-  ProgressClock& clock_;
-  HostReserve& reserve_;
   Gpus& gpus_;
   MemoryPressure& pressure_;
-  WriteBack& write_back_;
+  IsolatedBlocks& isolated_;
 };
 
 }  // namespace vmem::pager

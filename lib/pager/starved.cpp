@@ -4,9 +4,6 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::Urgency;
-
 namespace {
 
 void clear(Region& r, BlockIndex b) {

@@ -4,13 +4,8 @@
 
 #include "core/break.h"
 #include "store/codec.h"
-#include "store/digest.h"
 
 namespace vmem::pager {
-
-using core::Block;
-using core::Status;
-using core::Urgency;
 
 namespace {
 

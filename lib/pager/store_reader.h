@@ -11,10 +11,9 @@
 
 namespace vmem::pager {
 
-class StoreReader {
+class StoreReader : private Shared {
  public:
-  explicit StoreReader(const Shared& shared)
-      : space_(shared.space), counters_(shared.counters), map_(shared.map), verify_(shared.config.checksum) {}
+  explicit StoreReader(const Shared& shared) : Shared(shared), verify_(config_.checksum) {}
 
   // Describes the read of a move whose image (and coded) are set; `end` goes on with it.
   void prepare_read(Move* m, core::Urgency urgency, IoEnd& end) VMEM_LOCKED;
@@ -26,9 +25,6 @@ class StoreReader {
   void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
 
  private:
-  store::Space& space_;
-  core::Counters& counters_;
-  BlockMap& map_;
   std::atomic<bool> verify_;  // setting checksum
 };
 

@@ -14,12 +14,14 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::Urgency;
-
 namespace {
 
 constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+
+// The file system, a quota or RLIMIT_FSIZE lets no file be longer.
+bool has_no_room(const core::Status& s) {
+  return s.code() == -ENOSPC || s.code() == -EDQUOT || s.code() == -EFBIG;
+}
 
 }  // namespace
 
@@ -59,8 +61,7 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
 bool StoreWriter::may_load(const Move& m) const {
   if (!m.in_place || m.aside != nullptr) return true;
   const Region& r = *m.region;
-  if (!r.guarded && !plain(mappings_, r, m.block)) r.guarded = true;
-  return !r.guarded;
+  return pager::may_load(mappings_, r, r.address(m.block), r.block_size);
 }
 
 // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
@@ -76,7 +77,10 @@ void StoreWriter::prepare_writes(std::span<Move* const> moves) {
       store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
     } else if (m->coded != nullptr) {  // raw, of a copy: a write from its place might need one, and find no buffer
       m->aside = std::exchange(m->coded, nullptr);
-      if (core::read_guarded(m->aside, m->image, r.block_size) == 0) m->image = m->aside;
+      if (core::read_guarded(m->aside, m->image, r.block_size, r.absent) == 0) {
+        m->image = m->aside;
+        m->digest = store::digest(m->image, r.block_size);  // a page may have become a guard page since
+      }
     }
     const core::Extent old = r.table[m->block].extent;
     if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
@@ -109,6 +113,7 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
     io.done = IoEnd::ended;
     io.user = m;
     io.in_region = buffer == r.address(m->block);
+    io.absent = r.absent;
   };
   if (r.backing == Backing::file_shared) {
     m->stored = r.file_bytes(m->block);
@@ -133,8 +138,7 @@ void StoreWriter::note_write_failure(Move* m) {
   if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
   core::add(counters_.io_errors);
   // In the store: what a shared file's disk has no room for is no reason to pass over others.
-  if ((m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) && !m->region->table[m->block].extent &&
-      m->region->backing != Backing::file_shared)
+  if (has_no_room(m->status) && !m->region->table[m->block].extent && m->region->backing != Backing::file_shared)
     writes_.no_room(now_ns());
   if (m->status.text().empty()) {
     m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
@@ -153,7 +157,7 @@ void StoreWriter::store_has_room() {
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
 void StoreWriter::give_back_extent(Move* m) {
   if (!m->new_extent || !m->extent) return;
-  if (m->status.code() == -ENOSPC || m->status.code() == -EDQUOT) {
+  if (has_no_room(m->status)) {
     space_.refuse(m->extent);
   } else {
     space_.release(m->extent);

@@ -15,16 +15,10 @@
 
 namespace vmem::pager {
 
-class StoreWriter {
+class StoreWriter : private Shared {
  public:
-  using Lock = core::BigLock;
   StoreWriter(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
-      : space_(shared.space),
-        counters_(shared.counters),
-        map_(shared.map),
-        writes_(shared.writes),
-        pressure_(pressure),
-        failed_(failed) {}
+      : Shared(shared), pressure_(pressure), failed_(failed) {}
 
   // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
   void prepare_writes(std::span<Move* const> moves) VMEM_UNLOCKED;
@@ -40,10 +34,6 @@ class StoreWriter {
   void allocate_cluster(std::span<Move*> cluster) VMEM_UNLOCKED;
   bool may_load(const Move& m) const VMEM_UNLOCKED;
 
-  store::Space& space_;
-  core::Counters& counters_;
-  BlockMap& map_;
-  WriteBackState& writes_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   const core::MappingQuery mappings_;

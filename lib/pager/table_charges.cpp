@@ -8,9 +8,6 @@
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::State;
-using core::Status;
 using memory::Use;
 
 namespace {

@@ -14,13 +14,6 @@
 
 namespace vmem::pager {
 
-using core::Block;
-using core::BlockIndex;
-using core::ResidentId;
-using core::State;
-using core::Status;
-using trap::Transfer;
-
 // Locked on entry and on return, and not meanwhile.
 void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
   lock.unlock();
@@ -48,32 +41,27 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
 void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   if (m->probe && m->status.ok()) {
-    r.table.change(m->block, State::taking, State::held);
-    map_.residents()[r.table[m->block].aux].frame = m->image;
-    map_.policy(r.table[m->block].aux).unhold(r.table[m->block].aux);
-    settle_probe(r, m->block, after);
-    map_.free_move(m);
+    isolated_.keep_frame(m, after);
   } else if (m->torn) {
-    lose_taken(m);
+    isolated_.lose_taken(m);
   } else if (!m->status.ok()) {
     if (m->stored != 0) {
+      map_.residents()[r.table[m->block].aux].unwritten = true;
       writer_.note_write_failure(m);
     } else {
+      map_.residents()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
       writes_.pinned(now_ns());
     }
-    put_back(m, after);
+    isolated_.put_back(m, after);
   } else if (m->clean) {
     finish_clean(m, after);
+  } else if (m->only_clean) {
+    map_.residents()[r.table[m->block].aux].unwritten = true;
+    isolated_.put_back(m, after);
   } else {
     if (r.table[m->block].state == State::taking) r.table.change(m->block, State::taking, State::writing);
     writer_.to_store(m, *this, after);
   }
-}
-
-void WriteBack::settle_probe(Region& r, BlockIndex b, DeferredWork& after) {
-  if ((r.table[b].flags & core::kWanted) == 0) return;
-  map_.policy(r.table[b].aux).touched(r.table[b].aux);
-  installer_.begin_install(r, b, after);
 }
 
 // Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
@@ -87,104 +75,11 @@ void WriteBack::finish_clean(Move* m, DeferredWork& after) {
     block.flags |= core::kDigest;
   }
   if (m->keep || (!gone && (block.flags & core::kWanted) != 0)) {
-    put_back(m, after);
+    isolated_.put_back(m, after);
     return;
   }
   core::add(counters_.clean_drops);
-  let_go(m, State::taking, after);
-}
-
-void WriteBack::give_buffers(Move* m) {
-  const Region& r = *m->region;
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  if (m->aside != nullptr && r.bounces) frames_.put_bounce(m->aside, r.block_size);
-  if (m->aside != nullptr && !r.bounces) frames_.put(m->aside, r.block_size);
-  m->coded = m->aside = nullptr;
-}
-
-// Locked. Ends an eviction: memory back, block absent.
-void WriteBack::let_go(Move* m, State from, DeferredWork& after) {
-  Region& r = *m->region;
-  Block& block = r.table[m->block];
-  core::add(counters_.evictions);
-  map_.progress().made();
-  if ((block.flags & core::kReadAhead) != 0) {
-    core::add(counters_.prefetch_wasted);
-    r.readahead.on_waste(m->block);
-  }
-  block.flags &= core::kForgetReadAhead;
-  block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
-  give_buffers(m);
-  if (m->in_place) {
-    if (!core::broken("credit")) budget_.credit(r.block_size);
-  } else if (m->from_held) {
-    installer_.give_frame(r, m->image);
-  } else {
-    frames_.put(m->image, r.block_size);
-  }
-  writes_.settled(m->leaving);
-  map_.free_resident(m->block, r);
-  if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
-  r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
-  tables_.charge(r);
-  const BlockIndex b = m->block;
-  map_.free_move(m);
-  page_in_.settle(r, b, after);
-}
-
-// Locked. Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
-// undoes it.
-void WriteBack::stay_in_place(Move* m, State from) {
-  Region& r = *m->region;
-  Block& block = r.table[m->block];
-  if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
-  r.table.change(m->block, from, State::resident);
-  if (m->status.ok() && m->in_place && (block.flags & core::kWantedWrite) == 0 && (block.flags & core::kDigest) != 0 &&
-      !lent_for_writing(r, m->block) && !map_.residents()[block.aux].holed) {
-    block.flags |= core::kProtected;
-  } else {
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
-    if (m->in_place) trap_.unprotect(r.address(m->block), r.block_size).ignore();
-  }
-  if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  map_.admit(r, m->block, map_.clock().stamp());
-  map_.free_move(m);
-}
-
-// Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
-void WriteBack::put_back(Move* m, DeferredWork& after) {
-  Region& r = *m->region;
-  Block& block = r.table[m->block];
-  const State from = block.state;
-  writes_.settled(m->leaving);
-  give_buffers(m);
-  Resident& resident = map_.residents()[block.aux];
-  if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
-
-  if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
-    stay_in_place(m, from);
-    return;
-  }
-  resident.frame = m->image;
-  if (resident.lent) {
-    r.table.change(m->block, from, State::held);
-    r.table.change(m->block, State::held, State::taking);
-    map_.free_move(m);
-    return;
-  }
-  const bool wanted = (block.flags & core::kWanted) != 0;
-  if (m->from_held && (!wanted || m->staged)) {
-    r.table.change(m->block, from, State::held);
-    map_.admit(r, m->block, map_.clock().stamp());
-    const BlockIndex b = m->block;
-    map_.free_move(m);
-    if (wanted) installer_.begin_install(r, b, after);
-    return;
-  }
-  resident.stamp = map_.clock().stamp();
-  m->protect = false;
-  installer_.start_installing(m, from, after.install);
+  isolated_.let_go(m, State::taking, after);
 }
 
 void WriteBack::io_ended(Move* m) {
@@ -195,16 +90,30 @@ void WriteBack::io_ended(Move* m) {
 }
 
 // Unlocked; state writing. The program has taken the right to read a page of what was written from its place: a copy is
-// written. False: there is no memory for one, or it cannot be had.
+// written, now or when its turn has come. False: there is no memory for one, or it cannot be had.
 bool WriteBack::write_aside(Move* m) {
-  Region& r = *m->region;
+  const Region& r = *m->region;
   std::byte* copy = nullptr;
   {
     Lock lock(map_.mutex());
     copy = m->aside = r.bounces ? frames_.get_bounce(r.block_size) : frames_.get(r.block_size, 0);
+    if (copy == nullptr && core::broken("spare_copy")) return false;
+    if (copy == nullptr) {
+      m->spare = true;
+      if (!spare_.take(m)) return true;
+    }
   }
-  if (copy == nullptr || core::read_guarded_at_once(copy, r.address(m->block), r.block_size) != 0) return false;
+  if (copy == nullptr) copy = m->aside = spare_.memory(r.block_size);
+  return copy != nullptr && write_copy(m, copy);
+}
+
+// Unlocked. False: nobody may read the block.
+bool WriteBack::write_copy(Move* m, std::byte* copy) {
+  const Region& r = *m->region;
+  if (core::read_guarded_at_once(copy, r.address(m->block), r.block_size, r.absent) != 0) return false;
+  core::step("evict.aside");
   m->image = copy;
+  m->digest = store::digest(copy, r.block_size);  // a page may have become a guard page since
   m->status = {};
   DeferredWork after;
   {
@@ -213,6 +122,26 @@ bool WriteBack::write_aside(Move* m) {
   }
   page_in_.run(after);
   return true;
+}
+
+// Unlocked. A move that had the spare copy has ended; those that wait for it go on, one by one. What somebody wants
+// meanwhile stays, and is written another time, unless a call waits for that.
+void WriteBack::pass_spare(DeferredWork& after) {
+  for (;;) {
+    MoveList wanted;
+    {
+      Lock lock(map_.mutex());
+      wanted = spare_.give_up([](const Move& m) VMEM_LOCKED {
+        return m.job == nullptr && (m.region->table[m.block].flags & core::kWanted) != 0;
+      });
+    }
+    while (!wanted.empty()) settle_write(wanted.pop(), after);
+    Move* const m = spare_.pass(map_.mutex());
+    if (m == nullptr) return;
+    m->aside = spare_.memory(m->region->block_size);
+    if (m->aside != nullptr && write_copy(m, m->aside)) return;
+    settle_write(m, after);
+  }
 }
 
 // Unlocked; state writing.
@@ -246,6 +175,13 @@ void WriteBack::retry_pinned(Lock& lock) {
 
 // Unlocked; state writing.
 void WriteBack::end_write(Move* m, DeferredWork& after) {
+  const bool spare = m->spare;
+  settle_write(m, after);
+  if (spare) pass_spare(after);
+}
+
+// Unlocked; state writing.
+void WriteBack::settle_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
   const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
@@ -256,10 +192,11 @@ void WriteBack::end_write(Move* m, DeferredWork& after) {
       failed_.mark_unknown(r, m->block);
       writes_.pinned(now_ns());
     } else {
+      map_.residents()[block.aux].unwritten = true;
       writer_.note_write_failure(m);
     }
     writer_.give_back_extent(m);
-    put_back(m, after);
+    isolated_.put_back(m, after);
     room_.came_free(after);
     return;
   }
@@ -276,11 +213,12 @@ void WriteBack::end_write(Move* m, DeferredWork& after) {
   // Not all of it is there; or other bytes are than were looked at.
   if (cut || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
+  map_.residents()[block.aux].unwritten = false;
   failed_.clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
-    put_back(m, after);
+    isolated_.put_back(m, after);
   } else {
-    let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
+    isolated_.let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
   }
   room_.came_free(after);
   failed_.revive_dropped();
@@ -326,78 +264,26 @@ bool WriteBack::drop_cut_off(Move* m) {
       if (resident.admitted) map_.policy(id).unhold(id);
       map_.withdraw(id);
       m->keep = false;
-      leaves(m);
+      isolated_.leaves(m);
     }
     resident.dropping = true;
   }
   core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
             m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   if (!m->in_place || drop_one(trap_, r, m->block)) return true;
-  Lock lock(map_.mutex());
-  pinned_.push_back(m);
-  pressure_.call_evictor();
+  const bool spare = std::exchange(m->spare, false);
+  if (spare) m->image = r.address(m->block), m->aside = nullptr;  // it is written: others need not wait for the pin
+  {
+    Lock lock(map_.mutex());
+    pinned_.push_back(m);
+    pressure_.call_evictor();
+  }
+  if (spare) {
+    DeferredWork after;
+    pass_spare(after);
+    page_in_.run(after);
+  }
   return false;
-}
-
-// Locked; state taking, torn.
-void WriteBack::lose_taken(Move* m) {
-  Region& r = *m->region;
-  const core::ResidentId id = r.table[m->block].aux;
-  writes_.settled(m->leaving);
-  give_buffers(m);
-  if ((m->keep || m->probe) && map_.residents()[id].admitted) map_.policy(id).unhold(id);
-  frames_.put_slot(m->image, r.block_size);
-  budget_.credit(r.block_size);
-  map_.free_resident(m->block, r);
-  failed_.mark_lost(r, m->block, State::taking, m->status);
-  m->status = r.reason(m->block);
-  if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
-  map_.free_move(m);
-}
-
-Move* WriteBack::hold_for_drop(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  map_.withdraw(block.aux);
-  r.table.change(b, block.state, State::taking);
-  return map_.new_move(r, b);
-}
-
-void WriteBack::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
-  Move* m = hold_for_drop(r, b);
-  const Resident& resident = map_.residents()[r.table[b].aux];
-  m->image = resident.frame;
-  m->from_held = true;
-  m->staged = in_staging(resident.pool);
-  leaves(m);
-  let_go(m, State::taking, after);
-}
-
-Status WriteBack::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
-  if (!map_.reserve_move()) return core::error(ENOMEM, "no memory for bookkeeping");
-  if (r.table[b].state == State::held) {
-    failed_.forget_store_copy(r, b);
-    drop_held(r, b, after);
-    return {};
-  }
-  Move* m = hold_for_drop(r, b);
-  Resident& resident = map_.residents()[r.table[b].aux];
-  m->in_place = r.transfer != Transfer::install;
-  resident.in_place = m->in_place;
-  resident.dropping = true;
-  m->image = m->in_place ? r.address(b) : resident.frame;
-  leaves(m);
-  lock.unlock();
-  Status dropped = drop_one(trap_, r, b) ? Status() : core::error(EBUSY, "a page of the block is pinned");
-  lock.lock();
-  if (!dropped.ok()) {
-    m->in_place = true;
-    m->status = dropped;
-    put_back(m, after);
-    return dropped;
-  }
-  failed_.forget_store_copy(r, b);
-  let_go(m, State::taking, after);
-  return {};
 }
 
 }  // namespace vmem::pager

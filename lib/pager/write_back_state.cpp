@@ -1,13 +1,10 @@
 #include "pager/write_back_state.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "pager/moves.h"
 
 namespace vmem::pager {
-
-using core::Status;
 
 void WriteBackState::leaves(Leaving& move, uint64_t bytes, uint8_t pool) {
   settled(move);

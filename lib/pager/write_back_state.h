@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -59,6 +58,8 @@ class WriteBackState {
   // there is one already. True: it is to be said; one that repeats what was said last is not.
   bool failed(const core::Status& why, bool somebody_hears, uint64_t now_ns);
   void succeeded() { failures_in_row_ = 0; }
+  // The last write failed: who may not write now may not for long. Else it was somebody's pin.
+  bool failing() const { return failures_in_row_ != 0; }
   // The store has room, or may have: who waits to write tries at once. False: nobody was kept from it.
   bool has_room();
 

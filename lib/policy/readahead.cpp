@@ -1,7 +1,6 @@
 #include "policy/readahead.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace vmem::policy {
 

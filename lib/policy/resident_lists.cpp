@@ -20,21 +20,6 @@ void ResidentLists::push_head(ListId list, ResidentId id) {
   l.pages += n.weight;
 }
 
-void ResidentLists::push_tail(ListId list, ResidentId id) {
-  List& l = lists_[list];
-  Node& n = nodes_[id];
-  n.older = kNoResident;
-  n.newer = l.tail;
-  if (l.tail != kNoResident) {
-    nodes_[l.tail].older = id;
-  } else {
-    l.head = id;
-  }
-  l.tail = id;
-  n.list = list;
-  l.pages += n.weight;
-}
-
 void ResidentLists::unlink(ResidentId id) {
   Node& n = nodes_[id];
   if (n.list == kNoList) return;

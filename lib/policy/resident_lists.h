@@ -55,8 +55,6 @@ class ResidentLists {
 
   // As the newest of the list. The resident must be in none.
   void push_head(ListId list, core::ResidentId id);
-  // As the oldest of the list. The resident must be in none.
-  void push_tail(ListId list, core::ResidentId id);
   // Takes it out of the list it is in; nothing when it is in none.
   void unlink(core::ResidentId id);
   void move_to_head(ListId list, core::ResidentId id) {

@@ -6,8 +6,6 @@
 // file system, from what the kernel knows already, and are used once it is known on which mount they are.
 #pragma once
 
-#include <sys/stat.h>
-
 #include <string>
 
 #include "core/status.h"

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "store/open.h"

@@ -5,12 +5,10 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "core/mutex.h"
 #include "core/types.h"
 
 namespace vmem::store {

@@ -102,6 +102,7 @@ class CipherEngine final : public Engine {
     Io* of = nullptr;
     size_t from = 0;  // of the write's bytes
     void* buffer = nullptr;
+    bool unread = false;    // its bytes: a page of the region that nobody may read, or a guard page
     Piece* next = nullptr;  // in the list of free ones
   };
 
@@ -196,9 +197,10 @@ class CipherEngine final : public Engine {
         const Io& io = piece->io;
         const char* from = static_cast<const char*>(piece->of->buffer) + piece->from;
         // What cannot be encrypted is not written: to a file that there is not, so that done() is called where it must
-        // be.
-        if (io.size % core::kPage != 0 || io.offset % core::kPage != 0 ||
-            (piece->of->in_region && core::read_guarded(piece->buffer, from, io.size) != 0) ||
+        // be. Of a guard page the digest may know other bytes.
+        piece->unread = piece->of->in_region &&
+                        core::read_guarded(piece->buffer, from, io.size, piece->of->absent, core::Guards::refused) != 0;
+        if (io.size % core::kPage != 0 || io.offset % core::kPage != 0 || piece->unread ||
             !cipher_->encrypt(io.file, io.offset, piece->of->in_region ? piece->buffer : from, io.size, piece->buffer))
           piece->io.file = kNoFile;
         batch[count++] = &piece->io;
@@ -211,7 +213,7 @@ class CipherEngine final : public Engine {
   static void piece_done(Io& io) {
     auto* const piece = static_cast<Piece*>(io.user);
     CipherEngine* const self = piece->engine;
-    self->settle(piece, io.result, io.transferred);
+    self->settle(piece, piece->unread ? -EFAULT : io.result, io.transferred);
     self->pump();
   }
 

@@ -4,10 +4,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cerrno>
-#include <cstdlib>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -4,9 +4,6 @@
 
 #include <immintrin.h>
 
-#include <cstdlib>
-#include <cstring>
-
 #include "store/digest.h"
 
 #if defined(__clang__)

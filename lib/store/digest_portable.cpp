@@ -1,6 +1,4 @@
 // The digest for every processor. Compiled like digest_avx2.cpp: the Makefile says how, and why.
-#include <cstdlib>
-#include <cstring>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

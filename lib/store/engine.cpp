@@ -16,7 +16,7 @@ core::Status make_engine(const EngineOptions& options, std::unique_ptr<Engine>* 
     const char* const advice = error == EPERM || error == EACCES
                                    ? "Allow it in the container's seccomp profile and set kernel.io_uring_disabled=0"
                                : error == ENOSYS ? "The kernel lacks it or a seccomp profile hides it"
-                                                 : "The limits on memory or descriptors may be too low";
+                                                 : "The limits on memory, descriptors or processes may be too low";
     VMEM_LOG_ONCE(core::Level::warning, "I/O goes through threads, which is slower: %s. %s.", status.text().data(),
                   advice);
   }

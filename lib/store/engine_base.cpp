@@ -2,12 +2,9 @@
 
 #include <fcntl.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "core/log.h"
-#include "core/mutex.h"
 #include "core/step.h"
 
 namespace vmem::store {

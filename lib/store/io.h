@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
+#include "core/guarded_read.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -35,6 +35,7 @@ struct Io {
   // issues the transfer then waits for a fault to be served, and must not be the one who serves it
   // (core/fault_server.h).
   bool in_region = false;
+  core::Absent absent = core::Absent::zeros;  // .. and what a page of it is that is not mapped
   // A write that never makes the file longer: what lies beyond its end when the kernel is called is left out, which is
   // success; `transferred` says how much there was room for. Ends anywhere, also on a direct file.
   bool within_file = false;

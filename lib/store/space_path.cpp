@@ -4,7 +4,6 @@
 #include <linux/falloc.h>
 #include <linux/magic.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>

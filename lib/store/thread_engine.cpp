@@ -1,6 +1,5 @@
 // The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
 #include <algorithm>
-#include <cerrno>
 #include <condition_variable>
 #include <thread>
 

@@ -144,9 +144,18 @@ core::Status try_ring(io_uring* ring) {
   return {};
 }
 
+// As many workers as the limit says serve what is issued for them from the start, whoever the user is, and where that
+// is none it waits for ever.
+core::Status check_workers() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur != 0) return {};
+  return core::error(EAGAIN, "io_uring can have no workers where RLIMIT_NPROC is 0");
+}
+
 }  // namespace
 
 core::Status UringEngine::start() {
+  if (core::Status status = check_workers(); !status.ok()) return status;
   for (Ring& ring : rings_) {
     if (core::Status status = create_ring(ring); !status.ok()) return status;
   }

@@ -104,6 +104,26 @@ void KmodTrap::release_copies(uint64_t offset, size_t unit, size_t count) {
   for (const auto& [at, c] : gone) put_copy_frame(c.frame, c.unit);
 }
 
+// Before they are in place: whoever drops a block right after must find its frame. All, or none where it fails.
+Status KmodTrap::note_copies(void* address, std::span<const vmem_op> ops, std::span<std::byte* const> made,
+                             size_t unit) {
+  Status failure;
+  const core::MutexLock lock(copies_mutex_);
+  try {
+    for (size_t i = 0; i < made.size(); ++i) {
+      if (!copies_.emplace(ops[i].block, Copy{made[i], unit}).second)
+        failure = error(EEXIST, "fill: the block at 0x%zx is in place already", at(address) + i * unit);
+    }
+  } catch (const std::bad_alloc&) {
+    failure = no_memory();
+  }
+  for (size_t i = 0; i < made.size() && !failure.ok(); ++i) {
+    const auto it = copies_.find(ops[i].block);
+    if (it != copies_.end() && it->second.frame == made[i]) copies_.erase(it);
+  }
+  return failure;
+}
+
 Status KmodTrap::copy_in(void* address, size_t size, void* image, Protect protect) {
   uint64_t block = 0;
   size_t unit = 0, count = 0;
@@ -131,24 +151,7 @@ Status KmodTrap::copy_in(void* address, size_t size, void* image, Protect protec
     ops[i].block = block + i * unit;
     ops[i].frame = slot;
   }
-  if (failure.ok()) {
-    // Known before they are in place: whoever drops a block right after must find its frame.
-    const core::MutexLock lock(copies_mutex_);
-    try {
-      for (size_t i = 0; i < count; ++i) {
-        if (!copies_.emplace(ops[i].block, Copy{made[i], unit}).second)
-          failure = error(EEXIST, "fill: the block at 0x%zx is in place already", at(address) + i * unit);
-      }
-    } catch (const std::bad_alloc&) {
-      failure = no_memory();
-    }
-    if (!failure.ok()) {
-      for (size_t i = 0; i < count; ++i) {
-        const auto it = copies_.find(ops[i].block);
-        if (it != copies_.end() && it->second.frame == made[i]) copies_.erase(it);
-      }
-    }
-  }
+  if (failure.ok()) failure = note_copies(address, ops, made, unit);
   if (!failure.ok()) {
     for (std::byte* frame : made) put_copy_frame(frame, unit);
     return failure;

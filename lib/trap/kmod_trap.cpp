@@ -8,17 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "core/big_lock.h"
 #include "core/few.h"
 #include "core/fork.h"
 #include "core/log.h"
-#include "core/mutex.h"
 #include "core/step.h"
 #include "trap/mapping.h"
 #include "trap/os.h"
@@ -151,6 +148,7 @@ KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls)
   caps_.poison = true;
   caps_.system_calls = system_calls;
   caps_.batch_drop = true;
+  caps_.absent = core::Absent::elsewhere;  // protecting a block takes its pages out of the page tables
   caps_.one_report = true;
   caps_.name = "kmod";
 }

@@ -124,6 +124,7 @@ class KmodTrap final : public Trap {
   core::Status copy_out(void* address, size_t size, void* image);
   core::Status get_copy_frame(size_t unit, std::byte** frame);
   void put_copy_frame(std::byte* frame, size_t unit);
+  core::Status note_copies(void* address, std::span<const vmem_op> ops, std::span<std::byte* const> made, size_t unit);
   // The frames of our own that stood in `count` blocks from `offset` on, which are absent now or destroyed.
   void release_copies(uint64_t offset, size_t unit, size_t count);
 

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <iterator>
 
 #include "core/map_over.h"
-#include "core/mutex.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "trap/os.h"
@@ -25,8 +23,8 @@ core::Status no_space(int error, size_t size) {
                               core::human_bytes(size).c_str());
   }
   return core::system_error(error,
-                            "cannot map %s of address space (ENOMEM: raise `ulimit -v`, vm.max_map_count, or leave "
-                            "vm.overcommit_memory at 0 or 1)",
+                            "cannot map %s of address space (ENOMEM: raise `ulimit -v`, `ulimit -d`, "
+                            "vm.max_map_count, or leave vm.overcommit_memory at 0 or 1)",
                             core::human_bytes(size).c_str());
 }
 

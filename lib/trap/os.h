@@ -12,11 +12,22 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 
+#include "core/page_map.h"
+
 namespace vmem::trap::os {
+
+using core::kPageExists;
+using core::kPageGuard;
+using core::kScanGuard;
+using core::kScanHuge;
+using core::kScanPresent;
+using core::kScanSwapped;
+using core::kScanWritten;
 
 inline constexpr unsigned kUserModeOnly = 1;                    // UFFD_USER_MODE_ONLY, Linux 5.11
 inline constexpr uint64_t kFeatureWp = uint64_t{1} << 0;        // 5.7
@@ -25,9 +36,9 @@ inline constexpr uint64_t kFeaturePoison = uint64_t{1} << 14;   // 6.6
 inline constexpr uint64_t kFeatureMove = uint64_t{1} << 16;     // 6.8
 inline constexpr uint64_t kRegisterMissing = uint64_t{1} << 0;
 inline constexpr uint64_t kRegisterWp = uint64_t{1} << 1;
-inline constexpr uint64_t kMoveDontWake = uint64_t{1} << 0;
 inline constexpr uint64_t kMoveAllowHoles = uint64_t{1} << 1;
 inline constexpr int kMadvPopulateWrite = 23;  // 5.14
+inline constexpr int kMadvGuardInstall = 102;  // 6.13
 inline constexpr int kMremapDontUnmap = 4;     // 5.7
 
 struct MoveArgs {  // struct uffdio_move
@@ -41,6 +52,13 @@ struct PoisonArgs {  // struct uffdio_poison
 inline constexpr unsigned long kIoctlMove = _IOWR(UFFDIO, 0x05, MoveArgs);
 inline constexpr unsigned long kIoctlPoison = _IOWR(UFFDIO, 0x08, PoisonArgs);
 inline constexpr unsigned long kIoctlNew = _IO(UFFDIO, 0x00);  // USERFAULTFD_IOC_NEW, on /dev/userfaultfd, 6.1
+
+// Transfers wake nobody, which whoever made them does when all is in place: bit 0 of the mode of each. 0 once the
+// kernel has refused UFFDIO_WAKE, as where the program has forbidden it by a filter of system calls.
+inline constinit std::atomic<uint64_t> dont_wake{1};
+inline uint64_t quietly() {
+  return dont_wake.load(std::memory_order_relaxed);
+}
 
 inline int result(long rc) {
   return rc < 0 ? -errno : 0;
@@ -78,6 +96,13 @@ inline int enroll(int fd, uintptr_t start, size_t size, uint64_t mode) {
   return result(ioctl(fd, UFFDIO_REGISTER, &args));
 }
 
+// Wakes who waits for pages of the range, and takes write protection from those that are there. What is absent is zeros
+// from now on.
+inline int dismiss(int fd, uintptr_t start, size_t size) {
+  uffdio_range args{start, size};
+  return result(ioctl(fd, UFFDIO_UNREGISTER, &args));
+}
+
 // Works on any address, mapped or not.
 inline int wake(int fd, uintptr_t start, size_t size) {
   uffdio_range args{start, size};
@@ -85,7 +110,7 @@ inline int wake(int fd, uintptr_t start, size_t size) {
 }
 
 // The next four do as much as they can and stop at the first trouble: `done` (bytes) counts what was done even when an
-// error is returned. None wakes anybody.
+// error is returned. None wakes anybody, but see quietly().
 inline int progress(long rc, int64_t counted, size_t* done) {
   const int error = result(rc);
   // The kernel puts a negative errno in the same field when nothing was done.
@@ -94,12 +119,12 @@ inline int progress(long rc, int64_t counted, size_t* done) {
 }
 
 inline int move(int fd, uintptr_t dst, uintptr_t src, size_t size, uint64_t mode, size_t* done) {
-  MoveArgs args{dst, src, size, mode | kMoveDontWake, 0};
+  MoveArgs args{dst, src, size, mode | quietly(), 0};
   long rc = ioctl(fd, kIoctlMove, &args);
   // The kernel moves nothing between memory that mlockall() has locked and memory that is not.
   if (rc < 0 && errno == EINVAL && args.moved <= 0 && munlock(reinterpret_cast<void*>(dst), size) == 0 &&
       munlock(reinterpret_cast<void*>(src), size) == 0) {
-    args = {dst, src, size, mode | kMoveDontWake, 0};
+    args = {dst, src, size, mode | quietly(), 0};
     rc = ioctl(fd, kIoctlMove, &args);
   }
   return progress(rc, args.moved, done);
@@ -110,7 +135,7 @@ inline int copy(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect,
   args.dst = dst;
   args.src = src;
   args.len = size;
-  args.mode = UFFDIO_COPY_MODE_DONTWAKE | (protect ? UFFDIO_COPY_MODE_WP : 0);
+  args.mode = quietly() | (protect ? UFFDIO_COPY_MODE_WP : 0);
   const long rc = ioctl(fd, UFFDIO_COPY, &args);
   return progress(rc, args.copy, done);
 }
@@ -118,13 +143,13 @@ inline int copy(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect,
 inline int zero(int fd, uintptr_t dst, size_t size, size_t* done) {
   uffdio_zeropage args{};
   args.range = {dst, size};
-  args.mode = UFFDIO_ZEROPAGE_MODE_DONTWAKE;
+  args.mode = quietly();
   const long rc = ioctl(fd, UFFDIO_ZEROPAGE, &args);
   return progress(rc, args.zeropage, done);
 }
 
 inline int poison(int fd, uintptr_t dst, size_t size, size_t* done) {
-  PoisonArgs args{dst, size, 1 /* UFFDIO_POISON_MODE_DONTWAKE */, 0};
+  PoisonArgs args{dst, size, quietly(), 0};
   const long rc = ioctl(fd, kIoctlPoison, &args);
   return progress(rc, args.updated, done);
 }
@@ -137,41 +162,36 @@ inline int write_protect(int fd, uintptr_t start, size_t size, bool on) {
   return result(ioctl(fd, UFFDIO_WRITEPROTECT, &args));
 }
 
-inline constexpr uint64_t kPageExists = uint64_t{3} << 62;  // present, or swapped, migrating, poisoned
-
 // One word a page, in the format of /proc/self/pagemap. False when they cannot be read.
 inline bool page_states(int pagemap, uintptr_t start, size_t pages, uint64_t* out) {
   const size_t bytes = pages * sizeof(uint64_t);
   return pread(pagemap, out, bytes, static_cast<off_t>(start / 4096 * sizeof(uint64_t))) == static_cast<ssize_t>(bytes);
 }
 
-// struct pm_scan_arg of linux/fs.h, Linux 6.7.
-struct ScanArgs {
-  uint64_t size, flags, start, end, walk_end, out, out_len, max_pages;
-  uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-inline constexpr unsigned long kIoctlScan = _IOWR('f', 16, ScanArgs);  // PAGEMAP_SCAN
-inline constexpr uint64_t kScanWritten = 1 << 1;                       // not write-protected
-inline constexpr uint64_t kScanPresent = 1 << 3;
-inline constexpr uint64_t kScanSwapped = 1 << 4;  // also poisoned, migrating
-inline constexpr uint64_t kScanHuge = 1 << 6;
-
 // pagemap: /proc/self/pagemap. 1 when a page of the range is in one of the categories and not in the one of `except`, 0
-// when none is, or a negative errno.
-inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories, uint64_t except = 0) {
-  uint64_t found[3];  // struct page_region
-  ScanArgs args{};
+// when none is, or a negative errno. first: where the first such page is.
+inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories, uint64_t except = 0,
+                    uintptr_t* first = nullptr) {
+  core::ScannedRange found{};
+  core::ScanArgs args{};
   args.size = sizeof args;
   args.start = start;
   args.end = start + size;
-  args.out = reinterpret_cast<uintptr_t>(found);
+  args.out = reinterpret_cast<uintptr_t>(&found);
   args.out_len = 1;
   args.max_pages = 1;
   args.category_inverted = args.category_mask = except;
   args.category_anyof_mask = categories;
   args.return_mask = categories;
-  const int rc = ioctl(pagemap, kIoctlScan, &args);
+  const int rc = ioctl(pagemap, core::kIoctlScan, &args);
+  if (rc > 0 && first != nullptr) *first = found.start;
   return rc < 0 ? -errno : rc > 0;
+}
+
+// Bytes of the range before its first guard page: all of it where there is none, and where the kernel does not tell.
+inline size_t before_guard(int pagemap, uintptr_t start, size_t size) {
+  uintptr_t first = 0;
+  return any_page(pagemap, start, size, kScanGuard, 0, &first) > 0 ? first - start : size;
 }
 
 inline int advise(uintptr_t start, size_t size, int advice) {

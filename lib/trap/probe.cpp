@@ -121,7 +121,7 @@ bool probe_move(int fd, int pagemap) {
 
 bool fill_page(int fd, const Scratch& scratch, uintptr_t at, bool protect) {
   *words_at(scratch.frame()) = 0xf111;
-  return copy_pages(fd, at, scratch.frame(), kPage, protect).error == 0;
+  return copy_pages(fd, -1, at, scratch.frame(), kPage, protect).error == 0;
 }
 
 bool probe_write_protect(int fd) {
@@ -136,10 +136,10 @@ bool probe_write_protect(int fd) {
 bool probe_poison(int fd) {
   Scratch scratch;
   if (!scratch.make(fd, os::kRegisterMissing, 0).ok()) return false;
-  if (poison_pages(fd, scratch.region(), kPage).error != 0) return false;
+  if (poison_pages(fd, -1, scratch.region(), kPage).error != 0) return false;
   // unfail() relies on this: dropping removes the mark, and the page can be filled.
   if (os::advise(scratch.region(), kPage, MADV_DONTNEED) != 0) return false;
-  return zero_pages(fd, scratch.region(), kPage).error == 0;
+  return zero_pages(fd, -1, scratch.region(), kPage).error == 0;
 }
 
 bool probe_remap(int fd) {
@@ -155,7 +155,7 @@ bool probe_remap(int fd) {
 bool probe_table_reclaim(int fd, int pagemap) {
   Scratch scratch;
   if (!scratch.make(fd, os::kRegisterMissing | os::kRegisterWp, os::kRegisterWp).ok()) return false;
-  if (zero_pages(fd, scratch.region(), kPage).error != 0) return false;
+  if (zero_pages(fd, -1, scratch.region(), kPage).error != 0) return false;
   if (os::advise(scratch.region(), kHugePage, MADV_DONTNEED) != 0) return false;
   *words_at(scratch.frame()) = 1;
   // No huge page to be had just now: nothing is learnt, and the cautious answer is no.
@@ -245,10 +245,10 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.caps.name = "userfaultfd";
   // Frames are registered for write protection, which never fires, because the kernel moves pages only into a
   // registered mapping, and a frame must not trap.
-  // The page map tells what really happened where the kernel miscounts (see move_pages).
-  if (options.allow_move && wp && (wanted & os::kFeatureMove) != 0)
-    probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
-  probed.caps.move = probed.pagemap >= 0 && probe_move(fd, probed.pagemap);
+  // The page map tells what really happened where the kernel miscounts (see move_pages), and where guard pages are.
+  probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probed.pagemap >= 0 &&
+                     probe_move(fd, probed.pagemap);
   probed.frees_tables = probed.caps.move && options.allow_table_reclaim && probe_table_reclaim(fd, probed.pagemap);
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
   probed.caps.poison = options.allow_poison && (wanted & os::kFeaturePoison) != 0 && probe_poison(fd);
@@ -258,10 +258,6 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
     probed.self = core::keep_from_children(os::open_self());
     probed.caps.batch_drop = probed.self >= 0 && probe_batch_drop(fd, probed.self);
   }
-  if (!probed.caps.move && probed.pagemap >= 0) {
-    core::close_and_forget(probed.pagemap);
-    probed.pagemap = -1;
-  }
   if (!probed.caps.batch_drop && probed.self >= 0) {
     core::close_and_forget(probed.self);
     probed.self = -1;
@@ -269,6 +265,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   if (!probed.caps.move && !probed.take_by_remap) {
     core::close_and_forget(fd);
     core::close_and_forget(probed.self);
+    core::close_and_forget(probed.pagemap);
     return core::error(
         ENOSYS,
         "this kernel can neither move pages out of a trapped range (UFFDIO_MOVE, Linux 6.8) nor remap them "

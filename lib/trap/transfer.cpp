@@ -110,12 +110,17 @@ size_t moved_already(int pagemap, uintptr_t dst, uintptr_t src, size_t size) {
   return size;
 }
 
+bool is_guard(int pagemap, uintptr_t page) {
+  uint64_t state = 0;
+  return os::page_states(pagemap, page, 1, &state) && (state & os::kPageGuard) != 0;
+}
+
 Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns) {
   // Holes are not allowed from the start: over a hole the kernel would put page tables on both sides, and a huge page
   // that comes later would be split.
   uint64_t mode = 0;
-  bool populated = false;
-  return run(size, busy_ns, [&](size_t offset, size_t bytes, size_t* done) {
+  bool populated = false, passed = false;
+  Outcome out = run(size, busy_ns, [&](size_t offset, size_t bytes, size_t* done) {
     for (;;) {
       const int error = os::move(fd, dst + offset, src + offset, bytes, mode, done);
       if (*done != 0) return error;
@@ -124,7 +129,11 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
         // count them, tries them again and finds them in its way (mm/userfaultfd.c, move_pages(): `err` keeps its
         // -EAGAIN).
         *done = moved_already(pagemap, dst + offset, src + offset, bytes);
-        return error;
+      }
+      if (*done == 0 && (error == -EEXIST || error == -EFAULT) &&
+          (is_guard(pagemap, dst + offset) || is_guard(pagemap, src + offset))) {
+        passed = true;
+        *done = core::kPage;
       }
       if (error != -ENOENT) return error;
       if (holes == Holes::keep && mode == 0) {
@@ -137,22 +146,48 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
       }
     }
   });
+  out.passed = passed;
+  return out;
 }
 
-Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect) {
-  return run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
-    return os::copy(fd, dst + offset, src + offset, bytes, protect, done);
+namespace {
+
+// The kernel puts nothing where the program has made a guard page: it goes on behind that.
+// put(offset, bytes, &done) -> error
+template <typename Put>
+Outcome put_around_guards(int pagemap, uintptr_t dst, size_t size, Put put) {
+  bool passed = false;
+  Outcome out = run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
+    const int error = put(offset, bytes, done);
+    if (*done != 0 || error != -EEXIST || !is_guard(pagemap, dst + offset)) return error;
+    passed = true;
+    *done = core::kPage;
+    return 0;
+  });
+  out.passed = passed;
+  return out;
+}
+
+}  // namespace
+
+Outcome copy_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, bool protect) {
+  // UFFDIO_COPY alone puts pages over guard pages, which are none then.
+  return put_around_guards(pagemap, dst, size, [&](size_t offset, size_t bytes, size_t* done) {
+    bytes = os::before_guard(pagemap, dst + offset, bytes);
+    return bytes == 0 ? -EEXIST : os::copy(fd, dst + offset, src + offset, bytes, protect, done);
   });
 }
 
-Outcome zero_pages(int fd, uintptr_t dst, size_t size) {
-  return run(size, 0,
-             [&](size_t offset, size_t bytes, size_t* done) { return os::zero(fd, dst + offset, bytes, done); });
+Outcome zero_pages(int fd, int pagemap, uintptr_t dst, size_t size) {
+  return put_around_guards(pagemap, dst, size, [&](size_t offset, size_t bytes, size_t* done) {
+    return os::zero(fd, dst + offset, bytes, done);
+  });
 }
 
-Outcome poison_pages(int fd, uintptr_t dst, size_t size) {
-  return run(size, 0,
-             [&](size_t offset, size_t bytes, size_t* done) { return os::poison(fd, dst + offset, bytes, done); });
+Outcome poison_pages(int fd, int pagemap, uintptr_t dst, size_t size) {
+  return put_around_guards(pagemap, dst, size, [&](size_t offset, size_t bytes, size_t* done) {
+    return os::poison(fd, dst + offset, bytes, done);
+  });
 }
 
 Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size) {
@@ -167,13 +202,13 @@ Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size) {
 }
 
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
-  return run(size, 0,
-             [&](size_t offset, size_t bytes, size_t* done) {
-               const int error = os::write_protect(fd, start + offset, bytes, on);
-               if (error == 0) *done = bytes;
-               return error;
-             })
-      .error;
+  const Outcome out = run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
+    const int error = os::write_protect(fd, start + offset, bytes, on);
+    if (error == 0) *done = bytes;
+    return error;
+  });
+  if (!forbidden(out.error)) return out.error;
+  return out.done != 0 ? -EIO : -EPERM;
 }
 
 }  // namespace vmem::trap

@@ -2,6 +2,7 @@
 // troubles and tell how far they came. Nothing here wakes a thread, logs or allocates.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 
@@ -16,8 +17,9 @@ inline constexpr uint64_t kTakeBusyNs = 1'000'000;
 inline constexpr uint64_t kAgainNs = 1'000'000'000;
 
 struct Outcome {
-  int error = 0;    // 0 or a negative errno
-  size_t done = 0;  // bytes from the start of the range
+  int error = 0;        // 0 or a negative errno
+  size_t done = 0;      // bytes from the start of the range
+  bool passed = false;  // some of them the program has made guard pages: they stay, and nothing is put there
 };
 
 // What an absent page of the source means.
@@ -29,15 +31,22 @@ enum class Holes : uint8_t {
 // Addresses and size in bytes, multiples of 4 KiB. Both blocking only as the constants above say.
 // The destination is absent and nobody else fills it: move_pages() relies on that. pagemap: /proc/self/pagemap.
 Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns);
-Outcome copy_pages(int fd, uintptr_t dst, uintptr_t src, size_t size, bool protect);
-Outcome zero_pages(int fd, uintptr_t dst, size_t size);
-Outcome poison_pages(int fd, uintptr_t dst, size_t size);
+Outcome copy_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, bool protect);
+Outcome zero_pages(int fd, int pagemap, uintptr_t dst, size_t size);
+Outcome poison_pages(int fd, int pagemap, uintptr_t dst, size_t size);
 // Takes pages away, whatever the program may do with them, to `dst`: space of the caller's own, which it may read and
 // store to afterwards, as a rule; read_guarded() can in any case. One that is pinned is moved all the same.
 Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size);
+// What a filter of system calls answers.
+inline bool forbidden(int error) {
+  return error == -EPERM || error == -EACCES || error == -ENOSYS;
+}
+// -EPERM: it is forbidden, nothing has changed.
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on);
 
 // Bytes at the start of the range that have left `src` and are at `dst`: pages absent there and not absent here.
 size_t moved_already(int pagemap, uintptr_t dst, uintptr_t src, size_t size);
+// The program has made the page a guard page (MADV_GUARD_INSTALL).
+bool is_guard(int pagemap, uintptr_t page);
 
 }  // namespace vmem::trap

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 
+#include "core/guarded_read.h"
 #include "core/status.h"
 #include "core/types.h"
 
@@ -61,8 +62,9 @@ struct Caps {
   bool poison = false;         // fail() costs no mapping (UFFDIO_POISON, Linux 6.6)
   bool system_calls = false;   // a fault raised inside a system call is served too (privileged); else EFAULT
   bool batch_drop = false;     // drop() of many ranges is one system call
-  bool one_report = false;     // a block is reported once, however many threads wait for it
-  const char* name = "";       // "userfaultfd", "kmod", ..
+  core::Absent absent = core::Absent::zeros;  // pages of a block that stands in its place, and that are not mapped
+  bool one_report = false;                    // a block is reported once, however many threads wait for it
+  const char* name = "";                      // "userfaultfd", "kmod", ..
 };
 
 // Where caps.system_calls is false: what it means.
@@ -133,7 +135,7 @@ class Trap {
   virtual core::Status drop(std::span<const Range> ranges) = 0;
   // Puts write protection on (copy only, caps().write_protect): once it returns, a store parks and is reported.
   virtual core::Status protect(void* address, size_t size) = 0;
-  // Takes it off and wakes the range.
+  // Takes it off and wakes the range. -EPERM: this is forbidden, and nothing has changed.
   virtual core::Status unprotect(void* address, size_t size) = 0;
   // Touches of the (absent) range get SIGBUS from now on, parked threads at once.
   virtual core::Status fail(void* address, size_t size) = 0;

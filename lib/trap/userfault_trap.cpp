@@ -39,6 +39,7 @@
 #include "trap/probe.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
+#include "trap/waking.h"
 
 namespace vmem::trap {
 
@@ -61,7 +62,8 @@ class UserfaultTrap final : public Trap {
         take_by_remap_(probed.take_by_remap),
         frees_tables_(probed.frees_tables),
         dump_(dump),
-        caps_(probed.caps) {}
+        caps_(probed.caps),
+        waking_(probed.fd, probed.pagemap, probed.caps) {}
   ~UserfaultTrap() override;
   UserfaultTrap(const UserfaultTrap&) = delete;
   UserfaultTrap& operator=(const UserfaultTrap&) = delete;
@@ -104,6 +106,7 @@ class UserfaultTrap final : public Trap {
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
   Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
+  Status fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
   size_t read_faults(std::span<Event> out, int* error);
@@ -113,6 +116,7 @@ class UserfaultTrap final : public Trap {
   const CoreDump dump_;  // of ranges of which nothing is said
   const Caps caps_;
   RangeMap ranges_;
+  Waking waking_;
 };
 
 UserfaultTrap::~UserfaultTrap() {
@@ -196,7 +200,7 @@ Status UserfaultTrap::detach(void* address, size_t size) {
   Status s = replace_with_sigbus(empty_file_, at(address), size);
   core::step("trap.detach.mapped");
   // Parked threads are queued at the descriptor, not at the mapping that is gone: they must be told to look again.
-  os::wake(fd_, at(address), size);
+  s.ok() ? waking_.wake_where_nothing_is(at(address), size) : waking_.wake(at(address), size);
   if (s.ok()) ranges_.erase(at(address), size);
   return s;
 }
@@ -207,7 +211,7 @@ Status UserfaultTrap::unmap(void* address, size_t size) {
   if (munmap(address, size) != 0)
     return core::system_error(errno, "unmap: cannot unmap %zu bytes at %p", size, address);
   ranges_.erase(at(address), size);
-  os::wake(fd_, at(address), size);
+  waking_.wake(at(address), size);
   return {};
 }
 
@@ -313,7 +317,8 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
     back = reserve_frames(core::round_up(done, core::kHugePage), false, &scratch);
     if (back.ok()) {
       back = take_pages(start, done, at(scratch));
-      if (back.ok()) memcpy(reinterpret_cast<void*>(frame), scratch, done);
+      if (back.ok() && core::read_guarded_untrapped(reinterpret_cast<void*>(frame), scratch, done) != 0)
+        back = core::error(EFAULT, "what was taken back cannot be read");
       munmap(scratch, core::round_up(done, core::kHugePage));
     }
   } else {
@@ -321,10 +326,9 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   }
   if (back.ok()) return why;
   // It cannot go back; perhaps it can go on. The rest is copied, since it may be moving pages that is refused.
-  if (back.code() != -ENOTRECOVERABLE &&
-      copy_pages(fd_, start + done, frame + done, size - done, protect == Protect::yes).error == 0) {
+  if (back.code() != -ENOTRECOVERABLE && waking_.copy_in(start + done, frame + done, size - done, protect).error == 0) {
     if (transfer == Transfer::move) os::drop(frame, size);
-    os::wake(fd_, start, size);
+    waking_.wake(start, size);
     return {};
   }
   return core::error(
@@ -337,18 +341,19 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
 // Takes away the page tables of a range that is absent. Looks first: dropping what a mistaken caller has there would
 // lose it.
 Status UserfaultTrap::clear_tables(uintptr_t start, size_t size) {
-  const int any = os::any_page(pagemap_, start, size, os::kScanPresent | os::kScanSwapped);
-  if (any > 0)
+  constexpr uint64_t kAny = os::kScanPresent | os::kScanSwapped;
+  const int any = os::any_page(pagemap_, start, size, kAny);
+  if (any > 0 && os::any_page(pagemap_, start, size, kAny, os::kScanGuard) != 0)
     return core::system_error(EEXIST, "fill: %zu bytes at 0x%zx are not absent: a page is there already", size, start);
   // Where looking or dropping fails, the tables stay, and the fill is slow instead of wrong.
-  if (any == 0) os::drop(start, size);
+  if (any >= 0) os::drop(start, size);
   return {};
 }
 
 // The program has locked a part of the range, or changed its protection: there pages are not moved, but copied. Nobody
 // stores to them until all are in place, so that the frame has the same bytes.
 Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
-  const Outcome rest = copy_pages(fd_, start + moved, frame + moved, size - moved, true);
+  const Outcome rest = waking_.copy_in(start + moved, frame + moved, size - moved, Protect::yes);
   if (rest.error == 0) {
     write_protect_pages(fd_, start + moved, size - moved, false);  // refused: the next store asks again
     os::drop(frame, size);
@@ -356,6 +361,20 @@ Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, 
   }
   const bool undone = rest.done == 0 || os::drop(start + moved, rest.done) == 0;
   return {rest.error, undone ? moved : moved + rest.done};
+}
+
+// UFFDIO_WAKE has been refused for the first time, and who waits for protected pages, which nothing else wakes, was not
+// woken by the transfer either: it is made again. Nobody has stored to them, and the frame has the same bytes.
+Status UserfaultTrap::fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect) {
+  if (protect == Protect::no && waking_.let_go_on(start, size) == 0) return {};
+  if (transfer == Transfer::copy && protect == Protect::yes && os::drop(start, size) == 0) {
+    const Outcome out = waking_.copy_in(start, frame, size, protect);
+    if (out.error == 0) return {};
+    os::drop(start, out.done);
+    return core::system_error(out.error, "fill: %zu of %zu bytes at 0x%zx, once more", out.done, size, start);
+  }
+  VMEM_LOG_ONCE(core::Level::error, "threads that wait for a block cannot be woken, and wait on");
+  return {};
 }
 
 Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) {
@@ -370,9 +389,10 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
     if (Status s = clear_tables(start, size); !s.ok()) return s;
   }
   core::step("trap.fill.begin");
+  const bool quiet = os::quietly() != 0;
   Outcome out = transfer == Transfer::move
                     ? move_pages(fd_, pagemap_, start, at(frame), size, Holes::populate, kFillBusyNs)
-                    : copy_pages(fd_, start, at(frame), size, protect == Protect::yes);
+                    : waking_.copy_in(start, at(frame), size, protect);
   if (out.error == -EINVAL && transfer == Transfer::move && caps_.write_protect)
     out = copy_rest(start, size, at(frame), out.done);
   if (out.error != 0) {
@@ -385,17 +405,21 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
                      core::system_error(out.error, "fill: %zu of %zu bytes at %p%s", out.done, size, address, hint));
   }
   core::step("trap.fill.filled");
-  os::wake(fd_, start, size);
+  const bool woken = !quiet || waking_.wake(start, size) == 0;
+  if (quiet && os::quietly() == 0 && (!woken || protect == Protect::yes)) {
+    if (Status s = fill_loudly(start, size, at(frame), transfer, protect); !s.ok()) return s;
+  }
   // The frame is empty now; without tables of small pages it can become one huge page next time.
-  if (clears) os::drop(at(frame), size);
+  if (clears || (out.passed && transfer == Transfer::move)) os::drop(at(frame), size);
   return {};
 }
 
 Status UserfaultTrap::fill_zero(void* address, size_t size) {
   if (Status s = check_range("fill_zero", at(address), size); !s.ok()) return s;
-  const Outcome out = zero_pages(fd_, at(address), size);
+  const bool quiet = os::quietly() != 0;
+  const Outcome out = zero_pages(fd_, pagemap_, at(address), size);
   if (out.error == 0) {
-    os::wake(fd_, at(address), size);
+    if (quiet && waking_.wake(at(address), size) != 0) waking_.let_go_on(at(address), size);
     return {};
   }
   Status why = core::system_error(out.error, "fill_zero: %zu of %zu bytes at %p%s", out.done, size, address,
@@ -416,6 +440,9 @@ Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame,
   const Outcome out = remap_pages(space, start + moved, rest);
   const int lost =
       core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
+  for (size_t page = 0; page < out.done; page += core::kPage) {  // guard pages have left with the others
+    if (is_guard(pagemap_, space + page)) os::advise(start + moved + page, core::kPage, os::kMadvGuardInstall);
+  }
   munmap(reinterpret_cast<void*>(space), rest);
   return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
 }
@@ -439,9 +466,13 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
     return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
   }
   Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
-  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty.
-  if (out.error == -EEXIST && out.done == 0 && os::drop(frame, size) == 0) {
-    out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
+  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may show behind guard pages.
+  if (out.error == -EEXIST && os::drop(frame + out.done, size - out.done) == 0) {
+    const size_t done = out.done;
+    const bool passed = out.passed;
+    out = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
+    out.done += done;
+    out.passed |= passed;
   }
   if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done);
   if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
@@ -453,8 +484,9 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
   if (out.done != 0) {
     const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);
     const size_t left = out.done - back.done;
+    if (back.error == 0 && back.passed) os::drop(frame, out.done);  // a guard page kept out what would be stale now
     // Copying them back needs memory and nothing else that moving needs.
-    if (back.error != 0 && copy_pages(fd_, start + back.done, frame + back.done, left, false).error == 0) {
+    if (back.error != 0 && copy_pages(fd_, pagemap_, start + back.done, frame + back.done, left, false).error == 0) {
       os::drop(frame + back.done, left);
     } else if (back.error != 0) {
       return core::error(
@@ -464,7 +496,7 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
           left, start + back.done, frame + back.done, -back.error, -out.error);
     }
   }
-  os::wake(fd_, start, size);
+  waking_.wake(start, size);
   return core::system_error(out.error, "take: %zu of %zu bytes at 0x%zx%s", out.done, size, start,
                             out.error == -EBUSY    ? " (a page is pinned: by I/O in flight or a registered buffer)"
                             : out.error == -EEXIST ? " (the frame is not empty)"
@@ -517,7 +549,7 @@ Status UserfaultTrap::protect(void* address, size_t size) {
   core::must_be_outside("Trap::protect");
   if (Status s = check_range("protect", at(address), size); !s.ok()) return s;
   if (!caps_.write_protect) return core::error(EOPNOTSUPP, "protect: this kernel cannot write-protect (Linux 5.7 can)");
-  const int error = write_protect_pages(fd_, at(address), size, true);
+  const int error = waking_.protect(at(address), size);
   if (error == 0) return {};
   return core::system_error(error, "protect: %zu bytes at %p%s", size, address,
                             error == -ENOENT ? " (not attached, or attached for moving)" : "");
@@ -526,7 +558,13 @@ Status UserfaultTrap::protect(void* address, size_t size) {
 Status UserfaultTrap::unprotect(void* address, size_t size) {
   if (Status s = check_range("unprotect", at(address), size); !s.ok()) return s;
   if (!caps_.write_protect) return core::error(EOPNOTSUPP, "unprotect: this kernel cannot write-protect");
-  const int error = write_protect_pages(fd_, at(address), size, false);
+  int error = write_protect_pages(fd_, at(address), size, false);
+  if (error == -EPERM || error == -EIO) {
+    VMEM_LOG_ONCE(core::Level::error,
+                  "UFFDIO_WRITEPROTECT is refused. Was ioctl forbidden after libvmem had started? Blocks that are "
+                  "changed and copied cannot leave memory any more, nor be synced");
+    error = waking_.let_go_on(at(address), size);
+  }
   if (error == 0) return {};
   return core::system_error(error, "unprotect: %zu bytes at %p%s", size, address,
                             error == -ENOENT ? " (not attached, or attached for moving)" : "");
@@ -534,19 +572,25 @@ Status UserfaultTrap::unprotect(void* address, size_t size) {
 
 Status UserfaultTrap::fail(void* address, size_t size) {
   if (Status s = check_range("fail", at(address), size); !s.ok()) return s;
-  if (caps_.poison) {
-    const Outcome out = poison_pages(fd_, at(address), size);
+  const bool quiet = os::quietly() != 0;
+  Outcome out;
+  if (caps_.poison) out = poison_pages(fd_, pagemap_, at(address), size);
+  if (caps_.poison && !forbidden(out.error)) {
     if (out.error != 0) {
       // Only marks went in, nobody was woken: dropping them loses nothing.
       if (out.done != 0) os::drop(at(address), out.done);
       return core::system_error(out.error, "fail: %zu bytes at %p%s", size, address,
                                 out.error == -EEXIST ? " (the range is not absent)" : "");
     }
-  } else if (Status s = replace_with_sigbus(empty_file_, at(address), size); !s.ok()) {
-    return s;
+    // Refused for the first time: the marks are made again, which wakes.
+    if (quiet && waking_.wake(at(address), size) != 0 && os::drop(at(address), size) == 0)
+      out = poison_pages(fd_, pagemap_, at(address), size);
+    if (out.error == 0) return {};
   }
-  os::wake(fd_, at(address), size);
-  return {};
+  if (Status s = replace_with_sigbus(empty_file_, at(address), size); !s.ok()) return s;
+  const int error = waking_.wake_where_nothing_is(at(address), size);
+  if (error == 0) return {};
+  return core::system_error(error, "fail: nobody who waits for %zu bytes at %p can be told", size, address);
 }
 
 Status UserfaultTrap::unfail(void* address, size_t size) {
@@ -556,9 +600,9 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
     // Where make_anew() was refused there is no trap under the marks, but a mapping of the empty file.
     // All of the range is marked for that: dropping one page leaves its page table, in the way of a huge page.
-    const Outcome out = poison_pages(fd_, at(address), size);
+    const Outcome out = poison_pages(fd_, pagemap_, at(address), size);
     if (out.done != 0) os::drop(at(address), out.done);
-    if (out.error != -ENOENT) return {};
+    if (out.error != -ENOENT && !forbidden(out.error)) return {};
   }
   return make_anew(address, size);
 }
@@ -570,7 +614,7 @@ Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offs
   Status s = replace_with_file(fd, offset, shared, at(address), size, dump_of(address), &replaced);
   // The file is there, or nothing: the kernel may take away what was there and fail then.
   if (!s.ok() && (replaced || msync(address, size, MS_ASYNC) != 0)) make_anew(address, size).ignore();
-  os::wake(fd_, at(address), size);
+  waking_.wake(at(address), size);
   return s;
 }
 
@@ -598,7 +642,7 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
 
 Status UserfaultTrap::wake(void* address, size_t size) {
   if (Status s = check_range("wake", at(address), size); !s.ok()) return s;
-  const int error = os::wake(fd_, at(address), size);
+  const int error = waking_.wake(at(address), size);
   return error == 0 ? Status() : core::system_error(error, "wake: %zu bytes at %p", size, address);
 }
 

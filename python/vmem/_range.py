@@ -43,7 +43,7 @@ class Advice(enum.IntEnum):
     NORMAL = 16  #: undo sequential, random, cold, hot, pin
     SEQUENTIAL = 17  #: the whole region: read far ahead, evict behind
     RANDOM = 18  #: the whole region: no read-ahead
-    WILL_NEED = 19  #: as prefetch()
+    WILL_NEED = 19  #: as prefetch(), to where it is preferred
     DONT_NEED = 20  #: drop the contents of blocks wholly inside: zeros, or the file's bytes
     COLD = 21  #: evict first
     HOT = 22  #: keep while anything else can go

@@ -2,7 +2,8 @@
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
 each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md draws and
 lists exactly the folders of lib/, its walks name functions that are in the files they name, its glossary names that
-are in the code. The table of states in docs/internals.md has the changes that the code allows."""
+are in the code; each class that it lists has a suite of tests that makes one. The table of states in docs/internals.md
+has the changes that the code allows."""
 
 import glob
 import os
@@ -27,6 +28,28 @@ def tests():
             with open(path, encoding="utf-8", errors="replace") as f:
                 found.update(re.findall(r"TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", f.read()))
     return found
+
+
+def with_headers(path, seen):
+    """The text of a test and of the headers beside it that it includes."""
+    if path in seen or not os.path.exists(path):
+        return ""
+    seen.add(path)
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+    headers = re.findall(r'^#include "(\w+\.h)"', text, re.M)
+    return text + "".join(with_headers(f"tests/unit/{header}", seen) for header in headers)
+
+
+def made_by_suites():
+    """What each suite of tests/unit makes: `Name it;`, `Name it{..}` or `make_unique<Name>`, here or in a header."""
+    made = {}
+    for path in glob.glob("tests/unit/*.cpp"):
+        text = with_headers(path, set())
+        names = set(re.findall(r"\b([A-Z]\w+) \w+ ?[;({]|make_unique<(?:\w+::)*(\w+)>", text))
+        for suite in re.findall(r"TEST(?:_[FP])?\(\s*(\w+),", text):
+            made.setdefault(suite, set()).update(name for pair in names for name in pair)
+    return made
 
 
 def blocks(text):
@@ -116,6 +139,15 @@ def check_architecture():
         for name in re.findall(r"`(\w+)`", row):
             if not re.search(rf"\b{name}\b", code):
                 print(f"{ARCHITECTURE}: the glossary says that the code has {name}, which it has not")
+    # Each class of lib/pager that it lists has tests: a suite of its name, but for Queue at its end, which makes one.
+    made = made_by_suites()
+    for name in re.findall(r"^\| `([A-Z]\w+)` \| [^|]* \|$", text, re.M):
+        short = name.removesuffix("Queue")
+        suites = set(made) & {name, short, f"Pager{name}", f"Pager{short}"}
+        if not suites:
+            print(f"{ARCHITECTURE}: {name} has no tests of its own (a suite Pager{name} in tests/unit)")
+        elif not any(name in made[suite] for suite in suites):
+            print(f"{ARCHITECTURE}: {', '.join(suites)} makes no {name}")
     if walks < 12:
         print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
 

@@ -19,7 +19,7 @@ free_again     | long  | unit PagerMarks.WhatALeaseChangedWhileFreeWroteIsWritte
 file_end       | long  | system *Truncation.WriteBackMakesNoFileLongerAndBringsNoByteBack*
 table_retry    | long  | unit PagerTableCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
 unfail_retry   | long  | unit PagerShownCopies.WithoutMemoryItIsTriedOnceMoreAndThenRefused
-full_disk      | long  | unit PagerSteps.ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
+full_disk      | long  | unit *PagerFullDisk.ASmallBlockIsWrittenOverItsOldCopy*, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
 read_refused   | long  | unit PagerRefusedReads.AnAccessIsAnsweredWhenThereIsMemory
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed
 credit         | long  | history --seconds 25 --transfer copy
@@ -42,6 +42,8 @@ file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReport
 kernel_pins    | long  | system KernelPaging.WhatAKernelHasStaysWhateverOthersAskFor
 kernel_stores  | long  | system KernelStores.WhatIsStoredIsNotLostAmongIt
 kernel_arrival | long  | system KernelPaging.NoKernelIsToldOfABlockBeforeItsBytesAreThere
+absent_pages   | long  | unit GuardedRead.WhatIsElsewhereIsReadThoughNoPageTableHasIt
+spare_copy     | long  | unit SpareCopies.ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers, system *Rights.GuardPagesInAllOfAFullBudgetLeaveWhenAsked*
 own_memory     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 file_lock      | long  | system FilesMore.SharedIsExclusive
 '

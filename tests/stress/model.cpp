@@ -6,6 +6,8 @@
 // every byte right, one report of each failure and no second one, the files as the model says, the books in order.
 #include "model.h"
 
+#include <sys/mman.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 
@@ -13,6 +15,7 @@
 #include "common/faulty_engine.h"
 #include "common/hooks.h"
 #include "device_work.h"
+#include "injection.h"
 
 namespace {
 
@@ -23,10 +26,7 @@ using stress::Part;
 using stress::Random;
 using stress::Region;
 using stress::Worker;
-using vmem::device::SimOp;
-using vmem::store::Fault;
 using vmem::store::FaultyEngine;
-using vmem::store::Io;
 
 struct Settings {
   double seconds = 10;
@@ -94,6 +94,23 @@ bool access(const char* what, Body body) {
 
 // --- regions --------------------------------------------------------------------------------------------------------
 
+constexpr size_t kPage = 4096;
+
+void set_rights(Region& r, size_t page, size_t pages, int rights) {
+  if (mprotect(reinterpret_cast<char*>(r.memory) + page * kPage, pages * kPage, rights) != 0)
+    differs("mprotect: %s", strerror(errno));
+}
+
+// One change of rights the library has to have seen (reliability.md, "Not promised"): of the second page, by a sync.
+void guard_once(Region& r) {
+  if (r.words < 2 * kPage / 8) return;
+  const auto store = [&](uint64_t* to) { *static_cast<volatile uint64_t*>(to) = r.value(0, 1); };
+  if (access("the first store", [&] { store(r.memory); })) store(&r.shadow[0]);
+  set_rights(r, 1, 1, PROT_NONE);
+  expect(vmem_sync(r.memory, 1), 0, io, "sync beside a page without rights");
+  set_rights(r, 1, 1, PROT_READ | PROT_WRITE);
+}
+
 void make(Region& r, Random& random) {
   {
     std::lock_guard guard(setting);
@@ -128,6 +145,9 @@ void make(Region& r, Random& random) {
   r.words = r.size / 8;
   r.shadow.resize(r.words);
   for (size_t i = 0; i < r.words; ++i) r.shadow[i] = r.original(i);
+  // Rights of pages that a body maps itself are the device's to change (docs/reliability.md, "Not promised").
+  r.guards = r.writable() && (!r.gpu || settings.device == "sim-handles") && random.one_in(2);
+  if (r.guards) guard_once(r);
   r.leases.assign((r.size + r.block - 1) / r.block, {});
   r.cells = std::make_unique<std::mutex[]>(r.words / stress::cell_words + 1);
 }
@@ -316,6 +336,25 @@ void dont_need(Worker& w, Region& r) {
   }
 }
 
+// Some pages of the part lose their rights while their blocks leave and others of its words are used.
+void guard(Worker& w, Region& r) {
+  const Part p = part(r, w.random, 64 << 10);
+  const auto locked = r.lock(p);
+  const size_t first = (p.at * 8 + kPage - 1) / kPage, last = (p.at + p.count) * 8 / kPage;
+  if (first >= last || r.leased_elsewhere(p, VMEM_HOST)) return;
+  const size_t page = first + w.random.below(last - first), n = 1 + w.random.below(std::min<size_t>(last - page, 3));
+  w.note("no rights: region %d pages %zu+%zu, evict words %zu+%zu", r.number, page, n, p.at, p.count);
+  set_rights(r, page, n, PROT_NONE);
+  expect(vmem_evict(r.memory + p.at, p.count * 8, VMEM_SSD), 0, io, "evict beside a page without rights");
+  const size_t before = page * kPage / 8 - p.at, after = (page + n) * kPage / 8;
+  if (before != 0) touch(w, r, {p.at, before}, w.random.one_in(2), "before a page without rights");
+  if (after < p.at + p.count)
+    touch(w, r, {after, p.at + p.count - after}, w.random.one_in(2), "behind a page without rights");
+  if (w.random.one_in(2)) expect(vmem_evict(r.memory + p.at, p.count * 8, VMEM_SSD), 0, io, "evict once more");
+  set_rights(r, page, n, PROT_READ | PROT_WRITE);
+  touch(w, r, {page * kPage / 8, n * kPage / 8}, w.random.one_in(2), "pages that have their rights back");
+}
+
 void hint(Worker& w, Region& r) {
   const Part p = part(r, w.random, 600 << 10);
   void* const at = r.memory + p.at;
@@ -350,10 +389,12 @@ void hint(Worker& w, Region& r) {
                                     VMEM_ADVISE_WILL_NEED,
                                     VMEM_ADVISE_PRIORITY_HIGH,
                                     VMEM_ADVISE_SET_READ_MOSTLY,
-                                    VMEM_ADVISE_UNSET_READ_MOSTLY};
-      const int rc = vmem_advise(at, n, w.random.of(kAdvice), 0);
-      if (rc != -ENOSPC) return expect(rc, 0, io, "advise");
-      // A region holds 256 ranges of advice.
+                                    VMEM_ADVISE_UNSET_READ_MOSTLY,
+                                    VMEM_ADVISE_SET_PREFERRED_LOCATION,
+                                    VMEM_ADVISE_UNSET_PREFERRED_LOCATION};
+      const int to = static_cast<int>(w.random.below(static_cast<uint64_t>(devices) + 1)) - 1;  // or VMEM_HOST
+      const int rc = vmem_advise(at, n, w.random.of(kAdvice), to);
+      if (rc != -ENOSPC) return expect(rc, 0, io, "advise");  // a region holds 256 ranges of each kind
       expect(vmem_advise(r.memory, r.size, VMEM_ADVISE_NORMAL, 0), 0, nothing, "advise the whole region");
     }
   }
@@ -450,6 +491,7 @@ void one(Worker& w) {
     if (again && r.memory == nullptr) make(r, w.random);
     return;
   }
+  if (kind < 60 && r.guards) return guard(w, r);
   if (kind < 350) return use_cpu(w, r, true);
   if (kind < 600) return use_cpu(w, r, false);
   if (kind < 700) return lease_host(w, r);
@@ -461,43 +503,6 @@ void one(Worker& w) {
 }
 
 // --- failures, and the stillness between ----------------------------------------------------------------------------
-
-Fault fault(Fault::Action action, Io::Op op, double probability, int error = EIO) {
-  Fault f;
-  f.action = action, f.op = op, f.probability = probability, f.error = error, f.delay_ms = 3;
-  return f;
-}
-
-void inject(Random& random) {
-  disk->clear_rules();
-  // What a caller never sees.
-  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::read, 0.2));
-  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::write, 0.2));
-  if (random.one_in(3)) disk->add_rule(fault(Fault::Action::delay, Io::Op::write, 0.1));
-  if (!settings.failures || random.one_in(2)) return;
-  failing = true;
-  if (random.one_in(2)) disk->add_rule(fault(Fault::Action::error, Io::Op::write, 0.3));
-  if (random.one_in(3)) disk->add_rule(fault(Fault::Action::error, Io::Op::write, 0.5, ENOSPC));
-  if (random.one_in(3)) {
-    reads_fail = true;
-    disk->add_rule(fault(Fault::Action::error, Io::Op::read, 0.03));
-  }
-  if (random.one_in(3)) {
-    reads_fail = true;
-    // Of the library's own store: what a file's bytes were before they were first read nobody knows.
-    Fault flip = fault(Fault::Action::flip_bit, Io::Op::read, 0.03);
-    flip.file = 0;
-    disk->add_rule(flip);
-  }
-  if (stress::simulated(settings.device) && random.one_in(2)) {
-    auto state = std::make_shared<std::atomic<uint64_t>>(random());
-    vmem::device::current_sim()->set_hook([state](SimOp op, int, uintptr_t, size_t) -> vmem::core::Status {
-      if (op != SimOp::map && op != SimOp::populate && op != SimOp::pin) return {};
-      Random draw(state->fetch_add(1));
-      return draw.one_in(20) ? vmem::core::error(ENOMEM, "as the test wants it") : vmem::core::Status();
-    });
-  }
-}
 
 void check_region(Region& r, bool reported) {
   for (size_t at = 0; at < r.words; at += 65536) {
@@ -655,7 +660,7 @@ int run(uint64_t seed) {
   std::thread watcher = stress::watch(alive, over, 90);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings.seconds);
   while (running != 0 && std::chrono::steady_clock::now() < end) {
-    inject(first);
+    stress::inject(disk, first, settings.failures, stress::simulated(settings.device), failing, reads_fail);
     usleep(300000 + static_cast<useconds_t>(first.below(900000)));
     still();
   }

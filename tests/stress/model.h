@@ -56,6 +56,7 @@ struct Region {
   int number = 0;
   Kind kind = Kind::anonymous;
   bool gpu = false, adapts = false;       // has a device tier; its block size is auto
+  bool guards = false;                    // rights of its pages change
   size_t size = 0, block = 0, words = 0;  // bytes; bytes; whole words
   uint64_t* memory = nullptr;
   std::string path;

@@ -15,6 +15,13 @@
 
 namespace systest {
 
+// Sanitizers make every access of the test's own loops ten times slower, and every start and end of a process.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
 
 // A child of which no test runs has not passed; with VMEM_TEST_MUST_PASS in its environment, neither has one that

@@ -90,6 +90,7 @@ TEST_F(DeviceAnswers, WhatTheCpuIsShownOfADeadDeviceStaysAlsoWhileAGraphIsCaptur
   store_on_device(words(r), 51);
   ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
   ASSERT_EQ(load(words(r)), 51u);
+  at_rest(words(r));  // all of it is shown
   ASSERT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   EXPECT_EQ(leased_bytes(), 0u);

@@ -417,6 +417,7 @@ class HandlesLost : public Handles {
     for (size_t b = 0; b < blocks; ++b) store_on_device(at + b * kWords, first + b);
     ASSERT_EQ(vmem_acquire(at, blocks * kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
     for (size_t b = 0; b < blocks; ++b) ASSERT_EQ(load(at + b * kWords), first + b);
+    for (size_t b = 0; b < blocks; ++b) at_rest(at + b * kWords);  // all of it is shown
     ASSERT_EQ(vmem_release(at, blocks * kBlock, stream_), 0) << vmem_last_error();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
     struct vmem_device_stats s = {};

@@ -187,7 +187,9 @@ TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   vmem::region r(kBlock);
   fill(r, 1);
   refuse_waits(SimOp::copy_out, {SimOp::map});
-  EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
+  // By a worker: a call looks whether the copy has ended, and would do so until the copy is tired of waiting for waits.
+  ASSERT_EQ(vmem_prefetch(r.data(), r.size(), VMEM_HOST, nullptr), 0) << vmem_last_error();
+  EXPECT_TRUE(until([&] { return r.query().device_bytes == 0; }));
   EXPECT_EQ(waits_, kRefused);
   EXPECT_EQ(early_, 0u);
   sim().set_hook(nullptr);

@@ -54,6 +54,7 @@ class Neighbours : public systest::SimTest, public ::testing::WithParamInterface
     launch_store(s, word(r, b), value);
     ASSERT_EQ(vmem_release(word(r, b), kBlock, s), 0) << said();
     ASSERT_TRUE(sim().synchronize(s).ok());
+    at_rest(word(r, b));
   }
   uint64_t seen(const vmem::region& r, size_t b, int d = 0) {
     void* const s = streams_of_[static_cast<size_t>(d)];

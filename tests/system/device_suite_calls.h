@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "device_suite_views.h"
+#include "pager/pager.h"
 
 namespace systest {
 

@@ -66,8 +66,21 @@ TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
     };
     if (share == std::string("50")) {
       EXPECT_TRUE(until([&] { return pass(), read == 0; })) << "frames come as they are needed; then all has a copy";
+      const auto all = vmem::stats();
+      const auto there = device_stats();
+      const auto where = r.query();
       pass();
-      EXPECT_EQ(read, 0u) << "and keeps it";
+      const auto all_now = vmem::stats();
+      const auto there_now = device_stats();
+      EXPECT_EQ(read, 0u) << "and keeps it. Before and after the pass: on the device " << where.device_bytes << ", "
+                          << r.query().device_bytes << "; in host memory " << where.host_bytes << ", "
+                          << r.query().host_bytes << "; left the device " << there.evictions << ", "
+                          << there_now.evictions << "; without a copy " << there.clean_drops << ", "
+                          << there_now.clean_drops << "; copied from it " << there.out_bytes << ", "
+                          << there_now.out_bytes << "; left host memory " << all.evictions << ", " << all_now.evictions
+                          << "; without a write " << all.clean_drops << ", " << all_now.clean_drops << "; host bytes "
+                          << all.host_bytes << ", " << all_now.host_bytes << "; the driver's "
+                          << there.driver_host_bytes << ", " << there_now.driver_host_bytes;
     } else {
       for (int more = 0; more < 4; ++more) {
         pass();

@@ -1,6 +1,7 @@
 // Freeing, sync, eviction and limits as seen from outside.
 #include <dirent.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -124,7 +125,7 @@ TEST_F(Lifecycle, ResidentMemorySeenFromOutsideStaysWithinBudgetPlus32MiB) {
   vmem_shutdown();
   for (const char* block : {"2MiB", "64KiB", "4KiB"}) {
     int ready[2];
-    ASSERT_EQ(pipe(ready), 0);
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ready), 0);
     const pid_t child = fork();
     if (child == 0) {
       setenv("VMEM_TEST_BLOCK", block, 1);
@@ -137,6 +138,7 @@ TEST_F(Lifecycle, ResidentMemorySeenFromOutsideStaysWithinBudgetPlus32MiB) {
     char byte = 0;
     ASSERT_EQ(read(ready[0], &byte, 1), 1);
     const size_t base = resident_bytes(child);
+    ASSERT_EQ(write(ready[0], "x", 1), 1);
     size_t most = base;
     int status = 0;
     while (waitpid(child, &status, WNOHANG) == 0) {
@@ -154,7 +156,10 @@ TEST(LifecycleChild, DISABLED_UsesFourBudgets) {
   ASSERT_EQ(vmem_set("host_budget", "96MiB"), 0);
   ASSERT_EQ(vmem_set("block_size", getenv("VMEM_TEST_BLOCK")), 0);
   ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
-  ASSERT_EQ(write(atoi(getenv("VMEM_TEST_FD")), "x", 1), 1);
+  const int parent = atoi(getenv("VMEM_TEST_FD"));
+  char byte = 0;
+  ASSERT_EQ(write(parent, "x", 1), 1);
+  ASSERT_EQ(read(parent, &byte, 1), 1) << "it has looked how much memory this has";
   vmem::region region(384 * kMiB, VMEM_HOST_ONLY);
   auto words = region.view<uint64_t>();
   for (size_t i = 0; i < words.size(); ++i) words[i] = stamp(i, 1);

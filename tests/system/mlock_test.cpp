@@ -42,4 +42,46 @@ TEST(MlockChild, DISABLED_Locks) {
   for (size_t i = 0; i < words.size(); i += 512) ASSERT_EQ(words[i], stamp(i, 2)) << i;
 }
 
+// What is locked keeps its memory also where the kernel is to move pages to, and a guard page is passed over before
+// that is met.
+TEST_P(Mlock, BlocksThatBeginWithAGuardPageLeave) {
+  configure({});
+  if (IsSkipped()) return;
+  vmem_shutdown();
+  const auto& [when, block] = GetParam();
+  const pid_t child = systest::start_child(
+      "MlockChild.DISABLED_LocksGuards",
+      {{"VMEM_TEST_WHEN", when}, {"VMEM_BLOCK_SIZE", block}, {"VMEM_HOST_BUDGET", "32MiB"}, {"VMEM_DEVICE", "none"}});
+  const int status = systest::wait_for_child(child, 120);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no guard pages, or no mlockall here";
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "");
+}
+
+TEST(MlockChild, DISABLED_LocksGuards) {
+  constexpr int kGuard = 102, kUnguard = 103;  // MADV_GUARD_INSTALL, MADV_GUARD_REMOVE; Linux 6.13
+  constexpr size_t kStep = 2 << 20;
+  const std::string when = getenv("VMEM_TEST_WHEN");
+  if (when != "after" && mlockall(MCL_CURRENT | MCL_FUTURE) != 0) _exit(77);
+  vmem::region region(16 << 20, VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  auto* const at = static_cast<char*>(region.data());
+  for (size_t i = 0; i < words.size(); i += 512) words[i] = stamp(i, 1);
+  for (size_t from = 0; from < region.size(); from += kStep) {
+    if (munlock(at + from, 4096) != 0 || madvise(at + from, 4096, kGuard) != 0) _exit(77);
+  }
+  if (when != "before" && mlockall(MCL_CURRENT | MCL_FUTURE) != 0) _exit(77);
+  ASSERT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(region.query().host_bytes, 0u);
+  for (size_t i = 0; i < words.size(); i += 512) {
+    if (i * 8 % kStep != 0) {
+      ASSERT_EQ(words[i], stamp(i, 1)) << i;
+    }
+  }
+  munlockall();
+  ASSERT_EQ(madvise(at, region.size(), kUnguard), 0);
+  for (size_t i = 0; i < words.size(); i += 512) {
+    ASSERT_EQ(words[i], i * 8 % kStep != 0 ? stamp(i, 1) : 0) << i;
+  }
+}
+
 }  // namespace

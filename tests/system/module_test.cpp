@@ -168,6 +168,32 @@ TEST_F(Module, MemoryPressureIsAnswered) {
   for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(static_cast<unsigned char*>(r.data())[i], 5);
 }
 
+// A page that the program may not read is read for it; the module has its bytes though no page table does.
+TEST_F(Module, WhatTheProgramMayNotReadLeavesAndComesBackBesideADevice) {
+  ASSERT_EQ(vmem_set("device", "sim"), 0);
+  for (const char* block : {"64KiB", "2MiB"}) {
+    SCOPED_TRACE(block);
+    configure({{"host_budget", "64MiB"}, {"trap", "kmod"}, {"block_size", block}});
+    {
+      vmem::region r(8 * kMiB);
+      auto words = r.view<uint64_t>();
+      auto* const at = static_cast<char*>(r.data());
+      for (size_t i = 0; i < words.size(); i += 512) words[i] = i + 1;
+      for (size_t from = 0; from < r.size(); from += 64 << 10)
+        ASSERT_EQ(mprotect(at + from + 8192, 4096, PROT_NONE), 0);
+      EXPECT_EQ(vmem_sync(at, r.size()), 0) << vmem_last_error();
+      EXPECT_EQ(vmem_evict(at, r.size(), VMEM_SSD), 0) << vmem_last_error();
+      EXPECT_EQ(r.query().host_bytes, 0u);
+      ASSERT_EQ(mprotect(at, r.size(), PROT_READ | PROT_WRITE), 0);
+      size_t wrong = 0;
+      for (size_t i = 0; i < words.size(); i += 512) wrong += words[i] != i + 1;
+      EXPECT_EQ(wrong, 0u);
+    }
+    vmem_shutdown();
+  }
+  ASSERT_EQ(vmem_set("device", "auto"), 0);
+}
+
 // The line of /proc/self/maps that an address is in.
 std::string mapping_of(uintptr_t address) {
   std::ifstream maps("/proc/self/maps");

@@ -6,8 +6,11 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "child.h"
+#include "core/guarded_read.h"
+#include "core/step.h"
 #include "support.h"
 
 namespace {
@@ -18,7 +21,7 @@ using systest::SystemTest;
 constexpr size_t kMiB = size_t{1} << 20, kPage = 4096, kWords = kPage / sizeof(uint64_t);
 
 struct Way {
-  const char *name, *block, *compression, *encryption;
+  const char *name, *block, *compression, *encryption, *transfer = "auto";
 };
 
 void PrintTo(const Way& way, std::ostream* out) {
@@ -33,7 +36,8 @@ class Rights : public SystemTest, public testing::WithParamInterface<Way> {
     configure({{"host_budget", budget},
                {"block_size", way.block},
                {"compression", way.compression},
-               {"encryption", way.encryption}});
+               {"encryption", way.encryption},
+               {"transfer", way.transfer}});
   }
 };
 
@@ -104,6 +108,147 @@ TEST_P(Rights, GuardPagesDoNotKeepMemory) {
     ASSERT_EQ(mprotect(at + from + kPage, kPage, PROT_READ | PROT_WRITE), 0) << from;
     EXPECT_EQ(wrong(words.subspan(from / 8, kStep / 8), from), 0u) << from;
   }
+}
+
+// Each block is written from a copy, and there is no frame for one.
+TEST_P(Rights, GuardPagesInAllOfAFullBudgetLeaveWhenAsked) {
+  begin("32MiB");
+  if (IsSkipped()) return;
+  constexpr size_t kStep = 64 << 10;
+  vmem::region region(64 * kMiB, VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  char* const at = static_cast<char*>(region.data());
+  for (size_t from = 0; from < region.size(); from += kStep) {
+    fill(words.subspan(from / 8, kStep / 8), from);
+    ASSERT_EQ(mprotect(at + from + kPage, kPage, PROT_NONE), 0) << from;
+  }
+  EXPECT_EQ(vmem_sync(at, region.size()), 0) << vmem_last_error();
+  for (size_t from = 0; from < region.size(); from += kStep) words[from / 8] = 1;
+  EXPECT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+  EXPECT_EQ(region.query().host_bytes, 0u);
+  ASSERT_EQ(mprotect(at, region.size(), PROT_READ | PROT_WRITE), 0);
+  for (size_t from = 0; from < region.size(); from += kStep) {
+    EXPECT_EQ(std::exchange(words[from / 8], stamp(0, from)), 1u) << from;
+    EXPECT_EQ(wrong(words.subspan(from / 8, kStep / 8), from), 0u) << from;
+  }
+}
+
+// MADV_GUARD_INSTALL, where the kernel tells of such pages (Linux 6.15; PAGEMAP_SCAN does since 6.16). They are no
+// change of a mapping.
+constexpr int kGuard = 102, kUnguard = 103;
+
+bool has_guards() {
+  void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uint64_t state = 0;  // bit 58 of the page map: since Linux 6.15
+  const int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  const bool can =
+      madvise(page, kPage, kGuard) == 0 &&
+      pread(map, &state, sizeof state, static_cast<off_t>(reinterpret_cast<uintptr_t>(page) / kPage * 8)) == 8 &&
+      (state >> 58 & 1) != 0;
+  close(map);
+  munmap(page, kPage);
+  return can;
+}
+
+TEST_P(Rights, GuardPagesHaveNoContentsAndTakeNoneFromOthers) {
+  if (!has_guards()) GTEST_SKIP() << "this kernel has no guard pages, or does not tell";
+  begin();
+  if (IsSkipped()) return;
+  for (const bool seen : {false, true}) {  // rights of the region were changed before
+    SCOPED_TRACE(seen);
+    vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
+    auto words = region.view<uint64_t>();
+    char* const at = static_cast<char*>(region.data());
+    fill(words, 1);
+    if (seen) {
+      ASSERT_EQ(mprotect(at + 6 * kMiB, kPage, PROT_READ), 0);
+    }
+    if (madvise(at + 5 * kPage, 2 * kPage, kGuard) != 0) GTEST_SKIP() << "none in this memory: the module's";
+    ASSERT_EQ(madvise(at + 5 * kMiB, kPage, kGuard), 0);
+    EXPECT_EQ(vmem_sync(at, region.size()), 0) << vmem_last_error();
+    EXPECT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+    EXPECT_EQ(region.query().host_bytes, 0u);
+    EXPECT_EQ(words[4 * kWords], stamp(4 * kWords, 1)) << "its block comes back around the guard pages";
+    EXPECT_EQ(words[7 * kWords], stamp(7 * kWords, 1));
+    EXPECT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+    // They come to a block that is not there.
+    ASSERT_EQ(madvise(at + 3 * kMiB, kPage, kGuard), 0);
+    EXPECT_EQ(words[3 * kMiB / 8 + kWords], stamp(3 * kMiB / 8 + kWords, 1));
+    char byte = 0;
+    EXPECT_EQ(vmem::core::read_guarded_untrapped(&byte, at + 3 * kMiB, 1, vmem::core::Guards::refused), -EFAULT)
+        << "it is one still";
+    ASSERT_EQ(madvise(at, region.size(), kUnguard), 0);
+    if (seen) {
+      ASSERT_EQ(mprotect(at, region.size(), PROT_READ | PROT_WRITE), 0);
+    }
+    for (const size_t page : {size_t{5}, size_t{6}, 5 * kMiB / kPage}) {
+      EXPECT_EQ(words[page * kWords], 0u) << page;
+      words[page * kWords] = stamp(page * kWords, 1);
+    }
+    words[3 * kMiB / 8] = stamp(3 * kMiB / 8, 1);
+    EXPECT_EQ(wrong(words, 1), 0u);
+    EXPECT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+    EXPECT_EQ(wrong(words, 1), 0u);
+  }
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
+TEST_P(Rights, ASyncBesideGuardPagesIsInTheFile) {
+  if (!has_guards()) GTEST_SKIP() << "this kernel has no guard pages, or does not tell";
+  begin();
+  if (IsSkipped()) return;
+  systest::TempFile file(8 * kMiB, 3);
+  vmem::region region(8 * kMiB, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  char* const at = static_cast<char*>(region.data());
+  fill(words, 1);
+  if (madvise(at + 7 * kPage, kPage, kGuard) != 0) GTEST_SKIP() << "none in this memory: the module's";
+  ASSERT_EQ(vmem_sync(at, region.size()), 0) << vmem_last_error();
+  const auto bytes = file.read();
+  EXPECT_EQ(wrong({reinterpret_cast<const uint64_t*>(bytes.data()), bytes.size() / sizeof(uint64_t)}, 1), 1u);
+  ASSERT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
+  ASSERT_EQ(madvise(at, region.size(), kUnguard), 0);
+  EXPECT_EQ(wrong(words, 1), 1u);
+}
+
+// At any step of what goes on with its block: the bytes that are written are those that their digest is of.
+TEST_P(Rights, AGuardPageMayComeAtAnyMoment) {
+  if (!has_guards()) GTEST_SKIP() << "this kernel has no guard pages, or does not tell";
+  begin();
+  if (IsSkipped()) return;
+  static std::atomic<char*> base;
+  static std::atomic<size_t> next;
+  constexpr size_t kSize = 8 * kMiB;
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  auto words = region.view<uint64_t>();
+  char* const at = static_cast<char*>(region.data());
+  fill(words, 0);
+  // One has to have been seen (docs/reliability.md, "Not promised").
+  if (madvise(at + kPage, kPage, kGuard) != 0) GTEST_SKIP() << "none in this memory: the module's";
+  EXPECT_EQ(vmem_sync(at, kSize), 0) << vmem_last_error();
+  ASSERT_EQ(madvise(at + kPage, kPage, kUnguard), 0);
+  for (uint64_t turn = 1; turn < 5; ++turn) {
+    for (size_t i = 0; i < words.size(); i += kWords) words[i] = stamp(i, turn);
+    base = at;
+    vmem::core::step_hook = [](const char*) {  // odd pages; one in three is none again at once
+      char* const page = base + (2 * (next++ * 13 % (kSize / kPage / 2)) + 1) * kPage;
+      EXPECT_EQ(madvise(page, kPage, kGuard), 0);
+      if (next % 3 != 0) return;
+      EXPECT_EQ(madvise(page, kPage, kUnguard), 0);
+    };
+    EXPECT_EQ(turn % 2 == 0 ? vmem_sync(at, kSize) : vmem_evict(at, kSize, VMEM_SSD), 0) << vmem_last_error();
+    vmem::core::step_hook = nullptr;
+    EXPECT_EQ(vmem_evict(at, kSize, VMEM_SSD), 0) << vmem_last_error();
+    ASSERT_EQ(madvise(at, kSize, kUnguard), 0);
+    for (size_t i = 0; i < words.size(); i += kWords) {
+      const uint64_t odd = i / kWords % 2;
+      ASSERT_TRUE(words[i] == stamp(i, turn) || (odd != 0 && (words[i] == 0 || words[i] == stamp(i, turn - 1)))) << i;
+    }
+  }
+  EXPECT_GT(next, 100u);
+  const struct vmem_stats stats = vmem::stats();
+  EXPECT_EQ(stats.checksum_errors, 0u);
+  EXPECT_EQ(stats.lost_blocks, 0u);
 }
 
 // A collector's barrier comes and goes while blocks leave, at whatever point of that.
@@ -202,6 +347,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Rights,
                          testing::Values(Way{"moved", "2MiB", "none", "off"}, Way{"copied", "64KiB", "none", "off"},
                                          Way{"pages", "4KiB", "none", "off"}, Way{"compressed", "64KiB", "lz4", "off"},
                                          Way{"moved, compressed", "2MiB", "lz4", "off"},
-                                         Way{"encrypted", "64KiB", "none", "on"}));
+                                         Way{"encrypted", "64KiB", "none", "on"},
+                                         Way{"all copied", "2MiB", "none", "off", "copy"}));
 
 }  // namespace

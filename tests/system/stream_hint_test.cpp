@@ -2,6 +2,7 @@
 #include <cerrno>
 
 #include "pager/census.h"
+#include "pager/pager.h"
 #include "sim_support.h"
 
 namespace {
@@ -159,7 +160,7 @@ TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
       vmem::pager::Census census;
       vmem::api::Runtime::Use pager;
       EXPECT_TRUE(vmem::api::Runtime::get().use_if_running(&pager).ok());
-      pager->census(1, &census);
+      pager->queries().census(1, &census);
       ASSERT_EQ(census.regions.size(), 1u);
       const auto where = r.query();
       EXPECT_EQ(census.regions[0].host_bytes, where.host_bytes);

@@ -17,18 +17,12 @@
 #include <vector>
 
 #include "api/runtime.h"
+#include "child.h"
 #include "common/hooks.h"
 #include "core/log.h"
 #include "vmem/vmem.hpp"
 
 namespace systest {
-
-// Sanitizers make every access of the test's own loops ten times slower.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
 
 // Whether a child of a process with threads may use memory. The allocator of GCC 12's AddressSanitizer does not survive
 // the fork where another thread is inside it: the child waits for ever.

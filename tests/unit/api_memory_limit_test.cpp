@@ -114,6 +114,13 @@ TEST_F(ApiMemoryLimit, ABudgetAboveTheLimitIsWarnedOfWithBothNumbers) {
   EXPECT_NE(vmem::api::warn_of_budget(512 * kMiB, 256 * kMiB, root), "") << "the limit counts what is held";
 }
 
+TEST_F(ApiMemoryLimit, ABudgetAboveALimitThatIsTooSmallForAnyIsWarnedOf) {
+  put_job("14680064");
+  const std::string line = vmem::api::warn_of_budget(16 * kMiB, 0, root);
+  EXPECT_NE(line.find("14 MiB"), std::string::npos) << line;
+  EXPECT_EQ(vmem::api::warn_of_budget(14 * kMiB, 0, root), "");
+}
+
 TEST_F(ApiMemoryLimit, WhatIsHeldAlreadyIsNotAmongWhatIsAvailable) {
   EXPECT_NE(vmem::api::warn_of_budget(kAvailable + 256 * kMiB, 0, root), "");
   EXPECT_EQ(vmem::api::warn_of_budget(kAvailable + 256 * kMiB, 256 * kMiB, root), "");

@@ -1,6 +1,7 @@
 // Simulated devices with page tables of their own, asked directly: what is refused half way.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <fstream>
@@ -24,6 +25,7 @@ class SimHandles : public ::testing::Test {
   void SetUp() override {
     vmem::device::SimOptions options;
     options.handles = true;
+    options.devices = 2;
     options.memory_bytes = 16 * kUnit;
     const Status s = vmem::device::make_sim_devices(options, &sim);
     ASSERT_TRUE(s.ok()) << s.text();
@@ -97,6 +99,79 @@ TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
     EXPECT_GE(tried, 100) << "it may be refused for a moment only";
   }
   EXPECT_EQ(sim->taken(0), 9 * kUnit);
+}
+
+// Neighbours are unmapped by one call: where that is refused none of them has moved, and all can move later.
+TEST_F(SimHandles, NeighboursThatAreNotUnmappedStayAndOneThatIsNotSentStaysAlone) {
+  const Range all = reserve(4);
+  make(all);
+  ASSERT_TRUE(sim->map({&all, 1}).ok());
+  std::array<Range, 4> ranges;
+  for (size_t i = 0; i < ranges.size(); ++i) ranges[i] = {all.address + i * kUnit, kUnit};
+  std::array<Status, 4> each;
+  const auto units = [&](int device) {
+    Memory memory = {};
+    EXPECT_TRUE(sim->memory(device, &memory).ok());
+    return memory.used / kUnit;
+  };
+  std::atomic<int> calls = 0;
+  sim->set_hook([&calls](SimOp op, int, uintptr_t, size_t size) {
+    if (op != SimOp::hold) return Status();
+    ++calls;
+    EXPECT_EQ(size, 4 * kUnit);
+    return vmem::core::error(ENOMEM, "as the test wants it");
+  });
+  EXPECT_FALSE(sim->migrate(ranges, 1, 0, each).ok());
+  EXPECT_EQ(calls, 1);
+  for (const Status& s : each) EXPECT_EQ(s.code(), -ENOMEM);
+  EXPECT_EQ(units(0), 4u);
+  EXPECT_EQ(units(1), 0u);
+
+  each = {};
+  sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+    const bool no = op == SimOp::migrate && at == ranges[2].address;
+    return no ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+  });
+  EXPECT_FALSE(sim->migrate(ranges, 1, 0, each).ok());
+  for (size_t i = 0; i < each.size(); ++i) EXPECT_EQ(each[i].code(), i == 2 ? -ENOMEM : 0) << i;
+  EXPECT_EQ(units(0), 1u);
+  EXPECT_EQ(units(1), 3u);
+
+  each = {};
+  sim->set_hook(nullptr);
+  EXPECT_TRUE(sim->migrate(ranges, 1, 0, each).ok());
+  EXPECT_EQ(units(0), 0u);
+  EXPECT_EQ(units(1), 4u);
+  EXPECT_TRUE(release(all).ok());
+  EXPECT_EQ(units(1), 0u);
+}
+
+// Each unit is what it is said to be, also where one of several stays and others cannot come back.
+TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
+  const Range all = reserve(4), lost{all.address, 2 * kUnit}, well{all.address + 2 * kUnit, 2 * kUnit};
+  bool torn = false;
+  ASSERT_TRUE(sim->prepare({&lost, 1}, 0, &torn).ok());
+  ASSERT_TRUE(sim->prepare({&well, 1}, 1, &torn).ok());
+  ASSERT_TRUE(sim->map({&all, 1}).ok());
+  uintptr_t stays = well.address;
+  size_t hidden = 0;  // bytes, by calls for all that is mapped
+  const auto hook = [&](SimOp op, int, uintptr_t at, size_t size) {
+    if (op == SimOp::hold) hidden += size;
+    return op == SimOp::hold_units && at == stays ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+  };
+  sim->set_hook(hook);
+  EXPECT_EQ(sim->unmap({&all, 1}).code(), -ENOMEM);
+  EXPECT_EQ(sim->unmap({&all, 1}).code(), -ENOMEM);
+  EXPECT_EQ(hidden, 8 * kUnit) << "all of them were there again";
+  sim->lose(0, "as the test wants it");
+  stays += kUnit;
+  EXPECT_EQ(sim->unmap({&all, 1}).code(), -ENOMEM);
+  hidden = 0;
+  stays = 0;
+  EXPECT_TRUE(sim->unmap({&all, 1}).ok());
+  EXPECT_EQ(hidden, 2 * kUnit) << "those of the device that is lost are not";
+  sim->set_hook(nullptr);
+  EXPECT_TRUE(release(all).ok());
 }
 
 }  // namespace

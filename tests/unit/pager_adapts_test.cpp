@@ -243,7 +243,7 @@ TEST_F(PagerAdapts, ZerosThatNobodyAskedForAreNotMade) {
   std::byte* const r = adapting(kHuge);
   for (size_t i = 0; i < 4; ++i) put(r + i * kSmall, i + 1);
   vmem_residency out = {};
-  EXPECT_TRUE(pager->query(r, kHuge, &out).ok());
+  EXPECT_TRUE(pager->queries().query(r, kHuge, &out).ok());
   EXPECT_EQ(out.host_bytes, 4 * kSmall);
 }
 

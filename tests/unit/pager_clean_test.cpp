@@ -101,7 +101,7 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
   ASSERT_TRUE(pager->prefetch(r, kHugePage, VMEM_HOST).ok());
   const auto held = [&] {
     struct vmem_residency where = {};
-    EXPECT_TRUE(pager->query(r, kHugePage, &where).ok());
+    EXPECT_TRUE(pager->queries().query(r, kHugePage, &where).ok());
     return where.host_bytes == kHugePage;
   };
   ASSERT_TRUE(vmem::test::eventually(held)) << "it waits in a staging frame";

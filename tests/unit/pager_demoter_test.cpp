@@ -66,7 +66,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     ASSERT_TRUE(map.reserve_move());
     map.withdraw(r.table[0].aux);
     vmem::pager::DeferredWork after;
-    write_back.drop_held(r, 0, after);
+    isolated.drop_held(r, 0, after);
   }
 };
 
@@ -171,7 +171,9 @@ TEST_F(PagerDemoter, WithoutAFrameForItsBytesABlockIsNotBegunWith) {
   remove(r, 0);
 }
 
-TEST_F(PagerDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
+class PagerRangeDemoter : public PagerDemoter {};
+
+TEST_F(PagerRangeDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   Region& r = placed(false);
   BigLock lock(map.mutex());
   for (const core::BlockIndex b : {1, 2}) place(r, b, 0);
@@ -190,7 +192,8 @@ TEST_F(PagerDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
 }
 
-TEST_F(PagerDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
+TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
+  config.fault_timeout_ms = 30;
   Region& r = device_region(1);
   BigLock lock(map.mutex());
   place(r, 0, 0);

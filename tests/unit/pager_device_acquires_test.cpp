@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <chrono>
+#include <future>
 
+#include "common/patience.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -40,15 +43,29 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
   }
   bool asked_for_nothing() {
     BigLock lock(map.mutex());
-    return wishes.empty();
+    return promotion_requests.empty();
+  }
+  static bool over(const std::future<Status>& call) {
+    return call.wait_for(std::chrono::milliseconds(1)) == std::future_status::ready;
+  }
+  // As an evictor does it.
+  template <typename F>
+  void ask_again_until(const F& done) {
+    ASSERT_TRUE(vmem::test::eventually([&] {
+      {
+        BigLock lock(map.mutex());
+        failed.ask_again(lock, vmem::pager::now_ns());
+      }
+      return done();
+    }));
   }
   void* const stream = this;
   vmem::pager::ShownFiles files{shared, gpus, page_in, *this};
   vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
                                  waits,  page_in,  supply, releases, demoter, *this};
-  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
-  vmem::pager::DeviceAcquires acquires{shared,  &devices, wishes,   gpus,  blocks, failed,   files,
-                                       page_in, grants,   releases, views, room,   promoter, arrivals};
+  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  vmem::pager::DeviceAcquires acquires{shared,  &devices, promotion_requests, gpus,  blocks, failed,   files,
+                                       page_in, grants,   releases,           views, room,   promoter, arrivals};
 };
 
 TEST_F(PagerDeviceAcquires, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {
@@ -114,12 +131,55 @@ TEST_F(PagerDeviceAcquires, WhatMayNotBeLeasedIsRefusedBeforeAnythingIsAskedFor)
 }
 
 TEST_F(PagerDeviceAcquires, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLeased) {
+  config.fault_timeout_ms = 30;
   Region& r = device_region(1);
   devices.prepare_error = EIO;
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
   EXPECT_EQ(leased(), 0u);
   EXPECT_TRUE(asked_for_nothing());
   EXPECT_EQ(state(r, 0), State::untouched);
+}
+
+// .. as one at host memory does.
+TEST_F(PagerDeviceAcquires, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
+  for (const int refusal : {ENOMEM, ENOBUFS, EAGAIN}) {
+    Region& r = supplied(1);
+    put_away(r, 0, 7);
+    engine.fail(vmem::store::Io::Op::read, refusal);
+    const uint64_t before = engine.count(vmem::store::Io::Op::read);
+    auto waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
+    ask_again_until([&] { return engine.count(vmem::store::Io::Op::read) >= before + 4 || over(waits_for_it); });
+    engine.fail(vmem::store::Io::Op::read, 0);
+    ask_again_until([&] { return over(waits_for_it); });
+    const Status s = waits_for_it.get();
+    ASSERT_TRUE(s.ok()) << s.text();
+    EXPECT_EQ(devices.came.back(), 7u);
+    EXPECT_EQ(counters.io_errors, 0u);
+    end(r, 0, 0, VMEM_READ);
+    take_away(r, 0);
+  }
+}
+
+TEST_F(PagerDeviceAcquires, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothingGoesOn) {
+  config.fault_timeout_ms = 30;
+  Region& r = supplied(1);
+  put_away(r, 0, 7);
+  engine.fail(vmem::store::Io::Op::read, ENOMEM);
+  const uint64_t before = engine.count(vmem::store::Io::Op::read);
+  auto waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
+  ask_again_until([&] { return over(waits_for_it); });
+  const Status s = waits_for_it.get();
+  EXPECT_EQ(s.code(), -ENOMEM);
+  EXPECT_NE(s.text().find("the kernel had no memory to read a block"), std::string_view::npos) << s.text();
+  EXPECT_GT(engine.count(vmem::store::Io::Op::read), before + 1);
+  EXPECT_EQ(leased(), 0u);
+  EXPECT_EQ(state(r, 0), State::stored);
+  engine.fail(vmem::store::Io::Op::read, 0);
+  waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
+  ask_again_until([&] { return over(waits_for_it); });
+  EXPECT_TRUE(waits_for_it.get().ok());
+  end(r, 0, 0, VMEM_READ);
+  take_away(r, 0);
 }
 
 TEST_F(PagerDeviceAcquires, OneThatMovesBlocksItselfMakesRoomForThem) {

@@ -174,6 +174,15 @@ class DeviceParts : protected TwoDevices, public PagerParts {
     }
     ASSERT_TRUE(supply.want(r, mark).ok());
   }
+  // At the host.
+  void lease(Region& r, core::BlockIndex b, unsigned access) {
+    core::BigLock lock(map.mutex());
+    ASSERT_TRUE(grants.grant({&r, b, b}, access, VMEM_HOST, nullptr).ok());
+  }
+  void end_lease(Region& r, core::BlockIndex b, unsigned access) {
+    core::BigLock lock(map.mutex());
+    grants.take_back({&r, b, b}, access, VMEM_HOST, nullptr);
+  }
   void TearDown() override {
     {
       core::BigLock lock(map.mutex());
@@ -187,11 +196,13 @@ class DeviceParts : protected TwoDevices, public PagerParts {
   Gpus gpus{&devices, map, config};
   LeaseGrants grants{shared, gpus};
   DeviceBlocks blocks{shared, gpus, shown};
-  StagingSupply supply{shared, &devices, gpus, pressure, write_back};
-  PendingReleases releases{shared, &devices, gpus, grants, pressure, waits, supply};
+  StagingSupply supply{shared, &devices, gpus, pressure, isolated};
+  Queues queues;
+  PendingReleases releases{shared, &devices, queues, shown, gpus, grants, pressure, waits, supply};
   Holes holes{shared, &devices, gpus};
   Migrator migrator{shared, &devices, gpus, blocks, page_in, *this};
-  Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, writer, supply, *this};
+  DeviceWriteBack device_write_back{shared, &devices, blocks, failed, page_in, writer, *this};
+  Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, device_write_back, supply, *this};
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };
 
@@ -216,7 +227,7 @@ class PromotionParts : public DeviceParts {
     {
       core::BigLock lock(map.mutex());
       const void* owner = urgency == core::Urgency::acquire ? &r : nullptr;
-      ASSERT_TRUE(wishes.push_back({&r, first, last, 0, urgency, owner}));
+      ASSERT_TRUE(promotion_requests.push_back({&r, first, last, 0, urgency, owner}));
       promoter.pump(after);
     }
     page_in.run(after);
@@ -242,25 +253,11 @@ class PromotionParts : public DeviceParts {
       buffers_ = frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok();
     }
     bring(r, b);
-    {
-      core::BigLock lock(map.mutex());
-      r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
-    }
-    ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
-    ASSERT_TRUE(trap.store(r.address(b), value));
+    put(r, b, value);
   }
   void put_away(Region& r, core::BlockIndex b, uint64_t value) {
     bring_with(r, b, value);
-    Move* m = nullptr;
-    {
-      core::BigLock lock(map.mutex());
-      map.withdraw(r.table[b].aux);
-      m = isolator.begin_take(r, b, false, false);
-      ASSERT_NE(m, nullptr);
-    }
-    write_back.evict_batch({&m, 1});
-    engine.until_idle();
-    ASSERT_EQ(state(r, b), core::State::stored);
+    evict(r, b);
   }
   // .. of a block that is on a device.
   void take_away(Region& r, core::BlockIndex b) {
@@ -277,10 +274,11 @@ class PromotionParts : public DeviceParts {
 
   EvictRequests evictions;
   ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
-  Queue<Wish> wishes;
-  Queue<Departure> departures;
-  Promoter promoter{shared, wishes, gpus, blocks, page_in, read_ahead, reader, supply, migrator, *this};
-  Arrivals arrivals{shared, &devices, departures, gpus, blocks, holes, failed, page_in, supply, *this};
+  Queue<PromotionRequest>& promotion_requests = queues.promotion_requests;
+  Queue<DemotionRequest>& demotion_requests = queues.demotion_requests;
+  Promoter promoter{shared, promotion_requests, gpus, blocks, failed, page_in, read_ahead, reader,
+                    supply, migrator,           *this};
+  Arrivals arrivals{shared, &devices, demotion_requests, gpus, blocks, holes, failed, page_in, supply, *this};
 
  private:
   bool buffers_ = false;

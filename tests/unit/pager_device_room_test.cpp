@@ -12,8 +12,8 @@ using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::pager::Move;
+using vmem::pager::PromotionRequest;
 using vmem::pager::Region;
-using vmem::pager::Wish;
 namespace core = vmem::core;
 
 class OnTwoDevices : public vmem::pager::test::DeviceParts {
@@ -54,7 +54,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
       } else if (r.table[b].state == State::held) {
         ASSERT_TRUE(map.reserve_move());
         map.withdraw(r.table[b].aux);
-        write_back.drop_held(r, b, after);
+        isolated.drop_held(r, b, after);
       }
     }
   }
@@ -107,13 +107,63 @@ TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhi
 
 class PagerDeviceRoom : public OnTwoDevices {
  protected:
-  vmem::pager::Queue<Wish> wishes;
-  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
+  vmem::pager::Queue<PromotionRequest> promotion_requests;
+  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
 };
+
+TEST_F(PagerDeviceRoom, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
+  Region& r = placed(4);
+  BigLock lock(map.mutex());
+  map.guests().set_share(50);
+  ASSERT_TRUE(r.places.prefer(2, 2, 1));
+  ASSERT_TRUE(r.places.prefer(0, 0, 0));
+  for (BlockIndex b = 0; b < 4; ++b) map.follow_advice(r, b);
+  gpus[0].budget.want(kUnit);
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(r.table[2].device, 1);
+  EXPECT_FALSE(map.guests().is(r.table[2].aux));
+  EXPECT_TRUE(map.residents()[r.table[2].aux].admitted);
+  EXPECT_EQ(on(r, 0), 3u);
+  gpus[0].budget.want(3 * kUnit);
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(r.table[0].device, 0) << "it is at home";
+  EXPECT_TRUE(map.guests().is(r.table[1].aux) && map.guests().is(r.table[3].aux)) << "these are nowhere";
+  gpus[0].budget.want(0);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, WhatIsBestInHostMemoryIsNobodysGuest) {
+  Region& r = placed(2);
+  BigLock lock(map.mutex());
+  map.guests().set_share(50);
+  ASSERT_TRUE(r.places.prefer(1, 1, VMEM_HOST));
+  map.follow_advice(r, 1);
+  gpus[0].budget.want(3 * kUnit);
+  EXPECT_TRUE(room.make(lock, 0));
+  EXPECT_EQ(r.table[1].state, State::held);
+  EXPECT_EQ(on(r, 0), 1u);
+  gpus[0].budget.want(0);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, AGuestWhereItIsBestIsAtHome) {
+  Region& r = placed(1);
+  BigLock lock(map.mutex());
+  map.withdraw(r.table[0].aux);
+  map.guests().add(r.table[0].aux, 0);
+  map.follow_advice(r, 0);
+  EXPECT_TRUE(map.guests().is(r.table[0].aux));
+  ASSERT_TRUE(r.places.prefer(0, 0, 0));
+  map.follow_advice(r, 0);
+  EXPECT_FALSE(map.guests().is(r.table[0].aux));
+  EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+  clear(r);
+}
 
 TEST_F(PagerDeviceRoom, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
+  map.guests().set_share(0);
   EXPECT_FALSE(room.make(lock, 0)) << "nobody waits";
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0));
@@ -145,6 +195,7 @@ TEST_F(PagerDeviceRoom, WhatANeighbourHasRoomForGoesThereAsAGuest) {
 TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
+  map.guests().set_share(0);
   ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
   gpus[0].budget.want(4 * kUnit);
   for (int i = 0; i < 8; ++i) room.make(lock, 0);
@@ -162,7 +213,7 @@ TEST_F(PagerDeviceRoom, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothin
   ASSERT_TRUE(grants.grant({&r, 3, 3}, VMEM_READ, 1, nullptr).ok());
   gpus[0].budget.want(kUnit);
   EXPECT_FALSE(room.make(lock, 0));
-  ASSERT_TRUE(wishes.push_back({&r, 3, 3, 1, core::Urgency::acquire, &r}));
+  ASSERT_TRUE(promotion_requests.push_back({&r, 3, 3, 1, core::Urgency::acquire, &r}));
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(r.table[3].state, State::held);
   grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);

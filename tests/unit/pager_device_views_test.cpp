@@ -82,6 +82,28 @@ TEST_F(PagerDeviceViews, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlo
   EXPECT_EQ(charged(), 0u);
 }
 
+TEST_F(PagerDeviceViews, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItIsTheBlock) {
+  for (const bool mostly : {false, true}) {
+    for (const bool changed : {false, true}) {
+      Region& r = placed(VMEM_READ);
+      {
+        BigLock lock(map.mutex());
+        ASSERT_TRUE(r.places.set_read_mostly(0, 0, mostly));
+        map.residents()[r.table[0].aux].changed = changed;
+      }
+      EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+      {
+        BigLock lock(map.mutex());
+        EXPECT_EQ(map.copies().has(r.table[0].aux), mostly && !changed);
+        map.residents()[r.table[0].aux].changed = false;
+      }
+      EXPECT_EQ(byte(r), FakeDevices::kByte);
+      end_lease(r, VMEM_READ);
+      take_away(r);
+    }
+  }
+}
+
 TEST_F(PagerDeviceViews, ABlockThatNobodyLeasesComesToHostMemory) {
   Region& r = placed(0);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
@@ -136,6 +158,21 @@ TEST_F(PagerDeviceViews, WithoutMemoryForACopyTheAccessWaits) {
     shown.forget(r);
     r.table[0].flags = 0;
   }
+  end_lease(r, VMEM_READ);
+  take_away(r);
+}
+
+TEST_F(PagerDeviceViews, WhatIsShownAndPinnedStaysAndNobodyWaitsForThePin) {
+  Region& r = placed(VMEM_READ);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  trap.pin_drop(1);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_FALSE(views.hide(lock, r, 0));
+  }
+  EXPECT_TRUE(is_shown(r));
+  EXPECT_EQ(charged(), r.block_size);
+  EXPECT_EQ(byte(r), FakeDevices::kByte);
   end_lease(r, VMEM_READ);
   take_away(r);
 }

@@ -34,7 +34,7 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
     ++asked;
     return false;
   }
-  bool serve_departure(BigLock&) override { return false; }
+  bool serve_demotion(BigLock&) override { return false; }
   bool hints_wait_for_streams() override { return false; }
   size_t on_device(Region& r) {
     size_t n = 0;
@@ -45,9 +45,9 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
   std::atomic<size_t> asked = 0;
   vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
                                  waits,  page_in,  supply, releases, demoter, *this};
-  vmem::pager::DeviceRoom room{shared, &devices, wishes, gpus, releases, demoter, migrator};
-  DeviceWorkers workers{shared,   &devices, wishes,   gpus,     shown, blocks, page_in, supply, releases,
-                        migrator, demoter,  promoter, arrivals, views, room,   *this,   *this};
+  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     shown, blocks, page_in, supply, releases,
+                        migrator, demoter,  promoter,           arrivals, views, room,   *this};
 };
 
 TEST_F(PagerDeviceWorkers, WhatIsReadyArrivesAndTheyAskForHintsMeanwhile) {

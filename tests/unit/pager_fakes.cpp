@@ -58,7 +58,7 @@ FakeTrap::FakeTrap(bool move, bool write_protect, bool install) {
 }
 
 FakeTrap::~FakeTrap() {
-  for (const auto& [base, size] : attached_) munmap(reinterpret_cast<void*>(base), size);
+  for (const auto& [base, size] : own_) munmap(reinterpret_cast<void*>(base), size);
 }
 
 void FakeTrap::called(const char* name) {
@@ -92,19 +92,24 @@ void FakeTrap::wake_locked(uintptr_t at, size_t size) {
 bool FakeTrap::touch(uintptr_t at, bool write, const std::function<void(uint64_t*)>& use) {
   const uintptr_t page = core::round_down(at, core::kPage);
   std::unique_lock lock(mutex_);
+  bool met = false;
+  const auto meet = [&] {
+    if (!std::exchange(met, true)) ++met_[page];
+    changed_.notify_all();
+  };
   for (;;) {
     const auto it = pages_.find(page);
     const Page now = it == pages_.end() ? Page::absent : it->second;
-    if (now == Page::failed) return false;
+    if (now == Page::failed) return meet(), false;
     if (now == Page::present || (now == Page::protected_ && !write)) {
       use(reinterpret_cast<uint64_t*>(at));
-      return true;
+      return meet(), true;
     }
     const FaultKind kind = now == Page::protected_ ? FaultKind::write_protect
                            : write                 ? FaultKind::write
                                                    : FaultKind::read;
     reports_.push_back({trap::Event::Kind::fault, {page, kind, 0}});
-    changed_.notify_all();
+    meet();
     const uint64_t before = woken_[page];
     wait_or_die(lock, changed_, "a touch to be answered", [&] { return woken_[page] != before; });
   }
@@ -116,6 +121,17 @@ bool FakeTrap::load(const void* at, uint64_t* value) {
 
 bool FakeTrap::store(void* at, uint64_t value) {
   return touch(number(at), true, [&](uint64_t* p) { *p = value; });
+}
+
+size_t FakeTrap::met(const void* at) {
+  std::lock_guard lock(mutex_);
+  return met_[core::round_down(number(at), core::kPage)];
+}
+
+void FakeTrap::until_met(const void* at, size_t times) {
+  std::unique_lock lock(mutex_);
+  wait_or_die(lock, changed_, "a thread to touch a page",
+              [&] { return met_[core::round_down(number(at), core::kPage)] >= times; });
 }
 
 void FakeTrap::until_quiet() {
@@ -157,11 +173,6 @@ void FakeTrap::until_called(const std::string& name, size_t times) {
   wait_or_die(lock, changed_, name.c_str(), [&] { return calls_[name] >= times; });
 }
 
-void FakeTrap::fail_take(int error) {
-  std::lock_guard lock(mutex_);
-  take_error_ = error;
-}
-
 void FakeTrap::pin_drop(size_t times) {
   std::lock_guard lock(mutex_);
   drop_pins_ = times;
@@ -197,7 +208,8 @@ Status FakeTrap::attach(size_t size, size_t align, trap::Transfer, void** addres
   void* at = map(size, align);
   if (at == nullptr) return core::error(ENOMEM, "no address space");
   std::lock_guard lock(mutex_);
-  attached_[number(at)] = size;
+  attached_.insert(number(at));
+  own_[number(at)] = size;
   *address = at;
   return {};
 }
@@ -208,7 +220,7 @@ Status FakeTrap::attach_at(void* address, size_t size, trap::Transfer) {
       MAP_FAILED)
     return core::system_error(errno, "attach_at");
   std::lock_guard lock(mutex_);
-  attached_[number(address)] = size;
+  attached_.insert(number(address));
   return {};
 }
 
@@ -392,24 +404,9 @@ Status FakeTrap::reserve_frames(size_t size, bool, void** address) {
   return *address != nullptr ? Status() : core::error(ENOMEM, "no address space");
 }
 
-void FakeTrap::limit_frames(uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  frame_limit_ = bytes;
-}
-
-uint64_t FakeTrap::frame_bytes() {
-  std::lock_guard lock(mutex_);
-  return frame_bytes_;
-}
-
 void FakeTrap::until_frames_below(uint64_t bytes) {
   std::unique_lock lock(mutex_);
   wait_or_die(lock, changed_, "frames to be released", [&] { return frame_bytes_ <= bytes; });
-}
-
-void FakeTrap::set_knobs(const trap::Knobs& knobs) {
-  std::lock_guard lock(mutex_);
-  knobs_ = knobs;
 }
 
 Status FakeTrap::populate_frames(void* address, size_t size, int) {
@@ -489,9 +486,9 @@ void FakeEngine::fail(Io::Op op, int error) {
   errors_[op] = error;
 }
 
-void FakeEngine::fill_disk(bool on) {
+void FakeEngine::fill_disk(int error) {
   std::lock_guard lock(mutex_);
-  full_ = on;
+  full_ = error;
 }
 
 void FakeEngine::tear(int error, uint64_t nth) {
@@ -566,7 +563,7 @@ void FakeEngine::run() {
       if (file.size() < io->offset + io->size / 2) file.resize(io->offset + io->size / 2);
       memcpy(file.data() + io->offset, io->buffer, io->size / 2);
     }
-    if (full_ && io->op == Io::Op::write && file.size() < io->offset + io->size) error = ENOSPC;
+    if (full_ != 0 && io->op == Io::Op::write && file.size() < io->offset + io->size) error = full_;
     if (error == 0 && io->op != Io::Op::flush) {
       if (file.size() < io->offset + io->size) file.resize(io->offset + io->size);
       uint8_t* at = file.data() + io->offset;

@@ -13,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "pager/pager.h"
 #include "store/io.h"
 #include "store/space.h"
 #include "trap/trap.h"
@@ -31,6 +30,9 @@ class FakeTrap final : public trap::Trap {
   // What a thread sees: false is SIGBUS. Blocks while the page is absent (or protected, for a store).
   bool load(const void* at, uint64_t* value);
   bool store(void* at, uint64_t value);
+  // Loads and stores of the page so far: those that are over, and those that have been reported.
+  size_t met(const void* at);
+  void until_met(const void* at, size_t times);
   // Until the pager has taken every report and asks for more; the reports so far have been acted on.
   void until_quiet();
   // Reports that the machine wants this many bytes of frames back, or that what knobs() answers changed; returns when
@@ -42,7 +44,10 @@ class FakeTrap final : public trap::Trap {
   size_t calls(const std::string& name);
   void until_called(const std::string& name, size_t times);
   // The next take() fails so.
-  void fail_take(int error);
+  void fail_take(int error) {
+    const std::lock_guard lock(mutex_);
+    take_error_ = error;
+  }
   // The next so many fill() fail so; half way, where they are not to protect, and undone when the first word had been
   // stored to, if it is to be that.
   void fail_fill(int error, size_t times, uint64_t stored = 0);
@@ -58,10 +63,19 @@ class FakeTrap final : public trap::Trap {
   // The next unfail() is refused when half of the range is absent again.
   void tear_unfail();
   // Frames get no more memory than this together, and what they have now.
-  void limit_frames(uint64_t bytes);
-  uint64_t frame_bytes();
+  void limit_frames(uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    frame_limit_ = bytes;
+  }
+  uint64_t frame_bytes() {
+    const std::lock_guard lock(mutex_);
+    return frame_bytes_;
+  }
   void until_frames_below(uint64_t bytes);
-  void set_knobs(const trap::Knobs& knobs);
+  void set_knobs(const trap::Knobs& knobs) {
+    const std::lock_guard lock(mutex_);
+    knobs_ = knobs;
+  }
 
   const trap::Caps& caps() const override { return caps_; }
   core::Status attach(size_t size, size_t align, trap::Transfer transfer, void** address) override;
@@ -96,7 +110,9 @@ class FakeTrap final : public trap::Trap {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uintptr_t, Page> pages_;  // those not absent
-  std::map<uintptr_t, size_t> attached_;
+  std::map<uintptr_t, size_t> met_;
+  std::set<uintptr_t> attached_;
+  std::map<uintptr_t, size_t> own_;  // .. by attach(); the rest is its caller's
   std::deque<trap::Event> reports_;
   std::map<uintptr_t, uint64_t> woken_;  // page -> how often; a parked thread leaves when it changes
   std::map<std::string, size_t> calls_;
@@ -123,7 +139,7 @@ class FakeEngine final : public store::Engine {
   std::vector<uint64_t> held_offsets();  // in the order in which they were submitted
   void let_go();
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
-  void fill_disk(bool on);                             // no write makes a file longer: ENOSPC
+  void fill_disk(int error);                           // no write makes a file longer; 0: as before
   void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so
   std::vector<uint8_t> bytes(store::FileId file);      // what it has
   uint64_t count(store::Io::Op op);                    // answered, failures included
@@ -150,7 +166,7 @@ class FakeEngine final : public store::Engine {
   std::map<store::Io::Op, int> errors_;
   std::map<store::Io::Op, uint64_t> counts_, ended_;
   std::map<store::Io::Op, std::vector<std::vector<uint64_t>>> asked_;
-  bool full_ = false;
+  int full_ = 0;
   int tear_error_ = 0;
   uint64_t tear_in_ = 0, end_ = UINT64_MAX;
   uint64_t busy_ = 0;

@@ -37,7 +37,7 @@ class FakePolicy final : public vmem::policy::Evictor {
   void admit(const Admission& what) override { EXPECT_TRUE(known.emplace(what.id, what).second) << what.id; }
   void touched(ResidentId) override {}
   void remove(ResidentId id) override { EXPECT_EQ(known.erase(id), 1u) << id; }
-  void advise(ResidentId, Temperature, Priority, bool) override {}
+  void advise(ResidentId id, Temperature temperature, Priority, bool) override { known[id].temperature = temperature; }
   size_t victims(uint64_t, std::span<Victim>) override { return 0; }
   void hold(ResidentId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
   void unhold(ResidentId id) override { --holds[id]; }
@@ -213,6 +213,24 @@ TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   residents[id].copy = vmem::core::kNoResident;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");
   residents[id].copy = copy;
+}
+
+TEST_F(PagerHostCopies, TheCopyOfWhatIsReadMostIsAmongTheLastToGo) {
+  ASSERT_TRUE(region.places.set_read_mostly(1, 1, true));
+  const ResidentId a = with_copy(0), b = with_copy(1);
+  const auto temperature = [&](ResidentId id) { return policy.known[residents[id].copy].temperature; };
+  EXPECT_EQ(temperature(a), Temperature::normal);
+  EXPECT_EQ(temperature(b), Temperature::hot);
+  ASSERT_TRUE(region.places.set_read_mostly(0, 0, true));
+  ASSERT_TRUE(region.places.set_read_mostly(1, 1, false));
+  copies->follow_advice(a);
+  copies->follow_advice(b);
+  EXPECT_EQ(temperature(a), Temperature::hot);
+  EXPECT_EQ(temperature(b), Temperature::normal);
+  copies->drop(a);
+  copies->follow_advice(a);
+  EXPECT_EQ(policy.known.size(), 1u) << "what has none has nothing to hear";
+  copies->drop(b);
 }
 
 }  // namespace

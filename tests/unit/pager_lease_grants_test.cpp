@@ -9,7 +9,7 @@
 namespace {
 
 using vmem::core::BigLock;
-using vmem::pager::Ending;
+using vmem::pager::PendingRelease;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
 
@@ -17,12 +17,12 @@ class PagerLeaseGrants : public vmem::pager::test::DeviceParts {
  protected:
   // A release of the span by the stream, with room to note so many devices.
   vmem::core::Status release(BigLock& lock, const SpanOf& span, void* stream, size_t room) VMEM_LOCKED {
-    endings.resize(room);
-    for (Ending& e : endings) e.spans.reserve(4);
-    return grants.release(lock, {&span, 1}, nullptr, stream, &endings);
+    pending.resize(room);
+    for (PendingRelease& e : pending) e.spans.reserve(4);
+    return grants.release(lock, {&span, 1}, nullptr, stream, &pending);
   }
   void* const a = &stream_a;
-  std::list<Ending> endings;
+  std::list<PendingRelease> pending;
 
  private:
   int stream_a = 0;
@@ -74,13 +74,13 @@ TEST_F(PagerLeaseGrants, ALeaseAtADeviceIsEndingFromItsReleaseUntilTheStreamGets
   ASSERT_TRUE(release(lock, {&r, 0, 3}, a, 1).ok());
   EXPECT_EQ(gpus[0].budget.live(), 0u);
   EXPECT_EQ(gpus[0].budget.leased(), 4 * kUnit);
-  ASSERT_EQ(endings.front().spans.size(), 1u);
-  EXPECT_EQ(endings.front().device, 0);
+  ASSERT_EQ(pending.front().spans.size(), 1u);
+  EXPECT_EQ(pending.front().device, 0);
   EXPECT_EQ(gpus.check(), "");
-  grants.revive(endings.front());
+  grants.revive(pending.front());
   EXPECT_EQ(gpus[0].budget.live(), 4 * kUnit) << "it was not to be";
   ASSERT_TRUE(release(lock, {&r, 0, 3}, a, 1).ok());
-  grants.end(endings.back());
+  grants.end(pending.back());
   EXPECT_EQ(gpus[0].budget.leased(), 0u);
   EXPECT_TRUE(r.leases.empty());
 }

@@ -48,7 +48,7 @@ class PagerLeases : public vmem::pager::test::PagerSteps {
  protected:
   uint64_t held() {
     struct vmem_stats out = {};
-    pager->stats(&out);
+    pager->queries().stats(&out);
     return out.host_bytes;
   }
   Status acquire(std::byte* at, size_t blocks, unsigned access = VMEM_READ | VMEM_WRITE) {

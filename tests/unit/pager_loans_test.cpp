@@ -13,8 +13,8 @@ using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::pager::Evictor;
 using vmem::pager::OpenRange;
+using vmem::pager::PromotionRequest;
 using vmem::pager::Region;
-using vmem::pager::Wish;
 namespace core = vmem::core;
 
 class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above {
@@ -43,7 +43,7 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
     ASSERT_TRUE(map.reserve_move());
     map.withdraw(r.table[b].aux);
     vmem::pager::DeferredWork after;
-    write_back.drop_held(r, b, after);
+    isolated.drop_held(r, b, after);
   }
   OpenRange open(const Region& r) {
     OpenRange range;
@@ -74,8 +74,8 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
   std::vector<const std::byte*> homes;
   vmem::pager::EvictRequests requests;
   Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
-  vmem::pager::Queue<Wish> wishes;
-  vmem::pager::Loans loans{shared, wishes, page_in, evictor, supply, demoter, *this};
+  vmem::pager::Queue<PromotionRequest> promotion_requests;
+  vmem::pager::Loans loans{shared, promotion_requests, page_in, evictor, supply, demoter, *this};
 };
 
 TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
@@ -131,12 +131,12 @@ TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
   {
     BigLock lock(map.mutex());
     r.table[0].flags |= core::kWanted;
-    ASSERT_TRUE(wishes.push_back({&r, 2, 2, 0, core::Urgency::acquire, nullptr}));
+    ASSERT_TRUE(promotion_requests.push_back({&r, 2, 2, 0, core::Urgency::acquire, nullptr}));
   }
   EXPECT_EQ(wanted(range, {0, 1, 2}), 2u) << "a fault, and a promotion request";
   BigLock lock(map.mutex());
   r.table[0].flags = 0;
-  wishes.pop_front();
+  promotion_requests.pop_front();
   loans.take_back(lock, r);
   EXPECT_EQ(staging.of(r).lent, 0u);
   lock.unlock();

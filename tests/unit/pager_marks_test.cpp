@@ -193,7 +193,7 @@ TEST_F(PagerMarks, ABlockWhoseEndTheTrapDoesNotTakeBackGivesSigbusUntilAnAcquire
   EXPECT_TRUE(bus(r));
   EXPECT_EQ(trap->calls("unfail refused"), 1u);
   struct vmem_stats stats = {};
-  pager->stats(&stats);
+  pager->queries().stats(&stats);
   EXPECT_EQ(stats.lost_blocks, 0u);
   const vmem_range all = range(r, kHugePage / 2, VMEM_READ);
   const Status acquired = pager->acquire({&all, 1}, VMEM_HOST, nullptr);
@@ -441,7 +441,7 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackL
   ASSERT_LT(n, 16u);
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   trap->refuse_unfail(1);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   EXPECT_TRUE(pager->evict(r, n * kHugePage, VMEM_SSD).ok());
   trap->until_called("unfail", 1);
@@ -456,7 +456,7 @@ TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenB
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   EXPECT_TRUE(bus(r + (n + 1) * kHugePage)) << "nor for this";
   trap->refuse_unfail(1);  // the first of them
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   trap->until_called("unfail", 1);
   put(r + (n + 1) * kHugePage, n + 2);
@@ -469,7 +469,7 @@ TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst
   ASSERT_LT(n, 16u);
   EXPECT_EQ(trap->calls("fail refused"), 3u);
   EXPECT_EQ(pager->counters().lost_blocks, 0u);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   for (size_t i = 0; i < n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
 }

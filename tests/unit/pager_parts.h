@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "pager/clock.h"
 #include "pager/write_back.h"
 #include "pager_fakes.h"
 
@@ -63,9 +64,29 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
       core::BigLock lock(map.mutex());
       r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
     }
-    ASSERT_TRUE(trap.unprotect(r.address(b), kBlock).ok());
+    ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
     ASSERT_TRUE(trap.store(r.address(b), value));
   }
+  // What is in place goes to the store.
+  void evict(Region& r, core::BlockIndex b) {
+    Move* m = nullptr;
+    {
+      core::BigLock lock(map.mutex());
+      map.withdraw(r.table[b].aux);
+      m = isolator.begin_take(r, b, false, false);
+      ASSERT_NE(m, nullptr);
+    }
+    write_back.evict_batch({&m, 1});
+    engine.until_idle();
+    ASSERT_EQ(state(r, b), core::State::stored);
+  }
+  // The store alone has it.
+  void put_away(Region& r, core::BlockIndex b, uint64_t value) {
+    bring(r, b);
+    put(r, b, value);
+    evict(r, b);
+  }
+  uint64_t written() { return engine.count(store::Io::Op::write); }
   core::State state(Region& r, core::BlockIndex b) {
     core::BigLock lock(map.mutex());
     return r.table[b].state;
@@ -104,7 +125,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   Config config = [] {
     Config c;
     c.host_budget = kBudget;
-    c.fault_timeout_ms = 200;
+    c.fault_timeout_ms = 60000;
     return c;
   }();
   core::Counters counters;
@@ -127,7 +148,8 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   PageIn page_in{shared, pressure, failed, waits, installer, reader, speculation, *this};
   Isolator isolator{shared};
   StoreWriter writer{shared, pressure, failed};
-  WriteBack write_back{shared, pressure, failed, installer, page_in, isolator, writer, *this};
+  IsolatedBlocks isolated{shared, failed, installer, page_in};
+  WriteBack write_back{shared, pressure, failed, installer, page_in, isolated, isolator, writer, *this};
 };
 
 }  // namespace vmem::pager::test

@@ -41,6 +41,19 @@ TEST_F(PagerBlockMap, FindsARegionByEachOfItsAddressesAndByNoOther) {
   r.dying = false;
 }
 
+TEST_F(PagerBlockMap, GuestsHaveTheShareOfADeviceThatTheConfigurationSays) {
+  vmem::pager::DeviceBudget budget_of_one;
+  budget_of_one.begin(8 * core::kHugePage, core::kHugePage);
+  for (const unsigned percent : {0u, 25u, 50u}) {
+    config.device_neighbours = percent;
+    vmem::pager::BlockMap its{trap, space, staging, counters, config, 2, *this};
+    BigLock lock(its.mutex());
+    const uint64_t share = 8 * core::kHugePage * percent / 100;
+    EXPECT_TRUE(its.guests().fits(1, budget_of_one, share, 1)) << percent;
+    EXPECT_FALSE(its.guests().fits(1, budget_of_one, share + core::kHugePage, 1)) << percent;
+  }
+}
+
 TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   Region& r = region(2);
   BigLock lock(map.mutex());
@@ -181,6 +194,7 @@ TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
 class PagerMemoryWaits : public vmem::pager::test::PagerParts {};
 
 TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnderWay) {
+  config.fault_timeout_ms = 200;
   Region& r = region(2);
   {
     BigLock lock(map.mutex());
@@ -336,7 +350,11 @@ class PagerWriteBack : public vmem::pager::test::PagerParts {
   }
 };
 
-TEST_F(PagerWriteBack, WhatIsAllZerosLeavesWithoutAWrite) {
+// Through WriteBack, which alone can end what they begin.
+class PagerIsolator : public PagerWriteBack {};
+class PagerStoreWriter : public PagerWriteBack {};
+
+TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   Region& r = region(1);
   bring(r, 0);
   take(r, 0);
@@ -366,7 +384,7 @@ TEST_F(PagerWriteBack, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   EXPECT_EQ(value, 7u);
 }
 
-TEST_F(PagerWriteBack, AWriteThatFailedLeavesTheBlockInMemoryAndUnknownAndGivesItsRoomBack) {
+TEST_F(PagerStoreWriter, AWriteThatFailedLeavesTheBlockInMemoryAndUnknownAndGivesItsRoomBack) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 7);
@@ -398,18 +416,6 @@ TEST_F(PagerWriteBack, WhatIsSyncedStaysInPlaceAndClean) {
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_NE(flags(r, 0, core::kProtected), 0) << "equal to the store for as long as nobody stores to it";
   EXPECT_EQ(engine.count(store::Io::Op::write), 1u);
-}
-
-TEST_F(PagerWriteBack, ContentsThatNobodyWantsAreNotWritten) {
-  Region& r = region(1);
-  bring(r, 0);
-  put(r, 0, 9);
-  BigLock lock(map.mutex());
-  DeferredWork after;
-  ASSERT_TRUE(write_back.drop_contents(lock, r, 0, after).ok());
-  EXPECT_TRUE(after.empty());
-  EXPECT_EQ(r.table[0].state, State::untouched);
-  EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
 }
 
 }  // namespace

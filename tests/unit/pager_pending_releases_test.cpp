@@ -79,6 +79,77 @@ TEST_F(PagerPendingReleases, AStreamThatTakesNoMarkLeavesItsLeaseLive) {
   EXPECT_EQ(leased(), 0u);
 }
 
+// Each of them found what it wants leased, and looks again when it is told.
+TEST_F(PagerPendingReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIsNotWokenElse) {
+  Region& r = device_region(8);
+  devices.reached = true;
+  const auto told = [&](uint64_t b) {
+    const auto count = [&] {
+      BigLock lock(map.mutex());
+      return gpus.work().count();
+    };
+    lease(r, b, b, 0, a);
+    const uint64_t before = count();
+    EXPECT_TRUE(release(r, b, b, a).ok());
+    return count() - before;
+  };
+  const auto locked = [&](auto what) {
+    BigLock lock(map.mutex());
+    what(lock);
+  };
+  EXPECT_EQ(told(0), 0u);
+  locked([&](BigLock& lock) {
+    lock.hold();
+    ASSERT_TRUE(queues.promotion_requests.push_back({&r, 1, 1, 1, vmem::core::Urgency::acquire, &r}));
+  });
+  EXPECT_EQ(told(0), 1u) << "a block that another device is to have";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    queues.promotion_requests.pop_front();
+    ASSERT_TRUE(queues.demotion_requests.push_back({&r, 1, 1, 1, false}));
+  });
+  EXPECT_EQ(told(0), 1u) << ".. that host memory is to have";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    queues.demotion_requests.pop_front();
+    for (uint64_t b = 0; b < 4; ++b) place(r, b, 0);
+  });
+  EXPECT_EQ(told(0), 0u) << "a device that is full, and nobody wants more";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    EXPECT_TRUE(shown.ask(r, 1, 1));
+  });
+  EXPECT_EQ(told(0), 1u) << "an access of the CPU";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    map.residents()[r.table[1].aux].asked = false;
+    shown.erase(shown.begin());
+    gpus[0].budget.set(3 * kUnit);
+  });
+  EXPECT_EQ(told(0), 1u) << "a budget that was lowered";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    remove(r, 3);
+    ASSERT_EQ(gpus[0].budget.missing(), 0u);
+    place(r, 4, 1);
+    map.policy(r.table[4].aux).remove(r.table[4].aux);
+    map.residents()[r.table[4].aux].admitted = false;
+    map.guests().set_share(50);
+    map.guests().add(r.table[4].aux, 1);
+  });
+  EXPECT_EQ(told(0), 0u) << "a guest that may stay";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    map.guests().set_share(0);
+  });
+  EXPECT_EQ(told(0), 1u) << "one that is to leave";
+  locked([&](BigLock& lock) {
+    lock.hold();
+    map.guests().remove(r.table[4].aux);
+    for (const uint64_t b : {0, 1, 2, 4}) remove(r, b);
+  });
+}
+
 TEST_F(PagerPendingReleases, ALeaseAtTheHostEndsAtOnceAndNoStreamIsAsked) {
   Region& r = device_region(2);
   lease(r, 0, 1, VMEM_HOST, nullptr);

@@ -30,7 +30,7 @@ TEST_F(PagerPromoter, ABlockOfZerosNeedsNoFrameAndNothingIsRead) {
   arrive();
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_EQ(engine.count(store::Io::Op::read), 0u);
-  EXPECT_TRUE(wishes.empty());
+  EXPECT_TRUE(promotion_requests.empty());
   take_away(r, 0);
 }
 
@@ -84,10 +84,10 @@ TEST_F(PagerPromoter, RequestsForAFullDeviceWaitAndSayWhatTheyWant) {
   EXPECT_EQ(ready(), 4u);
   {
     BigLock lock(map.mutex());
-    ASSERT_FALSE(wishes.empty());
-    EXPECT_EQ(wishes.front().next, 4u);
+    ASSERT_FALSE(promotion_requests.empty());
+    EXPECT_EQ(promotion_requests.front().next, 4u);
     EXPECT_EQ(gpus[0].budget.wanted(), 2 * kUnit);
-    wishes.pop_front();
+    promotion_requests.pop_front();
   }
   arrive();
   for (const BlockIndex b : {0, 1, 2, 3}) take_away(r, b);
@@ -121,8 +121,8 @@ TEST_F(PagerPromoter, WithoutAFrameARequestWaitsAndNothingIsCharged) {
   EXPECT_EQ(state(r, 0), State::stored);
   EXPECT_EQ(charged(), 0u);
   BigLock lock(map.mutex());
-  EXPECT_EQ(wishes.size(), 1u);
-  wishes.pop_front();
+  EXPECT_EQ(promotion_requests.size(), 1u);
+  promotion_requests.pop_front();
 }
 
 TEST_F(PagerPromoter, AReadThatFailsLeavesTheBlockWhereItWasAndIsTold) {
@@ -137,7 +137,9 @@ TEST_F(PagerPromoter, AReadThatFailsLeavesTheBlockWhereItWasAndIsTold) {
   EXPECT_EQ(r.reason(0).code(), -EIO);
 }
 
-TEST_F(PagerPromoter, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
+class PagerArrivals : public PagerPromoter {};
+
+TEST_F(PagerArrivals, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
   Region& r = supplied(1);
   put_away(r, 0, 3);
   request(r, 0, 0);
@@ -150,7 +152,7 @@ TEST_F(PagerPromoter, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
   EXPECT_EQ(gpus[0].failure.code(), -EIO);
 }
 
-TEST_F(PagerPromoter, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
+TEST_F(PagerArrivals, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
   Region& r = device_region(2);
   request(r, 0, 1, Urgency::acquire);
   ASSERT_EQ(ready(), 2u);

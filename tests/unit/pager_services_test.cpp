@@ -129,20 +129,7 @@ class PagerReadAhead : public Services {
  protected:
   // Blocks that the store alone has.
   void put_away(Region& r, BlockIndex first, BlockIndex last) {
-    for (BlockIndex b = first; b <= last; ++b) {
-      bring(r, b);
-      put(r, b, 100 + b);
-      Move* m = nullptr;
-      {
-        BigLock lock(map.mutex());
-        map.withdraw(r.table[b].aux);
-        m = isolator.begin_take(r, b, false, false);
-        ASSERT_NE(m, nullptr);
-      }
-      write_back.evict_batch({&m, 1});
-      engine.until_idle();
-      ASSERT_EQ(state(r, b), State::stored);
-    }
+    for (BlockIndex b = first; b <= last; ++b) Services::put_away(r, b, 100 + b);
   }
   void pump() {
     DeferredWork after;
@@ -298,7 +285,7 @@ class PagerFaultService : public Services {
     Services::TearDown();
   }
   core::EventCount devices;
-  FaultService faults{shared, pressure, failed, waits, installer, page_in, read_ahead, shown, devices, *this};
+  FaultService faults{shared, pressure, failed, waits, installer, page_in, read_ahead, requests, shown, devices, *this};
 };
 
 TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {

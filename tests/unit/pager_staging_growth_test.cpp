@@ -91,6 +91,25 @@ TEST_F(PagerStagingGrowth, FramesAreMadeWhenSomebodyFoundNone) {
   EXPECT_TRUE(growth->due(kNow)) << "one more was wanted meanwhile";
 }
 
+// The last that the share has room for are charged before they are there.
+TEST_F(PagerStagingGrowth, NobodyGivesUpAFrameWhileMoreAreMade) {
+  add(32);
+  leave(0);
+  growth->want();
+  const size_t last = growth->take(1000);
+  ASSERT_EQ(last, 32u);
+  ASSERT_TRUE(staging->reserve(last, 0));
+  growth->begin();
+  EXPECT_FALSE(growth->has_room());
+  EXPECT_TRUE(growth->grows()) << "who finds none waits for these";
+  EXPECT_FALSE(growth->blocks_must_leave(0));
+  staging->unreserve(last);
+  growth->end(false, kNow);
+  EXPECT_FALSE(growth->grows()) << "they could not be made";
+  growth->want();
+  EXPECT_TRUE(growth->blocks_must_leave(0));
+}
+
 TEST_F(PagerStagingGrowth, WhatTheBudgetRefusedIsTriedAgainSoon) {
   growth->want();
   ASSERT_NE(growth->take(4), 0u);

@@ -66,6 +66,33 @@ TEST_F(PagerStagingSupply, WhoFindsNoFrameHasSomeMade) {
   staging.of(r).frames.put(frame);
 }
 
+TEST_F(PagerStagingSupply, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
+  Region& r = device_region(1);
+  supply_frames(r);
+  ASSERT_TRUE(gpus.use(0).ok());
+  BigLock lock(map.mutex());
+  Staging& pool = staging.of(r).frames;
+  place(r, 0, 0);
+  ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
+  std::vector<std::byte*> taken;
+  while (std::byte* const frame = pool.get(0)) taken.push_back(frame);
+  const size_t last = staging.of(r).growth.take(SIZE_MAX);  // the rest of what the share has room for
+  ASSERT_TRUE(pool.reserve(last, 0));
+  staging.of(r).growth.begin();
+  EXPECT_EQ(supply.frame(r, 0), nullptr);
+  EXPECT_EQ(supply.is_short(), std::nullopt) << "evictors take none, either";
+  EXPECT_TRUE(map.copies().has(r.table[0].aux));
+  pool.unreserve(last);
+  staging.of(r).growth.end(false, now_ns());
+  std::byte* const frame = supply.frame(r, 0);
+  EXPECT_NE(frame, nullptr) << "they could not be made";
+  EXPECT_FALSE(map.copies().has(r.table[0].aux));
+  pool.put(frame);
+  for (std::byte* const each : taken) pool.put(each);
+  r.table[0].flags = 0;
+  remove(r, 0);
+}
+
 TEST_F(PagerStagingSupply, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   Region& r = device_region(1);
   supply_frames(r);

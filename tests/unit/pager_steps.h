@@ -88,11 +88,18 @@ class PagerSteps : public ::testing::Test {
     uint64_t value;
     return !trap->load(at, &value);
   }
+  // By a thread of its own, which has touched the page.
   std::future<uint64_t> getting(const void* at) {
-    return std::async(std::launch::async, [this, at] { return get(at); });
+    const size_t before = trap->met(at);
+    auto value = std::async(std::launch::async, [this, at] { return get(at); });
+    trap->until_met(at, before + 1);
+    return value;
   }
   std::future<void> putting(void* at, uint64_t value) {
-    return std::async(std::launch::async, [this, at, value] { put(at, value); });
+    const size_t before = trap->met(at);
+    auto put_it = std::async(std::launch::async, [this, at, value] { put(at, value); });
+    trap->until_met(at, before + 1);
+    return put_it;
   }
   template <typename Call>
   std::future<core::Status> calling(Call call) {
@@ -114,7 +121,7 @@ class PagerSteps : public ::testing::Test {
   }
   uint64_t ssd(const void* at, size_t size) {
     vmem_residency out = {};
-    EXPECT_TRUE(pager->query(at, size, &out).ok());
+    EXPECT_TRUE(pager->queries().query(at, size, &out).ok());
     return out.ssd_bytes;
   }
   // A word of the first file that was mapped, as the engine has it.
@@ -126,7 +133,7 @@ class PagerSteps : public ::testing::Test {
   }
   struct vmem_stats stats() {
     struct vmem_stats out = {};
-    pager->stats(&out);
+    pager->queries().stats(&out);
     return out;
   }
   static vmem_range range(void* at, size_t size, unsigned access = VMEM_READ) { return {at, size, access, 0}; }

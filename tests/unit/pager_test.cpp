@@ -241,7 +241,7 @@ TEST_F(PagerSteps, NoRoomInTheStoreIsReportedAndMendsWhenThereIs) {
   EXPECT_EQ(pager->evict(r, 4 * kSmall, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(ssd(r, 4 * kSmall), 2 * kSmall) << "what fits leaves";
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(pager->sync(r, 4 * kSmall).ok());
 }
 
@@ -263,21 +263,6 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheStoreIsFull) {
   EXPECT_EQ(pager->counters().checksum_errors, 0u);
 }
 
-TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheFileSystemIsFull) {
-  start(config());
-  std::byte* r = region(3);
-  for (uint64_t i = 0; i < 3; ++i) put(r + i * kSmall, i + 1);
-  evict(r, 2 * kSmall);
-  engine->fill_disk(true);  // the store knows of room that its disk has not
-  EXPECT_EQ(pager->sync(r + 2 * kSmall, kSmall).code(), -ENOSPC);
-  for (uint64_t i = 0; i < 2; ++i) put(r + i * kSmall, i + 8);
-  EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());
-  evict(r, 2 * kSmall);
-  for (uint64_t i = 0; i < 2; ++i) EXPECT_EQ(get(r + i * kSmall), i + 8);
-  EXPECT_EQ(get(r + 2 * kSmall), 3u);
-  EXPECT_EQ(space->extents(), 2u);
-}
-
 // The place of the old copy is as long as that was: the new one is of another length.
 TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsFull) {
   start(config());
@@ -297,7 +282,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
   EXPECT_EQ(pager->evict(at, kBlock, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(space->used(), used) << "the old copy stays until there is a new one";
   EXPECT_EQ(get(at), 8u);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   evict(at, kBlock);
   EXPECT_EQ(get(at), 8u);
 }
@@ -310,7 +295,7 @@ TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) 
   std::byte* r = region(kAll, kBlock);
   for (size_t i = 0; i < kStored; ++i) put(r + i * kBlock, i + 1);
   evict(r, kStored * kBlock);
-  engine->fill_disk(true);
+  engine->fill_disk(ENOSPC);
   for (size_t i = kStored; i < kAll; ++i) put(r + i * kBlock, i + 1);
   // Some of these have to leave for others of them. The rest came first, fails to, 32 at a time, and then for 640 ms
   // nothing is tried.
@@ -329,7 +314,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
     put(r + i * kSmall, i + 1);
     space->set_budget(i * kSmall);
     EXPECT_EQ(pager->sync(r + i * kSmall, kSmall).code(), -ENOSPC);
-    pager->set_space_budget(UINT64_MAX);
+    pager->tunables().set_space_budget(UINT64_MAX);
     EXPECT_TRUE(pager->sync(r + i * kSmall, kSmall).ok());
   }
   vmem::core::set_log_sink(nullptr, nullptr);
@@ -349,7 +334,7 @@ TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
   ASSERT_GT(written, 4u) << "the budget holds some";
   ASSERT_LT(written, 16u) << "the store is full: some touch got SIGBUS";
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100) << "what is in memory is untouched";
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   put(r + written * kHugePage, 1);
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
@@ -417,7 +402,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
   EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   const Status leased = acquiring.get();
   EXPECT_TRUE(leased.ok()) << leased.text();
@@ -451,7 +436,7 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
     pager->sync(small, kSmall).ignore();  // may tell of a write of another block that failed
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   EXPECT_TRUE(pager->release({&stays, 1}, nullptr).ok());
   for (uint64_t i = 0; i <= n; ++i) EXPECT_EQ(get(large + i * kHugePage), 101 + i);
@@ -683,7 +668,7 @@ TEST_F(PagerSteps, ContentsDroppedWhileAFaultWaitsForMemoryAreGone) {
   const Status s = pager->advise(r, kHugePage, VMEM_ADVISE_DONT_NEED, VMEM_HOST);
   EXPECT_TRUE(s.ok()) << s.text();
   const uint64_t reads = engine->count(Io::Op::read);
-  pager->set_space_budget(UINT64_MAX);
+  pager->tunables().set_space_budget(UINT64_MAX);
   for (auto& w : writers) w.get();
   reader.get();  // before or after the drop: either value
   EXPECT_EQ(get(r), 0u) << "the drop was acknowledged";

@@ -65,9 +65,10 @@ fi
 # ---- the text -----------------------------------------------------------------------------------------------------------
 # shellcheck disable=SC2086  # a compiler may be two words
 if echo "#include <relacy/relacy.hpp>" | ${CXX:-g++} -x c++ -std=c++17 -E - >/dev/null 2>&1; then
-  # relacy's operator delete knows no sizes; its warnings are not ours.
+  # relacy's operator delete knows no sizes, and its threads leave by longjmp to another stack, which _FORTIFY_SOURCE (Ubuntu's
+  # compilers define it by themselves) takes for an attack; its warnings are not ours.
   # shellcheck disable=SC2086
-  if ${CXX:-g++} -O1 -std=c++17 -fno-sized-deallocation -w -Iinclude -Ilib tests/protocol/paging_orders.cpp -o "$work/orders" >"$work/log" 2>&1; then
+  if ${CXX:-g++} -O1 -std=c++17 -fno-sized-deallocation -U_FORTIFY_SOURCE -w -Iinclude -Ilib tests/protocol/paging_orders.cpp -o "$work/orders" >"$work/log" 2>&1; then
     out=$(timeout -k 3 "$limit" "$work/orders" 2>&1); status=$?
     report "text: $(sed -n 's/\(.*\): \([0-9]*\) executions.*/\1 \2,/p' <<<"$out" | tr '\n' ' ')no race, no wrong word, no wait for ever" "$([ $status = 0 ] || echo "status $status: $out")"
     for name in pin_fence settle_fence wake_fence sleep_fence publish_release unpin_release unpin_acquire; do

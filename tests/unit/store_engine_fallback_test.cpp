@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "common/forbid.h"
@@ -178,6 +179,53 @@ TEST_F(EngineFallback, WhereNoThreadCanBeMadeTransfersAreMadeByTheOneThereIs) {
   waitpid(pid, &status, 0);
   if (status != 0) GTEST_SKIP() << "a process may not become another user here";
   EXPECT_EXIT(run_where_no_thread_can_be_made(), testing::ExitedWithCode(0), "");
+}
+
+// Who may make threads all the same (root) would wait for ever for a worker of the ring.
+bool may_make_threads_beyond_the_limit() {
+  rlimit none{};
+  if (getrlimit(RLIMIT_NPROC, &none) != 0) return false;
+  none.rlim_cur = 0;
+  if (setrlimit(RLIMIT_NPROC, &none) != 0) return false;
+  try {
+    std::thread([] {}).join();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  return true;
+}
+
+[[noreturn]] void run_where_the_limit_of_processes_is_none() {
+  if (!may_make_threads_beyond_the_limit()) _exit(2);
+  core::set_log_sink(count_warnings, nullptr);
+  std::unique_ptr<Engine> engine;
+  if (!make_engine({}, &engine).ok()) _exit(3);
+  constexpr size_t kSize = 2 << 20;
+  TempFile file(kSize, true);
+  Buffer buffer(kSize);
+  FileId id = 0;
+  if (!engine->add_file(file.fd(), &id).ok()) _exit(4);
+  alarm(30);
+  Batch batch;
+  batch.add(Io::Op::read, id, 0, buffer.data(), kSize).unpopulated = true;
+  batch.submit(*engine);
+  batch.wait();
+  if (batch.ios()[0].result != 0 || !file.matches(0, buffer.data(), kSize)) _exit(5);
+  core::flush_log();
+  _exit(0);
+}
+
+TEST_F(EngineFallback, WhereTheLimitOfProcessesIsNoneThreadsDoTheWork) {
+  if (!kForksWell) GTEST_SKIP() << "ThreadSanitizer does not survive the fork";
+  const pid_t pid = fork();
+  if (pid == 0) _exit(may_make_threads_beyond_the_limit() ? 0 : 1);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  if (status != 0) GTEST_SKIP() << "nobody may make threads beyond the limit here, as root may elsewhere";
+  std::unique_ptr<Engine> engine;
+  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  engine.reset();
+  EXPECT_EXIT(run_where_the_limit_of_processes_is_none(), testing::ExitedWithCode(0), "slower.*RLIMIT_NPROC is 0");
 }
 
 TEST_F(EngineFallback, WhenIoUringIsForbiddenLaterRequestsFailLoudlyAndNothingHangs) {

@@ -1,22 +1,14 @@
-// Memory of leased blocks handed out of the process.
-//
-// A block is claimed while that is done, as for a move: it neither leaves nor changes hands meanwhile. Afterwards it
-// comes and goes as any other; that its memory is not another block's next is the device's business.
+#include "pager/exports.h"
+
 #include <algorithm>
 #include <cerrno>
 
 #include "core/step.h"
-#include "pager/pager.h"
 
 namespace vmem::pager {
 
-using core::BlockIndex;
-using core::error;
-using core::State;
-using core::Status;
-
 // Locked. The device at which every block of it is under a live lease.
-Status Pager::exported_from(const SpanOf& span, int* device) {
+Status Exports::exported_from(const SpanOf& span, int* device) {
   const Region& r = *span.region;
   BlockIndex next = span.first;
   int d = VMEM_HOST;
@@ -37,7 +29,7 @@ Status Pager::exported_from(const SpanOf& span, int* device) {
   return releases_.check_stale({&span, 1}, &wait);
 }
 
-Status Pager::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
+Status Exports::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
   Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
@@ -46,7 +38,7 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
     return error(EOPNOTSUPP,
                  "the range is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag");
   }
-  if (!own_page_tables()) {
+  if (!gpus_.own_page_tables()) {
     return error(EOPNOTSUPP,
                  "blocks of managed memory cannot be exported; those of physical handles can (device=handles)");
   }
@@ -82,7 +74,7 @@ Status Pager::export_range(const void* ptr, size_t size, device::Export how, int
   }
   --r.in_flight;
   map_.notify();
-  pump(lock);
+  page_in_.serve_waiting(lock);
   return s;
 }
 

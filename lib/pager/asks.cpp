@@ -1,25 +1,17 @@
-// Acquires that somebody asks for and does not wait in: what is checked on the asker's thread, and what keeps their
-// regions until the acquire begins.
-#include "pager/ask.h"
+#include "pager/asks.h"
 
-#include <algorithm>
 #include <cerrno>
 
-#include "pager/pager.h"
+#include "pager/location.h"
 
 namespace vmem::pager {
 
-using core::error;
-using core::Status;
-
-// May work of the device be ordered with the stream? There is none at the host.
-Status Pager::check_stream(int location, void* stream) {
-  if (Status s = check_location(location, false); !s.ok() || location < 0) return s;
+Status Asks::check_stream(int location, void* stream) {
+  if (Status s = check_location(location, gpus_.size(), false); !s.ok() || location < 0) return s;
   return gpus_.check_stream(location, stream);
 }
 
-// On the thread that names the stream: what "the default stream" is may depend on it.
-Status Pager::ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+Status Asks::ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
   if (Status s = check_stream(location, stream); !s.ok()) return s;
   if (location >= 0 && devices_->of_thread(stream)) {
     return error(EINVAL,
@@ -41,8 +33,7 @@ Status Pager::ask(std::span<const vmem_range> ranges, int location, void* stream
   return {};
 }
 
-// The regions may be freed, and so they may have been by shutdown.
-void Pager::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
+void Asks::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
   Lock lock(map_.mutex());
   for (size_t i = 0; i < ask->regions.size(); ++i) {
     Region* const r = map_.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
@@ -52,18 +43,17 @@ void Pager::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
   map_.notify();
 }
 
+void Asks::wake() {
+  Lock lock(map_.mutex());
+  map_.notify();
+}
+
 Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
   if (ask == nullptr) return {};
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);
   }
   return Ask::check(ask);
-}
-
-// Whoever waits looks whether it was cancelled.
-void Pager::wake_asked() {
-  Lock lock(map_.mutex());
-  map_.notify();
 }
 
 }  // namespace vmem::pager

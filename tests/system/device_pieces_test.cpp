@@ -1,0 +1,166 @@
+// A load of a block on a device, under a READ lease there: it goes on as soon as the piece that it needs is in place,
+// and what fails afterwards leaves nothing that grows old. On simulated devices with page tables of their own.
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "sim_support.h"
+
+namespace {
+
+using systest::TempFile;
+using vmem::core::Status;
+using vmem::device::SimOp;
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kLarge = 8 << 20, kWords = kLarge / 8;
+constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that are looked at
+
+class DevicePieces : public systest::SimTest {
+ protected:
+  void SetUp() override {
+    start(1,
+          {{"device_block_size", "8MiB"},
+           {"device_budget", "64MiB"},
+           {"host_budget", "256MiB"},
+           {"trap", "uffd"}},  // the module takes blocks
+          true);
+  }
+  void TearDown() override {
+    fails_ = false;
+    SimTest::TearDown();
+    vmem_set("trap", "auto");
+    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
+  }
+  static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
+  // A kernel stores to the places of block 0: value, value + 1, ..
+  void put(const vmem::region& r, uint64_t value) {
+    ASSERT_EQ(vmem_acquire(words(r), kLarge, kBoth, 0, stream_), 0) << said();
+    for (const size_t place : kPlaces) launch_store(stream_, words(r) + place, value++);
+    ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+    at_rest(words(r));
+  }
+  static void expect(const vmem::region& r, uint64_t value) {
+    for (const size_t place : kPlaces) EXPECT_EQ(load(words(r) + place), value++) << place;
+  }
+  void lease(const vmem::region& r) { ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0) << said(); }
+  void end_lease(const vmem::region& r) {
+    ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+  }
+  // Who has loaded one word of the middle, while the rest of the block is not there yet.
+  void load_the_middle(const vmem::region& r, uint64_t value) {
+    stop_at("device.showing_rest");
+    seen_ = false;
+    aside([&r, value, this] {
+      EXPECT_EQ(load(words(r) + kPlaces[1]), value);
+      seen_ = true;
+    });
+    ASSERT_TRUE(stopped());
+    EXPECT_TRUE(until([this] { return seen_.load(); })) << "it waits for all of the block";
+  }
+  // Whatever is copied from the device fails, but for the piece in the middle; what it does then.
+  static void fail_the_rest(const vmem::region& r, SimOp op) {
+    static std::atomic<uintptr_t> middle;
+    middle = reinterpret_cast<uintptr_t>(words(r) + kPlaces[1]);
+    failures_ = 0;
+    fails_ = true;
+    sim().set_hook([op](SimOp is, int, uintptr_t at, size_t size) {
+      if (is != op || !fails_ || (at <= middle && middle < at + size)) return Status();
+      ++failures_;
+      return vmem::core::error(ENOMEM, "as the test wants it");
+    });
+  }
+
+  std::atomic<bool> seen_{false};
+  static inline std::atomic<int> failures_{0};
+  static inline std::atomic<bool> fails_{false};
+};
+
+TEST_F(DevicePieces, ALoadWaitsForItsPieceAndNotForTheBlock) {
+  if (IsSkipped()) return;
+  const vmem::region r(kLarge);
+  put(r, 10);
+  lease(r);
+  load_the_middle(r, 11);
+  aside([&] { expect(r, 10); });
+  go_on();
+  join();
+  struct vmem_device_stats stats = {};
+  stats.size = sizeof stats;
+  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << said();
+  EXPECT_EQ(stats.used_bytes, kLarge) << "the device keeps the block";
+  end_lease(r);
+  put(r, 20);
+  expect(r, 20);
+}
+
+TEST_F(DevicePieces, AStoreToThePieceIsKept) {
+  if (IsSkipped()) return;
+  const vmem::region r(kLarge);
+  put(r, 10);
+  lease(r);
+  load_the_middle(r, 11);
+  aside([&] { words(r)[kPlaces[1]] = 31; });
+  go_on();
+  join();
+  EXPECT_EQ(load(words(r) + kPlaces[0]), 10u);
+  EXPECT_EQ(load(words(r) + kPlaces[1]), 31u);
+  end_lease(r);
+  ASSERT_EQ(vmem_evict(words(r), kLarge, VMEM_SSD), 0) << said();
+  EXPECT_EQ(load(words(r) + kPlaces[1]), 31u);
+  EXPECT_EQ(load(words(r) + kPlaces[2]), 12u);
+}
+
+TEST_F(DevicePieces, WhereTheRestCannotBeCopiedThePieceIsTakenBack) {
+  if (IsSkipped()) return;
+  systest::LogLines log;
+  const vmem::region r(kLarge);
+  put(r, 10);
+  lease(r);
+  fail_the_rest(r, SimOp::issue_out);
+  load_the_middle(r, 11);
+  go_on();
+  ASSERT_TRUE(until([] { return failures_ > 0; }));
+  end_lease(r);
+  put(r, 20);
+  EXPECT_EQ(load(words(r) + kPlaces[1]), 21u) << "it is there still, and old";
+  fails_ = false;
+  expect(r, 20);
+  EXPECT_FALSE(log.contains("is there already"));
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
+TEST_F(DevicePieces, ADeviceThatIsLostMeanwhileTakesNothingAlongThatIsWritten) {
+  if (IsSkipped()) return;
+  TempFile file(kLarge);
+  const vmem::region r(kLarge, file.path(), 0, VMEM_MAP_SHARED);
+  put(r, 10);
+  ASSERT_EQ(vmem_sync(r.data(), r.size()), 0) << said();
+  systest::LogLines log;
+  lease(r);
+  fail_the_rest(r, SimOp::copy_out);  // which loses the device
+  load_the_middle(r, 11);
+  go_on();
+  ASSERT_TRUE(until([] { return failures_ > 0; }));
+  expect(r, 10);
+  vmem_release(words(r), kLarge, stream_);
+}
+
+TEST_F(DevicePieces, ARegionMayBeFreedMeanwhile) {
+  if (IsSkipped()) return;
+  vmem::region r(kLarge);
+  put(r, 10);
+  lease(r);
+  load_the_middle(r, 11);
+  end_lease(r);
+  aside([&] { r.free(); });
+  go_on();
+  join();
+  const vmem::region other(kLarge);
+  EXPECT_EQ(load(words(other) + kPlaces[1]), 0u);
+}
+
+}  // namespace

@@ -1,0 +1,159 @@
+// Calls of userfaultfd that the program forbids itself after the library has started, by a filter of system calls: what
+// can go on does, the rest is an error with its reason, nobody hangs and nothing is lost.
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
+
+#include <cerrno>
+#include <csignal>
+#include <initializer_list>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "child.h"
+#include "common/forbid.h"
+#include "support.h"
+
+namespace {
+
+using systest::stamp;
+using systest::SystemTest;
+
+constexpr size_t kSize = 32 << 20, kWords = kSize / sizeof(uint64_t), kStep = 512;
+
+class ForbiddenCalls : public SystemTest, public testing::WithParamInterface<const char*> {
+ protected:
+  void run(const std::string& test, int wanted = 0) {
+    configure({{"trap", "uffd"}});
+    if (IsSkipped()) return;
+    vmem_shutdown();
+    ASSERT_EQ(vmem_set("trap", "auto"), 0);
+    const pid_t child = systest::start_child("ForbiddenCallsChild.DISABLED_" + test, {{"VMEM_BLOCK_SIZE", GetParam()},
+                                                                                      {"VMEM_HOST_BUDGET", "24MiB"},
+                                                                                      {"VMEM_READAHEAD", "0"},
+                                                                                      {"VMEM_FAULT_TIMEOUT_MS", "1000"},
+                                                                                      {"VMEM_TRAP", "uffd"},
+                                                                                      {"VMEM_DEVICE", "none"}});
+    const int status = systest::wait_for_child(child, 60);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "filters of system calls are refused here";
+    EXPECT_EQ(status, wanted) << (status == -1 ? "hung" : "");
+  }
+};
+
+TEST_P(ForbiddenCalls, WithoutWakeEverybodyIsWokenAllTheSame) {
+  run("Wake");
+}
+
+TEST_P(ForbiddenCalls, WithoutWriteProtectionStoresGoOnAndChangedBlocksStay) {
+  run("WriteProtect");
+}
+
+TEST_P(ForbiddenCalls, WithoutWakeAndWriteProtectionAllGoesOn) {
+  run("WakeAndWriteProtect");
+}
+
+TEST_P(ForbiddenCalls, WithoutAnyTheProcessEndsInPlaceOfAThreadThatSleepsForGood) {
+  run("All", SIGABRT);
+}
+
+TEST_P(ForbiddenCalls, WithoutWriteProtectionAndWhatDoesWithoutItStoresGoOnAndChangedBlocksStay) {
+  run("WriteProtectAndUnregister");
+}
+INSTANTIATE_TEST_SUITE_P(Blocks, ForbiddenCalls, testing::Values("4KiB", "64KiB", "2MiB"));
+
+void write(std::span<uint64_t> words, uint64_t round) {
+  for (size_t i = 0; i < words.size(); i += kStep) words[i] = stamp(i, round);
+}
+
+size_t wrong(std::span<uint64_t> words, uint64_t round) {
+  size_t found = 0;
+  for (size_t i = 0; i < words.size(); i += kStep) found += words[i] != stamp(i, round) ? 1 : 0;
+  return found;
+}
+
+// They are many, and each is a matter of several calls.
+bool small_blocks() {
+  return getenv("VMEM_BLOCK_SIZE") == std::string("4KiB");
+}
+
+// Blocks come, are stored to and leave though those calls are forbidden.
+void go_on_without(std::initializer_list<unsigned long> forbidden, bool writes) {
+  systest::LogLines log;
+  vmem::region region(writes && small_blocks() ? kSize / 8 : kSize, VMEM_HOST_ONLY);
+  const auto words = region.view<uint64_t>();
+  write(words, 1);
+  ASSERT_EQ(vmem_sync(region.data(), region.size()), 0) << vmem_last_error();
+  for (const unsigned long request : forbidden)
+    if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
+  for (uint64_t round = 1; round < 4; ++round) {
+    std::vector<std::thread> readers;
+    for (int i = 0; i < 3; ++i) readers.emplace_back([&] { EXPECT_EQ(wrong(words, round), 0u); });
+    for (std::thread& reader : readers) reader.join();
+    if (!writes) break;
+    write(words, round + 1);
+    EXPECT_EQ(wrong(words, round + 1), 0u);
+    EXPECT_EQ(vmem_evict(region.data(), region.size(), VMEM_SSD), 0) << vmem_last_error();
+  }
+  if (!writes) {
+    // What fits: changed blocks that are copied stay.
+    const auto part = words.subspan(0, words.size() / 4);
+    {
+      const vmem::lease lease(region.data(), region.size() / 8, VMEM_READ);  // these cannot leave and come back
+      write(words.subspan(0, words.size() / 8), 1);
+    }
+    write(part, 2);
+    EXPECT_EQ(wrong(part, 2), 0u);
+    std::vector<std::thread> storing;
+    for (size_t t = 0; t < 4; ++t) storing.emplace_back([&, t] { write(part.subspan(t * part.size() / 4, kStep), 3); });
+    for (std::thread& thread : storing) thread.join();
+  }
+  EXPECT_TRUE(log.contains("UFFDIO_WAKE is refused"));
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
+TEST(ForbiddenCallsChild, DISABLED_Wake) {
+  go_on_without({UFFDIO_WAKE}, true);
+}
+
+TEST(ForbiddenCallsChild, DISABLED_WakeAndWriteProtect) {
+  go_on_without({UFFDIO_WAKE, UFFDIO_WRITEPROTECT}, false);
+}
+
+TEST(ForbiddenCallsChild, DISABLED_All) {
+  const vmem::region region(kSize, VMEM_HOST_ONLY);
+  const auto words = region.view<uint64_t>();
+  write(words.subspan(0, kWords / 8), 1);
+  if (!vmem::test::forbid_ioctl(UFFDIO_WAKE, EPERM, 0xff00)) _exit(77);
+  words[kWords / 2] = 1;
+  FAIL() << "there is no way to answer that";
+}
+
+void store_without(std::initializer_list<unsigned long> forbidden) {
+  const size_t part = small_blocks() ? kWords / 32 : kWords / 4;
+  systest::LogLines log;
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  const auto words = region.view<uint64_t>();
+  write(words, 1);
+  ASSERT_EQ(vmem_sync(region.data(), region.size()), 0) << vmem_last_error();
+  EXPECT_EQ(wrong(words.subspan(0, part), 1), 0u);  // these are in memory, and protected where they are copied
+  for (const unsigned long request : forbidden)
+    if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
+  write(words.subspan(0, part), 2);
+  EXPECT_EQ(wrong(words.subspan(0, part), 2), 0u);
+  for (size_t i = kWords / 2; i < kWords; i += kStep) ASSERT_EQ(words[i], stamp(i, 1)) << "clean blocks come and go";
+  const int synced = vmem_sync(region.data(), region.size());
+  EXPECT_TRUE(synced == 0 || synced == -EPERM) << vmem_last_error();
+  EXPECT_TRUE(log.contains("Was ioctl forbidden") || getenv("VMEM_BLOCK_SIZE") == std::string("2MiB"));
+  EXPECT_EQ(wrong(words.subspan(0, part), 2), 0u);
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
+TEST(ForbiddenCallsChild, DISABLED_WriteProtect) {
+  store_without({UFFDIO_WRITEPROTECT});
+}
+
+TEST(ForbiddenCallsChild, DISABLED_WriteProtectAndUnregister) {
+  store_without({UFFDIO_WRITEPROTECT, UFFDIO_UNREGISTER});
+}
+
+}  // namespace

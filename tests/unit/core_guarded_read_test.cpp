@@ -1,0 +1,99 @@
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "core/guarded_read.h"
+#include "core/types.h"
+
+namespace {
+
+using vmem::core::Absent;
+using vmem::core::kPage;
+
+// Four pages of memory.
+class GuardedRead : public testing::Test {
+ protected:
+  void map(int flags, int fd = -1) {
+    void* const p = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, flags, fd, 0);
+    ASSERT_NE(p, MAP_FAILED);
+    at_ = static_cast<char*>(p);
+    for (size_t i = 0; i < kSize; ++i) at_[i] = byte(i);
+  }
+  void TearDown() override {
+    if (at_ != nullptr) munmap(at_, kSize);
+  }
+  static char byte(size_t i) { return static_cast<char>(i / kPage + i % 7 + 1); }
+  // The pages from `first` on have their bytes, but one that has zeros.
+  void expect(const char* got, size_t first, size_t pages, size_t zeros) {
+    for (size_t i = 0; i < pages * kPage; ++i) {
+      const size_t here = first * kPage + i;
+      ASSERT_EQ(got[i], here / kPage == zeros ? 0 : byte(here)) << "byte " << here;
+    }
+  }
+
+  static constexpr size_t kSize = 4 * kPage, kNone = ~size_t{0};
+  char* at_ = nullptr;
+  std::array<char, kSize> got_{};
+};
+
+TEST_F(GuardedRead, WhatTheProgramMayNotReadIsRead) {
+  map(MAP_PRIVATE | MAP_ANONYMOUS);
+  ASSERT_EQ(mprotect(at_ + kPage, kPage, PROT_NONE), 0);
+  for (const Absent absent : {Absent::zeros, Absent::elsewhere}) {
+    got_.fill(-1);
+    ASSERT_EQ(vmem::core::read_guarded(got_.data(), at_, kSize, absent), 0);
+    expect(got_.data(), 0, 4, kNone);
+    got_.fill(-1);
+    ASSERT_EQ(vmem::core::read_guarded_at_once(got_.data(), at_, kSize, absent), 0);
+    expect(got_.data(), 0, 4, kNone);
+  }
+}
+
+TEST_F(GuardedRead, AnAbsentPageOfAnonymousMemoryIsZeros) {
+  map(MAP_PRIVATE | MAP_ANONYMOUS);
+  ASSERT_EQ(madvise(at_ + kPage, kPage, MADV_DONTNEED), 0);
+  ASSERT_EQ(mprotect(at_ + kPage, 2 * kPage, PROT_NONE), 0);
+  got_.fill(-1);
+  ASSERT_EQ(vmem::core::read_guarded(got_.data(), at_, kSize, Absent::zeros), 0);
+  expect(got_.data(), 0, 4, 1);
+  got_.fill(-1);
+  ASSERT_EQ(vmem::core::read_guarded_at_once(got_.data(), at_, kSize, Absent::zeros), 0);
+  expect(got_.data(), 0, 4, 1);
+}
+
+// As in a mapping of the module: what protects a block there takes its pages out of the page tables.
+TEST_F(GuardedRead, WhatIsElsewhereIsReadThoughNoPageTableHasIt) {
+  const int fd = memfd_create("vmem-test", MFD_CLOEXEC);
+  ASSERT_EQ(ftruncate(fd, kSize), 0);
+  map(MAP_SHARED, fd);
+  close(fd);
+  ASSERT_EQ(madvise(at_, kSize, MADV_DONTNEED), 0);
+  ASSERT_EQ(mprotect(at_ + kPage, kPage, PROT_NONE), 0);
+  got_.fill(-1);
+  ASSERT_EQ(vmem::core::read_guarded_at_once(got_.data(), at_ + kPage, 2 * kPage, Absent::elsewhere), 0);
+  expect(got_.data(), 1, 2, kNone);
+  ASSERT_EQ(madvise(at_, kSize, MADV_DONTNEED), 0);
+  got_.fill(-1);
+  ASSERT_EQ(vmem::core::read_guarded(got_.data(), at_, kSize, Absent::elsewhere), 0);
+  expect(got_.data(), 0, 4, kNone);
+}
+
+TEST_F(GuardedRead, WhatNobodyMapsIsRefused) {
+  map(MAP_PRIVATE | MAP_ANONYMOUS);
+  char* const at = std::exchange(at_, nullptr);
+  ASSERT_EQ(munmap(at + 2 * kPage, kPage), 0);
+  for (const Absent absent : {Absent::zeros, Absent::elsewhere}) {
+    // A page that no mapping has is not in the page tables, either: zeros, where those are asked for.
+    const int refused = absent == Absent::elsewhere ? -EFAULT : 0;
+    EXPECT_EQ(vmem::core::read_guarded_at_once(got_.data(), at, kSize, absent), refused);
+  }
+  munmap(at, 2 * kPage);
+  munmap(at + 3 * kPage, kPage);
+}
+
+}  // namespace

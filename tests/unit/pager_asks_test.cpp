@@ -1,0 +1,217 @@
+// What callers ask of ranges and do not wait for: acquires, ranges that are opened to kernels, memory that is exported.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "pager/asks.h"
+#include "pager/exports.h"
+#include "pager/open_ranges.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::error;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Ask;
+using vmem::pager::OpenRange;
+using vmem::pager::Region;
+using vmem::pager::SpanOf;
+namespace device = vmem::device;
+
+vmem_range range_of(const Region& r, BlockIndex first, BlockIndex last, unsigned access = VMEM_READ) {
+  return {r.address(first), (last - first + 1) * r.block_size, access, 0};
+}
+
+// Devices whose streams may be of a thread, and which share blocks and make words as the test says.
+class RangeDevices final : public vmem::pager::test::FakeDevices {
+ public:
+  bool of_thread(void* stream) const override { return stream == nullptr; }
+  Status share(device::Range range, device::Export, int* descriptor) override {
+    shared_bytes += range.size;
+    *descriptor = 77;
+    return share_error != 0 ? error(share_error, "as the test wants it") : Status();
+  }
+  Status make_paging_words(int, uint32_t blocks, uint32_t frames, std::unique_ptr<device::PagingWords>*) override {
+    words_of = {blocks, frames};
+    return words_error != 0 ? error(words_error, "as the test wants it") : Status();
+  }
+  uint64_t shared_bytes = 0;
+  int share_error = 0, words_error = 0;
+  std::pair<uint32_t, uint32_t> words_of;
+};
+
+class RangeParts : public vmem::pager::test::PromotionParts {
+ protected:
+  void SetUp() override {
+    PromotionParts::SetUp();
+    devices.streams = true;
+  }
+  RangeDevices others;
+};
+
+class PagerAsks : public RangeParts {
+ protected:
+  uint32_t asked(const Region& r) {
+    BigLock lock(map.mutex());
+    return r.asked;
+  }
+  Status check(Region& r, const Ask& ask) {
+    BigLock lock(map.mutex());
+    const SpanOf span{&r, 0, 0};
+    return vmem::pager::check_asked({&span, 1}, &ask);
+  }
+  vmem::pager::Asks asks{shared, &others, gpus};
+};
+
+TEST_F(PagerAsks, RegionsAreAskedForUntilTheAskIsWithdrawn) {
+  Region& r = region(4);
+  Region& s = region(1);
+  const std::array ranges = {range_of(r, 0, 0), range_of(s, 0, 0), range_of(r, 2, 3)};
+  Ask ask;
+  ASSERT_TRUE(asks.ask(ranges, VMEM_HOST, nullptr, &ask).ok());
+  EXPECT_EQ(asked(r), 2u);
+  EXPECT_EQ(asked(s), 1u);
+  EXPECT_TRUE(check(r, ask).ok());
+  asks.withdraw(ranges, &ask);
+  EXPECT_EQ(asked(r), 0u);
+  EXPECT_EQ(asked(s), 0u);
+  asks.withdraw(ranges, &ask);
+  EXPECT_EQ(asked(r), 0u) << "once";
+}
+
+TEST_F(PagerAsks, OneThatIsRefusedAsksForNothing) {
+  Region& r = region(2);
+  const std::array ranges = {range_of(r, 0, 0), vmem_range{r.address(1), 2 * kBlock, VMEM_READ, 0}};
+  Ask ask;
+  EXPECT_EQ(asks.ask(ranges, VMEM_HOST, nullptr, &ask).code(), -EINVAL);
+  EXPECT_EQ(asks.ask({ranges.data(), 1}, 9, nullptr, &ask).code(), -ENODEV);
+  EXPECT_EQ(asks.ask({ranges.data(), 1}, 0, nullptr, &ask).code(), -EINVAL) << "another stream on each thread";
+  EXPECT_EQ(asked(r), 0u);
+}
+
+TEST_F(PagerAsks, AnotherRegionInItsPlaceIsNotTheOneThatWasAskedFor) {
+  Region& r = region(1);
+  const vmem_range range = range_of(r, 0, 0);
+  Ask ask;
+  ASSERT_TRUE(asks.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
+  const uint64_t id = std::exchange(r.id, 99);
+  EXPECT_EQ(check(r, ask).code(), -EINVAL);
+  asks.withdraw({&range, 1}, &ask);
+  EXPECT_EQ(asked(r), 1u) << "nobody asked for this one";
+  r.id = id;
+  r.asked = 0;
+}
+
+TEST_F(PagerAsks, OneThatIsCancelledSaysSo) {
+  Region& r = region(1);
+  const vmem_range range = range_of(r, 0, 0);
+  Ask ask;
+  ASSERT_TRUE(asks.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
+  ask.cancelled = true;
+  EXPECT_EQ(check(r, ask).code(), -ECANCELED);
+  asks.withdraw({&range, 1}, &ask);
+}
+
+class PagerOpenRanges : public RangeParts {
+ protected:
+  Status open(const vmem_range& range, uint64_t bytes, OpenRange* out) { return ranges.open(range, 0, bytes, out); }
+  uint32_t open_in(const Region& r) {
+    BigLock lock(map.mutex());
+    EXPECT_EQ(staging.open_ranges, r.kernels) << "it is the only region";
+    return r.kernels;
+  }
+  vmem::pager::OpenRanges ranges{shared, &others, gpus, blocks};
+};
+
+TEST_F(PagerOpenRanges, TheRegionKnowsOfItUntilItIsClosed) {
+  Region& r = device_region(8);
+  OpenRange out;
+  ASSERT_TRUE(open(range_of(r, 2, 5), 2 * kUnit, &out).ok());
+  EXPECT_EQ(open_in(r), 1u);
+  EXPECT_EQ(out.first, reinterpret_cast<uintptr_t>(r.address(2)));
+  EXPECT_EQ(out.end, reinterpret_cast<uintptr_t>(r.address(6)));
+  EXPECT_EQ(others.words_of, std::make_pair(4u, 2u)) << "4 blocks, of which the budget holds 2";
+  ranges.close(&out);
+  EXPECT_EQ(open_in(r), 0u);
+}
+
+TEST_F(PagerOpenRanges, WithoutABudgetItHasHalfOfTheDevices) {
+  Region& r = device_region(8);
+  OpenRange out;
+  ASSERT_TRUE(open(range_of(r, 0, 7), 0, &out).ok());
+  EXPECT_EQ(out.frames, 2u) << "of 4 blocks";
+  ranges.close(&out);
+}
+
+TEST_F(PagerOpenRanges, WhatIsRefusedIsNotOpen) {
+  Region& r = device_region(8);
+  Region& host = region(1);
+  OpenRange out;
+  EXPECT_EQ(open(range_of(host, 0, 0), 0, &out).code(), -EINVAL) << "no device tier";
+  EXPECT_EQ(open(range_of(r, 0, 7), 5 * kUnit, &out).code(), -ENOMEM) << "more than the device has";
+  EXPECT_EQ(open(range_of(r, 0, 7), kUnit - 1, &out).code(), -EINVAL) << "less than a block";
+  EXPECT_EQ(ranges.open(range_of(r, 0, 7), VMEM_HOST, 0, &out).code(), -EINVAL);
+  others.words_error = ENOMEM;
+  EXPECT_EQ(open(range_of(r, 0, 7), 0, &out).code(), -ENOMEM);
+  r.backing = vmem::pager::Backing::file_read;
+  EXPECT_EQ(open(range_of(r, 0, 7, VMEM_WRITE), 0, &out).code(), -EACCES);
+  r.backing = vmem::pager::Backing::anonymous;
+  EXPECT_EQ(open_in(r), 0u);
+}
+
+class PagerExports : public RangeParts {
+ protected:
+  // Blocks 0 and 1 are on device 0, under a lease of its.
+  Region& leased_region() {
+    Region& r = device_region(3);
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    place(r, 1, 0);
+    EXPECT_TRUE(grants.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
+    return r;
+  }
+  void end(Region& r) {
+    BigLock lock(map.mutex());
+    grants.take_back({&r, 0, 1}, VMEM_READ, 0, this);
+    map.match_holds(lock, {&r, 0, 1});
+    remove(r, 0);
+    remove(r, 1);
+  }
+  Status take(const Region& r, BlockIndex first, BlockIndex last, device::Export how = device::Export::dma_buf) {
+    return exports.export_range(r.address(first), (last - first + 1) * r.block_size, how, &descriptor);
+  }
+  int descriptor = -1;
+  vmem::pager::Exports exports{shared, &others, gpus, blocks, page_in, releases};
+};
+
+TEST_F(PagerExports, LeasedBlocksAreSharedAndAtRestAfterwards) {
+  Region& r = leased_region();
+  ASSERT_TRUE(take(r, 0, 1).ok());
+  EXPECT_EQ(descriptor, 77);
+  EXPECT_EQ(others.shared_bytes, 2 * kUnit);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_NE(freed, 0u) << "whoever waits looks again";
+  others.share_error = EOPNOTSUPP;
+  EXPECT_EQ(take(r, 0, 0).code(), -EOPNOTSUPP);
+  EXPECT_EQ(state(r, 0), State::on_device) << "also when the driver refuses";
+  end(r);
+}
+
+TEST_F(PagerExports, OnlyWhatIsUnderALiveLeaseAtADevice) {
+  Region& r = leased_region();
+  Region& host = region(1);
+  EXPECT_EQ(take(r, 0, 2).code(), -EINVAL) << "block 2 is not leased";
+  EXPECT_EQ(take(r, 0, 1, device::Export::handle).code(), -EINVAL) << "a descriptor is of one";
+  EXPECT_EQ(take(host, 0, 0).code(), -EOPNOTSUPP);
+  EXPECT_EQ(others.shared_bytes, 0u);
+  EXPECT_EQ(r.in_flight, 0u);
+  end(r);
+}
+
+}  // namespace

@@ -1,0 +1,142 @@
+// How the way out of host memory ends, on fakes: what was isolated is let go, put back, kept or lost.
+#include <cerrno>
+
+#include "pager/drop.h"
+#include "pager_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::error;
+using vmem::core::State;
+using vmem::memory::Use;
+using vmem::pager::Batch;
+using vmem::pager::DeferredWork;
+using vmem::pager::Move;
+using vmem::pager::Region;
+namespace core = vmem::core;
+
+class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
+ protected:
+  // Block 0 is in place and on its way out, isolated where it stands; nobody has decided what becomes of it.
+  Move* take(Region& r, bool keep = false) {
+    bring(r, 0);
+    Move* m = nullptr;
+    {
+      BigLock lock(map.mutex());
+      m = isolator.begin_take(r, 0, keep, false);
+    }
+    EXPECT_NE(m, nullptr);
+    return m;
+  }
+  uint64_t charged() {
+    BigLock lock(map.mutex());
+    return budget.charged(Use::blocks);
+  }
+  void want(Region& r) {
+    BigLock lock(map.mutex());
+    r.table[0].flags |= core::kWanted;
+  }
+};
+
+TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
+  Region& r = region(1);
+  Move* const m = take(r);
+  ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
+  DeferredWork after;
+  BigLock lock(map.mutex());
+  EXPECT_EQ(writes.leaving(), kBlock);
+  isolated.let_go(m, State::taking, after);
+  EXPECT_EQ(r.table[0].state, State::untouched) << "the store has nothing of it";
+  EXPECT_EQ(budget.charged(Use::blocks), 0u);
+  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_FALSE(map.moves().in_flight());
+  EXPECT_TRUE(after.empty()) << "nobody wants it";
+}
+
+TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
+  Region& r = region(1);
+  Move* const m = take(r);
+  ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
+  want(r);
+  DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    isolated.let_go(m, State::taking, after);
+    EXPECT_EQ(r.table[0].state, State::filling);
+  }
+  page_in.run(after);
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(charged(), kBlock);
+}
+
+TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
+  Region& r = region(1);
+  Move* const m = take(r, true);
+  want(r);
+  DeferredWork after;
+  const size_t woken = trap.calls("wake");
+  {
+    BigLock lock(map.mutex());
+    m->status = error(EBUSY, "a page is pinned");
+    isolated.put_back(m, after);
+    EXPECT_EQ(writes.leaving(), 0u);
+    EXPECT_TRUE(after.empty()) << "its pages never left";
+    EXPECT_FALSE(map.moves().in_flight());
+  }
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(flags(r, 0, core::kWanted | core::kProtected), 0);
+  EXPECT_EQ(trap.calls("wake"), woken + 1);
+  EXPECT_EQ(charged(), kBlock);
+}
+
+TEST_F(PagerIsolatedBlocks, ContentsThatNobodyWantsAreNotWritten) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 9);
+  BigLock lock(map.mutex());
+  DeferredWork after;
+  ASSERT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
+  EXPECT_TRUE(after.empty());
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
+}
+
+TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
+  Region& r = region(1);
+  bring(r, 0);
+  put(r, 0, 9);
+  trap.pin_drop(1);
+  {
+    DeferredWork after;
+    BigLock lock(map.mutex());
+    EXPECT_EQ(isolated.drop_contents(lock, r, 0, after).code(), -EBUSY);
+    EXPECT_EQ(r.table[0].state, State::resident);
+    EXPECT_EQ(writes.leaving(), 0u);
+    EXPECT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
+    EXPECT_EQ(r.table[0].state, State::untouched);
+    EXPECT_TRUE(after.empty());
+  }
+  EXPECT_EQ(charged(), 0u);
+}
+
+TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
+  Region& r = region(1);
+  Move* const m = take(r);
+  vmem::pager::Job job{.outstanding = 1, .status = {}};
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(frames.want_slots(kBlock));
+  m->image = frames.get_slot(kBlock);
+  ASSERT_NE(m->image, nullptr);
+  m->job = &job;
+  m->status = error(ENOTRECOVERABLE, "half of it moved");
+  isolated.lose_taken(m);
+  EXPECT_EQ(r.table[0].state, State::failed);
+  EXPECT_NE(r.table[0].flags & core::kTold, 0);
+  EXPECT_EQ(budget.charged(Use::blocks), 0u);
+  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_FALSE(map.moves().in_flight());
+}
+
+}  // namespace
