@@ -17,6 +17,8 @@ step() {
 }
 text() { seq 1 300000 | shuf --random-source=<(yes) >"$1"; }
 run() { timeout $((100 * ${TEST_PATIENCE:-1})) "$sort" --budget 8MiB "$@" >said 2>&1; }
+# behind ARGS..: in the background, as $pid. What a run before it said is gone then: who waits for words would find them there.
+behind() { : >said; env --default-signal=INT,HUP "$sort" --threads 1 "$@" >said 2>&1 & pid=$!; }
 # says TEXT STATUS: what run said and how it ended.
 says() { [ "$2" = "$3" ] && grep -qE "$1" said || { echo "status $3, not $2, or no '$1' in:"; cat said; return 1; }; }
 # Each phase says that it has begun.
@@ -42,7 +44,7 @@ index_in_the_budget() {
   local line pid peak
   for line in $(printf '%062d' 0) 1; do
     yes $line | head -c 48M >a
-    "$sort" --budget 16MiB --threads 1 a >said 2>&1 & pid=$!
+    behind --budget 16MiB a
     while kill -0 $pid 2>/dev/null; do peak=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$peak" ] && echo $peak >peak; sleep 0.02; done
     wait $pid; says 'verified . 0 mismatches' 0 $? || return
     echo "$(cat peak) kB at most with lines of ${#line}"; rm -f a.sorted
@@ -91,7 +93,7 @@ private_stays_private() {
     for mib in 24 128 1024; do  # until it was seen in time
       head -c ${mib}M /dev/urandom >c; chmod 644 c; echo old >out; : >modes
       # shellcheck disable=SC2086
-      "$sort" --budget 8MiB --threads 1 --record-bytes 64 c $open >said 2>&1 & pid=$!
+      behind --budget 8MiB --record-bytes 64 c $open
       while kill -0 $pid 2>/dev/null; do stat -c %a ./*.part >>modes 2>/dev/null; sleep 0.01; done
       wait $pid && [ -s modes ] && break
     done
@@ -117,7 +119,7 @@ while_sorted() {
   local change=$1 pid; shift
   for mib in 24 128 1024; do
     rm -f a a.sorted other; head -c ${mib}M /dev/urandom >a; cp a b
-    "$sort" --budget 8MiB --threads 1 --record-bytes 64 a "$@" >said 2>&1 & pid=$!
+    behind --budget 8MiB --record-bytes 64 a "$@"
     until grep -q ^sorting said || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
     set -C; $change; set +C
     wait $pid || return 0
@@ -136,7 +138,7 @@ room_before_the_merge() {  # or another file might take it
     for mib in 24 128 1024; do  # until it was seen in time
       : >room; head -c ${mib}M /dev/urandom >a
       # shellcheck disable=SC2086
-      "$sort" --budget 8MiB --threads 1 --record-bytes 64 a $how >said 2>&1 & pid=$!
+      behind --budget 8MiB --record-bytes 64 a $how
       until grep -q ^sorting said || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
       stat -c '%b %s' ./*.part >room 2>/dev/null
       wait $pid && [ -s room ] && break
@@ -174,7 +176,7 @@ nothing_to_make() {
 stopped() {
   local when=$1 signal=$2 status=$3 mib pid is; shift 3
   for mib in 24 128 1024; do
-    env --default-signal=INT,HUP "$sort" --budget 8MiB --threads 1 --make ${mib}MiB "$@" >said 2>&1 & pid=$!
+    behind --budget 8MiB --make ${mib}MiB "$@"
     until grep -q "^$when" said || ! kill -0 $pid 2>/dev/null; do sleep 0.02; done
     kill -"$signal" $pid 2>/dev/null; wait $pid; is=$?
     [ $is = 0 ] || break
