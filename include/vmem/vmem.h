@@ -497,9 +497,9 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * of their pages stopped half way, or what was stored cannot be read back. The message names the
  * first, the rest of the range is synced. Accesses of a lost block get SIGBUS, an acquire -EIO;
  * never older bytes. It stays lost until VMEM_ADVISE_DONT_NEED, after which it is zeros, or what
- * the file has (a shared file's too), or until vmem_free. One that could not be read is tried again
- * by an acquire.  vmem_sync(NULL, 0): every region that there is when the call begins. All of them
- * are tried; the error is the first, and -EBUSY only where there is no other. A process without
+ * the file has (a shared file's too), or until vmem_free. One that could not be read is read again by
+ * an acquire, and by accesses. vmem_sync(NULL, 0): every region that there is when the call begins.
+ * All are tried; the error is the first, and -EBUSY only where there is no other. A process without
  * regions has nothing to sync: 0, and nothing is started.
  */
 int vmem_sync(const void *ptr, size_t size);

@@ -64,6 +64,7 @@ enum Flag : uint16_t {
   // Failed, but the trap refused to answer touches with SIGBUS: the next one asks again. With kShowsFile: it refused
   // the file, and they get SIGBUS.
   kUnanswered = 1 << 14,
+  kUnread = 1 << 15,  // the disk refused to read it the last time: who asks for its bytes to be safe is told
 };
 
 inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kMarker | kPrefetched));

@@ -99,6 +99,8 @@ void Evictor::loop() {
 void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
   if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
+  if (const uint64_t next = failed_.next_ns(); next != UINT64_MAX)
+    most = std::min(most, std::max(next, now_ns + 1) - now_ns);
   pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
 }
 
@@ -231,7 +233,7 @@ void Evictor::serve_request(Lock& lock) {
 // go back to the system, a few at a time.
 void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
-  uint64_t next = std::min(failed_.retries().next_ns(), pressure_.next_ns());
+  uint64_t next = std::min(failed_.next_ns(), pressure_.next_ns());
   if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // Somebody has to look whether anything goes on.
   if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);

@@ -1,5 +1,3 @@
-#include "pager/failed_blocks.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <thread>
@@ -11,6 +9,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
+#include "pager/failed_blocks.h"
 
 namespace vmem::pager {
 
@@ -45,6 +44,42 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& 
   r.table.change(b, from, State::failed);
   r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
   fail_accesses(r, b);
+}
+
+// Locked; state failed. Its accesses get SIGBUS for so long that the threads that wait for it have got theirs. A
+// program whose handler returns makes the access again at once: so ten reads of it are made a second, and no more.
+// Without memory to know one more by, the oldest has had its time.
+void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kUnread) == 0) ++r.unread;
+  block.flags |= core::kUnread;
+  if (!trap_.caps().poison) return;
+  const Unread unread{&r, b, now_ns() + Retries::kSlice};
+  if (!unread_.push_back(unread)) {
+    if (unread_.empty()) return;
+    read_again();
+    if (!unread_.push_back(unread)) return;  // an acquire reads it
+  }
+  pressure_.call_evictor();
+}
+
+void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kUnread) == 0) return;
+  --r.unread;
+  block.flags &= static_cast<uint16_t>(~core::kUnread);
+  r.reasons.erase(b);
+}
+
+// Locked; there is one. It is absent from here on. If the trap does not take it back, that is tried again.
+void FailedBlocks::read_again() {
+  auto& [r, b, until_ns] = unread_.front();
+  const Block& block = r->table[b];
+  const bool waits = !r->dying && !r->lost && block.state == State::failed && (block.flags & core::kUnread) != 0 &&
+                     (block.flags & (core::kDropped | core::kShowsFile)) == 0;
+  if (!waits || revive(*r, b).ok()) return unread_.pop_front();
+  until_ns = now_ns() + Retries::kSlice;
+  unread_.move_front(unread_.end());
 }
 
 // Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
@@ -110,6 +145,10 @@ Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
 // Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
 // time-out get SIGBUS, and the next ones begin anew. False: there is none.
 bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
+  if (!unread_.empty() && unread_.front().until_ns <= now) {
+    read_again();
+    return true;
+  }
   Retry* retry = retries_.due(now);
   if (retry == nullptr) return false;
   Region& r = *retry->region;
@@ -183,16 +222,17 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
 // Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
 // said so before.
 Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
-  if (!r.writable() || r.table.count(State::failed) == 0) return {};
+  if (!r.writable() || (r.table.count(State::failed) == 0 && r.unread == 0)) return {};
   uint64_t lost = 0;
   BlockIndex at = 0;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
-    if (block.state != State::failed || (block.flags & core::kDropped) != 0) continue;
+    const bool failed = block.state == State::failed && (block.flags & core::kDropped) == 0;
+    if (!failed && (block.flags & core::kUnread) == 0) continue;
     const bool unreadable = (block.flags & core::kLost) == 0;
     if (unreadable && (!again || !block.extent)) continue;
     if (!again && (block.flags & core::kTold) != 0) continue;
-    block.flags |= core::kTold;
+    if (!unreadable) block.flags |= core::kTold;
     if (lost++ == 0) at = b;
   }
   if (lost == 0) return {};
@@ -208,6 +248,7 @@ void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
   block.extent = {};
   block.flags &= static_cast<uint16_t>(~core::kDigest);
   clear_unknown(block);
+  clear_unread(r, b);
 }
 
 // Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
@@ -234,9 +275,10 @@ Status FailedBlocks::revive(Region& r, BlockIndex b) {
     block.flags |= core::kUnanswered;  // a part of it may trap
     return s;
   }
+  if (!block.extent) clear_unread(r, b);  // nothing that was stored to it could be lost
+  if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
   block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
   r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
-  r.reasons.erase(b);
   return {};
 }
 
@@ -284,14 +326,17 @@ void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
 void FailedBlocks::forget(const Region& r) {
   retries_.forget(r);
   dropped_.erase_if([&](const auto& d) { return d.first == &r; });
+  unread_.erase_if([&](const Unread& u) { return u.region == &r; });
 }
 
 std::string FailedBlocks::check() const {
   uint64_t unknown = 0;
   for (const auto& [base, r] : map_.regions()) {
+    uint64_t unread = 0;
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       const Block& block = r->table[b];
       unknown += (block.flags & core::kUnknown) != 0;
+      unread += (block.flags & core::kUnread) != 0;
       if ((block.flags & core::kDropped) == 0 || r->dying) continue;
       if (block.state != State::failed)
         return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
@@ -300,6 +345,10 @@ std::string FailedBlocks::check() const {
       if (std::none_of(dropped_.begin(), dropped_.end(), waits))
         return "a block that was dropped for want of memory waits for none: " + std::string(map_.where(*r, b));
     }
+    if (unread == r->unread) continue;
+    return core::strprintf("%llu blocks of region %llu are said to be unread, %llu are",
+                           static_cast<unsigned long long>(r->unread), static_cast<unsigned long long>(r->id),
+                           static_cast<unsigned long long>(unread));
   }
   if (unknown == unknown_blocks_) return "";
   return core::strprintf("%llu blocks are said to be unknown, %llu are",

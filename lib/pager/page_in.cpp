@@ -1,5 +1,3 @@
-#include "pager/page_in.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
+#include "pager/page_in.h"
 
 namespace vmem::pager {
 
@@ -182,6 +181,11 @@ void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
   r.table.change(m->block, State::filling, State::failed);
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
   if (shows_file) block.flags |= core::kShowsFile;
+  if (m->io.result != 0) {
+    failed_.mark_unread(r, m->block);
+  } else {
+    failed_.clear_unread(r, m->block);
+  }
   r.keep_reason(m->block, m->status);
   if (!shows_file) failed_.fail_accesses(r, m->block);
   map_.free_move(m);
@@ -194,6 +198,7 @@ void PageIn::settle_read(Move* m, DeferredWork& after) {
   Block& block = r.table[m->block];
   Together* const together = m->together;
   map_.progress().made();
+  failed_.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
   if (m->staged) {
     r.table.change(m->block, State::filling, State::held);

@@ -277,6 +277,7 @@ void Promoter::finish_read(Move* m, DeferredWork& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (m->status.ok()) {
+    failed_.clear_unread(r, m->block);
     if (!block.extent && r.writable()) {
       block.digest = m->digest;
       block.flags |= core::kDigest;

@@ -108,6 +108,7 @@ struct Region {
   uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
   uint32_t kernels = 0;    // ranges that are open to kernels that ask
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
+  uint64_t unread = 0;     // blocks with kUnread
   uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
   bool dying = false;
   bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
@@ -136,7 +137,7 @@ struct Region {
   }
   core::Status reason(core::BlockIndex b) const {
     const auto at = reasons.find(b);
-    return at != reasons.end() ? at->second : core::error(EIO, "there was no memory to keep the reason");
+    return at != reasons.end() ? at->second : core::error(EIO, "the log says why");
   }
   // True when an absent block in state untouched has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }

@@ -325,9 +325,9 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackStaysFailed) {
   std::byte* r = region(2);
   put(r, 7);
   evict(r, kSmall);
-  engine->fail(Io::Op::read, EIO);
+  engine->flip_stored_bits();  // of an error an access would read again
   EXPECT_TRUE(bus(r));
-  engine->fail(Io::Op::read, 0);
+  engine->flip_stored_bits();
   const vmem_range all = range(r, kSmall);
   trap->refuse_unfail(2);
   EXPECT_EQ(pager->acquire({&all, 1}, VMEM_HOST, nullptr).code(), -ENOMEM);
@@ -348,7 +348,7 @@ TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
   std::byte* r = region(2);
   put(r, 7);
   evict(r, kSmall);
-  engine->fail(Io::Op::read, EIO);
+  engine->flip_stored_bits();  // of an error an access would read again
   EXPECT_TRUE(bus(r));
   const vmem_range all = range(r, kSmall);
   trap->tear_unfail();
@@ -356,7 +356,7 @@ TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
   EXPECT_TRUE(bus(r)) << "trapped again, and the block is failed";
   EXPECT_TRUE(bus(r + kPage));
   EXPECT_TRUE(bus(r + kSmall - kPage)) << "never trapped";
-  engine->fail(Io::Op::read, 0);
+  engine->flip_stored_bits();
   EXPECT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
   EXPECT_EQ(get(r), 7u);
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
