@@ -106,6 +106,22 @@ size_t say_dropped(char* text) VMEM_REQUIRES(lines.mutex) {
   return static_cast<size_t>(n);
 }
 
+// A line at the end, or one more that found no room. Afterwards, without the lock: wake_thread().
+void enter(int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
+  char notice[kNotice];
+  const size_t noticed = lines.dropped != 0 ? say_dropped(notice) : 0;
+  if (lines.used + 2 * sizeof(Head) + noticed + length > kLogRoom) {
+    ++lines.dropped;
+  } else {
+    if (noticed != 0) put(static_cast<int>(Level::warning), notice, noticed);
+    lines.dropped = 0;
+    put(level, text, length);
+    if (in_calls == 0 || in_sink) lines.urgent = lines.put;
+  }
+  call_logged = in_calls != 0;
+  waiting.store(true, std::memory_order_relaxed);
+}
+
 // The next line, of at most kLine bytes; false: there is none.
 bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   if (lines.used == 0) {
@@ -124,6 +140,13 @@ bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   ++lines.taken;
   waiting.store(lines.used != 0 || lines.dropped != 0, std::memory_order_relaxed);
   return true;
+}
+
+// Safe to print: what goes into a line may be paths and names. False: it is none.
+bool print(char (&text)[kLine], size_t* length, const char* format, va_list args) {
+  const int n = vsnprintf(text, sizeof text, format, args);
+  if (n >= 0) *length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));
+  return n >= 0;
 }
 
 void wake_thread() {
@@ -266,26 +289,16 @@ bool debug() {
 
 void log(Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
-  char text[kLine], notice[kNotice];
+  char text[kLine];
   va_list args;
   va_start(args, format);
-  const int n = vsnprintf(text, sizeof text, format, args);
+  size_t length = 0;
+  const bool printed = print(text, &length, format, args);
   va_end(args);
-  if (n < 0) return;
-  const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));  // paths and names
+  if (!printed) return;
   {
     const Held held;
-    const size_t noticed = lines.dropped != 0 ? say_dropped(notice) : 0;
-    if (lines.used + 2 * sizeof(Head) + noticed + length > kLogRoom) {
-      ++lines.dropped;
-    } else {
-      if (noticed != 0) put(static_cast<int>(Level::warning), notice, noticed);
-      lines.dropped = 0;
-      put(static_cast<int>(level), text, length);
-      if (in_calls == 0 || in_sink) lines.urgent = lines.put;
-    }
-    call_logged = in_calls != 0;
-    waiting.store(true, std::memory_order_relaxed);
+    enter(static_cast<int>(level), text, length);
   }
   wake_thread();
 }
