@@ -206,7 +206,7 @@ int vmem_get(const char *name, char *value, size_t size);
  * wait for it, but vmem_log. A fault does where its access gets SIGBUS, at most a second, and
  * others that the same thread serves with it. What a sink logs itself is delivered after it has
  * returned. Lines that come while 256 KiB wait are dropped, and counted in a line. A sink returns:
- * it neither throws nor jumps.
+ * it neither throws nor jumps. Lines that may come for each block: one a second, the rest counted.
  *
  * Lines from before this call still go to the old sink; no thread is inside that any more when this
  * returns, unless a sink made the call: hold no lock that the old sink takes. The line that says

@@ -444,8 +444,8 @@ void PagingService::end_all_loans(pager::Pager& pager) {
 }
 
 void PagingService::fail(uint32_t block, const Status& why) {
-  core::log(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
-            static_cast<int>(why.text().size()), why.text().data());
+  VMEM_LOG_OFTEN(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
+                 static_cast<int>(why.text().size()), why.text().data());
   urgency_[block] = {};
   states_.fail(block, answer_for(why));
   failed_ns_[block] = pager::now_ns();

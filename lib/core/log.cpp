@@ -1,7 +1,9 @@
 #include "core/log.h"
 
+#include <linux/futex.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,7 +12,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <new>
+#include <utility>
 
 #include "core/big_lock.h"
 #include "core/mutex.h"
@@ -24,6 +28,7 @@ namespace {
 constexpr size_t kLine = 1024;                           // of one line, with the zero at its end
 constexpr size_t kNotice = 80;                           // of the one that says how many were dropped
 constexpr std::chrono::seconds kPatience{1};             // with a sink that does not return
+constexpr uint64_t kSecond = 1000000000;                 // ns between lines of one Often
 constexpr unsigned kLookUs = 200, kCallUs = 100 * 1000;  // a call that logs may deliver its lines itself for so long
 
 // Lines have numbers, from 1. Those up to `done` are delivered, `taken` is in the sink if it is another one, and those
@@ -48,6 +53,7 @@ struct Lines {
   uint64_t last() const VMEM_REQUIRES(mutex) { return put + (dropped != 0 ? 1 : 0); }
 };
 constinit Lines lines;
+constinit Often* first_often VMEM_GUARDED_BY(lines.mutex) = nullptr;
 constinit std::atomic<bool> waiting{false};    // lines are to be delivered
 constinit std::atomic<uint32_t> news{0};       // wakes the log's thread
 constinit thread_local bool in_sink = false;   // this thread delivers
@@ -122,6 +128,57 @@ void enter(int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex
   waiting.store(true, std::memory_order_relaxed);
 }
 
+uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+          .count());
+}
+
+void say_left_out(Often& often) VMEM_REQUIRES(lines.mutex) {
+  if (often.left_out == 0) return;
+  char text[kNotice + sizeof often.like];
+  const int n = snprintf(text, sizeof text, ".. and %llu more since, like: %s",
+                         static_cast<unsigned long long>(std::exchange(often.left_out, 0)), often.like);
+  enter(often.level, text, static_cast<size_t>(n));
+}
+
+// Of those that were last said so long ago, or of all. When there will be more to say; UINT64_MAX: nothing is left out.
+uint64_t say_all_left_out(uint64_t now) VMEM_REQUIRES(lines.mutex) {
+  uint64_t next = UINT64_MAX;
+  for (Often* often = first_often; often != nullptr; often = often->next) {
+    if (often->left_out == 0) continue;
+    if (now - often->said_ns >= kSecond) {
+      say_left_out(*often);
+    } else {
+      next = std::min(next, often->said_ns + kSecond);
+    }
+  }
+  return next;
+}
+
+// False: it was said just now, and is counted. Else it is to be said.
+bool begin_often(Often& often, uint64_t now, bool* first_left_out) VMEM_REQUIRES(lines.mutex) {
+  if (often.said_ns != 0 && now - often.said_ns < kSecond) {
+    *first_left_out = ++often.left_out == 1;
+    return false;
+  }
+  say_left_out(often);
+  often.said_ns = now;
+  if (std::exchange(often.listed, true)) return true;
+  often.next = first_often;
+  first_often = &often;
+  return true;
+}
+
+// What was said is what the lines left out are like; cut between characters.
+void note_often(Often& often, int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
+  size_t n = std::min(length, sizeof often.like - 1);
+  while (n != length && n != 0 && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80) --n;
+  memcpy(often.like, text, n);
+  often.like[n] = '\0';
+  often.level = level;
+}
+
 // The next line, of at most kLine bytes; false: there is none.
 bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   if (lines.used == 0) {
@@ -149,9 +206,20 @@ bool print(char (&text)[kLine], size_t* length, const char* format, va_list args
   return n >= 0;
 }
 
+long futex(int op, uint32_t value, const timespec* most) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&news), op | FUTEX_PRIVATE_FLAG, value, most, nullptr, 0);
+}
+
 void wake_thread() {
   news.fetch_add(1, std::memory_order_release);
-  news.notify_one();
+  futex(FUTEX_WAKE, 1, nullptr);
+}
+
+// Until there is news, or that time.
+void wait_for_news(uint32_t seen, uint64_t until_ns) {
+  const uint64_t now = now_ns(), most = until_ns - std::min(now, until_ns);
+  const timespec time{static_cast<time_t>(most / kSecond), static_cast<long>(most % kSecond)};
+  if (most != 0) futex(FUTEX_WAIT, seen, until_ns == UINT64_MAX ? nullptr : &time);
 }
 
 // False: another thread delivers, or this one is in the sink.
@@ -213,15 +281,17 @@ void deliver_for_ever() {
   for (;;) {
     const uint32_t seen = news.load(std::memory_order_acquire);
     bool urgent;
+    uint64_t next;
     {
       const Held held;
+      next = say_all_left_out(now_ns());
       urgent = lines.urgent > lines.taken || lines.dropped != 0;
     }
     if (waiting.load(std::memory_order_relaxed)) {
       if (!urgent) usleep(kCallUs);
       if (begin_delivery()) deliver(last_line());  // else who delivers will say that more is left
     }
-    news.wait(seen, std::memory_order_acquire);
+    wait_for_news(seen, next);
   }
 }
 
@@ -235,6 +305,7 @@ void after_fork_in_child() {
   lines.sink = nullptr;
   lines.delivering = lines.has_thread = false;
   waiting.store(false);
+  for (Often* often = first_often; often != nullptr; often = often->next) often->said_ns = often->left_out = 0;
 }
 
 void prepare_fork() {
@@ -250,6 +321,7 @@ uint64_t replace_sink(LogSink sink, void* user) {
   const Held held;
   lines.sink = sink;
   lines.user = user;
+  for (Often* often = first_often; often != nullptr; often = often->next) often->said_ns = 0;
   return lines.taken;
 }
 
@@ -257,6 +329,10 @@ uint64_t replace_sink(LogSink sink, void* user) {
 
 void set_log_sink(LogSink sink, void* user) {
   prepare_fork();
+  {
+    const Held held;
+    say_all_left_out(UINT64_MAX);
+  }
   flush_log();
   const uint64_t line = replace_sink(sink, user);
   while (!in_sink && !is_done(line)) usleep(kLookUs);
@@ -298,6 +374,33 @@ void log(Level level, const char* format, ...) {
   if (!printed) return;
   {
     const Held held;
+    enter(static_cast<int>(level), text, length);
+  }
+  wake_thread();
+}
+
+void log_often(Often& often, Level level, const char* format, ...) {
+  if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
+  const uint64_t now = now_ns();
+  bool say = false, first_left_out = false;
+  {
+    const Held held;
+    say = begin_often(often, now, &first_left_out);
+  }
+  if (!say) {
+    if (first_left_out) wake_thread();  // it will have something to say
+    return;
+  }
+  char text[kLine];
+  va_list args;
+  va_start(args, format);
+  size_t length = 0;
+  const bool printed = print(text, &length, format, args);
+  va_end(args);
+  if (!printed) return;
+  {
+    const Held held;
+    note_often(often, static_cast<int>(level), text, length);
     enter(static_cast<int>(level), text, length);
   }
   wake_thread();
@@ -377,6 +480,7 @@ void deliver_log_at_exit(bool locks) {
   bool wait;
   {
     const Held held;
+    say_all_left_out(UINT64_MAX);
     line = lines.last();
     lines.urgent = lines.put;
     wait = !in_sink && lines.stuck <= lines.done && (!locks || (lines.sink != nullptr && lines.has_thread));
@@ -397,6 +501,10 @@ void deliver_log_at_exit(bool locks) {
 }
 
 void log_to_stderr() {
+  {
+    const Held held;
+    say_all_left_out(UINT64_MAX);
+  }
   for (;;) {
     int level;
     char text[kLine];

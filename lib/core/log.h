@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/status.h"
 
@@ -32,6 +33,17 @@ void set_log_level(Level level);
 void set_debug(bool on);
 bool debug();
 void log(Level level, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+// What may come for every block or request, as where a disk fails: said once, and then at most once a second, with a
+// line in between that says how many were not ("like" is what was said). Who replaces the sink hears the next at once.
+struct Often {  // the log's
+  uint64_t said_ns = 0, left_out = 0;
+  Often* next = nullptr;
+  int level = 0;
+  bool listed = false;
+  char like[256] = {};
+};
+void log_often(Often& often, Level level, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
 // Starts the thread that delivers what threads of the library log. Once; it stays to the end of the process.
 Status start_log_thread();
@@ -60,4 +72,11 @@ bool in_log_sink();
   do {                                                                      \
     static ::std::atomic<bool> vmem_said{false};                            \
     if (!vmem_said.exchange(true)) ::vmem::core::log((level), __VA_ARGS__); \
+  } while (0)
+
+// One Often for each place, which is one class of lines.
+#define VMEM_LOG_OFTEN(level, ...)                             \
+  do {                                                         \
+    static constinit ::vmem::core::Often vmem_often;           \
+    ::vmem::core::log_often(vmem_often, (level), __VA_ARGS__); \
   } while (0)

@@ -259,9 +259,9 @@ Status CudaDevices::body_show(const Span& span) {
       const Status s = result(g, driver_.mem_unmap(span.address() + i * size, size), "unmapping a block");
       if (s.ok()) return;
       if (tries == kSayAfter) {
-        core::log(core::Level::error,
-                  "a part of a block that cannot be mapped is mapped still, and unmapping is tried on: %.*s",
-                  static_cast<int>(s.text().size()), s.text().data());
+        VMEM_LOG_OFTEN(core::Level::error,
+                       "a part of a block that cannot be mapped is mapped still, and unmapping is tried on: %.*s",
+                       static_cast<int>(s.text().size()), s.text().data());
       }
       usleep(1000);
     }

@@ -159,8 +159,8 @@ Status CudaDevices::finish(Gpu& g, cudaStream_t stream, cudaError_t e, const cha
     if (s.ok()) return put;
     if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
     if (tries == 1000) {
-      core::log(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
-                static_cast<int>(s.text().size()), s.text().data());
+      VMEM_LOG_OFTEN(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
+                     static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
   }

@@ -318,8 +318,8 @@ bool UnitDevices::show_again(const Span& span) {
     for (size_t i = 0; i < span.count; ++i)
       if (!health(span.unit(i).device.load()).ok()) return false;
     if (tries == kSayAfter) {
-      core::log(core::Level::error, "blocks cannot be mapped again where they stay, which is tried on: %.*s",
-                static_cast<int>(s.text().size()), s.text().data());
+      VMEM_LOG_OFTEN(core::Level::error, "blocks cannot be mapped again where they stay, which is tried on: %.*s",
+                     static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
   }

@@ -121,8 +121,8 @@ bool FramePool::grow_slots(size_t size) noexcept try {
   arenas_.reserve(arenas_.size() + 1);
   void* at = nullptr;
   if (core::Status s = trap_.reserve_arena(bytes, size, &at); !s.ok()) {
-    core::log(core::Level::warning, "no address space for frames: %.*s", static_cast<int>(s.text().size()),
-              s.text().data());
+    VMEM_LOG_OFTEN(core::Level::warning, "no address space for frames: %.*s", static_cast<int>(s.text().size()),
+                   s.text().data());
     return false;
   }
   if (!install_) place(at, bytes);

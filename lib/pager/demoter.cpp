@@ -252,8 +252,8 @@ void Demoter::lose_left(Move* m, const Status& why) {
   const BlockIndex b = m->block;
   map_.free_resident(b, r);
   if (m->image != nullptr) staging_.of(r).frames.put(m->image);
-  core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-            why.text().data(), map_.where(r, b).c_str());
+  VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
+                 why.text().data(), map_.where(r, b).c_str());
   failed_.mark_lost(r, b, State::leaving, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
                     map_.where(r, b).c_str());

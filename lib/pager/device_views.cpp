@@ -199,20 +199,21 @@ void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64
   const unsigned ms = config_.fault_timeout_ms;
   const auto limit = core::human_bytes(budget_.limit());
   if (why == ShownCopies::Next::refuse_lent) {
-    core::log(core::Level::error,
-              "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
-              "is released, %s",
-              ms, place.c_str());
+    VMEM_LOG_OFTEN(
+        core::Level::error,
+        "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
+        "is released, %s",
+        ms, place.c_str());
   } else if (why == ShownCopies::Next::refuse_store) {
-    core::log(core::Level::error,
-              "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
-              "device: the store gets SIGBUS, %s",
-              limit.c_str(), ms, place.c_str());
+    VMEM_LOG_OFTEN(core::Level::error,
+                   "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
+                   "device: the store gets SIGBUS, %s",
+                   limit.c_str(), ms, place.c_str());
   } else {
-    core::log(core::Level::error,
-              "no memory within host_budget %s for %u ms, or no way to copy a block from its device: accesses of "
-              "the CPU get SIGBUS until there is; the contents are intact, %s",
-              limit.c_str(), ms, place.c_str());
+    VMEM_LOG_OFTEN(core::Level::error,
+                   "no memory within host_budget %s for %u ms, or no way to copy a block from its device: accesses of "
+                   "the CPU get SIGBUS until there is; the contents are intact, %s",
+                   limit.c_str(), ms, place.c_str());
   }
   shown_.refuse(access, why, now);
 }

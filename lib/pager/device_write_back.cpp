@@ -71,8 +71,9 @@ void DeviceWriteBack::finish_write(Move* m, DeferredWork& after) {
   core::step("device.opened");
   const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) {
-    core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-              m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+    VMEM_LOG_OFTEN(core::Level::warning,
+                   "the file became shorter: %zu changed bytes beyond its end were not written, %s",
+                   m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   }
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];

@@ -1,3 +1,5 @@
+#include "pager/failed_blocks.h"
+
 #include <algorithm>
 #include <cerrno>
 #include <thread>
@@ -9,7 +11,6 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
-#include "pager/failed_blocks.h"
 
 namespace vmem::pager {
 
@@ -99,8 +100,8 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
 // while.
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
   if (!ask_later(r, b)) return;
-  core::log(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
-            static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+  VMEM_LOG_OFTEN(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+                 static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
 }
 
 bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
@@ -122,7 +123,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   const bool accessed = (block.flags & core::kWanted) != 0;
   const bool known = retries_.find(r, b) != nullptr;
   if (!known) {
-    core::log(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
+    VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
   }
   const uint64_t now = now_ns();
   const uint64_t mark = clock_.look(now);
@@ -173,9 +174,9 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   retry->asleep = false;
   retry->due_ns = now + 2 * Retries::kLongest;
   if (over) {
-    core::log(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
-              retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
-              retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
+    VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
+                   retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
+                   retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
     retry->mark = clock_.look(now);
@@ -271,7 +272,7 @@ Status FailedBlocks::revive(Region& r, BlockIndex b) {
   Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) {
     if ((block.flags & core::kUnanswered) == 0)
-      core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+      VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags |= core::kUnanswered;  // a part of it may trap
     return s;
   }
@@ -300,7 +301,8 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
 // Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
 void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
-  core::log(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()), why.text().data());
+  VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
+                 why.text().data());
   if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 

@@ -27,8 +27,8 @@ core::Status insist(device::Devices& devices, int d, const char* what, Step step
     core::Status s = step();
     if (s.ok() || !devices.health(d).ok()) return s;
     if (tries == kSayAfter) {
-      core::log(core::Level::error, "%s is refused by device %d and tried on: %.*s", what, d,
-                static_cast<int>(s.text().size()), s.text().data());
+      VMEM_LOG_OFTEN(core::Level::error, "%s is refused by device %d and tried on: %.*s", what, d,
+                     static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
   }

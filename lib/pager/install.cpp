@@ -210,8 +210,8 @@ bool Installer::torn_by_fill(const Move* m, const Status& why) {
     torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
   }
   if (torn) {
-    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-              why.text().data(), map_.place(r, m->block).c_str());
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
+                   why.text().data(), map_.place(r, m->block).c_str());
     core::settle_log();
   }
   return torn;

@@ -186,8 +186,8 @@ void Isolator::settle_torn_take(Move* m) {
   Region& r = *m->region;
   if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
   if (half_way(m->status)) {
-    core::log(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-              m->status.text().data(), map_.place(r, m->block).c_str());
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+                   m->status.text().data(), map_.place(r, m->block).c_str());
     core::settle_log();
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
     if (Status s = trap_.drop({&range, 1}); !s.ok())

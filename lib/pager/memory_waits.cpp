@@ -49,9 +49,10 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     Block& block = r.table[s.block];
     if (block.state == State::held) {
       // Its bytes are here and nowhere else: they stay, and so does the toucher.
-      core::log(core::Level::error,
-                "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
-                core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, map_.where(r, s.block).c_str());
+      VMEM_LOG_OFTEN(core::Level::error,
+                     "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
+                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
+                     map_.where(r, s.block).c_str());
       queue_.wait_again(now, clock_.look(now));
       return false;
     }
@@ -67,8 +68,8 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
         ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s, %s",
         core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, writes_.error().ok() ? "" : ": ",
         static_cast<int>(writes_.error().text().size()), writes_.error().text().data(), map_.where(r, s.block).c_str());
-    core::log(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
-              static_cast<int>(why.text().size()), why.text().data());
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
+                   static_cast<int>(why.text().size()), why.text().data());
     // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
     ++r.in_flight;
     lock.unlock();

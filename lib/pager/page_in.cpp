@@ -1,3 +1,5 @@
+#include "pager/page_in.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -6,7 +8,6 @@
 #include "core/on_exit.h"
 #include "core/step.h"
 #include "pager/clock.h"
-#include "pager/page_in.h"
 
 namespace vmem::pager {
 
@@ -263,8 +264,13 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // still filling, so nobody else acts on the block
-    core::log(core::Level::error, "%.*s: an access %sgets SIGBUS", static_cast<int>(m->status.text().size()),
-              m->status.text().data(), m->cut ? "beyond its end " : "");
+    if (m->cut) {
+      VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access beyond its end gets SIGBUS",
+                     static_cast<int>(m->status.text().size()), m->status.text().data());
+    } else {
+      VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(m->status.text().size()),
+                     m->status.text().data());
+    }
     core::settle_log();
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
@@ -283,8 +289,8 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   }
   if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
     if (!m->cut && !m->refused) {
-      core::log(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
-                m->status.text().data());
+      VMEM_LOG_OFTEN(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
+                     m->status.text().data());
     }
     abandon_fill(m, after);
     return;

@@ -262,8 +262,8 @@ void Promoter::keep_failure(Move* m) {
     if (wanted) failed_.read_later(r, m->block, m->status);
     return;
   }
-  core::log(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
-            static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
+  VMEM_LOG_OFTEN(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
+                 static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
   r.keep_reason(m->block, m->status);
 }
 

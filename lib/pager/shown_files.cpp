@@ -54,7 +54,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     map_.free_move(m);
     page_in_.settle(r, b, after);
   } else {
-    if (!s.ok()) core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kUnanswered));
     if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::filling, State::failed);

@@ -153,8 +153,8 @@ Status StagingSupply::make(Lock& lock, StagingPool& pool, size_t at_most) {
     map_.resize_policies();
   } else {
     pool.frames.unreserve(frames);
-    core::log(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
-              static_cast<int>(s.text().size()), s.text().data());
+    VMEM_LOG_OFTEN(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
+                   static_cast<int>(s.text().size()), s.text().data());
   }
   map_.notify();
   return s;

@@ -268,8 +268,8 @@ bool WriteBack::drop_cut_off(Move* m) {
     }
     resident.dropping = true;
   }
-  core::log(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-            m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+  VMEM_LOG_OFTEN(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
+                 m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   if (!m->in_place || drop_one(trap_, r, m->block)) return true;
   const bool spare = std::exchange(m->spare, false);
   if (spare) m->image = r.address(m->block), m->aside = nullptr;  // it is written: others need not wait for the pin

@@ -86,8 +86,8 @@ Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
 void KmodTrap::put_copy_frame(std::byte* frame, size_t unit) {
   if (Status s = release_frames(frame, unit); !s.ok()) {
     // Somebody pins it: its memory stays until the context ends, and the slot is not used again.
-    core::log(core::Level::warning, "%.*s; its memory stays in use", static_cast<int>(s.text().size()),
-              s.text().data());
+    VMEM_LOG_OFTEN(core::Level::warning, "%.*s; its memory stays in use", static_cast<int>(s.text().size()),
+                   s.text().data());
     return;
   }
   const core::MutexLock lock(copies_mutex_);
@@ -201,7 +201,7 @@ Status KmodTrap::copy_out(void* address, size_t size, void* image) {
       o.block = block + back * unit;
       o.frame = slot;
       if (batch({&o, 1}) != 0 || o.result != 0)
-        core::log(core::Level::error, "take: a block that was taken cannot be put back: %d", o.result);
+        VMEM_LOG_OFTEN(core::Level::error, "take: a block that was taken cannot be put back: %d", o.result);
     }
     return s;
   }

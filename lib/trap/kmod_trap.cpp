@@ -463,7 +463,7 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
       o.block = block + back * unit;
       o.frame = slot + back * unit;
       if (batch({&o, 1}) != 0 || o.result != 0)
-        core::log(core::Level::error, "take: a block that was taken cannot be put back: %d", o.result);
+        VMEM_LOG_OFTEN(core::Level::error, "take: a block that was taken cannot be put back: %d", o.result);
     }
     return s;
   }

@@ -635,8 +635,8 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
   if (s.ok()) return {};
   // Half made it would be nobody's: no trap, no access, and perhaps not even our address space.
   if (Status back = replace_with_sigbus(empty_file_, at(address), size); !back.ok())
-    core::log(core::Level::error, "trap: accesses of %zu bytes at %p get SIGSEGV: %.*s", size, address,
-              static_cast<int>(back.text().size()), back.text().data());
+    VMEM_LOG_OFTEN(core::Level::error, "trap: accesses of %zu bytes at %p get SIGSEGV: %.*s", size, address,
+                   static_cast<int>(back.text().size()), back.text().data());
   return s;
 }
 

@@ -3,14 +3,18 @@
 #include "core/log.h"
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <functional>
 #include <mutex>
 #include <thread>
 
 #include "child.h"
 #include "common/faulty_engine.h"
+#include "common/patience.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "faulty_disk.h"
 #include "support.h"
 
 namespace {
@@ -83,6 +87,38 @@ TEST_F(Log, ASinkMayAccessABlockThatIsNotPresent) {
   EXPECT_EQ(lines(), std::vector<std::string>{"at step fill.read"});
   EXPECT_EQ(right, 16);
   EXPECT_EQ(words[kBlock / 8], 7u);
+}
+
+// How many failures the lines tell of: each is said, or counted.
+uint64_t told(const std::vector<std::string>& lines) {
+  uint64_t all = 0;
+  for (const std::string& line : lines) {
+    unsigned long long more = 0;
+    all += sscanf(line.c_str(), ".. and %llu more since, like: reading failed", &more) == 1 ? more : 1;
+  }
+  return all;
+}
+
+TEST_F(Log, AFailingDiskIsSaidOnceASecondAndWhatWasLeftOutIsCounted) {
+  vmem::store::FaultyEngine* disk = nullptr;
+  systest::wrap_engine(&disk);
+  configure({{"host_budget", "16MiB"}, {"readahead", "0"}, {"block_size", "64KiB"}, {"device", "none"}});
+  if (IsSkipped()) return;
+  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
+  fill(r);
+  r.evict();
+  vmem::store::Fault fault;
+  fault.op = vmem::store::Io::Op::read;
+  disk->add_rule(fault);
+  const auto begun = std::chrono::steady_clock::now();
+  const auto words = r.view<uint64_t>();
+  for (size_t i = 0; i < words.size(); i += kMiB / 16 / 8)
+    EXPECT_TRUE(systest::raises_sigbus([&] { (void)*static_cast<volatile uint64_t*>(&words[i]); }));
+  // Also when none comes any more.
+  EXPECT_TRUE(vmem::test::eventually([&] { return told(lines()) == vmem::stats().io_errors; }));
+  EXPECT_GE(told(lines()), 128u);
+  const auto took = std::chrono::steady_clock::now() - begun;
+  EXPECT_LE(lines().size(), 2 + 2 * static_cast<size_t>(took / std::chrono::seconds(1)));
 }
 
 TEST_F(Log, ASinkThatTakesItsTimeHoldsUpNeitherFaultsNorCallsNorShutdown) {

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
@@ -67,6 +70,67 @@ TEST_F(CoreLogQueue, TheEndOfTheOutermostCallDeliversWhatItLogged) {
   EXPECT_EQ(lines, std::vector<std::string>{"line"});
   vmem::core::begin_call_that_logs();
   EXPECT_FALSE(vmem::core::end_call_that_logs()) << "it logged nothing";
+}
+
+// How many of them the lines tell of: each is said, or counted.
+uint64_t told(const std::vector<std::string>& lines) {
+  uint64_t all = 0;
+  for (const std::string& line : lines) {
+    unsigned long long more = 0;
+    all += sscanf(line.c_str(), ".. and %llu more since, like: disk", &more) == 1 ? more : 1;
+  }
+  return all;
+}
+
+TEST_F(CoreLogQueue, WhatComesAgainAndAgainIsSaidOnceASecondAndCounted) {
+  const auto fail = [](int times) {
+    for (int i = 0; i < times; ++i) VMEM_LOG_OFTEN(Level::error, "disk %d failed", i);
+  };
+  const auto begun = std::chrono::steady_clock::now();
+  BigMutex mutex;
+  {
+    BigLock lock(mutex);
+    fail(5000);
+  }
+  const auto took = std::chrono::steady_clock::now() - begun;
+  set_log_sink(nullptr, nullptr);
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "disk 0 failed");
+  EXPECT_EQ(told(lines), 5000u);
+  EXPECT_LE(lines.size(), 2 + 2 * static_cast<size_t>(took / std::chrono::seconds(1)));
+  lines.clear();
+  SetUp();
+  fail(1);
+  flush_log();
+  EXPECT_EQ(lines, std::vector<std::string>{"disk 0 failed"}) << "who has just come hears of it";
+}
+
+TEST_F(CoreLogQueue, WhatIsSaidInTwoPlacesIsCountedByItself) {
+  VMEM_LOG_OFTEN(Level::error, "disk A failed");
+  VMEM_LOG_OFTEN(Level::error, "disk B failed");
+  flush_log();
+  EXPECT_EQ(lines, (std::vector<std::string>{"disk A failed", "disk B failed"}));
+}
+
+TEST_F(CoreLogQueue, WhatIsNotDeliveredIsNotCounted) {
+  const auto info = [] { VMEM_LOG_OFTEN(Level::info, "disk failed"); };
+  for (int i = 0; i < 10; ++i) info();
+  set_log_sink(nullptr, nullptr);
+  EXPECT_TRUE(lines.empty());
+}
+
+TEST_F(CoreLogQueue, WhatIsLikeTheOthersIsCutBetweenCharacters) {
+  const std::string name(300, 'x');
+  const auto fail = [](const std::string& text) { VMEM_LOG_OFTEN(Level::error, "%s", text.c_str()); };
+  do {
+    lines.clear();
+    SetUp();
+    fail(name.substr(0, 254) + "\u00e9" + name);
+    fail(name);
+    set_log_sink(nullptr, nullptr);
+    ASSERT_EQ(lines.size(), 2u);
+  } while (lines[1] == name);  // a second later
+  EXPECT_EQ(lines[1], ".. and 1 more since, like: " + name.substr(0, 254));
 }
 
 TEST_F(CoreLogQueue, LinesWithoutRoomAreCountedWhereTheyWereDropped) {
