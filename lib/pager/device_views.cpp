@@ -23,8 +23,9 @@ constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 // Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
 Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
-  if (!shown_.unrefuse(r, b) || !shown_.reserve() || !map_.reserve_move()) return nullptr;
+  if (!shown_.unrefuse(r, b) || !map_.reserve_move() || !shown_.expect()) return nullptr;
   if (!budget_.charge(r.block_size, 0)) {
+    shown_.not_shown();
     pressure_.call_evictors();
     return nullptr;
   }
@@ -32,6 +33,7 @@ Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
   const bool kept = map_.copies().has(block.aux);
   std::byte* const frame = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
   if (frame == nullptr) {
+    shown_.not_shown();
     budget_.credit(r.block_size);
     return nullptr;
   }
@@ -106,14 +108,16 @@ void DeviceViews::show(Move* m, uintptr_t load_at) {
     const bool stays = m->status.ok() && r.places.at(b).read_mostly && !resident.changed;
     if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
   }
-  const bool shown = m->status.ok() && shown_.show(r, b, now_ns());  // there is room
+  const bool shown = m->status.ok();
   if (shown) {
+    shown_.show(r, b, now_ns());
     core::add(counters_.copied_bytes, r.block_size);
     if (!m->kept) {
       gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
       core::add(counters_.device_to_host_bytes, r.block_size);
     }
   } else {
+    shown_.not_shown();
     budget_.credit(r.block_size);
   }
   r.table.change(b, State::leaving, State::on_device);

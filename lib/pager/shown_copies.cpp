@@ -214,13 +214,19 @@ bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
   return !resident.apart;
 }
 
-bool ShownCopies::show(Region& r, BlockIndex b, uint64_t now_ns) {
-  if (!shown_.push_back({&r, b, now_ns})) return false;
+bool ShownCopies::expect() {
+  if (!shown_.reserve(shown_.size() + expected_ + 1)) return false;
+  ++expected_;
+  return true;
+}
+
+void ShownCopies::show(Region& r, BlockIndex b, uint64_t now_ns) {
+  --expected_;
+  if (!shown_.push_back({&r, b, now_ns})) core::fatal("there is no room for a copy that was expected");
   Resident& resident = residents_[r.table[b].aux];
   resident.shown = true;
   resident.missed = 0;
   answered(r, b);  // a store that met the protection before is reported once more
-  return true;
 }
 
 void ShownCopies::change(Region& r, BlockIndex b) {

@@ -113,9 +113,12 @@ class ShownCopies {
   // where it is, and this is to be called again.
   bool unrefuse(Region& r, core::BlockIndex b);
 
-  bool reserve() { return shown_.reserve(shown_.size() + 1); }  // room to show one more
-  // A copy is in place, write-protected: who waits is answered. False: there is no memory.
-  bool show(Region& r, core::BlockIndex b, uint64_t now_ns);
+  // A copy is to be made: what it takes to know of it is had before any of it is in place. False: there is no memory.
+  // Then show(), or not_shown().
+  bool expect();
+  void not_shown() { --expected_; }
+  // It is in place, write-protected: who waits is answered.
+  void show(Region& r, core::BlockIndex b, uint64_t now_ns);
   // The CPU changes it from here on.
   void change(Region& r, core::BlockIndex b);
   // What is in place there belongs to somebody else now, or to nobody.
@@ -150,7 +153,8 @@ class ShownCopies {
   core::Counters& counters_;
   const bool separate_;
   Queue<CpuAccess> accesses_;
-  Queue<Shown> shown_;  // the oldest first
+  Queue<Shown> shown_;   // the oldest first
+  size_t expected_ = 0;  // .. and so many are being made, for which there is room
   uint64_t stale_bytes_ = 0;
 };
 

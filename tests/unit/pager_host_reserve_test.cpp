@@ -89,7 +89,8 @@ TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
   region.table[1].aux = residents.take(region, 1, nullptr, vmem::pager::kDevicePools);
   region.table.change(1, State::untouched, State::entering);
   region.table.change(1, State::entering, State::on_device);
-  ASSERT_TRUE(shown.show(region, 1, 0));
+  ASSERT_TRUE(shown.expect());
+  shown.show(region, 1, 0);
   EXPECT_EQ(reserve.pinned(), 0u);
   shown.change(region, 1);
   EXPECT_EQ(reserve.pinned(), kPage);

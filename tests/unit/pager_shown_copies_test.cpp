@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "core/own_memory.h"
 #include "pager/shown_copies.h"
 #include "pager_fakes.h"
 
@@ -63,7 +64,8 @@ class PagerShownCopies : public ::testing::Test {
   }
   Resident& shown(BlockIndex b, uint64_t since = kNow) {
     Resident& resident = on_device(b);
-    EXPECT_TRUE(copies->show(region, b, since));
+    EXPECT_TRUE(copies->expect());
+    copies->show(region, b, since);
     return resident;
   }
   Fault fault(BlockIndex b, FaultKind kind, size_t page = 0) {
@@ -305,6 +307,31 @@ TEST_F(PagerShownCopies, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereI
   EXPECT_EQ(oldest(kNow), 3);
   copies->forget(region, 3);
   EXPECT_EQ(oldest(kNow), -1);
+  EXPECT_EQ(copies->check(), "");
+}
+
+// Two workers, and then there is no memory: a copy that is in place is known, or is not begun.
+TEST_F(PagerShownCopies, WhatWasExpectedNeedsNoMemoryToBeShown) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer has it";
+#endif
+  on_device(1), on_device(2), on_device(3);
+  ASSERT_TRUE(copies->expect());
+  ASSERT_TRUE(copies->expect());
+  vmem::core::memory_hook.store([] { return true; });
+  EXPECT_FALSE(copies->expect());
+  copies->show(region, 1, 10);
+  copies->show(region, 2, 20);
+  EXPECT_FALSE(copies->expect());
+  vmem::core::memory_hook.store(nullptr);
+  EXPECT_EQ(copies->check(), "");
+  ASSERT_TRUE(copies->expect());
+  copies->not_shown();
+  copies->forget(region, 1);
+  vmem::core::memory_hook.store([] { return true; });
+  EXPECT_TRUE(copies->expect()) << "what is shown no more leaves its room";
+  copies->show(region, 3, 30);
+  vmem::core::memory_hook.store(nullptr);
   EXPECT_EQ(copies->check(), "");
 }
 
