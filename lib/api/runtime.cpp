@@ -296,6 +296,31 @@ void Runtime::write_shared_files(Finishing* finishing) {
   tell(nullptr);
 }
 
+namespace {
+
+// Why shared files may lack changes.
+void say_given_up(bool inside, uint64_t patience) {
+  if (core::at_our_end()) {
+    core::log(core::Level::error,
+              "the process ends for the reason above: changes of shared files that could not be written for it, or had "
+              "not been when nothing went on for %u s, are lost",
+              static_cast<unsigned>(patience / 1000000000));
+    return;
+  }
+  if (inside) {
+    core::log(core::Level::error,
+              "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
+              "needed to write shared files: changes that vmem_sync had not written are lost");
+    return;
+  }
+  core::log(core::Level::error,
+            "at exit nothing went on for %u s, with a write or a copy from a device under way: changes of shared files "
+            "that were not written by then are lost",
+            static_cast<unsigned>(patience / 1000000000));
+}
+
+}  // namespace
+
 void Runtime::finish() {
   if (core::in_child()) return;
   // From inside a call, or on a thread of ours: this thread may own what the write waits for.
@@ -340,16 +365,7 @@ void Runtime::finish() {
   }
   if (finishing->done) return;
   gave_up_ = true;
-  if (inside) {
-    core::log(core::Level::error,
-              "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
-              "needed to write shared files: changes that vmem_sync had not written are lost");
-    return;
-  }
-  core::log(core::Level::error,
-            "at exit nothing went on for %u s, with a write or a copy from a device under way: changes of shared files "
-            "that were not written by then are lost",
-            static_cast<unsigned>(patience / 1000000000));
+  say_given_up(inside, patience);
 }
 
 std::string Runtime::published_at() {

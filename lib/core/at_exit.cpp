@@ -10,7 +10,7 @@ namespace vmem::core {
 namespace {
 
 std::atomic<void (*)()> the_work{nullptr};
-std::atomic<bool> begun{false};
+std::atomic<bool> begun{false}, ours{false};
 
 void at_exit() {
   begun.store(true);
@@ -28,8 +28,13 @@ void do_exit_work_before_this() {
   if (the_work.load() != nullptr && !broken("exit_before_context")) std::atexit(at_exit);
 }
 
-void do_exit_work() {
+void do_exit_work_at_our_end() {
+  ours.store(true);
   if (the_work.load() != nullptr) the_work.load()();
+}
+
+bool at_our_end() {
+  return ours.load();
 }
 
 bool exiting() {

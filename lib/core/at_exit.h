@@ -12,8 +12,10 @@ void set_exit_work(void (*work)());
 // would lose its context first, and what only the device has with it. Nothing without work. Any thread.
 void do_exit_work_before_this();
 
-// Does the work, now: the process is about to end in another way. Any thread without locks.
-void do_exit_work();
+// Does the work, now: the library is about to end the process, and has said why. A thread of ours without locks.
+void do_exit_work_at_our_end();
+// It does so.
+bool at_our_end();
 
 // Exit has begun to do the work.
 bool exiting();

@@ -212,7 +212,7 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
             "process ends, when what can be written of shared files has been",
             static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
   const auto end = [] {
-    core::do_exit_work();
+    core::do_exit_work_at_our_end();
     core::fatal("threads wait for what nobody may give them; the log says more");
   };
   std::thread thread;

@@ -1,17 +1,23 @@
 // Calls of userfaultfd that the program forbids itself after the library has started, by a filter of system calls: what
 // can go on does, the rest is an error with its reason, nobody hangs and nothing is lost.
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <fstream>
 #include <initializer_list>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "child.h"
 #include "common/forbid.h"
+#include "faulty_disk.h"
 #include "support.h"
 
 namespace {
@@ -23,7 +29,8 @@ constexpr size_t kSize = 32 << 20, kWords = kSize / sizeof(uint64_t), kStep = 51
 
 class ForbiddenCalls : public SystemTest, public testing::WithParamInterface<const char*> {
  protected:
-  void run(const std::string& test, int wanted = 0) {
+  // log: where the child writes what it says.
+  void run(const std::string& test, int wanted = 0, const std::string& log = "", const char* device = "none") {
     configure({{"trap", "uffd"}});
     if (IsSkipped()) return;
     vmem_shutdown();
@@ -33,7 +40,8 @@ class ForbiddenCalls : public SystemTest, public testing::WithParamInterface<con
                                                                                       {"VMEM_READAHEAD", "0"},
                                                                                       {"VMEM_FAULT_TIMEOUT_MS", "1000"},
                                                                                       {"VMEM_TRAP", "uffd"},
-                                                                                      {"VMEM_DEVICE", "none"}});
+                                                                                      {"VMEM_DEVICE", device},
+                                                                                      {"TEST_LOG", log}});
     const int status = systest::wait_for_child(child, 60);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "filters of system calls are refused here";
     EXPECT_EQ(status, wanted) << (status == -1 ? "hung" : "");
@@ -54,6 +62,26 @@ TEST_P(ForbiddenCalls, WithoutWakeAndWriteProtectionAllGoesOn) {
 
 TEST_P(ForbiddenCalls, WithoutAnyTheProcessEndsInPlaceOfAThreadThatSleepsForGood) {
   run("All", SIGABRT);
+}
+
+// .. also where a disk does not answer, so that the end waits for it for a while; and the log says why it comes.
+class ForbiddenCallsBesideADisk : public ForbiddenCalls {};
+INSTANTIATE_TEST_SUITE_P(Blocks, ForbiddenCallsBesideADisk, testing::Values("2MiB"));
+
+TEST_P(ForbiddenCallsBesideADisk, TheReasonOfTheEndIsSaid) {
+  const systest::TempFile log(0);
+  run("AllBesideADiskThatHangs", SIGABRT, log.path(), "sim-handles");
+  if (IsSkipped() || HasFailure()) return;
+  std::ifstream in(log.path());
+  const std::string said(std::istreambuf_iterator<char>(in), {});
+  const auto times = [&](const char* text) {
+    size_t n = 0;
+    for (size_t at = said.find(text); at != said.npos; at = said.find(text, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(times("a thread waits for a block and cannot be told to go on"), 1u) << said;
+  EXPECT_EQ(times("the process ends for the reason above"), 1u) << said;
+  EXPECT_EQ(times("exit was called"), 0u) << said;
 }
 
 TEST_P(ForbiddenCalls, WithoutWriteProtectionAndWhatDoesWithoutItStoresGoOnAndChangedBlocksStay) {
@@ -117,6 +145,28 @@ TEST(ForbiddenCallsChild, DISABLED_Wake) {
 
 TEST(ForbiddenCallsChild, DISABLED_WakeAndWriteProtect) {
   go_on_without({UFFDIO_WAKE, UFFDIO_WRITEPROTECT}, false);
+}
+
+TEST(ForbiddenCallsChild, DISABLED_AllBesideADiskThatHangs) {
+  const int log = open(getenv("TEST_LOG"), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(dup2(log, STDERR_FILENO), STDERR_FILENO);
+  ASSERT_EQ(vmem_set("host_budget", "256MiB"), 0);  // nothing is written for want of room
+  vmem::store::FaultyEngine* disk = nullptr;
+  systest::wrap_engine(&disk);
+  const systest::TempFile file(kSize / 4);
+  const vmem::region shared(kSize / 4, file.path(), 0, VMEM_MAP_SHARED);
+  const vmem::region region(kSize / 4, VMEM_HOST_ONLY);
+  write(shared.view<uint64_t>(), 1);
+  // What has come back from a device is written from where it is: for that nothing has to be protected.
+  { const vmem::lease lease(shared.data(), shared.size(), VMEM_READ | VMEM_WRITE, 0); }
+  ASSERT_EQ(vmem_evict(shared.data(), shared.size(), VMEM_HOST), 0) << vmem_last_error();
+  vmem::store::Fault hangs;
+  hangs.action = vmem::store::Fault::Action::hang;
+  hangs.op = vmem::store::Io::Op::write;
+  disk->add_rule(hangs);
+  if (!vmem::test::forbid_ioctl(UFFDIO_WAKE, EPERM, 0xff00)) _exit(77);
+  region.view<uint64_t>()[0] = 1;
+  FAIL() << "there is no way to answer that";
 }
 
 TEST(ForbiddenCallsChild, DISABLED_All) {
