@@ -106,6 +106,7 @@ class UserfaultTrap final : public Trap {
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
   Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
+  Status put_again(uintptr_t start, size_t size);
   Status fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
@@ -363,10 +364,33 @@ Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, 
   return {rest.error, undone ? moved : moved + rest.done};
 }
 
+// Pages that are in place, and may be stored to, leave and are put there by a transfer that wakes who waits for them.
+// -ENOTRECOVERABLE: some of them are lost. On another error all are in place.
+Status UserfaultTrap::put_again(uintptr_t start, size_t size) {
+  void* aside = nullptr;
+  const size_t room = core::round_up(size, core::kHugePage);
+  if (Status s = reserve_frames(room, false, &aside); !s.ok()) return s;
+  Status s = take_pages(start, size, at(aside));
+  core::step("trap.put_again");
+  if (s.ok()) {
+    const Outcome out = copy_pages(fd_, pagemap_, start, at(aside), size, false);
+    const size_t left = size - out.done;
+    if (out.error != 0 &&
+        move_pages(fd_, pagemap_, start + out.done, at(aside) + out.done, left, Holes::keep, kFillBusyNs).error != 0)
+      s = core::error(ENOTRECOVERABLE, "fill: %zu of %zu bytes at 0x%zx cannot be put in place again (errno %d)", left,
+                      size, start, -out.error);
+  }
+  munmap(aside, room);
+  return s;
+}
+
 // UFFDIO_WAKE has been refused for the first time, and who waits for protected pages, which nothing else wakes, was not
 // woken by the transfer either: it is made again. Nobody has stored to them, and the frame has the same bytes.
 Status UserfaultTrap::fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect) {
-  if (protect == Protect::no && waking_.let_go_on(start, size) == 0) return {};
+  if (protect == Protect::no) {
+    if (waking_.let_go_on(start, size) == 0) return {};
+    if (Status s = put_again(start, size); s.ok() || s.code() == -ENOTRECOVERABLE) return s;
+  }
   if (transfer == Transfer::copy && protect == Protect::yes && os::drop(start, size) == 0) {
     const Outcome out = waking_.copy_in(start, frame, size, protect);
     if (out.error == 0) return {};
@@ -419,7 +443,9 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
   const bool quiet = os::quietly() != 0;
   const Outcome out = zero_pages(fd_, pagemap_, at(address), size);
   if (out.error == 0) {
-    if (quiet && waking_.wake(at(address), size) != 0) waking_.let_go_on(at(address), size);
+    if (quiet && waking_.wake(at(address), size) != 0 && waking_.let_go_on(at(address), size) != 0) {
+      if (Status s = put_again(at(address), size); s.code() == -ENOTRECOVERABLE) return s;
+    }
     return {};
   }
   Status why = core::system_error(out.error, "fill_zero: %zu of %zu bytes at %p%s", out.done, size, address,

@@ -84,6 +84,10 @@ TEST_P(ForbiddenCallsBesideADisk, TheReasonOfTheEndIsSaid) {
   EXPECT_EQ(times("exit was called"), 0u) << said;
 }
 
+TEST_P(ForbiddenCalls, WithoutAnythingThatWakesButTransfersBlocksComeAndAreStoredTo) {
+  run("AllThatWakes");
+}
+
 TEST_P(ForbiddenCalls, WithoutWriteProtectionAndWhatDoesWithoutItStoresGoOnAndChangedBlocksStay) {
   run("WriteProtectAndUnregister");
 }
@@ -167,6 +171,18 @@ TEST(ForbiddenCallsChild, DISABLED_AllBesideADiskThatHangs) {
   if (!vmem::test::forbid_ioctl(UFFDIO_WAKE, EPERM, 0xff00)) _exit(77);
   region.view<uint64_t>()[0] = 1;
   FAIL() << "there is no way to answer that";
+}
+
+TEST(ForbiddenCallsChild, DISABLED_AllThatWakes) {
+  vmem::region region(kSize / 8, VMEM_HOST_ONLY);
+  const auto words = region.view<uint64_t>();
+  write(words, 1);
+  ASSERT_EQ(vmem_evict(region.data(), region.size(), VMEM_SSD), 0) << vmem_last_error();
+  for (const unsigned long request : {UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_UNREGISTER})
+    if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
+  write(words, 2);
+  EXPECT_EQ(wrong(words, 2), 0u);
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
 TEST(ForbiddenCallsChild, DISABLED_All) {

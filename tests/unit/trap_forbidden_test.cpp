@@ -190,5 +190,49 @@ TEST(TrapForbiddenChild, DISABLED_EndWaits) {
   end_waits(trap.get(), std::span(kBoth, getenv("VMEM_TEST_BOTH") != nullptr ? 2 : 1));
 }
 
+// Nothing wakes but a transfer that is permitted to: the first of all, which is not, has put its pages in place
+// already.
+TEST_P(TrapWithout, AllThatWakesTheFirstTransferOfAllWakesItsThreads) {
+  for (const char* how : {"fill", "zero", "move"})
+    run_child("DISABLED_FirstTransferWakes", {{"VMEM_TEST_BODY", GetParam().name}, {"VMEM_TEST_HOW", how}});
+}
+
+uint64_t* stored_at = nullptr;
+
+TEST(TrapForbiddenChild, DISABLED_FirstTransferWakes) {
+  const auto all = bodies();
+  const auto body =
+      std::find_if(all.begin(), all.end(), [](const Body& b) { return b.name == getenv("VMEM_TEST_BODY"); });
+  ASSERT_NE(body, all.end());
+  std::unique_ptr<Trap> trap;
+  if (!body->make(&trap).ok() || trap->caps().install) _exit(77);
+  const std::string_view how = getenv("VMEM_TEST_HOW");
+  const bool moves = how == "move";
+  if (moves && !trap->caps().move) return;
+  const size_t size = moves ? core::kHugePage : kSize;
+  const Transfer transfer = moves ? Transfer::move : Transfer::copy;
+  void *words = nullptr, *frame = nullptr;
+  ASSERT_TRUE(trap->attach(size, moves ? core::kHugePage : core::kPage, transfer, &words).ok());
+  ASSERT_TRUE(trap->reserve_frames(core::kHugePage, false, &frame).ok());
+  write_pattern(frame, size, 1);
+  Parked waits(*trap, static_cast<std::byte*>(words) + 2 * core::kPage, false);
+  for (const unsigned long request : {UFFDIO_WAKE, UFFDIO_WRITEPROTECT, UFFDIO_UNREGISTER})
+    if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
+  stored_at = static_cast<uint64_t*>(words);
+  core::step_hook = [](const char* step) {
+    if (std::string_view(step) == "trap.fill.filled") ++*stored_at;  // as a thread that met it in place
+  };
+  const Status s = how == "zero" ? trap->fill_zero(words, size) : trap->fill(words, size, frame, transfer, Protect::no);
+  core::step_hook = nullptr;
+  EXPECT_TRUE(s.ok()) << s.text();
+  EXPECT_EQ(waits.result(), 0);
+  if (how == "zero") {
+    EXPECT_EQ(*stored_at, 0u);
+  } else {
+    EXPECT_EQ((*stored_at)--, pattern(1, 0) + 1) << "what was stored meanwhile is kept";
+    EXPECT_EQ(first_wrong(words, size, 1), -1);
+  }
+}
+
 }  // namespace
 }  // namespace vmem::trap::testing
