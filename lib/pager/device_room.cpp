@@ -107,20 +107,28 @@ bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour)
   return true;
 }
 
-// Locked. Of the device's own what its policy chooses.
+// Locked; on device d. It was said to stay there while anything else can go.
+bool DeviceRoom::is_to_stay(const Region& r, BlockIndex b, int d) {
+  bool pinned = false;
+  return temperature_in(r, b, static_cast<uint8_t>(kDevicePools + d), &pinned) == policy::Temperature::hot || pinned;
+}
+
+// Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
 void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
   policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
+  const bool others_end = releases_.end_soon(d, now_ns());
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
     Resident& resident = map_.residents()[victims[i].id];
     Region& r = *resident.region;
     const BlockIndex b = resident.block;
     resident.admitted = false;
-    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b);
+    const bool stays =
+        r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && is_to_stay(r, b, d));
     if (!stays && spill(r, b, spilling, neighbour)) continue;
     // With those that go to another device it cannot go to its own: next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;

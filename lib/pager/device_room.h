@@ -49,6 +49,7 @@ class DeviceRoom : private Shared {
   int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
   int home_with_room(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool is_to_stay(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
   bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* neighbour) VMEM_LOCKED;
   void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;

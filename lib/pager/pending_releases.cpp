@@ -43,6 +43,14 @@ void PendingReleases::forget_saved(const PendingRelease& ending) {
   }
 }
 
+bool PendingReleases::end_soon(int d, uint64_t now_ns) const {
+  std::array<const PendingRelease*, 16> oldest;
+  const size_t count = pending_.oldest(0, oldest);
+  return std::any_of(oldest.begin(), oldest.begin() + count, [&](const PendingRelease* e) {
+    return e->device == d && now_ns < std::max(e->since_ns, ended_ns_[static_cast<size_t>(d)]) + kSoon;
+  });
+}
+
 // Each thread looks at the oldest release of every lane, and what it learned counts if that release has not ended
 // meanwhile.
 void PendingReleases::reap(Lock& lock) {
@@ -82,6 +90,7 @@ void PendingReleases::reap(Lock& lock) {
       if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) gpus_.saw_loss(look.device, look.health);
       for (const SpanOf& s : e->spans) ++s.region->in_flight;
+      ended_ns_[static_cast<size_t>(e->device)] = now_ns();
       grants_.end(*e);
       pending_.end(*e, &over);
       after = 0;  // the next of its lane may be over too
@@ -218,6 +227,7 @@ void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, 
     if (!e->spans.empty()) {
       e->end = end;
       e->thread = pthread_self();
+      e->since_ns = now_ns();
       mine->push_back(&*e);
       pending_.add(*made, e);
     }

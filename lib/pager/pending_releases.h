@@ -8,6 +8,7 @@
 // Called under the pager's lock, which is dropped while a driver is asked, but for what says otherwise.
 #pragma once
 
+#include <array>
 #include <list>
 #include <span>
 #include <string>
@@ -24,6 +25,8 @@ namespace vmem::pager {
 
 class PendingReleases : private Shared {
  public:
+  static constexpr uint64_t kSoon = 250'000'000;  // ns
+
   // queues, shown: who may wait for leases to end; under the lock.
   PendingReleases(const Shared& shared, device::Devices* devices, const Queues& queues, const ShownCopies& shown,
                   Gpus& gpus, LeaseGrants& grants, MemoryPressure& pressure, MemoryWaits& waits, StagingSupply& supply)
@@ -55,6 +58,9 @@ class PendingReleases : private Shared {
   core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
 
   bool empty() const VMEM_LOCKED { return pending_.empty(); }
+  // Some of device d are under way, and its streams get to them: the last one ended, or the oldest was made, less than
+  // kSoon ago. Who can wait for their room does not take what is to stay.
+  bool end_soon(int d, uint64_t now_ns) const VMEM_LOCKED;
   // The region goes.
   void forget(const Region& r) VMEM_LOCKED { pending_.forget(r); }
   // Tests: what is wrong; empty: nothing.
@@ -78,6 +84,7 @@ class PendingReleases : private Shared {
   MemoryWaits& waits_;
   StagingSupply& supply_;
   StreamLeases pending_ VMEM_GUARDED_BY(core::big_lock);
+  std::array<uint64_t, device::kMaxDevices> ended_ns_ VMEM_GUARDED_BY(core::big_lock) = {};  // the last one
 };
 
 }  // namespace vmem::pager

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
+#include "pager/clock.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -203,6 +206,72 @@ TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem)
   EXPECT_EQ(r.table[3].state, State::held);
   EXPECT_FALSE(room.make(lock, 0));
   grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheirStreamIsHeld) {
+  Region& r = placed(4);
+  const vmem_range others{r.address(1), 3 * kUnit, VMEM_READ, 0};
+  for (const bool hot : {false, true}) {
+    {
+      BigLock lock(map.mutex());
+      map.guests().set_share(0);
+      r.advised.clear();
+      r.advised.push_back({0, 0, hot ? vmem::policy::Temperature::hot : vmem::policy::Temperature::normal, !hot});
+      map.follow_advice(r, 0);
+      gpus[0].budget.want(kUnit);
+    }
+    // A machine that stands still for so long makes it late: once more.
+    for (int i = 0; i < 100; ++i) {
+      devices.reached = false;
+      {
+        BigLock lock(map.mutex());
+        ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
+      }
+      const uint64_t begun = vmem::pager::now_ns();
+      ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
+      BigLock lock(map.mutex());
+      const bool left = room.make(lock, 0);
+      if (vmem::pager::now_ns() < begun + vmem::pager::PendingReleases::kSoon) {
+        ASSERT_FALSE(left);
+        break;
+      }
+      ASSERT_LT(i, 99);
+      if (left) GTEST_SKIP() << "this machine stands still";
+      devices.reached = true;
+      releases.reap(lock);
+    }
+    BigLock lock(map.mutex());
+    EXPECT_EQ(r.table[0].state, State::on_device);
+    EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+    devices.reached = true;
+    EXPECT_TRUE(room.make(lock, 0)) << "now others can go";
+    EXPECT_EQ(r.table[0].state, State::on_device);
+    EXPECT_EQ(on(r, 0), 3u);
+    gpus[0].budget.want(0);
+    for (BlockIndex b = 1; b < 4; ++b) {
+      if (r.table[b].state == State::on_device) continue;
+      vmem::pager::DeferredWork after;
+      ASSERT_TRUE(map.reserve_move());
+      map.withdraw(r.table[b].aux);
+      isolated.drop_held(r, b, after);
+      place(r, b, 0);
+      r.table[b].flags |= core::kDirty;
+    }
+  }
+  devices.reached = false;
+  BigLock lock(map.mutex());
+  ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
+  lock.unlock();
+  ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
+  std::this_thread::sleep_for(std::chrono::nanoseconds(vmem::pager::PendingReleases::kSoon));
+  lock.lock();
+  gpus[0].budget.want(kUnit);
+  EXPECT_TRUE(room.make(lock, 0)) << "nothing else can go for as long as the stream is held";
+  EXPECT_EQ(r.table[0].state, State::held);
+  devices.reached = true;
+  releases.reap(lock);
+  gpus[0].budget.want(0);
   clear(r);
 }
 

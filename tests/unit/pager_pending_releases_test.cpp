@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "pager/clock.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -65,6 +66,31 @@ TEST_F(PagerPendingReleases, ALeaseEndsWhenItsStreamGetsToItsReleaseAndNotBefore
   ASSERT_TRUE(release(r, 0, 0, a).ok());
   EXPECT_EQ(leased(), 0u) << "who releases looks, too";
   EXPECT_EQ(release(r, 0, 0, a).code(), -EINVAL);
+}
+
+TEST_F(PagerPendingReleases, OthersEndSoonWhileTheStreamGetsToThem) {
+  Region& r = device_region(4);
+  const uint64_t soon = vmem::pager::PendingReleases::kSoon, begun = vmem::pager::now_ns();
+  const auto end_soon = [&](int d, uint64_t now) {
+    BigLock lock(map.mutex());
+    return releases.end_soon(d, now);
+  };
+  EXPECT_FALSE(end_soon(0, begun)) << "there are none";
+  lease(r, 0, 3, 0, a);
+  EXPECT_FALSE(end_soon(0, begun)) << "a live one is none";
+  ASSERT_TRUE(release(r, 0, 0, a).ok());
+  const uint64_t made = vmem::pager::now_ns();
+  EXPECT_TRUE(end_soon(0, begun + soon - 1));
+  EXPECT_FALSE(end_soon(0, made + soon)) << "its stream is held";
+  EXPECT_FALSE(end_soon(1, begun)) << "of another device";
+  devices.reached = true;
+  reap();
+  EXPECT_FALSE(end_soon(0, begun)) << "it is over";
+  devices.reached = false;
+  ASSERT_TRUE(release(r, 1, 1, a).ok());
+  EXPECT_TRUE(end_soon(0, made));
+  devices.reached = true;
+  reap();
 }
 
 TEST_F(PagerPendingReleases, AStreamThatTakesNoMarkLeavesItsLeaseLive) {
