@@ -232,6 +232,17 @@ bool DeviceViews::hide_oldest(Lock& lock) {
   return hide(lock, *s->region, s->block);
 }
 
+// Locked. What was decided about an access; nullptr: it does not move, or there is no memory.
+Move* DeviceViews::begin(const CpuAccess& access, ShownCopies::Next next) {
+  Move* m = nullptr;
+  if (next == ShownCopies::Next::show) m = begin_show(*access.region, access.block);
+  if (next == ShownCopies::Next::move) m = demoter_.begin(*access.region, access.block, Leave::host);
+  if (m == nullptr) return nullptr;
+  m->since_ns = access.since_ns;
+  m->mark = access.mark;
+  return m;
+}
+
 bool DeviceViews::serve(Lock& lock) {
   using Next = ShownCopies::Next;
   if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
@@ -246,22 +257,17 @@ bool DeviceViews::serve(Lock& lock) {
     const BlockIndex b = it->block;
     const ShownCopies::Around facts = around(*it, now, batch.empty());
     Next next = shown_.next(*it, facts);
-    if (next == Next::move) {
-      Move* const m = facts.leased ? begin_show(r, b) : demoter_.begin(r, b, Leave::host);
-      if (m != nullptr) {
-        m->since_ns = it->since_ns;
-        m->mark = it->mark;
-        load_at = it->load_at;
-        it = shown_.begun(it);
-        if (facts.leased) {
-          to_show = m;
-        } else {
-          batch.push_back(m);
-        }
-        continue;
+    if (Move* const m = begin(*it, next)) {
+      load_at = it->load_at;
+      it = shown_.begun(it);
+      if (next == Next::show) {
+        to_show = m;
+      } else {
+        batch.push_back(m);
       }
-      next = shown_.stays(*it, now);
+      continue;
     }
+    if (next == Next::show || next == Next::move) next = shown_.stays(*it, now);
     switch (next) {
       case Next::again:
         break;

@@ -55,6 +55,7 @@ class DeviceViews : private Shared {
  private:
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
+  Move* begin(const CpuAccess& access, ShownCopies::Next next) VMEM_LOCKED;
   Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // load_at: the page that somebody waits for first, if it is known.
   void show(Move* m, uintptr_t load_at) VMEM_UNLOCKED;

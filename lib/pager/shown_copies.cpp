@@ -159,7 +159,8 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   if (ends && access.not_before != 0 && resident.shown && !around.lost)
     return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
   const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
-  return shows && (!ends || access.not_before == 0) ? Next::move : stays(access, now);
+  if (!shows || (ends && access.not_before != 0)) return stays(access, now);
+  return around.leased ? Next::show : Next::move;
 }
 
 ShownCopies::Next ShownCopies::stays(CpuAccess& access, uint64_t now_ns) const {

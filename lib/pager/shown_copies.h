@@ -99,7 +99,8 @@ class ShownCopies {
     again,         // it was answered
     hide,          // what is shown has to go first
     change,        // the CPU is to change what it is shown: change()
-    move,          // shown, where it is leased, or to host memory: begun(), or stays()
+    show,          // shown a copy: begun(), or stays()
+    move,          // to host memory: the same
     refuse,        // there is no memory, for too long: refuse()
     refuse_store,  // .. no room for one more stale block
     refuse_lent,   // it was lent for writing for too long

@@ -186,7 +186,7 @@ TEST_F(PagerShownCopies, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
   facts.room = false;
   EXPECT_EQ(next(), Next::wait) << "a store alone has no use for a copy";
   load(3, 1);
-  EXPECT_EQ(next(), Next::move);
+  EXPECT_EQ(next(), Next::show);
 }
 
 TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAreNot) {
