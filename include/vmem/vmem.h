@@ -76,7 +76,7 @@ extern "C" {
 enum vmem_advice {
 	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1, /* stays there while others leave; first to leave other devices */
 	VMEM_ADVISE_UNSET_PREFERRED_LOCATION = 2,
-	VMEM_ADVISE_SET_READ_MOSTLY = 3,        /* its copy in host memory stays while others go; a WRITE lease drops it */
+	VMEM_ADVISE_SET_READ_MOSTLY = 3,        /* CPU loads take a copy (handles), which stays; a WRITE lease drops it */
 	VMEM_ADVISE_UNSET_READ_MOSTLY = 4,
 	VMEM_ADVISE_SET_ACCESSED_BY = 5,        /* managed: CUDA's; handles: mapped for that device too, over a link */
 	VMEM_ADVISE_UNSET_ACCESSED_BY = 6,
@@ -319,7 +319,9 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
  * blocks, and as vmem_free for streams, and skips leased ones (-EBUSY after the rest). Of a SHARED
  * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
  * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
- * places of 256; NORMAL and UNSET always work, but in the middle of a larger range.
+ * places of 256; NORMAL and UNSET always work, but in the middle of a larger range. What is read
+ * mostly and on physical handles stays there when the CPU loads it: kernels and copies that store
+ * to it need a WRITE lease, or what they store is lost.
  */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 

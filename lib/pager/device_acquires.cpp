@@ -240,6 +240,7 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
 void DeviceAcquires::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
+  resident.displaced = false;
   if (resident.hinted) {
     resident.hinted = false;
     block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));

@@ -21,12 +21,13 @@ constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 }  // namespace
 
-// Locked; on a device, under leases for reading. nullptr: there is no memory for a copy.
-Move* DeviceViews::begin_show(Region& r, BlockIndex b) {
+// Locked; on a device, and not under leases for writing. nullptr: there is no memory for a copy that leaves so much of
+// the budget free.
+Move* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
   if (!shown_.unrefuse(r, b) || !map_.reserve_move() || !shown_.expect()) return nullptr;
-  if (!budget_.charge(r.block_size, 0)) {
+  if (!budget_.charge(r.block_size, left_free)) {
     shown_.not_shown();
-    pressure_.call_evictors();
+    if (left_free == 0) pressure_.call_evictors();
     return nullptr;
   }
   Block& block = r.table[b];
@@ -179,6 +180,20 @@ bool DeviceViews::rescue(Lock& lock) {
   return true;
 }
 
+// Locked; on a device, where nobody leases it. A load may be shown a copy: what the device stores to such a block
+// without a lease is not seen by the CPU from then on, so that it is done where the program has said that all mostly
+// read.
+bool DeviceViews::may_show(const Region& r, BlockIndex b) {
+  const auto said = r.places.at(b);
+  return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
+         !map_.residents()[r.table[b].aux].displaced;
+}
+
+// Locked. Nobody waits for memory, and none will for want of a copy of one more block.
+bool DeviceViews::room_beside(const Region& r) {
+  return waits_.queue().empty() && budget_.available() >= r.block_size + reserve_.low_watermark();
+}
+
 // Locked. What decides about an access, and ShownCopies does not know.
 ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, bool may_hide) {
   const Region& r = *access.region;
@@ -192,6 +207,7 @@ ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, b
   around.lent = !around.lost && lent_for_writing(r, b);
   around.leased = !around.lost && leased(r, b);
   around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
+  around.shows = !around.lost && !around.leased && may_show(r, b);
   around.room = reserve_.room_for_stale(r.block_size);
   around.may_hide = may_hide;
   return around;
@@ -222,21 +238,31 @@ void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64
   shown_.refuse(access, why, now);
 }
 
-// Locked on entry and on return. Where host memory is short the oldest of what is shown goes, unless it may be all
-// there is. False: none does.
+// Locked. Of what is shown, unless it may be all there is; nullptr: none may go.
+const Shown* DeviceViews::oldest() {
+  const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
+  return shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+}
+
+// Locked on entry and on return. Where host memory is short the oldest of what is shown goes. False: none does.
 bool DeviceViews::hide_oldest(Lock& lock) {
   if (!shown_.any() || !waits_.must_evict()) return false;
-  const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
-  const Shown* const s = shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+  const Shown* const s = oldest();
   if (s == nullptr) return false;
+  map_.residents()[s->region->table[s->block].aux].displaced = true;
   return hide(lock, *s->region, s->block);
 }
 
-// Locked. What was decided about an access; nullptr: it does not move, or there is no memory.
-Move* DeviceViews::begin(const CpuAccess& access, ShownCopies::Next next) {
+// Locked. What was decided about an access; what nobody leases moves where no copy can be made. nullptr: it does not
+// move, or there is no memory.
+Move* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) {
+  using Next = ShownCopies::Next;
+  Region& r = *access.region;
+  const BlockIndex b = access.block;
   Move* m = nullptr;
-  if (next == ShownCopies::Next::show) m = begin_show(*access.region, access.block);
-  if (next == ShownCopies::Next::move) m = demoter_.begin(*access.region, access.block, Leave::host);
+  if (*next == Next::show && (leased || room_beside(r))) m = begin_show(r, b, leased ? 0 : reserve_.low_watermark());
+  if (*next == Next::show && m == nullptr && !leased) *next = Next::move;
+  if (*next == Next::move) m = demoter_.begin(r, b, Leave::host);
   if (m == nullptr) return nullptr;
   m->since_ns = access.since_ns;
   m->mark = access.mark;
@@ -257,7 +283,10 @@ bool DeviceViews::serve(Lock& lock) {
     const BlockIndex b = it->block;
     const ShownCopies::Around facts = around(*it, now, batch.empty());
     Next next = shown_.next(*it, facts);
-    if (Move* const m = begin(*it, next)) {
+    const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
+    const Shown* const older = lacks_room ? oldest() : nullptr;  // it goes first
+    if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
+    if (Move* const m = begin(*it, facts.leased, &next)) {
       load_at = it->load_at;
       it = shown_.begun(it);
       if (next == Next::show) {
@@ -276,7 +305,8 @@ bool DeviceViews::serve(Lock& lock) {
         shown_.change(r, b);
         break;
       case Next::hide:
-        hide(lock, r, b);
+        it->made_room |= older != nullptr;
+        older != nullptr ? hide(lock, *older->region, older->block) : hide(lock, r, b);
         return true;
       case Next::erase:
         it = shown_.erase(it);

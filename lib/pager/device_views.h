@@ -13,6 +13,11 @@
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
 // that is lost: it is the block then.
 //
+// A block that nobody leases is shown where it is advised read mostly alone. Its copy takes only what evictors keep
+// nothing of: the oldest copy goes for it, so that who loads all of a device's blocks in turn takes others no memory
+// away. Where there is none to go the block moves, as it does where its copy has gone for want of memory before: the
+// policy of host memory knows what is used there then.
+//
 //   an access among ShownCopies' is answered, or refused, or asked again; what is begun for it ends without it
 //   what is shown is charged to the host budget as a block in host memory
 //
@@ -55,13 +60,16 @@ class DeviceViews : private Shared {
  private:
   ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
-  Move* begin(const CpuAccess& access, ShownCopies::Next next) VMEM_LOCKED;
-  Move* begin_show(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool may_show(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  bool room_beside(const Region& r) VMEM_LOCKED;
+  Move* begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) VMEM_LOCKED;
+  Move* begin_show(Region& r, core::BlockIndex b, uint64_t left_free) VMEM_LOCKED;
   // load_at: the page that somebody waits for first, if it is known.
   void show(Move* m, uintptr_t load_at) VMEM_UNLOCKED;
   core::Status show_all(const Move& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
   core::Status show_part(const Move& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
+  const Shown* oldest() VMEM_LOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;

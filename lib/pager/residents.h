@@ -49,12 +49,13 @@ struct Resident {
   bool leaves = false;                        // prefetch to the SSD met it in transition: it leaves when that is over
   bool is_copy = false;                       // the same bytes as a block that is on a device
   core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
-  bool shown = false;    // on a device: a copy is in place for the CPU, write-protected and charged (DeviceViews)
-  bool stale = false;    // .. not protected any more: it has what the device has not
-  uint8_t missed = 0;    // .. accesses that found no page of it since
-  bool asked = false;    // on a device: among `accesses`
-  bool refused = false;  // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
-  bool apart = false;    // .. those of a few pages do, where stores had no room, and others wait for a moment
+  bool shown = false;      // on a device: a copy is in place for the CPU, write-protected and charged (DeviceViews)
+  bool stale = false;      // .. not protected any more: it has what the device has not
+  uint8_t missed = 0;      // .. accesses that found no page of it since
+  bool displaced = false;  // on a device: what was shown of it went for want of memory, and no lease has used it since
+  bool asked = false;      // on a device: among `accesses`
+  bool refused = false;    // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
+  bool apart = false;      // .. those of a few pages do, where stores had no room, and others wait for a moment
   static constexpr uint8_t kNoGuest = UINT8_MAX;
   uint8_t guest_of = kNoGuest;  // on a device, which is not the one that it was on for somebody: see Guests
   core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there

@@ -143,7 +143,8 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   if (now < access.not_before || (around.leased && (resident.stale || around.elsewhere))) return Next::wait;
   const bool store = (block.flags & core::kWantedWrite) != 0;
   const bool no_room = around.leased && store && !around.room;
-  if (around.leased && resident.shown) {
+  const bool answers = around.leased || (around.shows && !store && !resident.stale && !around.lost);
+  if (resident.shown && answers) {
     if (no_room) {
       if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
       access.gives_up = true;  // what is shown cannot be refused
@@ -160,7 +161,8 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
     return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
   const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
   if (!shows || (ends && access.not_before != 0)) return stays(access, now);
-  return around.leased ? Next::show : Next::move;
+  const bool shown_unleased = around.shows && !store && !resident.shown && access.not_before == 0;
+  return around.leased || shown_unleased ? Next::show : Next::move;
 }
 
 ShownCopies::Next ShownCopies::stays(CpuAccess& access, uint64_t now_ns) const {

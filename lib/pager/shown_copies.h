@@ -1,7 +1,8 @@
 // What the CPU is shown of blocks on devices whose page tables are their own (device::CpuView::separate), and who waits
 // to be shown something. An access of such a block waits until a worker has looked at it (DeviceViews):
 //
-//   nobody leases the block     it comes to host memory, as with any hint
+//   nobody leases it            it comes to host memory, as with any hint; what is shown of it is the block then
+//   .. load, read mostly        as under READ leases, where it can be
 //   READ leases, load           it is shown: a copy stands in place, write-protected, and the device keeps the block
 //   READ leases, store          .. then the copy may change, and the device's bytes are stale: they go, and the copy is
 //                               the block, when the last lease has ended; an acquire waits for that, or is refused.
@@ -41,6 +42,7 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   bool loads = false;                   // it is, or may be, a load that waits
   uintptr_t load_at = 0;                // .. at this page, or at others, too; 0: that is not known
   bool gives_up = false;                // stores have waited for room in vain: refused once nothing is shown
+  bool made_room = false;               // another copy has gone for the one that it waits for
   core::Few<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
 };
 struct Shown {  // a block on a device that the CPU is shown a copy of
@@ -90,6 +92,7 @@ class ShownCopies {
     bool lent = false;          // for writing
     bool leased = false;        // at a device that is not lost
     bool elsewhere = false;     // .. another, where it is to go first
+    bool shows = false;         // nobody leases it, and it may be shown
     bool room = false;          // one more block may be stale
     bool may_hide = false;      // nothing was begun before
   };

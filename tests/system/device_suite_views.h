@@ -44,6 +44,50 @@ TEST_P(DeviceTierViews, ALoadUnderAReadLeaseIsRightAndTheDeviceKeepsTheBlock) {
   EXPECT_EQ(vmem::device::park::stats().parked, parked) << "nobody parks in a signal handler";
 }
 
+TEST_P(DeviceTierViews, ALoadWithoutALeaseOfWhatIsReadMostIsRightAndTheDeviceKeepsTheBlock) {
+  start();
+  vmem::region r(8 * kMiB, 0);
+  r.advise(VMEM_ADVISE_SET_READ_MOSTLY);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  for (uint64_t round = 1; round < 4; ++round) {
+    VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+    app_->set(s, words(r), n, 0, round);
+    VMEM_DO(release(words(r), n, s));
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round), 0u);
+    EXPECT_EQ(device_stats().used_bytes, r.size());
+    lease_and_check(r, round, VMEM_READ, s);
+    VMEM_DO(release(words(r), n, s));
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round), 0u);
+  }
+  right_so_far(s);
+  within_budget();
+}
+
+TEST_P(DeviceTierViews, AStoreToWhatTheCpuWasShownWithoutALeaseIsWhatTheDeviceSeesNext) {
+  start();
+  TempFile file(4 * kMiB);
+  vmem::region r(4 * kMiB, file.path(), 0, VMEM_MAP_SHARED);
+  r.advise(VMEM_ADVISE_SET_READ_MOSTLY);
+  const size_t n = r.size() / 8;
+  void* s = stream();
+  VMEM_DO(acquire(words(r), n, VMEM_WRITE, s));
+  app_->set(s, words(r), n, 0, 1);
+  VMEM_DO(release(words(r), n, s));
+  for (uint64_t round = 1; round < 4; ++round) {
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round), 0u);
+    cpu_set(words(r), n, 0, round + 1);
+    EXPECT_EQ(device_stats().used_bytes, 0u) << "what it had is old";
+    EXPECT_EQ(cpu_wrong(words(r), n, 0, round + 1), 0u);
+    lease_and_check(r, round + 1, VMEM_READ, s);
+    VMEM_DO(release(words(r), n, s));
+    right_so_far(s);  // the lease is over
+  }
+  VMEM_DO(vmem_sync(r.data(), r.size()));
+  const auto bytes = file.read();
+  EXPECT_EQ(cpu_wrong(reinterpret_cast<const uint64_t*>(bytes.data()), n, 0, 4), 0u);
+}
+
 // Of the soak, in a process that the kernel would end for it; as it does where page tables are shared.
 TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServeIt) {
   start();

@@ -94,6 +94,28 @@ TEST_F(PagerDeviceAcquires, WhatIsThereAlreadyIsLeasedWithoutACopy) {
   take_away(r, 0);
 }
 
+TEST_F(PagerDeviceAcquires, OfWhatTheCpuIsShownAReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt) {
+  Region& r = device_region(1);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    ASSERT_TRUE(budget.charge(kUnit, 0));
+    ASSERT_TRUE(shown.expect());
+    shown.show(r, 0, 1);
+    map.residents()[r.table[0].aux].displaced = true;
+  }
+  for (const unsigned access : {unsigned{VMEM_READ}, unsigned{VMEM_READ | VMEM_WRITE}}) {
+    EXPECT_TRUE(acquire(r, 0, 0, access).ok());
+    {
+      BigLock lock(map.mutex());
+      EXPECT_EQ(map.residents()[r.table[0].aux].shown, access == VMEM_READ);
+      EXPECT_FALSE(map.residents()[r.table[0].aux].displaced) << "the device has used it since";
+    }
+    end(r, 0, 0, access);
+  }
+  take_away(r, 0);
+}
+
 TEST_F(PagerDeviceAcquires, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsToldLater) {
   Region& r = device_region(2);
   ASSERT_TRUE(acquire(r, 0, 0, VMEM_WRITE).ok());

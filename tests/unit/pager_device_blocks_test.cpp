@@ -9,6 +9,7 @@ using vmem::core::BigLock;
 using vmem::core::State;
 using vmem::pager::Move;
 using vmem::pager::Region;
+using vmem::pager::ShownCopies;
 namespace core = vmem::core;
 
 class PagerDeviceBlocks : public vmem::pager::test::DeviceParts {
@@ -78,6 +79,20 @@ TEST_F(PagerDeviceBlocks, WhoMetABlockOnItsWayIsServedWhenItHasComeToRest) {
   const uint64_t called = gpus.work().count();
   blocks.unclaim(r, 0);
   EXPECT_TRUE(shown.waits());
+  EXPECT_GT(gpus.work().count(), called);
+  shown.forget(r);
+  r.table[0].flags = 0;
+  remove(r, 0);
+}
+
+TEST_F(PagerDeviceBlocks, WhatIsToComeToHostMemoryWaitsAsForAStore) {
+  Region& r = device_region(1);
+  BigLock lock(map.mutex());
+  place(r, 0, 0);
+  const uint64_t called = gpus.work().count();
+  blocks.send_to_host(r, 0);
+  ASSERT_TRUE(shown.waits());
+  EXPECT_EQ(shown.next(*shown.begin(), {.now_ns = 1, .shows = true}), ShownCopies::Next::move);
   EXPECT_GT(gpus.work().count(), called);
   shown.forget(r);
   r.table[0].flags = 0;

@@ -1,11 +1,15 @@
 // What the CPU sees of blocks on a device: who is shown a copy, who waits, and what becomes of copies.
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "pager_device_parts.h"
 
 namespace {
 
 using vmem::core::BigLock;
+using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::memory::Use;
 using vmem::pager::now_ns;
@@ -29,6 +33,13 @@ class PagerDeviceViews : public vmem::pager::test::DeviceParts {
     if (access != 0) {
       EXPECT_TRUE(grants.grant({&r, 0, 0}, access, 0, nullptr).ok());
     }
+    return r;
+  }
+  // .. advised read mostly, and not leased.
+  Region& read_mostly() {
+    Region& r = placed(0);
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(r.places.set_read_mostly(0, 0, true));
     return r;
   }
   void end_lease(Region& r, unsigned access) {
@@ -59,6 +70,13 @@ class PagerDeviceViews : public vmem::pager::test::DeviceParts {
   uint64_t charged() {
     BigLock lock(map.mutex());
     return budget.charged(Use::blocks);
+  }
+  void expect_in_host_memory(Region& r) {
+    EXPECT_EQ(state(r, 0), State::resident);
+    EXPECT_EQ(byte(r), FakeDevices::kByte);
+    BigLock lock(map.mutex());
+    EXPECT_EQ(gpus[0].budget.charged(), 0u);
+    EXPECT_FALSE(shown.any());
   }
   uint8_t byte(Region& r) {
     uint64_t value = 0;
@@ -111,6 +129,115 @@ TEST_F(PagerDeviceViews, ABlockThatNobodyLeasesComesToHostMemory) {
   EXPECT_EQ(byte(r), FakeDevices::kByte);
   BigLock lock(map.mutex());
   EXPECT_EQ(gpus[0].budget.charged(), 0u);
+}
+
+TEST_F(PagerDeviceViews, OfWhatIsReadMostAndNotLeasedALoadIsShownACopyAndAStoreMakesItTheBlock) {
+  Region& r = read_mostly();
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_TRUE(is_shown(r));
+  EXPECT_EQ(byte(r), FakeDevices::kByte);
+  EXPECT_EQ(charged(), kUnit);
+  const size_t copied = devices.copied;
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::write_protect));
+  expect_in_host_memory(r);
+  EXPECT_EQ(devices.copied, copied) << "what was shown is the block";
+  EXPECT_TRUE(trap.store(r.base, 7)) << "it is not protected any more";
+  EXPECT_EQ(charged(), kUnit);
+}
+
+TEST_F(PagerDeviceViews, AStoreToWhatIsReadMostAndNotLeasedMovesIt) {
+  Region& r = read_mostly();
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::write));
+  expect_in_host_memory(r);
+}
+
+TEST_F(PagerDeviceViews, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
+  for (const bool displaced : {false, true}) {
+    Region& r = read_mostly();
+    {
+      BigLock lock(map.mutex());
+      map.residents()[r.table[0].aux].displaced = displaced;
+      if (!displaced) {
+        ASSERT_TRUE(r.places.prefer(0, 0, VMEM_HOST));
+      }
+    }
+    EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+    expect_in_host_memory(r);
+  }
+}
+
+TEST_F(PagerDeviceViews, WhatCannotBeShownIsMoved) {
+  Region& r = read_mostly();
+  trap.fail_fill(ENOMEM, 1);
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_FALSE(is_shown(r));
+  EXPECT_EQ(charged(), 0u);
+  for (int i = 0; i < 3000 && state(r, 0) != State::resident; ++i) {
+    if (!serve()) usleep(10000);
+  }
+  expect_in_host_memory(r);
+}
+
+TEST_F(PagerDeviceViews, WithoutMemoryThatNobodyKeepsFreeItIsMoved) {
+  Region& r = read_mostly();
+  uint64_t rest = 0;
+  {
+    BigLock lock(map.mutex());
+    rest = budget.available() - reserve.low_watermark();
+    ASSERT_TRUE(budget.charge(rest, 0));
+  }
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  expect_in_host_memory(r);
+  BigLock lock(map.mutex());
+  budget.credit(rest);
+}
+
+TEST_F(PagerDeviceViews, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
+  Region& r = device_region(2);
+  supply_frames(r);
+  uint64_t rest = 0;
+  {
+    BigLock lock(map.mutex());
+    for (const BlockIndex b : {0, 1}) place(r, b, 0);
+    ASSERT_TRUE(r.places.set_read_mostly(0, 1, true));
+    rest = budget.available() - reserve.low_watermark() - kUnit;
+    ASSERT_TRUE(budget.charge(rest, 0));
+    ASSERT_TRUE(shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), FaultKind::read, 0}, 1));
+    EXPECT_TRUE(views.serve(lock));
+    EXPECT_TRUE(map.residents()[r.table[0].aux].shown);
+  }
+  usleep(2 * vmem::pager::ShownCopies::kShownAtLeast / 1000);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(shown.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
+    EXPECT_TRUE(views.serve(lock));
+    EXPECT_FALSE(map.residents()[r.table[0].aux].shown) << "the oldest";
+    EXPECT_FALSE(map.residents()[r.table[0].aux].displaced);
+    EXPECT_TRUE(views.serve(lock));
+    EXPECT_TRUE(map.residents()[r.table[1].aux].shown);
+    EXPECT_TRUE(views.hide(lock, r, 1));
+    budget.credit(rest);
+    for (const BlockIndex b : {0, 1}) remove(r, b);
+  }
+}
+
+TEST_F(PagerDeviceViews, WhatWentForWantOfMemoryIsRemembered) {
+  Region& r = read_mostly();
+  EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
+  usleep(2 * vmem::pager::ShownCopies::kShownAtLeast / 1000);
+  uint64_t rest = 0;
+  {
+    BigLock lock(map.mutex());
+    rest = budget.available();
+    ASSERT_TRUE(budget.charge(rest, 0));
+    EXPECT_TRUE(views.serve(lock));
+    EXPECT_FALSE(map.residents()[r.table[0].aux].shown);
+    EXPECT_TRUE(map.residents()[r.table[0].aux].displaced);
+    budget.credit(rest);
+  }
+  take_away(r);
 }
 
 TEST_F(PagerDeviceViews, AnAccessWaitsForTheEndOfAWriteLease) {

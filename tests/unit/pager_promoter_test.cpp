@@ -109,6 +109,36 @@ TEST_F(PagerPromoter, AHintLeavesLeasedBlocksWhereTheyAre) {
   grants.take_back({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr);
 }
 
+TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockComesToHostMemoryFirst) {
+  Region& r = supplied(2);
+  {
+    BigLock lock(map.mutex());
+    for (const BlockIndex b : {0, 1}) {
+      place(r, b, 1);
+      ASSERT_TRUE(budget.charge(kUnit, 0));
+      ASSERT_TRUE(shown.expect());
+      shown.show(r, b, 1);
+    }
+    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 1, nullptr).ok());
+  }
+  request(r, 0, 1);
+  BigLock lock(map.mutex());
+  EXPECT_FALSE(promotion_requests.empty()) << "it waits for that";
+  ASSERT_TRUE(shown.waits());
+  EXPECT_EQ(shown.begin()->block, 0u);
+  EXPECT_EQ(std::next(shown.begin()), shown.end()) << "what is leased stays";
+  promotion_requests.pop_front();
+  grants.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
+  map.match_holds(lock, {&r, 1, 1});
+  shown.forget(r);
+  for (const BlockIndex b : {0, 1}) {
+    map.residents()[r.table[b].aux].shown = map.residents()[r.table[b].aux].asked = false;
+    budget.credit(kUnit);
+    r.table[b].flags = 0;
+    remove(r, b);
+  }
+}
+
 TEST_F(PagerPromoter, WithoutAFrameARequestWaitsAndNothingIsCharged) {
   Region& r = device_region(1);
   {

@@ -157,6 +157,42 @@ TEST_F(PagerShownCopies, ALoadOfWhatIsShownIsAnswered) {
   copies->erase(copies->begin());
 }
 
+TEST_F(PagerShownCopies, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
+  on_device(3);
+  load(3);
+  EXPECT_EQ(next(), Next::move) << "it may not be shown";
+  facts.shows = true;
+  EXPECT_EQ(next(), Next::show);
+  store(3, 1);
+  EXPECT_EQ(next(), Next::move);
+}
+
+TEST_F(PagerShownCopies, WhatCouldNotBeShownIsMoved) {
+  on_device(3);
+  copies->ask(region, 3, kNow, {5, 6});
+  region.table[3].flags |= vmem::core::kWanted;
+  facts.shows = true;
+  EXPECT_EQ(next(), Next::wait);
+  facts.now_ns += ShownCopies::kTryAgain;
+  EXPECT_EQ(next(), Next::move);
+}
+
+TEST_F(PagerShownCopies, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
+  shown(3);
+  copies->ask(region, 3, kNow);
+  region.table[3].flags |= vmem::core::kWanted;
+  EXPECT_EQ(next(), Next::move) << "it may not be shown any more";
+  facts.shows = true;
+  EXPECT_EQ(next(), Next::again);
+  EXPECT_FALSE(waits(3));
+  region.table[3].flags |= vmem::core::kWanted;
+  facts.lost = true;
+  EXPECT_EQ(next(), Next::move) << "it is the block";
+  facts.lost = false;
+  region.table[3].flags |= vmem::core::kWantedWrite;
+  EXPECT_EQ(next(), Next::move);
+}
+
 TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   Resident& resident = shown(3);
   store(3);
