@@ -37,6 +37,7 @@ exit_after_destructors | long | system Exit.StoresOfStaticDestructorsReachShared
 exit_before_context | long | system *ExitAfterTheContext*
 live_streams   | long  | system *ExitUnderALease*
 work_count     | long  | system DeviceWorkers.*
+shown_goes     | long  | system DeviceUnleased.AReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt, history --seconds 15 --device sim-handles
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim
 file_flush     | long  | system *FaultInjection.AFlushOfTheFileThatFailsIsReportedBySync*, durable --seconds 3
 kernel_pins    | long  | system KernelPaging.WhatAKernelHasStaysWhateverOthersAskFor

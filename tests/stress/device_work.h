@@ -122,6 +122,10 @@ inline constexpr const char* kDevices = "none, sim, sim-handles, managed or hand
 inline bool simulated(const std::string& device) {
   return device == "sim" || device == "sim-handles";
 }
+// With page tables of their own: the CPU may use what is on one without a lease, beside what the device does.
+inline bool separate(const std::string& device) {
+  return device == "handles" || device == "sim-handles";
+}
 // devices: of the simulated ones.
 inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device, int devices) {
   if (device == "none") return nullptr;

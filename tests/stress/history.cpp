@@ -143,6 +143,7 @@ void allow(int rc, const char* what) {
   if (rc != 0 && rc != -EBUSY && rc != -ENOMEM) differs("%s: %d %s", what, rc, vmem_last_error());
 }
 
+constexpr uint64_t kLoad = 7;
 RegisterOp drawn(uint64_t draw) {
   RegisterOp o;
   if (draw % 8 < 3) o.kind = RegisterOp::write;
@@ -197,8 +198,14 @@ void work(Random& random, void* const* streams, std::vector<Operation>& out) {
     for (unsigned i = 0; i < count; ++i) operate(place.word, static_cast<uint32_t>(p), random(), out);
     return;
   }
-  // CPU and device do not use one block at a time; which comes next is a race.
+  // CPU and device do not use one block at a time; which comes next is a race. With page tables of their own the CPU
+  // needs no lease for that: the block comes to host memory, or the CPU is shown a copy until it stores.
   if (random.one_in(2)) {
+    if (stress::separate(settings.device) && random.one_in(2)) {
+      const bool loads = random.one_in(2);  // and the next lease meets what it was shown
+      for (unsigned i = 0; i < count; ++i) operate(place.word, static_cast<uint32_t>(p), loads ? kLoad : random(), out);
+      return;
+    }
     const int rc = vmem_acquire(place.word, 8, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr);
     allow(rc, "acquire for the CPU");
     if (rc != 0) return;
@@ -276,6 +283,8 @@ int run(uint64_t seed) {
                           : vmem_alloc(&p, size, gpu ? 0 : VMEM_HOST_ONLY);
     if (rc != 0) differs("region %u: %d %s", i, rc, vmem_last_error());
     areas.push_back({static_cast<char*>(p), size, gpu ? device_block : block, gpu});
+    if (i == 3 && stress::separate(settings.device))  // loads without a lease are shown copies there
+      allow(vmem_advise(p, size, VMEM_ADVISE_SET_READ_MOSTLY, 0), "advise");
     for (size_t at = 0; at < size; at += 4096) *reinterpret_cast<uint64_t*>(areas[i].memory + at + 8) = first();
   }
   // Several registers share a block, some a cache line; none is at offset 8 of a page.

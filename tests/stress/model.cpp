@@ -6,8 +6,6 @@
 // every byte right, one report of each failure and no second one, the files as the model says, the books in order.
 #include "model.h"
 
-#include <sys/mman.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
 
@@ -22,6 +20,7 @@ namespace {
 using stress::differs;
 using stress::Held;
 using stress::Kind;
+using stress::kPage;
 using stress::Part;
 using stress::Random;
 using stress::Region;
@@ -94,13 +93,6 @@ bool access(const char* what, Body body) {
 
 // --- regions --------------------------------------------------------------------------------------------------------
 
-constexpr size_t kPage = 4096;
-
-void set_rights(Region& r, size_t page, size_t pages, int rights) {
-  if (mprotect(reinterpret_cast<char*>(r.memory) + page * kPage, pages * kPage, rights) != 0)
-    differs("mprotect: %s", strerror(errno));
-}
-
 // One change of rights the library has to have seen (reliability.md, "Not promised"): of the second page, by a sync.
 void guard_once(Region& r) {
   if (r.words < 2 * kPage / 8) return;
@@ -142,6 +134,7 @@ void make(Region& r, Random& random) {
       return;
     }
   }
+  if (r.gpu && random.one_in(2)) advise_read_mostly(r);
   r.words = r.size / 8;
   r.shadow.resize(r.words);
   for (size_t i = 0; i < r.words; ++i) r.shadow[i] = r.original(i);
@@ -197,12 +190,13 @@ void touch(Worker& w, Region& r, Part p, bool store, const char* what) {
   if (!good) r.wrong(what, i, seen);
 }
 
-void use_cpu(Worker& w, Region& r, bool store) {
+// alone: nobody else has the region meanwhile, in which no lease is live.
+void use_cpu(Worker& w, Region& r, bool store, bool alone = false) {
   const Part p = part(r, w.random, 64 << 10);
   store = store && r.writable();
   const auto locked = r.lock(p);
   w.note("%s region %d words %zu+%zu", store ? "store" : "load", r.number, p.at, p.count);
-  if (!r.gpu) return touch(w, r, p, store, store ? "a store" : "a load");
+  if (!r.gpu || alone) return touch(w, r, p, store, store ? "a store" : "a load");
   // CPU and device do not use one block at a time.
   const unsigned leased = VMEM_READ | (store ? VMEM_WRITE : 0u);
   const bool elsewhere = r.leased_elsewhere(p, VMEM_HOST);
@@ -484,6 +478,12 @@ void one(Worker& w) {
   }
   if (!w.held.empty() && (w.held.size() > 1 || kind % 8 == 0)) return release(w, w.random.below(w.held.size()));
   if (kind < 12) return change_setting(w);
+  // An access without a lease would wait for leases for writing, whose holder perhaps waits for this thread.
+  if (kind >= 500 && kind < 600 && stress::separate(settings.device)) {
+    const std::unique_lock life(r.life, std::try_to_lock);
+    if (life && r.memory != nullptr && r.live == 0) use_cpu(w, r, kind < 530, true);
+    return;
+  }
   std::shared_lock life(r.life);
   if (r.memory == nullptr) {
     life.unlock();

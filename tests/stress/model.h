@@ -8,6 +8,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <memory>
@@ -182,6 +183,16 @@ struct Region {
     path.clear();
   }
 };
+
+inline constexpr size_t kPage = 4096;
+inline void set_rights(Region& r, size_t page, size_t pages, int rights) {
+  if (mprotect(reinterpret_cast<char*>(r.memory) + page * kPage, pages * kPage, rights) != 0)
+    differs("mprotect: %s", strerror(errno));
+}
+// On devices with page tables of their own its loads without a lease are shown copies from then on.
+inline void advise_read_mostly(Region& r) {
+  if (vmem_advise(r.memory, r.size, VMEM_ADVISE_SET_READ_MOSTLY, 0) != 0) differs("advise: %s", vmem_last_error());
+}
 
 // One thread's side. Its calls are remembered for the message of a difference.
 struct Worker {
