@@ -252,7 +252,7 @@ struct PendingRelease {  // a release that the stream has not reached
   bool recorded = false;   // `ticket` is set; until then its owner is in the driver
   bool oldest = false;     // of its lane
   uint64_t since_ns = 0;
-  device::Ticket ticket;   // empty: over
+  device::Ticket ticket;  // empty: over
   std::vector<SpanOf> spans;
   // Among others in StreamLeases: of its lane; of the oldest, the last of its lane, and the oldest of the next lane.
   PendingRelease* next_in_lane = nullptr;
