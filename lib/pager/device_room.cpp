@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "core/step.h"
 #include "pager/advice.h"
@@ -13,6 +14,9 @@ namespace vmem::pager {
 namespace {
 
 constexpr size_t kLook = 128;  // blocks looked at under one hold of the lock
+
+// Who waits for leases to end may wait in vain: others may lease those blocks again each time.
+constexpr uint64_t kPatience = 250'000'000;  // ns
 
 // A block that host memory has too comes back from there as fast as from another device, but for large ones: there the
 // bytes count, and not the driver's calls (on an H200 about 50 us to take a block's mapping away and to give it
@@ -120,7 +124,8 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
   std::array<policy::Victim, kDeviceBatch> victims;
   policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
-  const bool others_end = releases_.end_soon(d, now_ns());
+  const uint64_t now = now_ns();
+  const bool others_end = releases_.end_soon(d, now) && now < needs_[static_cast<size_t>(d)].since_ns + kPatience;
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
     Resident& resident = map_.residents()[victims[i].id];
@@ -164,9 +169,15 @@ bool DeviceRoom::make(Lock& lock, int d) {
   const auto nothing_to_do = [&]() VMEM_LOCKED {
     return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
   };
-  if (nothing_to_do()) return false;
+  Need& need = needs_[static_cast<size_t>(d)];
+  const auto none = [&]() VMEM_LOCKED {
+    need.there = false;
+    return false;
+  };
+  if (nothing_to_do()) return none();
   releases_.reap(lock);
-  if (nothing_to_do()) return false;
+  if (nothing_to_do()) return none();
+  if (!std::exchange(need.there, true)) need.since_ns = now_ns();
   Batch leaving, spilling;
   int neighbour = -1;
   evict_guests(d, leaving);
@@ -175,6 +186,7 @@ bool DeviceRoom::make(Lock& lock, int d) {
     if (Move* m = begin_leave_for_others(d)) leaving.push_back(m);
   }
   if (leaving.empty() && spilling.empty()) return false;
+  need.since_ns = now_ns();
   lock.unlock();
   if (!spilling.empty()) {
     std::sort(spilling.begin(), spilling.end(), lies_before);

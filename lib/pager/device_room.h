@@ -19,6 +19,8 @@
 // Called under the pager's lock.
 #pragma once
 
+#include <array>
+
 #include "pager/demoter.h"
 #include "pager/migrator.h"
 #include "pager/pending_releases.h"
@@ -49,6 +51,10 @@ class DeviceRoom : private Shared {
   int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
   int home_with_room(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
+  struct Need {
+    bool there = false;
+    uint64_t since_ns = 0;  // it came, or something left for it
+  };
   bool is_to_stay(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
   bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* neighbour) VMEM_LOCKED;
@@ -61,6 +67,7 @@ class DeviceRoom : private Shared {
   PendingReleases& releases_;
   Demoter& demoter_;
   Migrator& migrator_;
+  std::array<Need, device::kMaxDevices> needs_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

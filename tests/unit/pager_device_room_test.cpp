@@ -239,7 +239,9 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
       ASSERT_LT(i, 99);
       if (left) GTEST_SKIP() << "this machine stands still";
       devices.reached = true;
-      releases.reap(lock);
+      gpus[0].budget.want(0);
+      EXPECT_FALSE(room.make(lock, 0));
+      gpus[0].budget.want(kUnit);
     }
     BigLock lock(map.mutex());
     EXPECT_EQ(r.table[0].state, State::on_device);
@@ -249,6 +251,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
     EXPECT_EQ(r.table[0].state, State::on_device);
     EXPECT_EQ(on(r, 0), 3u);
     gpus[0].budget.want(0);
+    EXPECT_FALSE(room.make(lock, 0));
     for (BlockIndex b = 1; b < 4; ++b) {
       if (r.table[b].state == State::on_device) continue;
       vmem::pager::DeferredWork after;
@@ -271,6 +274,36 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
   EXPECT_EQ(r.table[0].state, State::held);
   devices.reached = true;
   releases.reap(lock);
+  gpus[0].budget.want(0);
+  clear(r);
+}
+
+TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
+  Region& r = placed(4);
+  const vmem_range others{r.address(1), 3 * kUnit, VMEM_READ, 0};
+  BigLock lock(map.mutex());
+  map.guests().set_share(0);
+  r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
+  map.follow_advice(r, 0);
+  gpus[0].budget.want(kUnit);
+  bool left = false;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!left && std::chrono::steady_clock::now() < deadline) {
+    ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
+    devices.reached = false;
+    lock.unlock();
+    ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+    left = room.make(lock, 0);
+    ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());  // before those end
+    devices.reached = true;
+    releases.reap(lock);
+    EXPECT_EQ(on(r, 0), left ? 3u : 4u);
+    grants.take_back({&r, 1, 3}, VMEM_READ, 0, nullptr);
+  }
+  EXPECT_TRUE(left);
+  EXPECT_EQ(r.table[0].state, State::held);
   gpus[0].budget.want(0);
   clear(r);
 }
