@@ -64,11 +64,6 @@ void DeviceBlocks::answer(Region& r, BlockIndex b, const Move* failed) {
   }
 }
 
-void DeviceBlocks::send_to_host(Region& r, BlockIndex b) {
-  r.table[b].flags |= core::kWanted | core::kWantedWrite;
-  if (shown_.ask(r, b, now_ns())) gpus_.work().notify_one();
-}
-
 void DeviceBlocks::adopt(Region& r, BlockIndex b) {
   if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
 }

@@ -34,9 +34,6 @@ class DeviceBlocks : private Shared {
   // It has come to rest on a device. Who met the trap meanwhile has not been answered.
   void answer(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
 
-  // At rest, shown to the CPU, and not leased: it is to come to host memory, as a store of the CPU would have it.
-  void send_to_host(Region& r, core::BlockIndex b) VMEM_LOCKED;
-
   // Somebody uses the block where it is: it is no guest any more.
   void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // A move has ended and the block is on a device: as a guest that has come, or as what it was.

@@ -114,12 +114,8 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
         blocks_.adopt(r, b);
         return Start::done;
       }
+      if (map_.residents()[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
-      if (map_.residents()[block.aux].shown) {
-        if (urgency == Urgency::acquire) return Start::done;  // who waits for it hides it first
-        blocks_.send_to_host(r, b);
-        return Start::wait;
-      }
       break;
     case State::failed:
       return Start::done;  // an acquire says why

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "sim_support.h"
+#include "device_large_blocks.h"
 
 namespace {
 
@@ -12,54 +12,17 @@ using systest::TempFile;
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
-constexpr size_t kLarge = 8 << 20, kWords = kLarge / 8;
-constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that are looked at
+using systest::kLarge;
+using systest::kPlaces;
+using systest::kWords;
 
-class DevicePieces : public systest::SimTest {
+class DevicePieces : public systest::LargeBlocks {
  protected:
-  void SetUp() override {
-    start(1,
-          {{"device_block_size", "8MiB"},
-           {"device_budget", "64MiB"},
-           {"host_budget", "256MiB"},
-           {"trap", "uffd"}},  // the module takes blocks
-          true);
-  }
-  void TearDown() override {
-    fails_ = false;
-    SimTest::TearDown();
-    vmem_set("trap", "auto");
-    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
-  }
-  static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
-  // A kernel stores to the places of block 0: value, value + 1, ..
-  void put(const vmem::region& r, uint64_t value) {
-    ASSERT_EQ(vmem_acquire(words(r), kLarge, kBoth, 0, stream_), 0) << said();
-    for (const size_t place : kPlaces) launch_store(stream_, words(r) + place, value++);
-    ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
-    ASSERT_TRUE(sim().synchronize(stream_).ok());
-    at_rest(words(r));
-  }
-  static void expect(const vmem::region& r, uint64_t value) {
-    for (const size_t place : kPlaces) EXPECT_EQ(load(words(r) + place), value++) << place;
-  }
+  void SetUp() override { start_large(1); }
   void lease(const vmem::region& r) { ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0) << said(); }
   void end_lease(const vmem::region& r) {
     ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
-  }
-  // Who has loaded one word of the middle, while the rest of the block is not there yet.
-  void load_the_middle(const vmem::region& r, uint64_t value) {
-    stop_at("device.showing_rest");
-    seen_ = false;
-    aside([&r, value, this] {
-      EXPECT_EQ(load(words(r) + kPlaces[1]), value);
-      seen_ = true;
-    });
-    ASSERT_TRUE(stopped());
-    EXPECT_TRUE(until([this] { return seen_.load(); })) << "it waits for all of the block";
   }
   // Whatever is copied from the device fails, but for the piece in the middle; what it does then.
   static void fail_the_rest(const vmem::region& r, SimOp op) {
@@ -73,10 +36,6 @@ class DevicePieces : public systest::SimTest {
       return vmem::core::error(ENOMEM, "as the test wants it");
     });
   }
-
-  std::atomic<bool> seen_{false};
-  static inline std::atomic<int> failures_{0};
-  static inline std::atomic<bool> fails_{false};
 };
 
 TEST_F(DevicePieces, ALoadWaitsForItsPieceAndNotForTheBlock) {

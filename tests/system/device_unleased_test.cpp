@@ -1,53 +1,25 @@
 // A load of a block on a device that nobody leases, in a range advised READ_MOSTLY: the CPU is shown a copy and goes on
 // when it has its piece, and the device keeps the block until something is stored to it. On simulated devices with page
 // tables of their own.
-#include <atomic>
-
-#include "sim_support.h"
+#include "device_large_blocks.h"
 
 namespace {
 
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
-constexpr size_t kLarge = 8 << 20, kWords = kLarge / 8;
-constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that are looked at
+using systest::kBoth;
+using systest::kLarge;
+using systest::kPlaces;
+using systest::kWords;
 
-class DeviceUnleased : public systest::SimTest {
+class DeviceUnleased : public systest::LargeBlocks {
  protected:
-  void SetUp() override {
-    start(2,
-          {{"device_block_size", "8MiB"},
-           {"device_budget", "64MiB"},
-           {"host_budget", "256MiB"},
-           {"trap", "uffd"}},  // the module takes blocks
-          true);
-  }
-  void TearDown() override {
-    fails_ = false;
-    SimTest::TearDown();
-    vmem_set("trap", "auto");
-    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
-  }
+  void SetUp() override { start_large(2); }
   static vmem::region read_mostly(size_t size) {
     vmem::region r(size);
     r.advise(VMEM_ADVISE_SET_READ_MOSTLY);
     return r;
-  }
-  static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
-  // A kernel stores to the places of block b: value, value + 1, ..; then nobody leases it.
-  void put(const vmem::region& r, uint64_t value, size_t b = 0) {
-    uint64_t* const w = words(r) + b * kWords;
-    ASSERT_EQ(vmem_acquire(w, kLarge, kBoth, 0, stream_), 0) << said();
-    for (const size_t place : kPlaces) launch_store(stream_, w + place, value++);
-    ASSERT_EQ(vmem_release(w, kLarge, stream_), 0) << said();
-    ASSERT_TRUE(sim().synchronize(stream_).ok());
-    at_rest(w);
-  }
-  static void expect(const vmem::region& r, uint64_t value, size_t b = 0) {
-    for (const size_t place : kPlaces) EXPECT_EQ(load(words(r) + b * kWords + place), value++) << place;
   }
   static struct vmem_device_stats device(int d = 0) {
     struct vmem_device_stats stats = {};
@@ -55,21 +27,6 @@ class DeviceUnleased : public systest::SimTest {
     EXPECT_EQ(vmem_device_stats(d, &stats), 0) << said();
     return stats;
   }
-  // Who has loaded one word of the middle, while the rest of the block is not there yet.
-  void load_the_middle(const vmem::region& r, uint64_t value) {
-    stop_at("device.showing_rest");
-    seen_ = false;
-    aside([&r, value, this] {
-      EXPECT_EQ(load(words(r) + kPlaces[1]), value);
-      seen_ = true;
-    });
-    ASSERT_TRUE(stopped());
-    EXPECT_TRUE(until([this] { return seen_.load(); })) << "it waits for all of the block";
-  }
-
-  std::atomic<bool> seen_{false};
-  static inline std::atomic<int> failures_{0};
-  static inline std::atomic<bool> fails_{false};
 };
 
 TEST_F(DeviceUnleased, ALoadWaitsForItsPieceAndTheDeviceKeepsTheBlock) {
@@ -196,14 +153,18 @@ TEST_F(DeviceUnleased, WhatIsShownAndHasToLeaveTheDeviceIsTheBlock) {
   ASSERT_EQ(vmem_release(words(more), 8 * kLarge, stream_), 0) << said();
 }
 
-TEST_F(DeviceUnleased, AHintTakesItToAnotherDeviceAndALeaseAtTheHostOrAnEvictionFromIt) {
+TEST_F(DeviceUnleased, ALeaseTakesItToAnotherDeviceAndOneAtTheHostOrAnEvictionFromIt) {
   if (IsSkipped()) return;
   const vmem::region r = read_mostly(kLarge);
   put(r, 10);
   expect(r, 10);
+  at_rest(words(r));  // all of it is shown
   ASSERT_EQ(vmem_prefetch(words(r), kLarge, 1, nullptr), 0) << said();
-  EXPECT_TRUE(until([] { return device(1).used_bytes == kLarge && device().used_bytes == 0; }));
-  at_rest(words(r));
+  expect(r, 10);
+  EXPECT_EQ(device().used_bytes, kLarge) << "a hint leaves what is shown where it is";
+  ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 1, nullptr), 0) << said();
+  EXPECT_EQ(device().used_bytes, 0u);
+  ASSERT_EQ(vmem_release(words(r), kLarge, nullptr), 0) << said();
   expect(r, 10);
   EXPECT_EQ(device(1).used_bytes, kLarge);
   ASSERT_EQ(vmem_acquire(words(r), kLarge, kBoth, VMEM_HOST, nullptr), 0) << said();

@@ -85,20 +85,6 @@ TEST_F(PagerDeviceBlocks, WhoMetABlockOnItsWayIsServedWhenItHasComeToRest) {
   remove(r, 0);
 }
 
-TEST_F(PagerDeviceBlocks, WhatIsToComeToHostMemoryWaitsAsForAStore) {
-  Region& r = device_region(1);
-  BigLock lock(map.mutex());
-  place(r, 0, 0);
-  const uint64_t called = gpus.work().count();
-  blocks.send_to_host(r, 0);
-  ASSERT_TRUE(shown.waits());
-  EXPECT_EQ(shown.next(*shown.begin(), {.now_ns = 1, .shows = true}), ShownCopies::Next::move);
-  EXPECT_GT(gpus.work().count(), called);
-  shown.forget(r);
-  r.table[0].flags = 0;
-  remove(r, 0);
-}
-
 TEST_F(PagerDeviceBlocks, WhatComesToRestOnALostDeviceIsRescued) {
   Region& r = device_region(1);
   BigLock lock(map.mutex());

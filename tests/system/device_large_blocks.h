@@ -1,0 +1,62 @@
+// Blocks of 8 MiB on simulated devices with page tables of their own: a kernel stores to some words of them, and the
+// CPU loads these.
+#pragma once
+
+#include <atomic>
+
+#include "sim_support.h"
+
+namespace systest {
+
+constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
+constexpr size_t kLarge = 8 << 20, kWords = kLarge / 8;
+constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that are looked at
+
+class LargeBlocks : public SimTest {
+ protected:
+  void start_large(int devices) {
+    start(devices,
+          {{"device_block_size", "8MiB"},
+           {"device_budget", "64MiB"},
+           {"host_budget", "256MiB"},
+           {"trap", "uffd"}},  // the module takes blocks
+          true);
+  }
+  void TearDown() override {
+    fails_ = false;
+    SimTest::TearDown();
+    vmem_set("trap", "auto");
+    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
+  }
+  static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
+  static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
+  // A kernel stores to the places of block b: value, value + 1, ..; then nobody leases it.
+  void put(const vmem::region& r, uint64_t value, size_t b = 0) {
+    uint64_t* const w = words(r) + b * kWords;
+    ASSERT_EQ(vmem_acquire(w, kLarge, kBoth, 0, stream_), 0) << said();
+    for (const size_t place : kPlaces) launch_store(stream_, w + place, value++);
+    ASSERT_EQ(vmem_release(w, kLarge, stream_), 0) << said();
+    ASSERT_TRUE(sim().synchronize(stream_).ok());
+    at_rest(w);
+  }
+  static void expect(const vmem::region& r, uint64_t value, size_t b = 0) {
+    for (const size_t place : kPlaces) EXPECT_EQ(load(words(r) + b * kWords + place), value++) << place;
+  }
+  // Who has loaded one word of the middle, while the rest of the block is not there yet.
+  void load_the_middle(const vmem::region& r, uint64_t value) {
+    stop_at("device.showing_rest");
+    seen_ = false;
+    aside([&r, value, this] {
+      EXPECT_EQ(load(words(r) + kPlaces[1]), value);
+      seen_ = true;
+    });
+    ASSERT_TRUE(stopped());
+    EXPECT_TRUE(until([this] { return seen_.load(); })) << "it waits for all of the block";
+  }
+
+  std::atomic<bool> seen_{false};
+  static inline std::atomic<int> failures_{0};
+  static inline std::atomic<bool> fails_{false};
+};
+
+}  // namespace systest
