@@ -125,15 +125,17 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
   policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   const uint64_t now = now_ns();
-  const bool others_end = releases_.end_soon(d, now) && now < needs_[static_cast<size_t>(d)].since_ns + kPatience;
+  uint64_t& since = needs_[static_cast<size_t>(d)].since_ns;
+  const bool others_end = releases_.end_soon(d, now) && now < since + kPatience;
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
     Resident& resident = map_.residents()[victims[i].id];
     Region& r = *resident.region;
     const BlockIndex b = resident.block;
     resident.admitted = false;
-    const bool stays =
-        r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && is_to_stay(r, b, d));
+    const bool last = is_to_stay(r, b, d);
+    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
+    if (!stays && !last) since = now;
     if (!stays && spill(r, b, spilling, neighbour)) continue;
     // With those that go to another device it cannot go to its own: next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
@@ -181,12 +183,12 @@ bool DeviceRoom::make(Lock& lock, int d) {
   Batch leaving, spilling;
   int neighbour = -1;
   evict_guests(d, leaving);
+  if (!leaving.empty()) need.since_ns = now_ns();
   evict_own(d, leaving, spilling, &neighbour);
   if (leaving.empty() && spilling.empty() && budget.missing() != 0) {
     if (Move* m = begin_leave_for_others(d)) leaving.push_back(m);
   }
   if (leaving.empty() && spilling.empty()) return false;
-  need.since_ns = now_ns();
   lock.unlock();
   if (!spilling.empty()) {
     std::sort(spilling.begin(), spilling.end(), lies_before);

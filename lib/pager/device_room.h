@@ -53,7 +53,7 @@ class DeviceRoom : private Shared {
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   struct Need {
     bool there = false;
-    uint64_t since_ns = 0;  // it came, or something left for it
+    uint64_t since_ns = 0;  // it came, or something left for it that was not to stay
   };
   bool is_to_stay(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
