@@ -199,13 +199,6 @@ bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   return true;
 }
 
-// Safe to print: what goes into a line may be paths and names. False: it is none.
-bool print(char (&text)[kLine], size_t* length, const char* format, va_list args) {
-  const int n = vsnprintf(text, sizeof text, format, args);
-  if (n >= 0) *length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));
-  return n >= 0;
-}
-
 long futex(int op, uint32_t value, const timespec* most) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&news), op | FUTEX_PRIVATE_FLAG, value, most, nullptr, 0);
 }
@@ -213,6 +206,20 @@ long futex(int op, uint32_t value, const timespec* most) {
 void wake_thread() {
   news.fetch_add(1, std::memory_order_release);
   futex(FUTEX_WAKE, 1, nullptr);
+}
+
+// A line, printed without the lock. often: of which kind.
+void say(Often* often, Level level, const char* format, va_list args) {
+  char text[kLine];
+  const int n = vsnprintf(text, sizeof text, format, args);
+  if (n < 0) return;
+  const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));  // paths and names
+  {
+    const Held held;
+    if (often != nullptr) note_often(*often, static_cast<int>(level), text, length);
+    enter(static_cast<int>(level), text, length);
+  }
+  wake_thread();
 }
 
 // Until there is news, or that time.
@@ -365,45 +372,27 @@ bool debug() {
 
 void log(Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
-  char text[kLine];
   va_list args;
   va_start(args, format);
-  size_t length = 0;
-  const bool printed = print(text, &length, format, args);
+  say(nullptr, level, format, args);
   va_end(args);
-  if (!printed) return;
-  {
-    const Held held;
-    enter(static_cast<int>(level), text, length);
-  }
-  wake_thread();
 }
 
 void log_often(Often& often, Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
-  const uint64_t now = now_ns();
-  bool say = false, first_left_out = false;
+  bool begun = false, first_left_out = false;
   {
     const Held held;
-    say = begin_often(often, now, &first_left_out);
+    begun = begin_often(often, now_ns(), &first_left_out);
   }
-  if (!say) {
+  if (!begun) {
     if (first_left_out) wake_thread();  // it will have something to say
     return;
   }
-  char text[kLine];
   va_list args;
   va_start(args, format);
-  size_t length = 0;
-  const bool printed = print(text, &length, format, args);
+  say(&often, level, format, args);
   va_end(args);
-  if (!printed) return;
-  {
-    const Held held;
-    note_often(often, static_cast<int>(level), text, length);
-    enter(static_cast<int>(level), text, length);
-  }
-  wake_thread();
 }
 
 Status start_log_thread() {
