@@ -159,12 +159,13 @@ TEST_F(DeviceUnleased, ALeaseTakesItToAnotherDeviceAndOneAtTheHostOrAnEvictionFr
   put(r, 10);
   expect(r, 10);
   at_rest(words(r));  // all of it is shown
+  void* const other = stream(1);
   ASSERT_EQ(vmem_prefetch(words(r), kLarge, 1, nullptr), 0) << said();
   expect(r, 10);
   EXPECT_EQ(device().used_bytes, kLarge) << "a hint leaves what is shown where it is";
-  ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 1, nullptr), 0) << said();
+  ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 1, other), 0) << said();
   EXPECT_EQ(device().used_bytes, 0u);
-  ASSERT_EQ(vmem_release(words(r), kLarge, nullptr), 0) << said();
+  ASSERT_EQ(vmem_release(words(r), kLarge, other), 0) << said();
   expect(r, 10);
   EXPECT_EQ(device(1).used_bytes, kLarge);
   ASSERT_EQ(vmem_acquire(words(r), kLarge, kBoth, VMEM_HOST, nullptr), 0) << said();
