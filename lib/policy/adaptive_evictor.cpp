@@ -44,8 +44,8 @@ void AdaptiveEvictor::fill_main(unsigned cls) {
   const uint64_t target = window_target(c, total);
   for (int i = 0; i < 2; ++i) {
     const ResidentId id = oldest(cls, kWindow);
-    if (id == kNoResident || window_pages(cls) <= target + lists_[id].weight) return;
-    if (c.full != 0 && main_pages(cls) + lists_[id].weight + target > total) return;
+    if (id == kNoResident || window_pages(cls) <= target + lists_[id].weight()) return;
+    if (c.full != 0 && main_pages(cls) + lists_[id].weight() + target > total) return;
     if (lists_[id].used) return;  // of a one-time scan: it stays first in line
     lists_[id].proven = 1;
     lists_[id].stamp = stamp_now();
@@ -157,21 +157,21 @@ void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
   const uint64_t total = class_pages(cls);
   const bool was_used = n.used;
   n.used = 0;
-  if (n.ahead) (n.hinted ? c.hinted : c.ahead) += n.weight;
-  c.most_ahead = std::max(c.ahead, c.most_ahead - std::min<uint64_t>(c.most_ahead, (n.weight + 15) / 16));
-  c.most_hinted = std::max(c.hinted, c.most_hinted - std::min<uint64_t>(c.most_hinted, (n.weight + 15) / 16));
+  if (n.ahead) (n.hinted ? c.hinted : c.ahead) += n.weight();
+  c.most_ahead = std::max(c.ahead, c.most_ahead - std::min<uint64_t>(c.most_ahead, (n.weight() + 15) / 16));
+  c.most_hinted = std::max(c.hinted, c.most_hinted - std::min<uint64_t>(c.most_hinted, (n.weight() + 15) / 16));
   switch (entry) {
     case Entry::fresh:
-      meet(c, std::nullopt, n.weight, total);
-      c.thrash -= std::min<uint64_t>(c.thrash, 16 * n.weight);
+      meet(c, std::nullopt, n.weight(), total);
+      c.thrash -= std::min<uint64_t>(c.thrash, 16 * n.weight());
       if (c.thrash < total) c.frozen = false;
       put(cls, id, false);
       n.used = sequential;
       break;
     case Entry::refault: {
-      meet(c, age, n.weight, total);
-      const bool deserves =
-          age == 0 || (n.probes ? wins(cls, age + idle_when_left(c, age), n.weight) : young_enough(cls, age, n.weight));
+      meet(c, age, n.weight(), total);
+      const bool deserves = age == 0 || (n.probes ? wins(cls, age + idle_when_left(c, age), n.weight())
+                                                  : young_enough(cls, age, n.weight()));
       put(cls, id, deserves);
       break;
     }
@@ -187,12 +187,12 @@ void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
 
 void AdaptiveEvictor::leaving(unsigned cls, ResidentId id) {
   const Node& n = lists_[id];
-  if (n.ahead) (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight;
+  if (n.ahead) (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
 }
 
 void AdaptiveEvictor::first_used(unsigned cls, ResidentId id) {
   Node& n = lists_[id];
-  (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight;
+  (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
   n.ahead = 0;
   // It stays where it is, so that a window of used and unused blocks empties in the order it was read.
   if (n.list == list(cls, kMainOut) || n.list == list(cls, kWindowOut)) put(cls, id, n.proven);
@@ -229,11 +229,11 @@ void AdaptiveEvictor::reused(unsigned cls, ResidentId id, bool probed) {
   const bool out = n.list == list(cls, kMainOut);
   const uint64_t wait = since(n.stamp);
   if (!n.proven) {
-    if (probed) c.window_touched += n.weight;
-    put(cls, id, wins(cls, wait, n.weight));
+    if (probed) c.window_touched += n.weight();
+    put(cls, id, wins(cls, wait, n.weight()));
     return;
   }
-  if (out && probed) found_alive(c, wait, n.weight, class_pages(cls));
+  if (out && probed) found_alive(c, wait, n.weight(), class_pages(cls));
   put(cls, id, true);
   if (!out || wait * 2 <= c.mean_wait * 3) return;
   n.stamp = static_cast<uint32_t>(wait);
@@ -248,9 +248,9 @@ void AdaptiveEvictor::probe_main(unsigned cls) {
   for (int i = 0; i < kMostSteps; ++i) {
     ResidentId id = lists_.tail(list(cls, c.weak_turn ? kWeak : kMain));
     if (id == kNoResident) id = lists_.tail(list(cls, c.weak_turn ? kMain : kWeak));
-    if (id == kNoResident || c.credit < lists_[id].weight * uint64_t{64} || !probe(id)) return;
+    if (id == kNoResident || c.credit < lists_[id].weight() * uint64_t{64} || !probe(id)) return;
     c.weak_turn = !c.weak_turn;
-    c.credit -= lists_[id].weight * uint64_t{64};
+    c.credit -= lists_[id].weight() * uint64_t{64};
     lists_[id].stamp = stamp_now();
     lists_.move_to_head(list(cls, kMainOut), id);
   }
@@ -264,7 +264,7 @@ void AdaptiveEvictor::probe_window(unsigned cls) {
     if (id == kNoResident) return;
     if (!c.window_rare || c.window_turn % 8 == 0) {
       if (!probe(id)) return;
-      c.window_probed += lists_[id].weight;
+      c.window_probed += lists_[id].weight();
     }
     ++c.window_turn;
     lists_.move_to_head(list(cls, kWindowOut), id);
@@ -287,15 +287,15 @@ ResidentId AdaptiveEvictor::pick(unsigned cls) {
   ResidentId main = worst(cls, &idle);
   if (main == kNoResident) main = lists_.tail(list(cls, kMain));
   if (main == kNoResident || (window != kNoResident && main_pages(cls) + window_target(c, c.full) <= c.full)) {
-    note_idle(c, since(lists_[window].stamp), lists_[window].weight);
+    note_idle(c, since(lists_[window].stamp), lists_[window].weight());
     return window;
   }
   if (!lists_[main].probes) {
     if (c.renew == 0) main = any_of_main(cls);
     return main;
   }
-  note_idle(c, idle, lists_[main].weight);
-  c.pro += lists_[main].weight;
+  note_idle(c, idle, lists_[main].weight());
+  c.pro += lists_[main].weight();
   judge(c, c.full);
   return main;
 }

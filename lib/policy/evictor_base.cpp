@@ -21,7 +21,7 @@ void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequentia
   } else if (n.temperature == static_cast<unsigned>(Temperature::hot)) {
     lists_.push_head(kHot, id);
   } else {
-    class_pages_[n.priority] += n.weight;
+    class_pages_[n.priority] += n.weight();
     insert(n.priority, id, entry, age, sequential);
   }
 }
@@ -30,7 +30,7 @@ void EvictorBase::take_out(ResidentId id) {
   const Node& n = lists_[id];
   if (in_class(n)) {
     leaving(n.priority, id);
-    class_pages_[n.priority] -= n.weight;
+    class_pages_[n.priority] -= n.weight();
   }
   lists_.unlink(id);
 }
@@ -40,7 +40,7 @@ void EvictorBase::admit(const Admission& what) {
   Node& n = lists_[what.id];
   n = Node{};
   n.known = 1;
-  n.weight = std::clamp<uint32_t>(what.weight, 1, (1u << 14) - 1);
+  n.set_weight(what.weight);
   n.probes = what.probes;
   n.ahead = what.ahead;
   n.hinted = what.ahead && what.hinted;
@@ -153,7 +153,7 @@ size_t EvictorBase::victims(uint64_t pages, std::span<Victim> out) {
     used_up = !lists_.empty(kCold);
     const ResidentId id = next_victim();
     if (id == kNoResident) break;
-    const uint64_t weight = lists_[id].weight;
+    const uint64_t weight = lists_[id].weight();
     const bool listed = lists_[id].just_probed;
     take_out(id);
     lists_[id] = Node{};

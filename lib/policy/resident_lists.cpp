@@ -17,7 +17,7 @@ void ResidentLists::push_head(ListId list, ResidentId id) {
   }
   l.head = id;
   n.list = list;
-  l.pages += n.weight;
+  l.pages += n.weight();
 }
 
 void ResidentLists::unlink(ResidentId id) {
@@ -34,7 +34,7 @@ void ResidentLists::unlink(ResidentId id) {
   } else {
     l.tail = n.newer;
   }
-  l.pages -= n.weight;
+  l.pages -= n.weight();
   n.list = kNoList;
   n.newer = n.older = kNoResident;
 }

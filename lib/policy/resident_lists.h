@@ -2,6 +2,7 @@
 // one list, or in none. Lists count the pages in them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +20,7 @@ struct Node {
   core::ResidentId newer = core::kNoResident;  // towards the head
   core::ResidentId older = core::kNoResident;  // towards the tail; of a parked resident: how often it is held
   uint32_t stamp = 0;                          // the policy's own
-  uint32_t weight : 14 = 0;                    // pages; blocks end at 32 MiB = 8,192
+  uint32_t weight_beyond_one : 14 = 0;         // pages
   uint32_t list : 5 = kNoList;
   uint32_t known : 1 = 0;        // admitted
   uint32_t parked : 1 = 0;       // held: in no list
@@ -32,7 +33,12 @@ struct Node {
   uint32_t ahead : 1 = 0;        // read ahead, its first use not seen yet
   uint32_t hinted : 1 = 0;       // .. because the program asked for it
   uint32_t proven : 1 = 0;       // the policy's own: belongs to the protected part
+
+  static constexpr uint32_t kMostWeight = 1u << 14;
+  uint32_t weight() const { return weight_beyond_one + 1u; }  // pages
+  void set_weight(uint32_t pages) { weight_beyond_one = std::clamp<uint32_t>(pages, 1, kMostWeight) - 1; }
 };
+static_assert(Node::kMostWeight >= core::kMaxBlock / core::kPage);
 static_assert(sizeof(Node) == 16);
 
 class ResidentLists {

@@ -31,7 +31,7 @@ void SieveEvictor::pass(Sweep& s, ResidentId id) {
   Node& n = lists_[id];
   if (s.scout == id) s.scout = n.newer;
   if (s.hand == id) s.hand = n.newer;
-  if (n.stamp == 1) s.gap -= n.weight;
+  if (n.stamp == 1) s.gap -= n.weight();
   n.stamp = 0;
 }
 
@@ -47,7 +47,7 @@ void SieveEvictor::look_ahead(unsigned cls) {
     Node& n = lists_[s.scout];
     if (n.stamp == 1 || !probe(s.scout)) return;
     n.stamp = 1;
-    s.gap += n.weight;
+    s.gap += n.weight();
     s.scout = n.newer;
   }
 }

@@ -213,6 +213,15 @@ TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
   EXPECT_LE(low_left.size(), 18u);
 }
 
+TEST_P(PolicyEvictor, TheLargestBlockCountsWhole) {
+  constexpr uint32_t kLargest = core::kMaxBlock / core::kPage;
+  evictor->resize(16, 16 * uint64_t{kLargest});
+  for (ResidentId id = 0; id < 8; ++id) evictor->admit({.id = id, .weight = kLargest, .probes = false});
+  std::vector<Victim> out(8);
+  EXPECT_EQ(evictor->victims(kLargest, out), 1u);
+  EXPECT_EQ(evictor->victims(3 * uint64_t{kLargest}, out), 3u);
+}
+
 // Random calls against a plain model of what is resident.
 TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
   struct Known {
