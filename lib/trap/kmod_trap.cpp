@@ -141,8 +141,8 @@ uintptr_t OffsetMap::accessed(uintptr_t address, uint64_t offset) const {
   return address - block < it->second.unit ? address : block;
 }
 
-KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls)
-    : fd_(fd), event_(event), batch_max_(batch_max) {
+KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, size_t largest, bool system_calls)
+    : fd_(fd), event_(event), batch_max_(batch_max), largest_(largest) {
   caps_.install = true;
   caps_.write_protect = true;
   caps_.poison = true;
@@ -230,7 +230,7 @@ Status KmodTrap::attach_blocks(size_t size, size_t align, size_t block_size, Tra
                  core::human_bytes(kMostRange).c_str());
   }
   return create_in_space(VMEM_KIND_REGION, std::max(align, core::kHugePage), near, &regions_,
-                         {size, 0, block_size, true}, address);
+                         {size, 0, std::min(block_size, largest_), true}, address);
 }
 
 Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
@@ -243,7 +243,7 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
     return attach_hole(address, size, begin, whole);
   }
   const size_t copied = size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
-  OffsetMap::Entry entry{size, 0, transfer == Transfer::copy ? copied : block_of(size), false};
+  OffsetMap::Entry entry{size, 0, transfer == Transfer::copy ? copied : std::min(block_of(size), largest_), false};
   OffsetMap::Room room;
   if (Status s = OffsetMap::make_room(size, &room); !s.ok()) return s;
   // One mmap: whoever touches meanwhile finds what was there, or the trap.
@@ -580,7 +580,8 @@ Status KmodTrap::reserve_frames(size_t size, bool huge, void** address) {
 
 Status KmodTrap::reserve_arena(size_t size, size_t frame_size, void** address) {
   if (Status s = check_range("reserve_frames", 0, size); !s.ok()) return s;
-  return create_in_space(VMEM_KIND_POOL, core::kHugePage, 0, &arenas_, {size, 0, frame_size, false}, address);
+  return create_in_space(VMEM_KIND_POOL, core::kHugePage, 0, &arenas_, {size, 0, std::min(frame_size, largest_), false},
+                         address);
 }
 
 Status KmodTrap::populate_frames(void* address, size_t size, int node) {
@@ -680,9 +681,12 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
     hello.need |= VMEM_FEATURE_KERNEL_FAULTS;
     system_calls = call(fd, VMEM_IOC_HELLO, &hello) == 0;
   }
-  if (hello.batch_max == 0) {
+  if (hello.batch_max == 0 || hello.unit_max < core::kHugePage || !core::is_power_of_two(hello.unit_max)) {
     core::close_and_forget(fd);
-    return error(EPROTO, "the module takes 0 calls at a time; install it and the library from one release");
+    return error(EPROTO,
+                 "the module takes %u calls at a time and blocks up to %u bytes; install it and the library from one "
+                 "release",
+                 hello.batch_max, hello.unit_max);
   }
   const int event = core::keep_from_children(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (event < 0) {
@@ -690,7 +694,7 @@ Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out) {
     core::close_and_forget(fd);
     return system_error(err, "eventfd");
   }
-  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, system_calls);
+  *out = std::make_unique<KmodTrap>(fd, event, hello.batch_max, hello.unit_max, system_calls);
   return {};
 }
 

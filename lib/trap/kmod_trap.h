@@ -66,7 +66,8 @@ class KmodOps {
 
 class KmodTrap final : public Trap {
  public:
-  KmodTrap(int fd, int event, uint32_t batch_max, bool system_calls);
+  // largest: of the module's blocks and frames, bytes. What is larger is several of them, which come and go together.
+  KmodTrap(int fd, int event, uint32_t batch_max, size_t largest, bool system_calls);
   ~KmodTrap() override;
   KmodTrap(const KmodTrap&) = delete;
   KmodTrap& operator=(const KmodTrap&) = delete;
@@ -118,7 +119,8 @@ class KmodTrap final : public Trap {
   // Of blocks that were put in place a moment ago; waits for who pins one meanwhile. ops: those with result 0.
   void take_back(std::span<const vmem_op> ops);
   // All of the blocks, kFew at most, or none: those that were removed come back where another is pinned. So a block of
-  // the pager's, which is several here where it is above 2 MiB and copied, is whole or gone.
+  // the pager's, which is several here where it is above 2 MiB and copied, or above what the module has, is whole or
+  // gone.
   core::Status drop_together(uint64_t offset, size_t unit, size_t count);
   core::Status copy_in(void* address, size_t size, void* image, Protect protect);
   core::Status copy_out(void* address, size_t size, void* image);
@@ -130,6 +132,7 @@ class KmodTrap final : public Trap {
 
   const int fd_, event_;
   const uint32_t batch_max_;
+  const size_t largest_;  // bytes
   Caps caps_;
   OffsetMap regions_, arenas_;
 

@@ -27,6 +27,8 @@ namespace {
 using core::kHugePage;
 using core::kPage;
 
+constexpr size_t kLargest = size_t{32} << 20;  // block or frame of the module
+
 class Module {
  public:
   Module() : fd_(memfd_create("module", MFD_CLOEXEC)) {
@@ -37,6 +39,7 @@ class Module {
     switch (request) {
       case VMEM_IOC_CREATE: {
         auto* c = static_cast<vmem_create*>(arg);
+        if (c->unit > kLargest) return -EINVAL;
         c->offset = next_;
         next_ += core::round_up(c->size, kHugePage);
         return 0;
@@ -82,7 +85,7 @@ class Module {
   uint32_t without_memory = UINT32_MAX, largest = 0;  // operations of a batch: with more it fails; there were
 
  private:
-  static constexpr off_t kSize = 64 << 20;
+  static constexpr off_t kSize = 5 * kLargest;
   int one(vmem_op& o) {
     const auto at = present.find(o.block);
     o.state = at == present.end() ? 0 : VMEM_STATE_PRESENT | (at->second.is_protected ? VMEM_STATE_PROTECTED : 0);
@@ -93,6 +96,7 @@ class Module {
       show(o.block, o.frame);
       return 0;
     }
+    if (o.op == VMEM_OP_QUERY && at != present.end()) o.frame = at->second.frame;
     if (o.op != VMEM_OP_REMOVE) return 0;
     if (at == present.end()) return -ENOENT;
     if (o.block == pinned && pins > 0) {
@@ -142,7 +146,7 @@ class KmodTrapUndo : public ::testing::Test {
  protected:
   void SetUp() override {
     the_module = &module_;
-    trap_ = std::make_unique<KmodTrap>(module_.fd(), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), 64, false);
+    trap_ = std::make_unique<KmodTrap>(module_.fd(), eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), 64, kLargest, false);
     module_.unit = kPage;
     void* at = nullptr;
     ASSERT_TRUE(trap_->attach_blocks(kBlock, kPage, kPage, Transfer::copy, 0, &at).ok());
@@ -234,6 +238,64 @@ TEST_F(KmodTrapUndo, ADropThatCannotBeUndoneWaitsForThePin) {
   EXPECT_TRUE(module_.present.empty());
   EXPECT_EQ(module_.pins, 0);
   EXPECT_EQ(module_.populated, 0);
+}
+
+// .. that is larger than the module's largest: it is two of them.
+class KmodTrapLargeBlock : public KmodTrapUndo {
+ protected:
+  static constexpr size_t kLargeBlock = 2 * kLargest;
+  void SetUp() override {
+    KmodTrapUndo::SetUp();
+    module_.unit = kLargest;
+    module_.begin = kHugePage;
+    ASSERT_TRUE(trap_->attach_blocks(kLargeBlock, kLargeBlock, kLargeBlock, Transfer::install, 0, &at_).ok());
+    ASSERT_TRUE(trap_->reserve_arena(kLargeBlock, kLargeBlock, &frame_).ok());
+    ASSERT_TRUE(trap_->populate_frames(frame_, kLargeBlock, -1).ok());
+    module_.region = static_cast<std::byte*>(at_);
+    EXPECT_EQ(module_.populated, 2);
+  }
+  void TearDown() override {
+    if (frame_ != nullptr) {
+      EXPECT_TRUE(trap_->release_arena(frame_, kLargeBlock).ok());
+    }
+    EXPECT_EQ(module_.populated, 0);
+    if (at_ != nullptr) {
+      EXPECT_TRUE(trap_->detach(at_, kLargeBlock).ok());
+      EXPECT_TRUE(trap_->unmap(at_, kLargeBlock).ok());
+    }
+    module_.unit = kPage;
+    KmodTrapUndo::TearDown();
+  }
+  core::Status fill_large() { return trap_->fill(at_, kLargeBlock, frame_, Transfer::install, Protect::no); }
+  static constexpr uint64_t kSecond = kHugePage + kLargest;  // the module's name of its second half
+  void* at_ = nullptr;
+  void* frame_ = nullptr;
+};
+
+TEST_F(KmodTrapLargeBlock, ComesAndGoesWhole) {
+  ASSERT_TRUE(fill_large().ok());
+  EXPECT_EQ(module_.present.size(), 2u);
+  ASSERT_TRUE(trap_->take(at_, kLargeBlock, frame_, Transfer::install).ok());
+  EXPECT_TRUE(module_.present.empty());
+}
+
+TEST_F(KmodTrapLargeBlock, IsAbsentWhereHalfOfItIsRefused) {
+  module_.refuses = kSecond;
+  EXPECT_EQ(fill_large().code(), -EHWPOISON);
+  EXPECT_TRUE(module_.present.empty());
+}
+
+TEST_F(KmodTrapLargeBlock, StaysWhereHalfOfItIsPinned) {
+  ASSERT_TRUE(fill_large().ok());
+  const Range range{reinterpret_cast<uintptr_t>(at_), kLargeBlock};
+  module_.pinned = kSecond;
+  for (const bool drops : {false, true}) {
+    module_.pins = 1;
+    EXPECT_EQ((drops ? trap_->drop({&range, 1}) : trap_->take(at_, kLargeBlock, frame_, Transfer::install)).code(),
+              -EBUSY);
+    EXPECT_EQ(module_.present.size(), 2u);
+  }
+  EXPECT_TRUE(trap_->drop({&range, 1}).ok());
 }
 
 // Eight operations the module takes on its stack; of more it keeps a copy.
