@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "core/log.h"
+#include "core/types.h"
 
 namespace vmem::core {
 
@@ -31,7 +32,7 @@ constexpr OptionInfo kTable[] = {
      "Free device memory of each GPU below which libvmem keeps none there for blocks to come: it goes back to the "
      "driver, "
      "for others. It limits no blocks: device_budget does."},
-    {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "auto", 2 * kMiB, 32 * kMiB, nullptr,
+    {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "auto", 2 * kMiB, kMaxBlock, nullptr,
      false,
      "Block of regions with a device tier that are made without a block_size of their own: a power of two, or auto: "
      "the largest of 2, 4 and 8 MiB of which rounding adds no more than 3 % to the region, and device_budget and the "
@@ -54,7 +55,7 @@ constexpr OptionInfo kTable[] = {
      "0600); a device must be blank at its start, or an earlier store."},
     {Option::ssd_budget, "ssd_budget", OptionKind::bytes, "bytes", "no limit but the disk's", 0, kPiB, nullptr, true,
      "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},
-    {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", 4 * kKiB, 32 * kMiB, nullptr, true,
+    {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", kMinBlock, kMaxBlock, nullptr, true,
      "Block of regions made from now on: a power of two, or auto: blocks of 64 KiB, of which a fault reads as many "
      "together as their use shows to be right. A region with a device tier has blocks of device_block_size."},
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,

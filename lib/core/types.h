@@ -1,6 +1,7 @@
 // Words and numbers every room shares. No I/O, no threads, no allocation.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,6 +11,8 @@ inline constexpr size_t kPage = 4096;                  // the kernel's small pag
 inline constexpr size_t kHugePage = size_t{2} << 20;   // x86-64 PMD page and the driver's unit, bytes
 inline constexpr size_t kMinBlock = kPage;             // smallest block, bytes
 inline constexpr size_t kMaxBlock = size_t{32} << 20;  // largest block, bytes
+// A block has one of so many sizes, each twice the one before.
+inline constexpr size_t kBlockSizes = std::countr_zero(kMaxBlock / kMinBlock) + 1;
 
 constexpr size_t round_up(size_t n, size_t unit) {
   return (n + unit - 1) / unit * unit;

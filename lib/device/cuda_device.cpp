@@ -269,7 +269,7 @@ Status CudaDevices::any_gpu(Gpu** out) {
 
 static Status make(CpuView view, size_t unit, std::unique_ptr<Devices>* out) {
   if (!core::is_power_of_two(unit) || unit < kUnit || unit > kLargestUnit)
-    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to 32 MiB", unit);
+    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to %zu MiB", unit, kLargestUnit >> 20);
   out->reset();
   if (exists.exchange(true)) return error(EBUSY, "the CUDA devices of this process are in use already");
   auto devices = std::make_unique<CudaDevices>(view, unit);

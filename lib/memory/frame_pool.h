@@ -111,7 +111,7 @@ class FramePool final : private IdleMemory {
   const bool install_;  // frames are the module's
   uint64_t kept_ = 0;   // <= charged for idle
   std::vector<int> nodes_;
-  std::array<Class, 14> classes_;
+  std::array<Class, core::kBlockSizes> classes_;
   core::OwnVector<trap::Range> arenas_;  // of frames
   core::OwnVector<trap::Range> beside_;  // slabs of buffers beside the module's frames
 };

@@ -83,7 +83,7 @@ class HostReserve {
   const memory::HostBudget& budget_;
   const memory::FramePool& frames_;
   const ShownCopies& shown_;
-  std::array<uint32_t, 14> regions_{};  // by the size of their blocks: 4 KiB, 8 KiB, ..
+  std::array<uint32_t, core::kBlockSizes> regions_{};  // by the size of their blocks: 4 KiB, 8 KiB, ..
   uint64_t largest_block_ = 0, bytes_ = 0;
   uint64_t leased_ = 0, wanted_ = 0;
   unsigned percent_low_ = 0, percent_high_ = 0;
