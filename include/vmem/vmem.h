@@ -225,7 +225,7 @@ void vmem_log(void (*sink)(int level, const char *line, void *user), void *user)
  */
 struct vmem_region_attr {
 	size_t size;       /* of this struct */
-	size_t block_size; /* a power of two from 4 KiB to 32 MiB, or VMEM_BLOCK_AUTO; see below */
+	size_t block_size; /* a power of two from 4 KiB to 64 MiB, or VMEM_BLOCK_AUTO; see below */
 	uint64_t offset;   /* in the file */
 	const char *path;  /* the file, for the flags VMEM_MAP_..; NULL: `fd` is the file, 0 is stdin. Not both: 0 or less in `fd` */
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */

@@ -10,7 +10,7 @@ namespace vmem::core {
 inline constexpr size_t kPage = 4096;                  // the kernel's small page, bytes
 inline constexpr size_t kHugePage = size_t{2} << 20;   // x86-64 PMD page and the driver's unit, bytes
 inline constexpr size_t kMinBlock = kPage;             // smallest block, bytes
-inline constexpr size_t kMaxBlock = size_t{32} << 20;  // largest block, bytes
+inline constexpr size_t kMaxBlock = size_t{64} << 20;  // largest block, bytes
 // A block has one of so many sizes, each twice the one before.
 inline constexpr size_t kBlockSizes = std::countr_zero(kMaxBlock / kMinBlock) + 1;
 
@@ -42,21 +42,24 @@ struct Digest {
 };
 
 // Where a block's bytes lie in the store, packed in 8 bytes. `bits == 0` means nowhere.
-//   offset  40 bits, units of 4 KiB     (up to 4 PiB a path)
-//   pages   14 bits, stored length in units of 4 KiB
+//   offset  39 bits, units of 4 KiB     (up to 2 PiB a path)
+//   pages   15 bits, stored length in units of 4 KiB
 //   path     7 bits, which of the store's paths
 //   codec    2 bits, 0 raw, 1 lz4, 2 zstd
 //   valid    1 bit,  always 1 when the extent exists
 struct Extent {
+  static constexpr unsigned kOffsetBits = 39, kLengthBits = 15;
+  static constexpr uint64_t kMostOffsetPages = uint64_t{1} << kOffsetBits,
+                            kMostPages = (uint64_t{1} << kLengthBits) - 1;
   uint64_t bits = 0;
 
   static constexpr Extent make(unsigned path, uint64_t offset_bytes, size_t length_bytes, unsigned codec) {
-    return Extent{(offset_bytes / kPage) | uint64_t{length_bytes / kPage} << 40 | uint64_t{path} << 54 |
+    return Extent{(offset_bytes / kPage) | uint64_t{length_bytes / kPage} << kOffsetBits | uint64_t{path} << 54 |
                   uint64_t{codec} << 61 | uint64_t{1} << 63};
   }
   constexpr explicit operator bool() const { return bits != 0; }
-  constexpr uint64_t offset() const { return (bits & ((uint64_t{1} << 40) - 1)) * kPage; }
-  constexpr size_t length() const { return (bits >> 40 & 0x3fff) * kPage; }
+  constexpr uint64_t offset() const { return (bits & (kMostOffsetPages - 1)) * kPage; }
+  constexpr size_t length() const { return (bits >> kOffsetBits & kMostPages) * kPage; }
   constexpr unsigned path() const { return bits >> 54 & 0x7f; }
   constexpr unsigned codec() const { return bits >> 61 & 3; }
   friend constexpr bool operator==(const Extent&, const Extent&) = default;

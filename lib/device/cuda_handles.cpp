@@ -3,7 +3,7 @@
 // 1, access 29, unmap 20, create 11, release 12 us a handle, whatever its size; none of them waits for kernels. What
 // the process has mapped at the same addresses stays as it is.
 //
-// The cost is per handle, so a handle is a whole unit (of its range, 2 to 32 MiB).
+// The cost is per handle, so a handle is a whole unit (of its range, 2 to 64 MiB).
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -205,9 +205,9 @@ class PiecePools {
   }
 
   std::mutex making_;  // held while the pools' are taken
-  std::array<PiecePool, kUnitSizes> pools_{PiecePool(kUnit), PiecePool(2 * kUnit), PiecePool(4 * kUnit),
-                                           PiecePool(8 * kUnit), PiecePool(16 * kUnit)};
-  static_assert(kUnitSizes == 5);
+  std::array<PiecePool, kUnitSizes> pools_{PiecePool(kUnit),     PiecePool(2 * kUnit),  PiecePool(4 * kUnit),
+                                           PiecePool(8 * kUnit), PiecePool(16 * kUnit), PiecePool(32 * kUnit)};
+  static_assert(kUnitSizes == 6);
 };
 
 }  // namespace vmem::device

@@ -34,10 +34,12 @@ class StagingPools final : public StagingOthers {
  public:
   // largest: of the blocks that a region may have.
   StagingPools(memory::HostBudget& budget, unsigned share, size_t largest = device::kLargestUnit)
-      : largest_(largest),
-        pools_{StagingPool(budget, device::kUnit, share, this), StagingPool(budget, 2 * device::kUnit, share, this),
-               StagingPool(budget, 4 * device::kUnit, share, this), StagingPool(budget, 8 * device::kUnit, share, this),
-               StagingPool(budget, 16 * device::kUnit, share, this)} {}
+      : largest_(largest), pools_{StagingPool(budget, device::kUnit, share, this),
+                                  StagingPool(budget, 2 * device::kUnit, share, this),
+                                  StagingPool(budget, 4 * device::kUnit, share, this),
+                                  StagingPool(budget, 8 * device::kUnit, share, this),
+                                  StagingPool(budget, 16 * device::kUnit, share, this),
+                                  StagingPool(budget, 32 * device::kUnit, share, this)} {}
   StagingPools(const StagingPools&) = delete;
   StagingPools& operator=(const StagingPools&) = delete;
   StagingPool& of(size_t block) { return pools_[device::unit_class(block)]; }

@@ -18,6 +18,7 @@ namespace vmem::store {
 namespace {
 
 constexpr size_t kMaxExtent = core::kMaxBlock + core::kPage;
+static_assert(kMaxExtent / core::kPage <= core::Extent::kMostPages);
 constexpr uint64_t kMinGrowth = 2048;     // pages: 8 MiB
 constexpr uint64_t kMaxGrowth = 65536;    // pages: 256 MiB
 constexpr uint64_t kTrimPages = 16384;    // idle pages that make trimming worth while: 64 MiB

@@ -24,7 +24,7 @@ struct SpaceOptions {
   std::chrono::milliseconds full_delay{1000};
 };
 
-// Thread-safe. Extents are multiples of 4 KiB up to 32 MiB + 4 KiB, taken round-robin from the paths, first from freed
+// Thread-safe. Extents are multiples of 4 KiB up to 64 MiB + 4 KiB, taken round-robin from the paths, first from freed
 // ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed. A regular file or a
 // block device begins with a signature, blocks come after it; a file is made (O_EXCL, 0600) or grows, a device is used
 // up to its size. What exists already is taken only if nobody else can reach it and nothing is lost: a file of our own

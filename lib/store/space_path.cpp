@@ -26,7 +26,7 @@ namespace vmem::store {
 
 namespace {
 
-constexpr uint64_t kMaxPages = uint64_t{1} << 40;  // what an Extent's offset can name
+constexpr uint64_t kMaxPages = core::Extent::kMostOffsetPages;
 
 // A file nobody else can name, gone with its descriptor however the process ends.
 core::Status open_unlinked(const std::string& directory, int* fd) {

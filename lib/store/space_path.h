@@ -27,7 +27,7 @@ struct SpacePath {
   bool named_file = false;      // outlives us: a regular file given by its own name
   uint64_t head_pages = 0;      // before the first block: where a file or device with a name carries the signature
   uint64_t original_pages = 0;  // never shrunk below that
-  uint64_t limit_pages = 0;     // of a block device; else what 40 bits of an extent can name
+  uint64_t limit_pages = 0;     // of a block device; else what an extent can name
 
   core::Mutex resize_mutex;                               // one fallocate or ftruncate at a time
   bool preallocate VMEM_GUARDED_BY(resize_mutex) = true;  // fallocate works here

@@ -131,7 +131,7 @@ class Trap {
   // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
   virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer) = 0;
   // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
-  // interest. A later touch parks. -EBUSY: somebody pins a page; of each range of up to 32 MiB all has gone, or none.
+  // interest. A later touch parks. -EBUSY: somebody pins a page; of each range of up to 64 MiB all has gone, or none.
   virtual core::Status drop(std::span<const Range> ranges) = 0;
   // Puts write protection on (copy only, caps().write_protect): once it returns, a store parks and is reported.
   virtual core::Status protect(void* address, size_t size) = 0;

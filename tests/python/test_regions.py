@@ -52,6 +52,23 @@ def test_block_size_and_advice_are_the_regions_own(host, tmp_path):
         vmem.alloc(MIB, advice="soon")
 
 
+def test_blocks_have_64_mib_at_most():
+    start(device="sim-handles", host_budget=640 * MIB, device_budget=128 * MIB)
+    with vmem.alloc(65 * MIB, block_size="64MiB") as region:
+        a = region.numpy("uint64")
+        a[[0, 8 * MIB - 1, 8 * MIB]] = 5, 6, 7
+        with region.acquire(vmem.READ, 0):
+            where = region.query()
+            assert where.block_size == 64 * MIB and where.device_bytes == region.nbytes
+        region.evict()
+        assert list(a[[0, 8 * MIB - 1, 8 * MIB]]) == [5, 6, 7]
+        del a
+    with pytest.raises(vmem.Error) as e:
+        vmem.alloc(MIB, block_size=128 * MIB)
+    assert e.value.errno == errno.EINVAL and "from 4 KiB to 64 MiB" in str(e.value)
+    finish()
+
+
 def left_out_of_core_dumps(address):
     inside = False
     with open("/proc/self/smaps") as maps:

@@ -143,7 +143,7 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_EQ(refused([](auto& a) { a.block_size = 3 << 20; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.block_size = 2048; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.block_size = 2; }), -EINVAL);
-  EXPECT_EQ(refused([](auto& a) { a.block_size = 64 << 20; }), -EINVAL);
+  EXPECT_EQ(refused([](auto& a) { a.block_size = 128 << 20; }), -EINVAL);
   EXPECT_EQ(refused([](auto& a) { a.codec = "zip"; }), -EINVAL);
   EXPECT_NE(std::string(vmem_last_error()).find("\"zip\""), std::string::npos) << vmem_last_error();
   EXPECT_EQ(refused([](auto& a) { a.advice = VMEM_ADVISE_WILL_NEED; }), -EINVAL);

@@ -21,7 +21,7 @@ using vmem::paging::HostAtomics;
 using vmem::paging::Intent;
 
 constexpr size_t kMiB = size_t{1} << 20;
-constexpr size_t kSizes[] = {2 * kMiB, 8 * kMiB, 32 * kMiB};
+constexpr size_t kSizes[] = {2 * kMiB, 4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB, 64 * kMiB};
 
 size_t block_of(const vmem::region& r) {
   return r.query().block_size;
@@ -60,7 +60,14 @@ class DeviceBlocks : public systest::SimTest {
   }
 };
 
-class DeviceBlocksOf : public DeviceBlocks, public ::testing::WithParamInterface<size_t> {};
+// All sizes there are.
+class DeviceBlocksOf : public DeviceBlocks, public ::testing::WithParamInterface<size_t> {
+ protected:
+  void SetUp() override {
+    memory_bytes_ = 256 * kMiB;
+    DeviceBlocks::SetUp();
+  }
+};
 
 TEST_P(DeviceBlocksOf, ARegionHasTheBlocksThatItAsksFor) {
   if (IsSkipped()) return;
@@ -89,6 +96,7 @@ TEST_P(DeviceBlocksOf, KernelsAskForThem) {
   if (IsSkipped()) return;
   const size_t block = GetParam();
   constexpr uint32_t kBlocks = 6, kFrames = 2;
+  ASSERT_EQ(vmem_set("device_budget", std::to_string(3 * block).c_str()), 0) << said();
   vmem::region r = with_blocks(kBlocks * block, block);
   for (uint32_t b = 0; b < kBlocks; ++b)
     for (uint64_t* w : words(r, b, block)) *w = 100 + b;
@@ -129,9 +137,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DeviceBlocksOf, ::testing::ValuesIn(kSizes),
                          [](const auto& i) { return std::to_string(i.param / kMiB) + "MiB"; });
 
 TEST_F(DeviceBlocks, RegionsOfSeveralSizesShareTheBudgets) {
+  start(1, {{"device_budget", "64MiB"}, {"host_budget", "1280MiB"}}, true);
   if (IsSkipped()) return;
   constexpr size_t kBlocks = 5;
-  ASSERT_EQ(vmem_set("device_budget", "64MiB"), 0) << said();
   std::vector<vmem::region> regions;
   std::vector<std::vector<uint64_t>> last(std::size(kSizes), std::vector<uint64_t>(kBlocks));
   for (const size_t block : kSizes) regions.push_back(with_blocks(kBlocks * block, block));
@@ -155,7 +163,7 @@ TEST_F(DeviceBlocks, RegionsOfSeveralSizesShareTheBudgets) {
     struct vmem_stats stats = {};
     stats.size = sizeof stats;
     ASSERT_EQ(vmem_stats(&stats), 0);
-    ASSERT_LE(stats.host_bytes, 640 * kMiB);
+    ASSERT_LE(stats.host_bytes, 1280 * kMiB);
   }
   for (size_t i = 0; i < std::size(kSizes); ++i)
     for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(*words(regions[i], b, kSizes[i])[3], last[i][b]) << i << ' ' << b;
@@ -186,8 +194,9 @@ TEST_F(DeviceBlocks, BlocksThatTheTierDoesNotHaveAreRefused) {
     EXPECT_EQ(vmem_create(&p, 64 * kMiB, &attr), -EINVAL) << block;
     EXPECT_NE(said().find(part), std::string::npos) << said();
   };
-  refused(64 << 10, "block_size 64 KiB: a region with a device tier (sim-handles) has blocks of 2 MiB to 32 MiB");
-  refused(64 * kMiB, "block_size 67108864 is not accepted");
+  refused(64 << 10, "block_size 64 KiB: a region with a device tier (sim-handles) has blocks of 2 MiB to 64 MiB");
+  refused(128 * kMiB,
+          "block_size 134217728 is not accepted; give VMEM_BLOCK_AUTO or a power of two from 4 KiB to 64 MiB");
   start(1);
   if (IsSkipped()) return;
   refused(8 * kMiB, "block_size 8 MiB: a region with a device tier (sim) has blocks of 2 MiB;");

@@ -54,7 +54,10 @@ TEST_F(DeviceSetting, BlocksAreAsLargeAsItSays) {
   const auto block_size = [](const char* size) { EXPECT_EQ(vmem_set("device_block_size", size), 0) << size; };
   vmem_shutdown();
   EXPECT_EQ(vmem_set("device_block_size", "3MiB"), -EINVAL);
-  EXPECT_EQ(vmem_set("device_block_size", "64MiB"), -EINVAL);
+  EXPECT_EQ(vmem_set("device_block_size", "128MiB"), -EINVAL);
+  EXPECT_NE(std::string(vmem_last_error()).find("a power of two from 2 MiB to 64 MiB"), std::string::npos)
+      << vmem_last_error();
+  block_size("64MiB");
   block_size("8MiB");
   start("sim-handles");
   if (IsSkipped()) return block_size("auto");

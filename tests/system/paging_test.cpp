@@ -121,10 +121,12 @@ constexpr size_t kMiB = 1 << 20;
 const Case kCases[] = {
     {"move_2m", 2 * kMiB, "32MiB", 128 * kMiB + 12345, {}},
     {"move_32m", 32 * kMiB, "160MiB", 640 * kMiB + 4097, {}},
+    {"move_64m", 64 * kMiB, "320MiB", 512 * kMiB + 4097, {}},
     {"copy_4k", 4096, "16MiB", 64 * kMiB + 777, {}},
     {"copy_64k", 65536, "16MiB", 64 * kMiB + 65537, {}},
     {"copy_2m_forced", 2 * kMiB, "32MiB", 128 * kMiB + 1, {{"transfer", "copy"}}},
     {"copy_32m_forced", 32 * kMiB, "224MiB", 896 * kMiB, {{"transfer", "copy"}}},
+    {"copy_64m_forced", 64 * kMiB, "448MiB", 640 * kMiB, {{"transfer", "copy"}}},
     {"threads_engine", 2 * kMiB, "32MiB", 128 * kMiB + 9, {{"io_engine", "threads"}}},
     {"buffered", 2 * kMiB, "32MiB", 128 * kMiB + 9, {{"direct_io", "off"}}},
     {"lz4", 2 * kMiB, "48MiB", 192 * kMiB + 9, {{"compression", "lz4"}}},

@@ -24,13 +24,13 @@ class SimTest : public SystemTest {
   void SetUp() override { start(1); }
   void start(int devices, const Settings& more = {}, bool handles = false) {
     SystemTest::SetUp();
-    vmem::api::test_hooks().make_devices = [devices, handles](size_t unit,
-                                                              std::unique_ptr<vmem::device::Devices>* out) {
+    vmem::api::test_hooks().make_devices = [devices, handles, memory = memory_bytes_](
+                                               size_t unit, std::unique_ptr<vmem::device::Devices>* out) {
       vmem::device::SimOptions options;
       options.devices = devices;
       options.handles = handles;
       options.unit = unit;
-      options.memory_bytes = 128 << 20;
+      options.memory_bytes = memory;
       std::unique_ptr<vmem::device::SimDevices> made;
       vmem::core::Status s = vmem::device::make_sim_devices(options, &made);
       *out = std::move(made);
@@ -115,7 +115,8 @@ class SimTest : public SystemTest {
     stopped_ = false;
   }
 
-  void* stream_ = nullptr;  // of device 0
+  void* stream_ = nullptr;           // of device 0
+  size_t memory_bytes_ = 128 << 20;  // of each device that start() makes
 
  private:
   std::vector<void*> streams_;

@@ -15,6 +15,10 @@ using vmem::core::legal;
 using vmem::core::State;
 using vmem::core::state_name;
 
+using vmem::core::Extent;
+using vmem::core::kMaxBlock;
+using vmem::core::kPage;
+
 constexpr size_t kStates = static_cast<size_t>(State::count_);
 
 State state(size_t i) {
@@ -61,6 +65,25 @@ std::vector<State> way_to(State target) {
     }
   }
   return ways.at(target);
+}
+
+TEST(Extent, KeepsEachOfItsPartsAtItsLargest) {
+  constexpr uint64_t kLast = (Extent::kMostOffsetPages - 1) * kPage;
+  static_assert(kLast >= (uint64_t{1} << 50) - kPage, "1 PiB, the largest ssd_budget");
+  for (const uint64_t offset : {uint64_t{0}, kPage, kLast}) {
+    for (const size_t length : {kPage, kMaxBlock, kMaxBlock + kPage}) {
+      for (const unsigned path : {0u, vmem::core::kMaxStorePaths - 1}) {
+        for (unsigned codec = 0; codec < 4; ++codec) {
+          const Extent e = Extent::make(path, offset, length, codec);
+          ASSERT_TRUE(e);
+          ASSERT_EQ(e.offset(), offset);
+          ASSERT_EQ(e.length(), length);
+          ASSERT_EQ(e.path(), path);
+          ASSERT_EQ(e.codec(), codec);
+        }
+      }
+    }
+  }
 }
 
 TEST(CoreBlockTable, ExactlyTheseTransitionsAreLegal) {

@@ -114,7 +114,7 @@ TEST(CoreOptions, ABlockIsAPowerOfTwo) {
   EXPECT_TRUE(has(s, "power of two")) << s.text();
   EXPECT_EQ(
       options.set("block_size", "3").text(),
-      "block_size: \"3\" is not accepted; give auto, or a power of two from 4 KiB to 32 MiB, such as 64KiB or 2MiB");
+      "block_size: \"3\" is not accepted; give auto, or a power of two from 4 KiB to 64 MiB, such as 64KiB or 2MiB");
   EXPECT_TRUE(options.set("block_size", "Auto").ok());
   EXPECT_EQ(options.number(Option::block_size), vmem::core::kAuto);
   EXPECT_EQ(options.text(Option::block_size), "auto");

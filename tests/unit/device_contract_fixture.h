@@ -92,7 +92,8 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     d_ = &bench_->devices();
     unit_ = d_->unit();
     words_ = unit_ / sizeof(uint64_t);
-    void* p = mmap(nullptr, kFrames * unit_ + unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    frame_map_size_ = kFrames * unit_ + unit_;
+    void* p = mmap(nullptr, frame_map_size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(p, MAP_FAILED);
     frame_map_ = p;
     frames_ = reinterpret_cast<uint64_t*>(core::round_up(reinterpret_cast<uintptr_t>(p), unit_));
@@ -115,14 +116,20 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     d_->unpin(frames_).ignore();  // a lost device answers -EIO
     d_->unpin(result_).ignore();
     bench_.reset();
-    munmap(frame_map_, kFrames * unit_ + unit_);
+    munmap(frame_map_, frame_map_size_);
     munmap(result_, core::kPage);
   }
 
+  // From now on they are small enough that there are others of so many times as much.
+  void leave_units_of(size_t times) {
+    unit_ = std::min(unit_, d_->largest_unit() / times);
+    words_ = unit_ / sizeof(uint64_t);
+  }
   // A range of n units, released at the end.
   uint64_t* reserve(size_t units, int device = 0) {
     void* base = nullptr;
-    const core::Status s = d_->reserve(units * unit_, device, &base);
+    const core::Status s = unit_ == d_->unit() ? d_->reserve(units * unit_, device, &base)
+                                               : d_->reserve(units * unit_, unit_, device, &base);
     EXPECT_TRUE(s.ok()) << s.text();
     if (s.ok()) ranges_.push_back(base);
     return static_cast<uint64_t*>(base);
@@ -229,6 +236,7 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
   size_t unit_ = 0, words_ = 0;  // of the body: bytes, and 8-byte words
   void* stream_ = nullptr;
   void* frame_map_ = nullptr;
+  size_t frame_map_size_ = 0;
   uint64_t* frames_ = nullptr;
   std::byte* result_ = nullptr;
   std::vector<void*> ranges_;

@@ -372,6 +372,7 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
   VMEM_REFUSED(EINVAL, d_->reserve(2 * d_->largest_unit(), 2 * d_->largest_unit(), 0, &p));
   VMEM_REFUSED(EINVAL, d_->reserve(3 * kUnit, 3 * kUnit, 0, &p));
   if (shared()) GTEST_SKIP() << "there is one size";
+  leave_units_of(4);
   const size_t big = 4 * unit_;
   uint64_t* small = reserve(16);
   VMEM_OK(d_->reserve(4 * big, big, 0, &p));
@@ -403,6 +404,7 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
 
 TEST_P(DeviceContract, WhatIsKeptOfOneSizeGoesWhereAnotherNeedsIt) {
   if (shared()) GTEST_SKIP() << "nothing is kept";
+  leave_units_of(4);
   const size_t big = 4 * unit_;
   uint64_t* small = reserve(16);
   void* base = nullptr;

@@ -64,18 +64,21 @@ std::unique_ptr<Bench> four(std::string*) {
 std::unique_ptr<Bench> one_on_handles(std::string*) {
   return std::make_unique<SimBench>(options(1, true));
 }
-std::unique_ptr<Bench> one_on_large_handles(std::string*) {
-  return std::make_unique<SimBench>(options(1, true, 2 * kUnit));
+template <size_t kUnits>
+std::unique_ptr<Bench> one_on_handles_of(std::string*) {
+  return std::make_unique<SimBench>(options(1, true, kUnits * kUnit));
 }
 std::unique_ptr<Bench> four_on_handles(std::string*) {
   return std::make_unique<SimBench>(options(4, true));
 }
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract,
-                         ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
-                                           Body{"large_handles", one_on_large_handles},
-                                           Body{"four_on_handles", four_on_handles}),
-                         [](const auto& i) { return std::string(i.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Sim, DeviceContract,
+    ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
+                      Body{"handles_of_4_mib", one_on_handles_of<2>}, Body{"handles_of_8_mib", one_on_handles_of<4>},
+                      Body{"handles_of_16_mib", one_on_handles_of<8>}, Body{"handles_of_32_mib", one_on_handles_of<16>},
+                      Body{"handles_of_64_mib", one_on_handles_of<32>}, Body{"four_on_handles", four_on_handles}),
+    [](const auto& i) { return std::string(i.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss,
                          ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},

@@ -60,6 +60,24 @@ TEST_F(PiecePool, IdlePiecesOfOtherSizesGoFirst) {
   EXPECT_EQ(made.size(), 2u);
 }
 
+TEST_F(PiecePool, ThoseOfTheLargestUnitsTakeTheRoomOfAllOthers) {
+  using vmem::device::kLargestUnit;
+  EXPECT_EQ(kLargestUnit, 32 * kUnit);
+  std::vector<uint32_t> others;
+  for (size_t size = kUnit; size < kLargestUnit; size *= 2) others.push_back(take(size));
+  for (size_t i = 0; i < others.size(); ++i) give(kUnit << i, others[i]);
+  EXPECT_EQ(pools.idle_bytes(), 31 * kUnit);
+  const uint32_t largest = take(kLargestUnit);
+  EXPECT_EQ(destroyed, 5u) << "one of each size";
+  EXPECT_EQ(pools.bytes(), kLargestUnit);
+  EXPECT_EQ(&pools.of(kLargestUnit), &pools.of(kLargestUnit + kUnit));
+  EXPECT_EQ(pools.of(kLargestUnit).size(), kLargestUnit);
+  give(kLargestUnit, largest);
+  take(kUnit);
+  EXPECT_EQ(destroyed, 6u) << "all of it, for a small one";
+  EXPECT_EQ(pools.bytes(), kUnit);
+}
+
 TEST_F(PiecePool, NoneGoesForAPieceThatIsNotMade) {
   const uint32_t small = take(kUnit);
   give(2 * kUnit, take(2 * kUnit));

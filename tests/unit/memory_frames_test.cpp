@@ -126,6 +126,23 @@ TEST_F(MemoryFrames, FreeFramesOfOneSizeMakeRoomForAnother) {
   EXPECT_EQ(pool.get(64 << 10, 0), nullptr);
 }
 
+TEST_F(MemoryFrames, EverySizeOfABlockHasFramesAndBuffers) {
+  budget.set(2 * vmem::core::kMaxBlock);
+  for (size_t size = vmem::core::kMinBlock; size <= vmem::core::kMaxBlock; size *= 2) {
+    std::byte* const frame = pool.get(size, 0);
+    ASSERT_NE(frame, nullptr) << size;
+    frame[0] = frame[size - 1] = std::byte{1};
+    pool.put(frame, size);
+    ASSERT_TRUE(pool.want_bounce(size, size).ok()) << size;
+    std::byte* const buffer = pool.get_bounce(size);
+    ASSERT_NE(buffer, nullptr) << size;
+    buffer[0] = buffer[size - 1] = std::byte{1};
+    pool.put_bounce(buffer, size);
+    pool.unwant_bounce(size);
+    EXPECT_EQ(pool.check(), "");
+  }
+}
+
 TEST_F(MemoryFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
   for (int i = 0; i < 6; ++i) ASSERT_NE(pool.get(kHugePage, 4 * kMiB), nullptr);
   EXPECT_EQ(pool.get(kHugePage, 4 * kMiB), nullptr);

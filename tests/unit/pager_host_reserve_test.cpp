@@ -63,6 +63,20 @@ TEST_F(PagerHostReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
   EXPECT_EQ(reserve.bytes(), 4 * kMiB);
 }
 
+TEST_F(PagerHostReserve, KnowsTheLargestBlockThereCanBe) {
+  budget.set(4096 * kMiB);
+  for (size_t block = kPage; block <= vmem::core::kMaxBlock; block *= 2) {
+    reserve.add_region(block);
+    EXPECT_EQ(reserve.largest_block(), block);
+  }
+  EXPECT_EQ(reserve.bytes(), 256 * kMiB);
+  EXPECT_EQ(reserve.of(512 * kMiB), 64 * kMiB) << "an eighth";
+  EXPECT_EQ(reserve.of(300 * kMiB), 64 * kMiB) << "one block";
+  EXPECT_EQ(reserve.check(0, vmem::core::kBlockSizes), "");
+  reserve.remove_region(vmem::core::kMaxBlock);
+  EXPECT_EQ(reserve.largest_block(), vmem::core::kMaxBlock / 2);
+}
+
 TEST_F(PagerHostReserve, WhatIsLeasedIsNotToBeHad) {
   reserve.add_region(kHugePage);
   EXPECT_TRUE(reserve.fits(56 * kMiB));

@@ -107,6 +107,22 @@ TEST_F(PagerStagingPools, SizesThatHaveNoneAreLeftRoomForTheFirst) {
   EXPECT_EQ(alone.kept(alone.of(2 * kMiB).frames), 0u) << "no region has other blocks";
 }
 
+TEST_F(PagerStagingPools, TheLargestBlocksNeedFourFramesAsAllDo) {
+  budget.set(512 * kMiB);
+  StagingPool& largest = pools.of(64 * kMiB);
+  EXPECT_EQ(largest.frames.slab_frames(), 4u);
+  EXPECT_EQ(largest.frames.batch(), 2u);
+  EXPECT_TRUE(largest.growth.has_room()) << "256 of 256 MiB";
+  EXPECT_EQ(largest.growth.take(1000), 4u);
+  budget.set(510 * kMiB);
+  EXPECT_FALSE(largest.growth.has_room());
+  // What is kept for sizes that have none ends with the eighth, long before these.
+  budget.set(uint64_t{8} << 30);
+  EXPECT_EQ(pools.kept(small.frames), (16 + 32 + 64 + 128 + 256) * kMiB) << "of 512 MiB";
+  budget.set(uint64_t{4} << 30);
+  EXPECT_EQ(pools.kept(small.frames), (16 + 32 + 64 + 128) * kMiB) << "of 256 MiB";
+}
+
 TEST_F(PagerStagingPools, FramesThatNobodyUsesCountAsRoomUntilKernelsAsk) {
   small.regions = large.regions = 1;
   add(large, 4);
@@ -139,7 +155,9 @@ TEST_F(PagerStagingPools, TheLargestBlockIsThatOfARegion) {
 TEST_F(PagerStagingPools, EverySizeHasAPoolThatIsThere) {
   for (const size_t block : {size_t{0}, size_t{4096}, size_t{kMiB}}) EXPECT_EQ(&pools.of(block), &small) << block;
   EXPECT_EQ(&pools.of(8 * kMiB), &large);
-  EXPECT_EQ(&pools.of(32 * kMiB), &*(pools.end() - 1));
+  EXPECT_EQ(&pools.of(64 * kMiB), &*(pools.end() - 1));
+  for (size_t block = 2 * kMiB; block <= vmem::core::kMaxBlock; block *= 2)
+    EXPECT_EQ(pools.of(block).frames.frame(), block);
 }
 
 }  // namespace
