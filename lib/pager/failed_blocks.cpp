@@ -78,7 +78,8 @@ void FailedBlocks::read_again() {
   const Block& block = r->table[b];
   const bool waits = !r->dying && !r->lost && block.state == State::failed && (block.flags & core::kUnread) != 0 &&
                      (block.flags & (core::kDropped | core::kShowsFile)) == 0;
-  if (!waits || revive(*r, b).ok()) return unread_.pop_front();
+  if (!waits) return unread_.pop_front();
+  if (revive(*r, b).ok()) return;
   until_ns = now_ns() + Retries::kSlice;
   unread_.move_front(unread_.end());
 }
@@ -243,6 +244,13 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
                      static_cast<int>(why.text().size()), why.text().data());
 }
 
+// Its accesses get SIGBUS no more: were it known here for as long as before, the next failure would last no longer.
+void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
+  const auto known =
+      std::find_if(unread_.begin(), unread_.end(), [&](const Unread& u) { return u.region == &r && u.block == b; });
+  if (known != unread_.end()) unread_.erase(known);
+}
+
 void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   if (block.extent) space_.release(block.extent);
@@ -276,6 +284,7 @@ Status FailedBlocks::revive(Region& r, BlockIndex b) {
     block.flags |= core::kUnanswered;  // a part of it may trap
     return s;
   }
+  if ((block.flags & core::kUnread) != 0) forget_unread(r, b);
   if (!block.extent) clear_unread(r, b);  // nothing that was stored to it could be lost
   if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
   block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));

@@ -96,13 +96,14 @@ class FailedBlocks : private Shared {
     uint64_t until_ns = 0;  // its accesses get SIGBUS until then
   };
   void read_again() VMEM_LOCKED;
+  void forget_unread(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
   Queue<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);                    // failed for want of memory; bytes intact
   Retries retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered
-  Queue<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a block may be in it twice
+  Queue<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a failed block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
