@@ -101,7 +101,7 @@ void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d,
 
 // Locked on entry and on return. What failed before is tried again: the disk may have recovered.
 Status DeviceAcquires::revive_failed(Lock& lock, Region& r, BlockIndex first, BlockIndex last) {
-  if (r.reasons.empty()) return {};
+  if (r.reasons.empty() && r.table.count(State::failed) == 0) return {};
   for (BlockIndex i = first; i <= last; ++i) {
     const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
     // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.

@@ -204,6 +204,31 @@ TEST_F(PagerDeviceAcquires, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNoth
   take_away(r, 0);
 }
 
+TEST_F(PagerDeviceAcquires, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForTheReason) {
+  Region& r = supplied(1);
+  put_away(r, 0, 7);
+  engine.fail(vmem::store::Io::Op::read, EIO);
+  vmem::pager::DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
+    r.table[0].flags |= core::kWanted;
+  }
+  page_in.run(after);
+  engine.until_idle();
+  ASSERT_EQ(state(r, 0), State::failed);
+  {
+    BigLock lock(map.mutex());
+    r.reasons.clear();
+  }
+  engine.fail(vmem::store::Io::Op::read, 0);
+  const Status s = acquire(r, 0, 0, VMEM_READ);
+  ASSERT_TRUE(s.ok()) << s.text();
+  EXPECT_EQ(devices.came.back(), 7u);
+  end(r, 0, 0, VMEM_READ);
+  take_away(r, 0);
+}
+
 TEST_F(PagerDeviceAcquires, OneThatMovesBlocksItselfMakesRoomForThem) {
   Region& r = device_region(5);
   {
