@@ -135,16 +135,16 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
     resident.admitted = false;
     const bool last = is_to_stay(r, b, d);
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
-    if (!stays && !last) since = now;
-    if (!stays && spill(r, b, spilling, neighbour)) continue;
+    bool leaves = !stays && spill(r, b, spilling, neighbour);
     // With those that go to another device it cannot go to its own: next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
-    Move* m = stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict);
-    if (m != nullptr) {
+    if (Move* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
       leaving.push_back(m);
-    } else if (!r.dying) {
+      leaves = true;
+    } else if (!leaves && !r.dying) {
       map_.admit(r, b, map_.clock().stamp());
     }
+    if (leaves && !last) since = now;
   }
 }
 

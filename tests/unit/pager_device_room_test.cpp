@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <thread>
+#include <vector>
 
 #include "pager/clock.h"
 #include "pager_device_parts.h"
@@ -309,6 +310,41 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   }
   EXPECT_TRUE(left);
   for (const BlockIndex b : {0, 1}) EXPECT_EQ(r.table[b].state, State::held);
+  gpus[0].budget.want(0);
+  clear(r);
+}
+
+// .. or where what could leave before it finds no frame.
+TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
+  Region& r = placed(4);
+  const vmem_range others{r.address(2), 2 * kUnit, VMEM_READ, 0};
+  BigLock lock(map.mutex());
+  map.guests().set_share(0);
+  r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
+  map.follow_advice(r, 0);
+  r.table[0].flags = core::kDigest;  // zeros, and needs no frame
+  std::vector<std::byte*> taken;
+  while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
+  gpus[0].budget.want(2 * kUnit);
+  bool left = false;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!left && std::chrono::steady_clock::now() < deadline) {
+    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
+    devices.reached = false;
+    lock.unlock();
+    ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    lock.lock();
+    left = room.make(lock, 0);
+    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());  // before those end
+    devices.reached = true;
+    releases.reap(lock);
+    grants.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
+  }
+  EXPECT_TRUE(left);
+  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(on(r, 0), 3u);
+  for (std::byte* const frame : taken) staging.of(r).frames.put(frame);
   gpus[0].budget.want(0);
   clear(r);
 }
