@@ -45,10 +45,14 @@ void PendingReleases::forget_saved(const PendingRelease& ending) {
 
 bool PendingReleases::end_soon(int d, uint64_t now_ns) const {
   std::array<const PendingRelease*, 16> oldest;
-  const size_t count = pending_.oldest(0, oldest);
-  return std::any_of(oldest.begin(), oldest.begin() + count, [&](const PendingRelease* e) VMEM_LOCKED {
-    return e->device == d && now_ns < std::max(e->since_ns, ended_ns_[static_cast<size_t>(d)]) + kSoon;
-  });
+  uint64_t after = 0;
+  while (const size_t count = pending_.oldest(after, oldest)) {
+    for (const PendingRelease* e : std::span(oldest.data(), count)) {
+      if (e->device == d && now_ns < std::max(e->since_ns, ended_ns_[static_cast<size_t>(d)]) + kSoon) return true;
+      after = e->id;
+    }
+  }
+  return false;
 }
 
 // Each thread looks at the oldest release of every lane, and what it learned counts if that release has not ended

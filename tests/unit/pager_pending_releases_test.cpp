@@ -93,6 +93,24 @@ TEST_F(PagerPendingReleases, OthersEndSoonWhileTheStreamGetsToThem) {
   reap();
 }
 
+TEST_F(PagerPendingReleases, OthersEndSoonHoweverManyStreamsOfAnotherDeviceAreHeld) {
+  Region& r = device_region(2);
+  int held[40];
+  for (int& stream : held) {
+    lease(r, 0, 0, 1, &stream);
+    ASSERT_TRUE(release(r, 0, 0, &stream).ok());
+  }
+  lease(r, 1, 1, 0, a);
+  const uint64_t begun = vmem::pager::now_ns();
+  ASSERT_TRUE(release(r, 1, 1, a).ok());
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(releases.end_soon(0, begun));
+  }
+  devices.reached = true;
+  reap();
+}
+
 TEST_F(PagerPendingReleases, AStreamThatTakesNoMarkLeavesItsLeaseLive) {
   Region& r = device_region(2);
   lease(r, 0, 1, 0, a);
