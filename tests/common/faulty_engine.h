@@ -69,6 +69,7 @@ class FaultyEngine final : public Engine, private Injector {
   void submit(std::span<Io* const> batch) override;
   core::Status add_file(int fd, FileId* id) override { return inner_->add_file(fd, id); }
   void remove_file(FileId id) override { inner_->remove_file(id); }
+  void run_errand(Errand& errand) override { inner_->run_errand(errand); }
   EngineStats stats() const override;
 
  private:
