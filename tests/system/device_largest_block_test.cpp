@@ -136,15 +136,19 @@ TEST_F(LargestBlocks, ALeaseHasAsManyAsTheBudgetHolds) {
 }
 
 TEST_F(LargestBlocks, FourStagingFramesAreTheLeast) {
-  start_small({{"host_budget", "280MiB"}});
+  start_small({{"staging_share", "50"}, {"host_budget", "511MiB"}});
   if (IsSkipped()) return;
   struct vmem_region_attr attr = {};
   attr.size = sizeof attr;
   attr.block_size = kLargest;
   void* p = nullptr;
-  EXPECT_EQ(vmem_create(&p, kLargest, &attr), -ENOMEM) << "252 MiB are for staging frames";
+  EXPECT_EQ(vmem_create(&p, kLargest, &attr), -ENOMEM) << "half of it is for staging frames";
   EXPECT_NE(said().find("at least 256 MiB for blocks of 64 MiB"), std::string::npos) << said();
   attr.block_size = kLargest / 2;
+  ASSERT_EQ(vmem_create(&p, kLargest, &attr), 0) << said();
+  EXPECT_EQ(vmem_free(p), 0) << said();
+  start_small({{"staging_share", "50"}, {"host_budget", "512MiB"}});
+  attr.block_size = kLargest;
   ASSERT_EQ(vmem_create(&p, kLargest, &attr), 0) << said();
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
@@ -166,6 +170,25 @@ TEST_F(LargestBlocks, WhatIsCompressedIsRight) {
     size_t bad = words(r)[1] != 5;
     for (size_t i = 0; i < r.size() / 8; ++i) bad += i != 1 && words(r)[i] != (i % 2 == 0 ? 7 : word(i, 0));
     EXPECT_EQ(bad, 0u);
+  }
+}
+
+// Encryption takes writes in parts of 256 KiB, and has buffers for them.
+TEST_F(LargestBlocks, EveryWayToTheDiskIsRight) {
+  using Setting = std::pair<const char*, const char*>;
+  for (const auto& [name, value] : {Setting{"encryption", "on"}, {"io_engine", "threads"}, {"direct_io", "off"}}) {
+    SCOPED_TRACE(name);
+    start_small({{name, value}, {"host_budget", "420MiB"}});
+    if (IsSkipped()) return;
+    const vmem::region r = make(3);
+    fill(r, 0);
+    ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+    ran_ = 0;
+    for (size_t b = 0; b < 3; ++b) next_round(r, b, 0);
+    EXPECT_EQ(ran_, 3u);
+    EXPECT_EQ(wrong_, 0u);
+    ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
+    EXPECT_EQ(wrong(words(r), 0, r.size() / 8, 1), 0u);
   }
 }
 
