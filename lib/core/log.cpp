@@ -18,6 +18,7 @@
 
 #include "core/big_lock.h"
 #include "core/mutex.h"
+#include "core/step.h"
 #include "core/text.h"
 #include "core/thread.h"
 
@@ -156,18 +157,20 @@ uint64_t say_all_left_out(uint64_t now) VMEM_REQUIRES(lines.mutex) {
   return next;
 }
 
-// False: it was said just now, and is counted. Else it is to be said.
-bool begin_often(Often& often, uint64_t now, bool* first_left_out) VMEM_REQUIRES(lines.mutex) {
-  if (often.said_ns != 0 && now - often.said_ns < kSecond) {
-    *first_left_out = ++often.left_out == 1;
-    return false;
-  }
+// One was said just now: this one is counted.
+bool leave_out(Often& often, uint64_t now, bool* first) VMEM_REQUIRES(lines.mutex) {
+  if (often.said_ns == 0 || now - often.said_ns >= kSecond) return false;
+  *first = ++often.left_out == 1;
+  return true;
+}
+
+// It is said: those that come now are counted.
+void begin_often(Often& often, uint64_t now) VMEM_REQUIRES(lines.mutex) {
   say_left_out(often);
   often.said_ns = now;
-  if (std::exchange(often.listed, true)) return true;
+  if (std::exchange(often.listed, true)) return;
   often.next = first_often;
   first_often = &often;
-  return true;
 }
 
 // What was said is what the lines left out are like; cut between characters.
@@ -208,18 +211,25 @@ void wake_thread() {
   futex(FUTEX_WAKE, 1, nullptr);
 }
 
-// A line, printed without the lock. often: of which kind.
+// A line, printed without the lock. often: of which kind; another thread may have said one meanwhile, but none is
+// counted before one is among the lines: who waits for it (settle_log) would wait for nothing.
 void say(Often* often, Level level, const char* format, va_list args) {
   char text[kLine];
   const int n = vsnprintf(text, sizeof text, format, args);
   if (n < 0) return;
   const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));  // paths and names
+  step("log.printed");
+  bool wakes = true;
   {
     const Held held;
-    if (often != nullptr) note_often(*often, static_cast<int>(level), text, length);
-    enter(static_cast<int>(level), text, length);
+    const uint64_t now = often != nullptr ? now_ns() : 0;
+    if (often == nullptr || !leave_out(*often, now, &wakes)) {
+      if (often != nullptr) begin_often(*often, now);
+      if (often != nullptr) note_often(*often, static_cast<int>(level), text, length);
+      enter(static_cast<int>(level), text, length);
+    }
   }
-  wake_thread();
+  if (wakes) wake_thread();
 }
 
 // Until there is news, or that time.
@@ -380,13 +390,13 @@ void log(Level level, const char* format, ...) {
 
 void log_often(Often& often, Level level, const char* format, ...) {
   if (static_cast<int>(level) > max_level.load(std::memory_order_relaxed)) return;
-  bool begun = false, first_left_out = false;
+  bool left_out = false, first = false;
   {
     const Held held;
-    begun = begin_often(often, now_ns(), &first_left_out);
+    left_out = leave_out(often, now_ns(), &first);
   }
-  if (!begun) {
-    if (first_left_out) wake_thread();  // it will have something to say
+  if (left_out) {
+    if (first) wake_thread();  // it will have something to say
     return;
   }
   va_list args;

@@ -10,12 +10,14 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "core/big_lock.h"
 #include "core/block_table.h"
 #include "core/log.h"
+#include "core/step.h"
 
 namespace {
 
@@ -110,6 +112,28 @@ TEST_F(CoreLogQueue, WhatIsSaidInTwoPlacesIsCountedByItself) {
   VMEM_LOG_OFTEN(Level::error, "disk B failed");
   flush_log();
   EXPECT_EQ(lines, (std::vector<std::string>{"disk A failed", "disk B failed"}));
+}
+
+// Who counts a line as one more of a kind goes on as if one had been said, perhaps to the end of the process.
+TEST_F(CoreLogQueue, NoneIsCountedBeforeOneIsAmongTheLines) {
+  static std::atomic<int> printed{0};
+  static std::atomic<bool> go_on{false};
+  printed = 0, go_on = false;
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::string_view(step) != "log.printed" || printed.fetch_add(1) != 0) return;
+    while (!go_on) std::this_thread::yield();
+  });
+  const auto fail = [](int disk) { VMEM_LOG_OFTEN(Level::error, "disk %d failed", disk); };
+  std::thread first([&] { fail(1); });
+  while (printed == 0) std::this_thread::yield();
+  fail(2);
+  flush_log();
+  EXPECT_EQ(lines, std::vector<std::string>{"disk 2 failed"});
+  go_on = true;
+  first.join();
+  vmem::core::step_hook.store(nullptr);
+  set_log_sink(nullptr, nullptr);
+  EXPECT_EQ(told(lines), 2u);
 }
 
 TEST_F(CoreLogQueue, WhatIsNotDeliveredIsNotCounted) {
