@@ -76,7 +76,13 @@ Status load_handles(Driver* out) {
       !entry("cuMemAddressFree", &out->address_free) || !entry("cuMemCreate", &out->mem_create) ||
       !entry("cuMemRelease", &out->mem_release) || !entry("cuMemMap", &out->mem_map) ||
       !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access) ||
-      !entry("cuStreamWriteValue32", &out->stream_write32) || !entry("cuStreamWriteValue64", &out->stream_write64))
+      !entry("cuStreamWriteValue32", &out->stream_write32) || !entry("cuStreamWriteValue64", &out->stream_write64) ||
+      !entry("cuMemHostRegister", &out->host_register) || !entry("cuMemHostUnregister", &out->host_unregister) ||
+      !entry("cuCtxGetStreamPriorityRange", &out->stream_priorities) ||
+      !entry("cuStreamCreateWithPriority", &out->stream_create) || !entry("cuStreamDestroy", &out->stream_destroy) ||
+      !entry("cuEventRecord", &out->event_record) || !entry("cuModuleLoadData", &out->module_load) ||
+      !entry("cuModuleGetFunction", &out->module_function) || !entry("cuModuleUnload", &out->module_unload) ||
+      !entry("cuFuncGetAttribute", &out->function_attribute) || !entry("cuLaunchKernel", &out->launch_kernel))
     return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
   if (!entry("cuMemExportToShareableHandle", &out->mem_export)) out->mem_export = nullptr;
   if (!entry("cuMemGetHandleForAddressRange", &out->range_handle)) out->range_handle = nullptr;

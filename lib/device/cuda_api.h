@@ -38,6 +38,18 @@ struct Driver {
   CUresult (*range_handle)(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
   CUresult (*stream_write32)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   CUresult (*stream_write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
+  CUresult (*host_register)(void*, size_t, unsigned);
+  CUresult (*host_unregister)(void*);
+  CUresult (*stream_priorities)(int* least, int* greatest);
+  CUresult (*stream_create)(CUstream*, unsigned, int);
+  CUresult (*stream_destroy)(CUstream);
+  CUresult (*event_record)(CUevent, CUstream);
+  CUresult (*module_load)(CUmodule*, const void*);
+  CUresult (*module_function)(CUfunction*, CUmodule, const char*);
+  CUresult (*module_unload)(CUmodule);
+  CUresult (*function_attribute)(int*, CUfunction_attribute, CUfunction);
+  CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                            void**, void**);
 };
 // -ENODEV with the reason: no driver, too old a driver, no device.
 core::Status load_driver(Driver* out, int* devices);

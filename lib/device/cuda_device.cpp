@@ -147,6 +147,7 @@ CudaDevices::~CudaDevices() {
       if (!here.ok()) continue;
       free_paging(*g);
       free_zeros(*g);
+      if (g->clearing != nullptr) g->clearing->end();
       g->pieces.trim(0, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
       for (const CUdeviceptr window : g->windows)
         if (window != 0) driver_.address_free(window, g->window_size);
@@ -181,6 +182,7 @@ Status CudaDevices::open_gpu(Gpu& g) {
       for (cudaStream_t& s : direction)
         if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     if (e == cudaSuccess && !shared()) zeros = make_zeros(g);
+    if (e == cudaSuccess && zeros.ok() && !shared()) start_clearing(g);
     if (e != cudaSuccess || !zeros.ok())
       for (auto& direction : g.copy)
         for (cudaStream_t& s : direction)

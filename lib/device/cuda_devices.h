@@ -1,12 +1,13 @@
 // Inside of the CUDA bodies: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
-// cuda_handles.cpp (physical handles in their place), cuda_stream.cpp (copies, streams, tickets).
+// cuda_handles.cpp (physical handles in their place), cuda_clear.h (zeros for these), cuda_stream.cpp (copies, streams,
+// tickets).
 //
 // Every rule of order was measured: a part of a managed range destroyed by munmap can be made again by mmap on the
 // process's own /dev/nvidia-uvm file; prefetches of such parts only one at a time on an otherwise empty stream,
 // synchronised; never a copy queued behind one.
 //
 // Locks, all leaves, none held while another is taken: uvm_mutex_ (the file), Gpu::open_mutex (first use; held over
-// context creation), Gpu::mutex (reason, idle streams and events).
+// context creation), Gpu::mutex (reason, idle streams and events; also taken under a lock of Clearing).
 #pragma once
 
 #include <atomic>
@@ -16,6 +17,7 @@
 
 #include "core/big_lock.h"
 #include "device/cuda_api.h"
+#include "device/cuda_clear.h"
 #include "device/piece_pool.h"
 #include "device/units.h"
 
@@ -57,6 +59,7 @@ struct Gpu {
   std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
   size_t paging_made = 0;                             // protected by mutex
   std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
+  std::unique_ptr<cuda::Clearing> clearing;           // handles; null: not on this device. Fixed once opened
   size_t streams = 0, events = 0;  // made; there is room for all when they are idle. Protected by mutex
 };
 
@@ -157,9 +160,12 @@ class CudaDevices final : public UnitDevices {
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
   core::Status make_zeros(Gpu& g);
   void free_zeros(Gpu& g);
-  // Zeros come over the link: to set memory on the device takes a kernel, for which there may be no multiprocessor free
-  // as long as the application's run.
-  static cudaError_t clear(const Gpu& g, void* at, size_t size, cudaStream_t stream);
+  // Without it zeros come over the link, always.
+  void start_clearing(Gpu& g);
+  // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel
+  // makes them where multiprocessors are free for it at once, else they come over the link.
+  cudaError_t clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream);
+  bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream);
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
   void free_paging(Gpu& g);

@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
+#include <utility>
 
 #include "core/big_lock.h"
 #include "core/few.h"
@@ -221,12 +223,34 @@ void CudaDevices::free_zeros(Gpu& g) {
   munmap(g.zeros, kUnit);
 }
 
-cudaError_t CudaDevices::clear(const Gpu& g, void* at, size_t size, cudaStream_t stream) {
-  cudaError_t e = cudaSuccess;
-  for (size_t offset = 0, part = 0; offset < size && e == cudaSuccess; offset += part) {
-    part = std::min(size - offset, kUnit);
-    e = cudaMemcpyAsync(static_cast<std::byte*>(at) + offset, g.zeros, part, cudaMemcpyHostToDevice, stream);
+void CudaDevices::start_clearing(Gpu& g) {
+  std::unique_ptr<cuda::Clearing> clearing(new (std::nothrow) cuda::Clearing(driver_));
+  if (clearing != nullptr && clearing->start()) {
+    g.clearing = std::move(clearing);
+  } else {
+    core::log(core::Level::info, "device %d takes no kernel of libvmem: zeros come over its link", g.device);
   }
+}
+
+bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream) {
+  std::shared_ptr<CudaEvent> cleared;
+  if (g.clearing == nullptr || !take_event(g, &cleared).ok()) return false;
+  if (!g.clearing->clear(
+          parts, [&] { return notice(g).ok(); }, cleared->event))
+    return false;
+  if (cuda::did(cudaStreamWaitEvent(stream, cleared->event, 0))) return true;
+  cuda::did(cudaEventSynchronize(cleared->event));  // else it could come after what is put on the stream next
+  return false;
+}
+
+cudaError_t CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream) {
+  if (clear_by_kernel(g, parts, stream)) return cudaSuccess;
+  cudaError_t e = cudaSuccess;
+  for (const cuda::Clearing::Part& part : parts)
+    for (size_t offset = 0, size = 0; offset < part.size && e == cudaSuccess; offset += size) {
+      size = std::min(part.size - offset, kUnit);
+      e = cudaMemcpyAsync(pointer(part.at + offset), g.zeros, size, cudaMemcpyHostToDevice, stream);
+    }
   return e;
 }
 
@@ -236,11 +260,11 @@ Status CudaDevices::body_zero(const Span& span) {
     Enter here(driver_, g.context);
     cudaStream_t stream = nullptr;
     if (Status s = take_stream(g, &stream); !s.ok()) return s;
-    cudaError_t e = cudaSuccess;
     PiecePool& pool = g.pieces.of(span.unit_size());
-    for (; i < span.count && span.unit(i).device.load() == g.device && e == cudaSuccess; ++i)
-      e = clear(g, pointer(pool.window(span.unit(i).piece.load())), pool.size(), stream);
-    Status s = finish(g, stream, e, "clearing a block");
+    core::Few<cuda::Clearing::Part, kMostRanges> parts;
+    for (; i < span.count && span.unit(i).device.load() == g.device && parts.size() < kMostRanges; ++i)
+      parts.push_back({pool.window(span.unit(i).piece.load()), pool.size()});
+    Status s = finish(g, stream, clear(g, parts.all(), stream), "clearing a block");
     if (!g.lost.load()) give_stream(g, stream);
     if (!s.ok()) return s;
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/big_lock.h"
+#include "core/few.h"
 #include "device/cuda_devices.h"
 
 namespace vmem::device {
@@ -63,17 +64,28 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   const auto side = static_cast<size_t>(direction);
   cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   cudaError_t e = cudaSuccess;
+  core::Few<cuda::Clearing::Part, kMostRanges> zeros;
+  const auto clear_them = [&] {
+    if (e == cudaSuccess && !zeros.empty()) e = clear(g, zeros.all(), stream);
+    zeros.clear();
+  };
   for (const Copy& copy : copies)
     for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
       size_t run = 0;
-      void* const block = pointer(window_of(copy.block + offset, &run));
-      void* const frame = copy.frame == nullptr ? nullptr : static_cast<std::byte*>(copy.frame) + offset;
+      const uintptr_t at = window_of(copy.block + offset, &run);
       size = std::min(copy.size - offset, run);
+      if (copy.frame == nullptr) {
+        zeros.push_back({at, size});
+        if (zeros.size() == kMostRanges) clear_them();
+        continue;
+      }
       if (shared()) size = std::min(size, kCopyPiece);
-      e = frame == nullptr ? clear(g, block, size, stream)
-          : in             ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
-                           : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
+      void* const block = pointer(at);
+      void* const frame = static_cast<std::byte*>(copy.frame) + offset;
+      e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
+             : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
+  clear_them();
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
   // Those already issued still use their frames, which the caller takes back on error.
   if (e != cudaSuccess) return finish(g, stream, e, in ? "copying to it" : "copying from it");

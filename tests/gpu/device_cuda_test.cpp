@@ -262,6 +262,51 @@ TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
   EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
 }
 
+// Kernels that were to clear blocks begin when the device is free again, and must leave what came there since.
+TEST_P(ZerosCuda, WhatWasPutThereMeanwhileStays) {
+  constexpr size_t kTimes = 8;  // more than kernels may wait at once
+  uint64_t* base = reserve(kTimes);
+  VMEM_OK(prepare(range(base, 0, kTimes)));
+  *gate() = 0;
+  gpu::stand_everywhere(stream_, reinterpret_cast<const uint32_t*>(gate()));
+  for (size_t u = 0; u < kTimes; ++u) {
+    const Copy zeros{at(base) + u * unit_, nullptr, unit_};
+    Ticket done;
+    VMEM_OK(d_->copy_in(0, std::span(&zeros, 1), &done));
+    VMEM_OK(d_->wait(done));
+    fill_frame(0, 1000 * u);
+    copy_in(base, u, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // no kernel is tried for a while after one
+  }
+  VMEM_OK(d_->map(range(base, 0, kTimes)));
+  *gate() = 1;
+  VMEM_OK(bench_->synchronize(stream_));
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (size_t u = 0; u < kTimes; ++u) EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(1000 * u)) << u;
+}
+
+// In turn with others on the same block, by whichever way zeros come.
+TEST_P(ZerosCuda, ZerosOverWhatWasThere) {
+  uint64_t* base = reserve(4);
+  for (uint64_t round = 0; round < 100; ++round) {
+    const size_t u = round % 4;
+    bring(base, u, round + 1);
+    EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(round + 1));
+    drop(base, u);
+    make(base, u, 1);
+    EXPECT_EQ(kernel_sum(base + u * words_, words_), 0u) << round;
+    drop(base, u);
+    VMEM_OK(prepare(range(base, u, 1)));
+    const Copy zeros{at(base) + u * unit_, nullptr, unit_};
+    Ticket done;
+    VMEM_OK(d_->copy_in(0, std::span(&zeros, 1), &done));
+    VMEM_OK(d_->map(range(base, u, 1)));
+    VMEM_OK(d_->order_after(done, stream_, 0));
+    EXPECT_EQ(kernel_sum(base + u * words_, words_), 0u) << round;
+    drop(base, u);
+  }
+}
+
 TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {
   std::unique_ptr<Devices> second;
   std::string why;

@@ -231,8 +231,26 @@ class HostRows : public DiskRows {
 
   void first_touch() {
     const uint64_t bytes = s_.budget / kBlock * kBlock;
-    table_.row("touch", "first touch on the device, acquired part by part (other: managed memory, prefetched)", "GB/s",
-               with_driver({{"vmem",
+    const auto memset_alone = [&, bytes] {
+      void* plain = nullptr;
+      gpuapp::must(cudaMalloc(&plain, bytes), "cudaMalloc");
+      Meter m;
+      parts(bytes, s_.part, [&](uint64_t offset, uint64_t n) {
+        gpuapp::must(
+            cudaMemsetAsync(static_cast<std::byte*>(plain) + offset, 0, n, static_cast<cudaStream_t>(stream_.get())),
+            "cudaMemset");
+      });
+      stream_.synchronize();
+      m.stop();
+      cudaFree(plain);
+      return m.rate(bytes);
+    };
+    table_.row("touch",
+               "first touch on the device, acquired part by part (raw: cudaMemset of plain memory; other: managed "
+               "memory, prefetched)",
+               "GB/s",
+               with_driver({{"raw", memset_alone},
+                            {"vmem",
                              [&, bytes] {
                                vmem::region r(bytes);
                                Meter m;
