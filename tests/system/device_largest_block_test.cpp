@@ -1,6 +1,6 @@
 // The largest blocks on devices with page tables of their own, 64 MiB, where the budgets have as little room for them
 // as can be: every word of them, to the device, to the SSD and back. Simulated devices.
-#include <array>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -10,20 +10,21 @@
 namespace {
 
 using systest::TempFile;
-using vmem::core::Urgency;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
 
 constexpr size_t kMiB = size_t{1} << 20, kLargest = 64 * kMiB, kWords = kLargest / 8;
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+// With a sanitizer one word of eight cache lines is looked at.
+constexpr size_t kStride = systest::kSanitized ? 64 : 1;
 
 uint64_t word(size_t i, uint64_t round) {
   return (i + 1) * kOdd + round;
 }
 size_t wrong(const uint64_t* at, size_t first, size_t count, uint64_t round) {
   size_t sum = 0;
-  for (size_t i = 0; i < count; ++i) sum += at[i] != word(first + i, round);
+  for (size_t i = 0; i < count; i += kStride) sum += at[i] != word(first + i, round);
   return sum;
 }
 
@@ -53,7 +54,7 @@ class LargestBlocks : public systest::SimTest {
   }
   static uint64_t* words(const vmem::region& r, size_t b = 0) { return static_cast<uint64_t*>(r.data()) + b * kWords; }
   static void fill(const vmem::region& r, uint64_t round) {
-    for (size_t i = 0; i < r.size() / 8; ++i) words(r)[i] = word(i, round);
+    for (size_t i = 0; i < r.size() / 8; i += kStride) words(r)[i] = word(i, round);
   }
   // A kernel finds the words of a round in block b and leaves those of the next, under a lease.
   void next_round(const vmem::region& r, size_t b, uint64_t round) {
@@ -63,7 +64,7 @@ class LargestBlocks : public systest::SimTest {
       auto* const w = reinterpret_cast<uint64_t*>(k.at(at, kLargest, true));
       if (w == nullptr) return;
       wrong_ += wrong(w, b * kWords, kWords, round);
-      for (size_t i = 0; i < kWords; ++i) w[i] = word(b * kWords + i, round + 1);
+      for (size_t i = 0; i < kWords; i += kStride) w[i] = word(b * kWords + i, round + 1);
       ++ran_;
     });
     ASSERT_TRUE(s.ok()) << s.text();
@@ -114,8 +115,7 @@ TEST_F(LargestBlocks, TheCpuTakesTurnsWithKernels) {
   ASSERT_EQ(vmem_release(words(r, 2), kLargest, stream_), 0) << said();
   // Without a lease it comes to host memory, and a store of the CPU is what the next kernel sees.
   EXPECT_EQ(wrong(words(r), 0, 3 * kWords, 1), 0u);
-  for (const size_t i : {size_t{0}, kWords / 2 - 1, kWords / 2, kWords - 1}) words(r, 1)[i] = word(kWords + i, 2);
-  for (size_t i = 0; i < kWords; ++i) words(r, 1)[i] = word(kWords + i, 2);
+  for (size_t i = 0; i < kWords; i += kStride) words(r, 1)[i] = word(kWords + i, 2);
   next_round(r, 1, 2);
   EXPECT_EQ(wrong_, 0u);
   EXPECT_EQ(ran_, 4u);
