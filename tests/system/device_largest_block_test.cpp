@@ -97,7 +97,7 @@ TEST_F(LargestBlocks, EveryWordIsRightOnTheDeviceAndFromTheDisk) {
   }
   EXPECT_EQ(ran_, 2 * kBlocks);
   EXPECT_EQ(wrong_, 0u);
-  EXPECT_GE(device_stats().evictions, 2 * kBlocks - 2);
+  EXPECT_GE(device_stats().evictions, 4u) << "whichever of them leave: two hits in eight are the most";
   ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
   EXPECT_EQ(r.query().ssd_bytes, r.size());
   EXPECT_EQ(wrong(words(r), 0, r.size() / 8, 2), 0u) << "the CPU loads";
