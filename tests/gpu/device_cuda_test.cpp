@@ -230,7 +230,8 @@ TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
 
 class ZerosCuda : public DeviceContract {};
 INSTANTIATE_TEST_SUITE_P(Cuda, ZerosCuda,
-                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>},
+                                           Body{"largest_handles", handles<kLargestUnit>}),
                          name_of);
 
 TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
