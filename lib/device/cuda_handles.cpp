@@ -28,6 +28,9 @@ using cuda::Timeline;
 namespace {
 
 constexpr unsigned kSayAfter = 1000;  // ms of refusals
+// The caller waits until a kernel has begun, and not for copies. First touches of blocks of 2, 8 and 32 MiB with
+// kernels always and never, H100: 17 and 22, 61 and 40, 143 and 45 GB/s.
+constexpr size_t kClearedByKernel = size_t{8} << 20;
 
 CUmemLocation place(int device) {
   CUmemLocation location = {};
@@ -244,7 +247,9 @@ bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> 
 }
 
 cudaError_t CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream) {
-  if (clear_by_kernel(g, parts, stream)) return cudaSuccess;
+  size_t bytes = 0;
+  for (const cuda::Clearing::Part& part : parts) bytes += part.size;
+  if (bytes >= kClearedByKernel && clear_by_kernel(g, parts, stream)) return cudaSuccess;
   cudaError_t e = cudaSuccess;
   for (const cuda::Clearing::Part& part : parts)
     for (size_t offset = 0, size = 0; offset < part.size && e == cudaSuccess; offset += size) {
