@@ -75,7 +75,9 @@ struct Device {
   std::atomic<int> free_blocks{1 << 30};  // so many thread blocks may begin
   std::atomic<int> launches{0}, launches_until_error{1 << 30};
   std::atomic<bool> records{true}, loads{true};
-  std::function<void()> at_begun;  // by a thread block, before it looks whether it may
+  std::function<void()> at_begun;   // by a thread block, before it looks whether it may
+  std::function<void()> at_table;   // .. and before what may looks where its part is
+  std::function<void()> at_record;  // by the host
 };
 std::unique_ptr<Device> device;
 
@@ -87,6 +89,7 @@ struct Row {
 void run_kernel(uint32_t blocks, uint32_t parts, uint32_t* words, const Row* table, uint32_t generation) {
   std::vector<std::pair<uint32_t, bool>> begun;
   const auto end_all = [&] {
+    if (device->at_table) device->at_table();
     for (const auto& [i, may] : begun) {
       const Row& row = table[i / blocks];
       if (may) memset(reinterpret_cast<void*>(row.at + i % blocks * row.share), 0, row.share);
@@ -125,6 +128,7 @@ Driver fake() {
   };
   d.event_record = [](CUevent e, CUstream s) {
     if (!device->records) return CUDA_ERROR_UNKNOWN;
+    if (device->at_record) device->at_record();
     auto* const reached = reinterpret_cast<std::atomic<bool>*>(e);
     reinterpret_cast<Stream*>(s)->put([reached] { reached->store(true); });
     return CUDA_SUCCESS;
@@ -266,6 +270,49 @@ TEST_F(DeviceClear, KernelsThatStillWaitAreLeftAloneAndTheirPlaceComesBack) {
     ASSERT_TRUE(vmem::test::eventually([&] { return after.load(); }));
     EXPECT_TRUE(holds(0, 0)) << i;
   }
+}
+
+// Another thread's kernel, which does not begin, must not come between a kernel and its event.
+TEST_F(DeviceClear, AnEventWaitsForItsOwnKernelAlone) {
+  std::atomic<bool> after{false}, never{false};
+  int recorded = 0;
+  device->at_record = [&] {
+    if (++recorded != 1) return;
+    const int before = device->launches;
+    device->free_blocks = -(1 << 20);  // also when those of the first have ended
+    std::thread other([&] {
+      EXPECT_FALSE(clearing_->clear(
+          std::vector{part(1)}, [] { return true; }, event(never)));
+    });
+    other.join();
+    EXPECT_EQ(device->launches, before + 1);
+  };
+  ASSERT_TRUE(vmem::test::eventually([&] { return clear({part(0)}, after); }));
+  EXPECT_TRUE(vmem::test::eventually([&] { return after.load(); })) << "it waits for a kernel that does not begin";
+  EXPECT_TRUE(holds(0, 0) && holds(1, 1));
+}
+
+// One that has begun, and has not looked where its part is yet, while the next one is put behind it.
+TEST_F(DeviceClear, TheNextLaunchLeavesTheTableOfTheOneBeforeAlone) {
+  std::atomic<bool> goes_on{false}, after{false}, never{false};
+  device->at_table = [&] {
+    while (!goes_on) std::this_thread::yield();
+  };
+  const auto one = [&](size_t i, std::atomic<bool>& reached) {
+    return clearing_->clear(
+        std::vector{part(i)}, [&] { return goes_on = true; }, event(reached));  // called off: it has to end
+  };
+  ASSERT_TRUE(vmem::test::eventually([&] {
+    goes_on = false;
+    return one(0, after);
+  }));
+  const int before = device->launches;
+  EXPECT_FALSE(one(1, never));
+  EXPECT_EQ(device->launches, before + 1);
+  goes_on = true;
+  settle();
+  EXPECT_TRUE(after);
+  EXPECT_TRUE(holds(0, 0) && holds(1, 1));
 }
 
 TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
