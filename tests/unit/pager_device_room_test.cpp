@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -113,6 +114,30 @@ class PagerDeviceRoom : public OnTwoDevices {
  protected:
   vmem::pager::Queue<PromotionRequest> promotion_requests;
   vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+
+  // Blocks 2 and 3 are leased again each time, before their leases end: until something left, or for a minute.
+  bool make_beside_leases(Region& r, BigLock& lock, const std::function<void()>& at_left = nullptr,
+                          const std::function<void(bool left)>& looked = nullptr) {
+    const vmem_range others{r.address(2), 2 * kUnit, VMEM_READ, 0};
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    bool left = false;
+    while (!left && std::chrono::steady_clock::now() < deadline) {
+      EXPECT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
+      devices.reached = false;
+      lock.unlock();
+      EXPECT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      lock.lock();
+      left = room.make(lock, 0);
+      if (left && at_left) at_left();
+      EXPECT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
+      devices.reached = true;
+      releases.reap(lock);
+      if (looked) looked(left);
+      grants.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
+    }
+    return left;
+  }
 };
 
 TEST_F(PagerDeviceRoom, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
@@ -281,34 +306,19 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
 
 TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   Region& r = placed(4);
-  const vmem_range others{r.address(2), 2 * kUnit, VMEM_READ, 0};
   BigLock lock(map.mutex());
   map.guests().set_share(0);
   r.advised.push_back({0, 1, vmem::policy::Temperature::normal, true});
   for (const BlockIndex b : {0, 1}) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
-  bool left = false;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!left && std::chrono::steady_clock::now() < deadline) {
-    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
-    devices.reached = false;
-    lock.unlock();
-    ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-    left = room.make(lock, 0);
-    if (left) {
-      EXPECT_EQ(on(r, 0), 3u);
-      gpus[0].budget.want(2 * kUnit);
-      EXPECT_TRUE(room.make(lock, 0)) << "for the next one nobody waits again";
-    }
-    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());  // before those end
-    devices.reached = true;
-    releases.reap(lock);
-    EXPECT_EQ(on(r, 0), left ? 2u : 4u);
-    grants.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
-  }
-  EXPECT_TRUE(left);
+  EXPECT_TRUE(make_beside_leases(
+      r, lock,
+      [&] {
+        EXPECT_EQ(on(r, 0), 3u);
+        gpus[0].budget.want(2 * kUnit);
+        EXPECT_TRUE(room.make(lock, 0)) << "for the next one nobody waits again";
+      },
+      [&](bool left) { EXPECT_EQ(on(r, 0), left ? 2u : 4u); }));
   for (const BlockIndex b : {0, 1}) EXPECT_EQ(r.table[b].state, State::held);
   gpus[0].budget.want(0);
   clear(r);
@@ -317,7 +327,6 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
 // .. or where what could leave before it finds no frame.
 TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
-  const vmem_range others{r.address(2), 2 * kUnit, VMEM_READ, 0};
   BigLock lock(map.mutex());
   map.guests().set_share(0);
   r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
@@ -326,22 +335,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   std::vector<std::byte*> taken;
   while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
   gpus[0].budget.want(2 * kUnit);
-  bool left = false;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!left && std::chrono::steady_clock::now() < deadline) {
-    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
-    devices.reached = false;
-    lock.unlock();
-    ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    lock.lock();
-    left = room.make(lock, 0);
-    ASSERT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());  // before those end
-    devices.reached = true;
-    releases.reap(lock);
-    grants.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
-  }
-  EXPECT_TRUE(left);
+  EXPECT_TRUE(make_beside_leases(r, lock));
   EXPECT_EQ(r.table[0].state, State::untouched);
   EXPECT_EQ(on(r, 0), 3u);
   for (std::byte* const frame : taken) staging.of(r).frames.put(frame);

@@ -31,6 +31,20 @@ class PagerUnread : public PagerSteps {
     if (s.ok()) s = pager->release({&all, 1}, nullptr);
     return s;
   }
+  // As a program whose handler of SIGBUS returns: ten times a second at most.
+  void read_seldom(std::byte* r) {
+    const auto begun = std::chrono::steady_clock::now();
+    const uint64_t before = engine->count(Io::Op::read);
+    EXPECT_TRUE(vmem::test::eventually(
+        [&] {
+          for (int i = 0; i < 1000; ++i) EXPECT_TRUE(bus(r));
+          return engine->count(Io::Op::read) - before >= 3;
+        },
+        std::chrono::seconds(20), std::chrono::milliseconds(0)));
+    const uint64_t reads = engine->count(Io::Op::read) - before;
+    const auto passed = std::chrono::steady_clock::now() - begun;
+    EXPECT_LE(reads - 1, static_cast<uint64_t>(passed / std::chrono::nanoseconds(Retries::kSlice)));
+  }
 };
 
 TEST_F(PagerUnread, ALaterAccessReadsAgain) {
@@ -62,18 +76,7 @@ TEST_F(PagerUnread, ALaterAccessOfAFileReadsAgain) {
 TEST_F(PagerUnread, AnAccessThatIsMadeAgainAndAgainReadsTenTimesASecondAtMost) {
   std::byte* r = on_ssd(1);
   engine->fail(Io::Op::read, EIO);
-  const auto begun = std::chrono::steady_clock::now();
-  const uint64_t before = engine->count(Io::Op::read);
-  // As a program whose handler of SIGBUS returns.
-  EXPECT_TRUE(vmem::test::eventually(
-      [&] {
-        for (int i = 0; i < 1000; ++i) EXPECT_TRUE(bus(r));
-        return engine->count(Io::Op::read) - before >= 3;
-      },
-      std::chrono::seconds(20), std::chrono::milliseconds(0)));
-  const uint64_t reads = engine->count(Io::Op::read) - before;
-  const auto passed = std::chrono::steady_clock::now() - begun;
-  EXPECT_LE(reads - 1, static_cast<uint64_t>(passed / std::chrono::nanoseconds(Retries::kSlice)));
+  read_seldom(r);
 }
 
 // Each of them read it, and made its next failure one that ends by itself.
@@ -82,17 +85,7 @@ TEST_F(PagerUnread, SoItIsAfterAcquiresThatFailed) {
   engine->fail(Io::Op::read, EIO);
   EXPECT_TRUE(bus(r));
   for (int i = 0; i < 100; ++i) EXPECT_EQ(acquire(r, kSmall).code(), -EIO);
-  const auto begun = std::chrono::steady_clock::now();
-  const uint64_t before = engine->count(Io::Op::read);
-  EXPECT_TRUE(vmem::test::eventually(
-      [&] {
-        for (int i = 0; i < 1000; ++i) EXPECT_TRUE(bus(r));
-        return engine->count(Io::Op::read) - before >= 3;
-      },
-      std::chrono::seconds(20), std::chrono::milliseconds(0)));
-  const uint64_t reads = engine->count(Io::Op::read) - before;
-  const auto passed = std::chrono::steady_clock::now() - begun;
-  EXPECT_LE(reads - 1, static_cast<uint64_t>(passed / std::chrono::nanoseconds(Retries::kSlice)));
+  read_seldom(r);
 }
 
 TEST_F(PagerUnread, CallsSaySoUntilItHasBeenRead) {
