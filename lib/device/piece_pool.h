@@ -26,6 +26,7 @@ struct Piece {
   uint64_t handle = 0;   // the body's
   uintptr_t window = 0;  // 0: no memory
   bool shared = false;   // somebody outside of the process may have it, for as long as they like
+  uint64_t seen_by = 0;  // devices that may copy through the window, a bit each; its own may in any case
 };
 
 // Those of one size.
@@ -85,6 +86,10 @@ class PiecePool {
   uintptr_t window(uint32_t number) const {
     std::lock_guard lock(mutex_);
     return pieces_[number].window;
+  }
+  bool seen_by(uint32_t number, int device) const {
+    std::lock_guard lock(mutex_);
+    return (pieces_[number].seen_by >> device & 1) != 0;
   }
   uint64_t handle(uint32_t number) const {
     std::lock_guard lock(mutex_);

@@ -301,6 +301,19 @@ bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
   return false;
 }
 
+// Until it is not mapped, or its device is lost.
+void UnitDevices::hide_insistently(const Span& unit) {
+  for (unsigned tries = 1;; ++tries) {
+    const Status s = body_hide(unit);
+    if (s.ok() || !health(unit.unit(0).device.load()).ok()) return;
+    if (tries == kSayAfter) {
+      VMEM_LOG_OFTEN(core::Level::error, "a block cannot be unmapped where it did not come to, which is tried on: %.*s",
+                     static_cast<int>(s.text().size()), s.text().data());
+    }
+    usleep(1000);
+  }
+}
+
 // Nobody sees what was in a piece before.
 Status UnitDevices::zero_fresh(const Span& span) {
   return span.runs([](const Unit& unit) { return unit.state.load() == UnitState::fresh; },

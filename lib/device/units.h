@@ -225,17 +225,18 @@ class UnitDevices : public Devices {
     core::Status why;
   };
   bool hide_at_last(const Span& unit, Patience* patience);
+  void hide_insistently(const Span& unit);
   core::Status zero_fresh(const Span& span);
   struct Passage {  // of a unit to another device
     Span unit;
-    size_t range = 0;    // of those that were named
-    uint32_t piece = 0;  // there
-    bool mapped = false, sent = false;
-    Ticket copied;
+    size_t range = 0;  // of those that were named
+    int from = 0;
+    uint32_t left = 0;  // the piece that it had there
+    bool mapped = false;
+    core::Status shown = {};  // mapped: whether it is, where it goes
+    Ticket copied = {};
   };
-  core::Status begin_passage(Passage& p, int to);
-  size_t hide_passages(std::span<Passage> passages, int to, core::Status* status);
-  core::Status send_passage(Passage& p, int to, int by);
+  core::Status begin_passage(Passage& p, int to, int by);
   core::Status end_passage(Passage& p, int to);
   void migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<core::Status> each);
   // Turns the span into punched holes; made units leave the books.

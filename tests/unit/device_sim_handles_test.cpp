@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "device/sim_device.h"
 
@@ -101,8 +102,8 @@ TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
   EXPECT_EQ(sim->taken(0), 9 * kUnit);
 }
 
-// Neighbours are unmapped by one call: where that is refused none of them has moved, and all can move later.
-TEST_F(SimHandles, NeighboursThatAreNotUnmappedStayAndOneThatIsNotSentStaysAlone) {
+// Each by itself, whichever step of its way is refused: the others move, and all can move later.
+TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
   const Range all = reserve(4);
   make(all);
   ASSERT_TRUE(sim->map({&all, 1}).ok());
@@ -114,36 +115,42 @@ TEST_F(SimHandles, NeighboursThatAreNotUnmappedStayAndOneThatIsNotSentStaysAlone
     EXPECT_TRUE(sim->memory(device, &memory).ok());
     return memory.used / kUnit;
   };
-  std::atomic<int> calls = 0;
-  sim->set_hook([&calls](SimOp op, int, uintptr_t, size_t size) {
-    if (op != SimOp::hold) return Status();
-    ++calls;
-    EXPECT_EQ(size, 4 * kUnit);
-    return vmem::core::error(ENOMEM, "as the test wants it");
-  });
-  EXPECT_FALSE(sim->migrate(ranges, 1, 0, each).ok());
-  EXPECT_EQ(calls, 1);
-  for (const Status& s : each) EXPECT_EQ(s.code(), -ENOMEM);
-  EXPECT_EQ(units(0), 4u);
-  EXPECT_EQ(units(1), 0u);
-
-  each = {};
-  sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
-    const bool no = op == SimOp::migrate && at == ranges[2].address;
-    return no ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
-  });
-  EXPECT_FALSE(sim->migrate(ranges, 1, 0, each).ok());
-  for (size_t i = 0; i < each.size(); ++i) EXPECT_EQ(each[i].code(), i == 2 ? -ENOMEM : 0) << i;
-  EXPECT_EQ(units(0), 1u);
-  EXPECT_EQ(units(1), 3u);
-
-  each = {};
-  sim->set_hook(nullptr);
-  EXPECT_TRUE(sim->migrate(ranges, 1, 0, each).ok());
-  EXPECT_EQ(units(0), 0u);
-  EXPECT_EQ(units(1), 4u);
+  const auto mapped = [&] {
+    size_t bytes = 0;
+    sim->set_hook([&](SimOp op, int, uintptr_t, size_t size) {
+      bytes += op == SimOp::hold ? size : 0;
+      return Status();
+    });
+    EXPECT_TRUE(sim->unmap({&all, 1}).ok());
+    EXPECT_TRUE(sim->map({&all, 1}).ok());
+    sim->set_hook(nullptr);
+    return bytes;
+  };
+  int from = 0;
+  for (const SimOp step : {SimOp::hold, SimOp::migrate, SimOp::map}) {
+    for (size_t stays = 0; stays < ranges.size(); ++stays, from = 1 - from) {
+      bool refused = false;
+      sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+        if (op != step || at != ranges[stays].address || std::exchange(refused, true)) return Status();
+        return vmem::core::error(ENOMEM, "as the test wants it");
+      });
+      each = {};
+      EXPECT_FALSE(sim->migrate(ranges, 1 - from, from, each).ok());
+      EXPECT_TRUE(refused);
+      for (size_t i = 0; i < each.size(); ++i) EXPECT_EQ(each[i].code(), i == stays ? -ENOMEM : 0) << i;
+      EXPECT_EQ(units(from), 1u);
+      EXPECT_EQ(units(1 - from), 3u);
+      EXPECT_EQ(mapped(), 4 * kUnit);
+      sim->set_hook(nullptr);
+      each = {};
+      EXPECT_TRUE(sim->migrate(ranges, 1 - from, from, each).ok());
+      EXPECT_EQ(units(from), 0u);
+      EXPECT_EQ(units(1 - from), 4u);
+      EXPECT_EQ(mapped(), 4 * kUnit);
+    }
+  }
   EXPECT_TRUE(release(all).ok());
-  EXPECT_EQ(units(1), 0u);
+  EXPECT_EQ(units(from), 0u);
 }
 
 // Each unit is what it is said to be, also where one of several stays and others cannot come back.
