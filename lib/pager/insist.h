@@ -48,7 +48,7 @@ inline core::Status wait_for_copy(device::Devices& devices, int d, const device:
 // Unlocked. The same in a call of the application's, for as long as no signal is kept out by it: false, one is, and the
 // copy goes on. It may take as long as a stream of the application's is held that shares a queue with it.
 inline bool wait_in_call(device::Devices& devices, const device::Ticket& ticket) {
-  constexpr std::chrono::microseconds kWatch{200};  // a copy of 2 MiB takes 40, to wake up as much and more
+  constexpr std::chrono::microseconds kWatch{1000};  // a copy of 32 MiB takes 610, to wake up 50 and more
   if (ticket == nullptr || !core::signals_deferred() || core::broken("signals_in_copies") || core::broken("copy_wait"))
     return true;
   const auto begun = std::chrono::steady_clock::now();
@@ -61,7 +61,7 @@ inline bool wait_in_call(device::Devices& devices, const device::Ticket& ticket)
     }
     if (core::signals_have_come()) return false;
     usleep(pause);
-    pause = std::min(2 * pause, 1000u);
+    pause = std::min(pause + pause / 4, 1000u);
   }
 }
 
