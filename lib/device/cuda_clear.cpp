@@ -9,64 +9,66 @@
 
 namespace vmem::device::cuda {
 
-// vmem_clear(words, table, generation), a grid of (thread blocks of a part) x (parts): words[0] is the generation that
-// is called off, the next ones are the thread blocks', table[part] is where the part begins and a thread block's share
-// of it in bytes. Of its word a thread block makes 2 * generation when it begins and one more when it has ended.
+// vmem_clear(words, generation, parts, rows), a grid of thread blocks that each have a share of every part: words[0] is
+// the generation that is called off, the next ones are the thread blocks', rows[part] is where the part begins and a
+// share of it in bytes. Of its word a thread block makes 2 * generation when it begins and one more when it has ended.
+//
+// Thread blocks get at host memory one after the other, 0.7 us each time, and while they do the driver's own work at
+// page tables waits: 64 of them that looked there for their rows, too, kept it waiting for 130 us (H100).
 const char kClearKernel[] = R"(
 .version 6.3
 .target sm_70
 .address_size 64
-.visible .entry vmem_clear(.param .u64 p_words, .param .u64 p_table, .param .u32 p_generation)
+.visible .entry vmem_clear(.param .u64 p_words, .param .u32 p_generation, .param .u32 p_parts,
+                           .param .align 8 .b8 p_rows[1024])
 {
   .reg .pred %leader, %off, %more;
-  .reg .b32 %thread, %block, %blocks, %threads, %part, %index, %generation, %begun, %seen, %zero;
-  .reg .b64 %at, %share, %end, %words, %word, %table, %offset, %stride;
-  .shared .align 8 .b64 where[2];
+  .reg .b32 %thread, %block, %threads, %part, %parts, %index, %generation, %begun, %seen, %zero;
+  .reg .b64 %at, %share, %end, %words, %word, %rows, %row, %offset, %stride;
   .shared .align 4 .b32 called_off;
   mov.u32 %thread, %tid.x;
   mov.u32 %threads, %ntid.x;
   mov.u32 %block, %ctaid.x;
-  mov.u32 %blocks, %nctaid.x;
-  mov.u32 %part, %ctaid.y;
   ld.param.u64 %words, [p_words];
-  ld.param.u64 %table, [p_table];
   ld.param.u32 %generation, [p_generation];
-  mad.lo.u32 %index, %part, %blocks, %block;
-  add.u32 %index, %index, 1;
+  ld.param.u32 %parts, [p_parts];
+  add.u32 %index, %block, 1;
   mul.wide.u32 %offset, %index, 4;
   add.u64 %word, %words, %offset;
   shl.b32 %begun, %generation, 1;
   setp.eq.u32 %leader, %thread, 0;
   @!%leader bra MAY;
-  mul.wide.u32 %offset, %part, 16;
-  add.u64 %table, %table, %offset;
   st.relaxed.sys.global.u32 [%word], %begun;
   fence.sc.sys;
   ld.relaxed.sys.global.u32 %seen, [%words];
-  ld.relaxed.sys.global.u64 %at, [%table];
-  ld.relaxed.sys.global.u64 %share, [%table+8];
   st.shared.u32 [called_off], %seen;
-  st.shared.u64 [where], %at;
-  st.shared.u64 [where+8], %share;
 MAY:
   bar.sync 0;
   ld.shared.u32 %seen, [called_off];
-  ld.shared.u64 %at, [where];
-  ld.shared.u64 %share, [where+8];
   setp.eq.u32 %off, %seen, %generation;
   @%off bra ENDED;
+  mov.b64 %rows, p_rows;
+  mul.wide.u32 %stride, %threads, 16;
+  mov.u32 %zero, 0;
+  mov.u32 %part, 0;
+PART:
+  mul.wide.u32 %offset, %part, 16;
+  add.u64 %row, %rows, %offset;
+  ld.param.u64 %at, [%row];
+  ld.param.u64 %share, [%row+8];
   cvt.u64.u32 %offset, %block;
   mad.lo.u64 %at, %offset, %share, %at;
   add.u64 %end, %at, %share;
   mul.wide.u32 %offset, %thread, 16;
   add.u64 %at, %at, %offset;
-  mul.wide.u32 %stride, %threads, 16;
-  mov.u32 %zero, 0;
 NEXT:
   st.global.v4.u32 [%at], {%zero, %zero, %zero, %zero};
   add.u64 %at, %at, %stride;
   setp.lt.u64 %more, %at, %end;
   @%more bra NEXT;
+  add.u32 %part, %part, 1;
+  setp.lt.u32 %more, %part, %parts;
+  @%more bra PART;
   fence.acq_rel.sys;
 ENDED:
   bar.sync 0;
@@ -102,8 +104,7 @@ bool Clearing::start() {
                driver_.function_attribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_) == CUDA_SUCCESS &&
                driver_.stream_priorities(&least, &greatest) == CUDA_SUCCESS;
   for (size_t i = 0; i < kSlots && works; ++i) {
-    slots_[i].table = reinterpret_cast<Row*>(memory_ + i * kSlotSize);
-    slots_[i].words = reinterpret_cast<uint32_t*>(slots_[i].table + 2 * kMostParts);
+    slots_[i].words = reinterpret_cast<uint32_t*>(memory_ + i * kSlotSize);
     works = driver_.stream_create(&slots_[i].stream, CU_STREAM_NON_BLOCKING, greatest) == CUDA_SUCCESS;
   }
   if (!works) end();
@@ -124,25 +125,24 @@ bool Clearing::end() {
   return true;
 }
 
-bool Clearing::launch(Slot& slot, std::span<const Part> parts, unsigned blocks) {
-  // What was launched before reads its own table still.
-  Row* const table = slot.table + slot.generation % 2 * kMostParts;
-  for (size_t i = 0; i < parts.size(); ++i) table[i] = {parts[i].at, parts[i].size / blocks};
-  // .. and may say that it has ended.
-  for (size_t i = 1; i <= blocks * parts.size(); ++i)
-    std::atomic_ref(slot.words[i]).store(0, std::memory_order_relaxed);
-  uint64_t words = reinterpret_cast<uintptr_t>(slot.words), rows = reinterpret_cast<uintptr_t>(table);
-  void* parameters[] = {&words, &rows, &slot.generation};
-  return driver_.launch_kernel(kernel_, blocks, static_cast<unsigned>(parts.size()), 1, kThreads, 1, 1, 0, slot.stream,
-                               parameters, nullptr) == CUDA_SUCCESS;
+bool Clearing::launch(Slot& slot, std::span<const Part> parts) {
+  std::array<Row, kMostParts> rows = {};  // the driver copies them
+  for (size_t i = 0; i < parts.size(); ++i) rows[i] = {parts[i].at, parts[i].size / kBlocks};
+  // Those of what was launched before may say still that it has ended.
+  for (size_t i = 1; i <= kBlocks; ++i) std::atomic_ref(slot.words[i]).store(0, std::memory_order_relaxed);
+  uint64_t words = reinterpret_cast<uintptr_t>(slot.words);
+  auto count = static_cast<uint32_t>(parts.size());
+  void* parameters[] = {&words, &slot.generation, &count, rows.data()};
+  return driver_.launch_kernel(kernel_, kBlocks, 1, 1, kThreads, 1, 1, 0, slot.stream, parameters, nullptr) ==
+         CUDA_SUCCESS;
 }
 
 // Returns when nothing of it clears anything any more.
-void Clearing::call_off(Slot& slot, size_t words, const std::function<bool()>& alive) {
+void Clearing::call_off(Slot& slot, const std::function<bool()>& alive) {
   std::atomic_ref(slot.words[0]).exchange(slot.generation, std::memory_order_seq_cst);  // and a fence
   slot.called_off = true;
   const auto later = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
-  for (size_t i = 1; i <= words; ++i) {
+  for (size_t i = 1; i <= kBlocks; ++i) {
     while (load(&slot.words[i]) == 2 * slot.generation) {
       if (std::chrono::steady_clock::now() < later) continue;
       if (!alive()) return;
@@ -153,10 +153,8 @@ void Clearing::call_off(Slot& slot, size_t words, const std::function<bool()>& a
 
 bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& alive, CUevent after) {
   if (kernel_ == nullptr || parts.empty() || parts.size() > kMostParts) return false;
-  const unsigned blocks = parts.size() <= kMostParts / 4 ? kMostBlocks : kMostBlocks / 4;
-  const size_t words = blocks * parts.size();
   for (const Part& part : parts)
-    if (part.at % 16 != 0 || part.size % (size_t{blocks} * kThreads * 16) != 0) return false;
+    if (part.at % 16 != 0 || part.size % kGrain != 0) return false;
   if (std::chrono::steady_clock::now().time_since_epoch() < rests_until_.load(std::memory_order_relaxed)) return false;
   for (Slot& slot : slots_) {
     const std::unique_lock lock(slot.mutex, std::try_to_lock);
@@ -167,9 +165,9 @@ bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& a
       slot.called_off = false;
     }
     slot.generation = slot.generation % 0x7fff'fffe + 1;  // 0 is none
-    bool begun = launch(slot, parts, blocks);
+    bool begun = launch(slot, parts);
     const auto until = std::chrono::steady_clock::now() + patience_;
-    for (size_t i = 1; i <= words && begun;) {
+    for (size_t i = 1; i <= kBlocks && begun;) {
       const bool late = std::chrono::steady_clock::now() > until;  // before the look: to be held up here is no lateness
       if (load(&slot.words[i]) >> 1 == slot.generation) {
         ++i;
@@ -180,7 +178,7 @@ bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& a
     // Under the lock: what the next launch puts there may wait for kernels.
     if (begun && driver_.event_record(after, slot.stream) == CUDA_SUCCESS) return true;
     rests_until_.store((std::chrono::steady_clock::now() + kRest).time_since_epoch(), std::memory_order_relaxed);
-    call_off(slot, words, alive);
+    call_off(slot, alive);
     return false;
   }
   return false;

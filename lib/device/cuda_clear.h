@@ -58,18 +58,18 @@ class Clearing {
   struct Slot {
     std::mutex mutex;
     CUstream stream = nullptr;
-    Row* table = nullptr;       // two of kMostParts, in turn
     uint32_t* words = nullptr;  // kWords: the generation that is called off or 0, then one a thread block
     uint32_t generation = 0;
     bool called_off = false;  // and, for what is known, not ended
   };
-  static constexpr size_t kSlots = 4, kMostParts = 64, kSlotSize = 8192;
-  static constexpr unsigned kMostBlocks = 64, kThreads = 128;  // of a part
-  static constexpr size_t kWords = 1 + kMostBlocks * kMostParts / 4, kSize = kSlots * kSlotSize;
-  static_assert(2 * kMostParts * sizeof(Row) + kWords * sizeof(uint32_t) <= kSlotSize);
+  static constexpr size_t kSlots = 4, kMostParts = 64, kSlotSize = 4096;
+  static constexpr unsigned kBlocks = 32, kThreads = 512;
+  static constexpr size_t kGrain = size_t{kBlocks} * kThreads * 16;  // bytes of a part, at least
+  static constexpr size_t kWords = 1 + kBlocks, kSize = kSlots * kSlotSize;
+  static_assert(kWords * sizeof(uint32_t) <= kSlotSize && sizeof(Row) * kMostParts == 1024);
 
-  bool launch(Slot& slot, std::span<const Part> parts, unsigned blocks);
-  static void call_off(Slot& slot, size_t words, const std::function<bool()>& alive);
+  bool launch(Slot& slot, std::span<const Part> parts);
+  static void call_off(Slot& slot, const std::function<bool()>& alive);
 
   const Driver& driver_;
   const std::chrono::microseconds patience_;

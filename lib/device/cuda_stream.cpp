@@ -65,6 +65,7 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   cudaError_t e = cudaSuccess;
   core::Few<cuda::Clearing::Part, kMostRanges> zeros;
+  bool only_zeros = true;
   const auto clear_them = [&] {
     if (e == cudaSuccess && !zeros.empty()) e = clear(g, zeros.all(), stream);
     zeros.clear();
@@ -75,16 +76,25 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
       const uintptr_t at = window_of(copy.block + offset, &run);
       size = std::min(copy.size - offset, run);
       if (copy.frame == nullptr) {
+        if (zeros.full()) {
+          only_zeros = false;
+          clear_them();
+        }
         zeros.push_back({at, size});
-        if (zeros.size() == kMostRanges) clear_them();
         continue;
       }
+      only_zeros = false;
       if (shared()) size = std::min(size, kCopyPiece);
       void* const block = pointer(at);
       void* const frame = static_cast<std::byte*>(copy.frame) + offset;
       e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
              : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
+  // A stream of copies that waits for a kernel holds the engine by which the driver maps, too.
+  if (only_zeros && e == cudaSuccess && clear_by_kernel(g, zeros.all(), *event)) {
+    *done = std::move(event);
+    return {};
+  }
   clear_them();
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
   // Those already issued still use their frames, which the caller takes back on error.

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -30,7 +31,7 @@ using vmem::device::cuda::Clearing;
 using vmem::device::cuda::Driver;
 using Part = Clearing::Part;
 
-constexpr size_t kSize = size_t{128} << 10;
+constexpr size_t kSize = size_t{256} << 10;
 constexpr std::chrono::milliseconds kPatience{5};
 
 // Runs what was put on it, in order.
@@ -76,7 +77,6 @@ struct Device {
   std::atomic<int> launches{0}, launches_until_error{1 << 30};
   std::atomic<bool> records{true}, loads{true};
   std::function<void()> at_begun;   // by a thread block, before it looks whether it may
-  std::function<void()> at_table;   // .. and before what may looks where its part is
   std::function<void()> at_record;  // by the host
 };
 std::unique_ptr<Device> device;
@@ -86,19 +86,18 @@ struct Row {
 };
 
 // As many thread blocks at once as may be.
-void run_kernel(uint32_t blocks, uint32_t parts, uint32_t* words, const Row* table, uint32_t generation) {
+void run_kernel(uint32_t blocks, uint32_t* words, uint32_t generation, std::span<const Row> rows) {
   std::vector<std::pair<uint32_t, bool>> begun;
   const auto end_all = [&] {
-    if (device->at_table) device->at_table();
     for (const auto& [i, may] : begun) {
-      const Row& row = table[i / blocks];
-      if (may) memset(reinterpret_cast<void*>(row.at + i % blocks * row.share), 0, row.share);
+      for (const Row& row : rows)
+        if (may) memset(reinterpret_cast<void*>(row.at + i * row.share), 0, row.share);
       std::atomic_ref(words[1 + i]).store(2 * generation + 1, std::memory_order_release);
       device->free_blocks.fetch_add(1);
     }
     begun.clear();
   };
-  for (uint32_t i = 0; i < blocks * parts; ++i) {
+  for (uint32_t i = 0; i < blocks; ++i) {
     while (device->free_blocks.fetch_sub(1) <= 0) {
       device->free_blocks.fetch_add(1);
       end_all();
@@ -140,13 +139,14 @@ Driver fake() {
   };
   d.module_unload = [](CUmodule) { return CUDA_SUCCESS; };
   d.function_attribute = [](int*, CUfunction_attribute, CUfunction) { return CUDA_SUCCESS; };
-  d.launch_kernel = [](CUfunction, unsigned blocks, unsigned parts, unsigned, unsigned, unsigned, unsigned, unsigned,
+  d.launch_kernel = [](CUfunction, unsigned blocks, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                        CUstream s, void** p, void**) {
     if (device->launches.fetch_add(1) >= device->launches_until_error) return CUDA_ERROR_LAUNCH_FAILED;
     auto* const words = *static_cast<uint32_t**>(p[0]);
-    const auto* const table = *static_cast<const Row**>(p[1]);
-    const auto generation = *static_cast<uint32_t*>(p[2]);
-    reinterpret_cast<Stream*>(s)->put([=] { run_kernel(blocks, parts, words, table, generation); });
+    const auto generation = *static_cast<uint32_t*>(p[1]);
+    const auto* const rows = static_cast<const Row*>(p[3]);
+    const std::vector<Row> copied(rows, rows + *static_cast<uint32_t*>(p[2]));
+    reinterpret_cast<Stream*>(s)->put([=] { run_kernel(blocks, words, generation, copied); });
     return CUDA_SUCCESS;
   };
   return d;
@@ -293,28 +293,6 @@ TEST_F(DeviceClear, AnEventWaitsForItsOwnKernelAlone) {
 }
 
 // One that has begun, and has not looked where its part is yet, while the next one is put behind it.
-TEST_F(DeviceClear, TheNextLaunchLeavesTheTableOfTheOneBeforeAlone) {
-  std::atomic<bool> goes_on{false}, after{false}, never{false};
-  device->at_table = [&] {
-    while (!goes_on) std::this_thread::yield();
-  };
-  const auto one = [&](size_t i, std::atomic<bool>& reached) {
-    return clearing_->clear(
-        std::vector{part(i)}, [&] { return goes_on = true; }, event(reached));  // called off: it has to end
-  };
-  ASSERT_TRUE(vmem::test::eventually([&] {
-    goes_on = false;
-    return one(0, after);
-  }));
-  const int before = device->launches;
-  EXPECT_FALSE(one(1, never));
-  EXPECT_EQ(device->launches, before + 1);
-  goes_on = true;
-  settle();
-  EXPECT_TRUE(after);
-  EXPECT_TRUE(holds(0, 0) && holds(1, 1));
-}
-
 TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
   device->launches_until_error = 0;
   std::atomic<bool> after{false};
