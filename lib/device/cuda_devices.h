@@ -158,8 +158,10 @@ class CudaDevices final : public UnitDevices {
   bool destroy_piece(size_t size, const Piece& piece);
   core::Status make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandle* out);
   core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
+  bool may_see(PiecePool& pool, uint32_t piece, int device, const Gpu& owner);
   core::Status make_zeros(Gpu& g);
   void free_zeros(Gpu& g);
+  bool mapping_waits_for_copies(Gpu& g);
   // Without it zeros come over the link, always.
   void start_clearing(Gpu& g);
   // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel

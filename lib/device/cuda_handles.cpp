@@ -394,6 +394,18 @@ Status CudaDevices::body_share(const Span& span, Export how, int* descriptor) {
   return {};
 }
 
+// Whether the device may copy through the window of another one's piece: those that were made before it was opened it
+// is let at here.
+bool CudaDevices::may_see(PiecePool& pool, uint32_t piece, int device, const Gpu& owner) {
+  if (pool.seen_by(piece, device)) return true;
+  const Link link = infos_[static_cast<size_t>(device)].links[static_cast<size_t>(owner.device)];
+  const CUmemAccessDesc access = access_of(device);
+  if (link == Link::none || driver_.mem_set_access(pool.window(piece), pool.size(), &access, 1) != CUDA_SUCCESS)
+    return false;
+  pool.set_seen_by(piece, device);
+  return true;
+}
+
 Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) {
   Timeline timeline("migrate");
   const Unit& unit = span.unit(0);
@@ -415,7 +427,7 @@ Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece
   const void* const mine = pointer(from.window(unit.piece.load()));
   // Who sees the other's memory copies as in its own: two H100 pull at 376 GB/s so, and at 351 by a peer copy, beside
   // which unmapping takes 79 us instead of 16.
-  const bool sees = in ? from.seen_by(unit.piece.load(), by) : to.seen_by(piece, by);
+  const bool sees = in ? may_see(from, unit.piece.load(), by, source) : may_see(to, piece, by, target);
   cudaError_t e = sees ? cudaMemcpyAsync(there, mine, size, cudaMemcpyDeviceToDevice, stream)
                        : cudaMemcpyPeerAsync(there, device, mine, source.device, size, stream);
   if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);

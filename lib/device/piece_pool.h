@@ -91,6 +91,10 @@ class PiecePool {
     std::lock_guard lock(mutex_);
     return (pieces_[number].seen_by >> device & 1) != 0;
   }
+  void set_seen_by(uint32_t number, int device) {
+    std::lock_guard lock(mutex_);
+    pieces_[number].seen_by |= uint64_t{1} << device;
+  }
   uint64_t handle(uint32_t number) const {
     std::lock_guard lock(mutex_);
     return pieces_[number].handle;
