@@ -183,6 +183,7 @@ Status CudaDevices::open_gpu(Gpu& g) {
         if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     if (e == cudaSuccess && !shared()) zeros = make_zeros(g);
     if (e == cudaSuccess && zeros.ok() && !shared()) start_clearing(g);
+    if (e == cudaSuccess && zeros.ok() && !shared()) g.maps_ahead.store(mapping_waits_for_copies(g));
     if (e != cudaSuccess || !zeros.ok())
       for (auto& direction : g.copy)
         for (cudaStream_t& s : direction)

@@ -38,8 +38,9 @@ struct Gpu {
   bool exports = false;  // .. whose handles become descriptors
   bool rdma = false;     // .. which other devices reach by DMA
   bool dma_buf = false;
-  std::atomic<bool> plain{false};  // .. but it makes none like that
-  bool reads_host = false;         // kernels load from pinned host memory at its own address
+  std::atomic<bool> plain{false};       // .. but it makes none like that
+  std::atomic<bool> maps_ahead{false};  // handles: mapping waits for copies to it
+  bool reads_host = false;              // kernels load from pinned host memory at its own address
   std::mutex open_mutex;
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened
@@ -99,6 +100,7 @@ class CudaDevices final : public UnitDevices {
   core::Status poll(const Ticket& ticket, bool* done) override;
   core::Status wait(const Ticket& ticket) override;
   core::Status drain(int device) override;
+  bool maps_ahead(int device, size_t unit) override;
   core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                  std::unique_ptr<PagingWords>* out) override;
 
@@ -179,6 +181,7 @@ class CudaDevices final : public UnitDevices {
 
   cuda::Driver driver_ = {};
   std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::atomic<unsigned> unmapping_{0};  // threads at it
   std::mutex uvm_mutex_;
   int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate: its number cannot come to mean another file
   bool installed_ = false;

@@ -10,14 +10,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <new>
+#include <thread>
 #include <utility>
 
 #include "core/big_lock.h"
 #include "core/few.h"
 #include "core/log.h"
 #include "core/map_over.h"
+#include "core/on_exit.h"
 #include "device/cuda_devices.h"
 
 namespace vmem::device {
@@ -232,6 +235,50 @@ void CudaDevices::free_zeros(Gpu& g) {
   munmap(g.zeros, kUnit);
 }
 
+// The driver writes page tables by a copy engine, which on some hosts is the one that copies to the device (two H100:
+// mapping beside such a copy of 32 MiB takes 620 us, beside one from the device 30; another H100: the other way round).
+// Tried with 32 MiB of zeros, twice, since a call may take long for other reasons.
+bool CudaDevices::mapping_waits_for_copies(Gpu& g) {
+  constexpr unsigned kCopies = 16, kTries = 2;
+  const CUmemAccessDesc access = access_of(g.device);
+  CUmemAllocationProp what = {};
+  what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  what.location = place(g.device);
+  CUmemGenericAllocationHandle handle = 0;
+  CUdeviceptr at = 0;
+  if (driver_.mem_create(&handle, kUnit, &what, 0) != CUDA_SUCCESS) return false;
+  const core::OnExit release([&] { driver_.mem_release(handle); });
+  if (driver_.address_reserve(&at, 2 * kUnit, kUnit, 0, 0) != CUDA_SUCCESS) return false;
+  const core::OnExit free([&] { driver_.address_free(at, 2 * kUnit); });
+  const auto map = [&](size_t i) {
+    if (driver_.mem_map(at + i * kUnit, kUnit, 0, handle, 0) != CUDA_SUCCESS) return false;
+    if (driver_.mem_set_access(at + i * kUnit, kUnit, &access, 1) == CUDA_SUCCESS) return true;
+    driver_.mem_unmap(at + i * kUnit, kUnit);
+    return false;
+  };
+  if (!map(0)) return false;
+  const core::OnExit unmap([&] { driver_.mem_unmap(at, kUnit); });
+  const cudaStream_t stream = g.copy[static_cast<size_t>(Direction::in)][0];
+  bool waits = true;
+  for (unsigned i = 0; i < kTries && waits; ++i) {
+    if (!map(1)) return false;  // the first time takes longer
+    driver_.mem_unmap(at + kUnit, kUnit);
+    for (unsigned k = 0; k < kCopies && waits; ++k)
+      waits = cuda::did(cudaMemcpyAsync(pointer(at), g.zeros, kUnit, cudaMemcpyHostToDevice, stream));
+    const bool mapped = waits && map(1);
+    waits = mapped && driver_.stream_query(stream) == CUDA_SUCCESS;
+    cuda::did(cudaStreamSynchronize(stream));
+    if (mapped) driver_.mem_unmap(at + kUnit, kUnit);
+  }
+  return waits;
+}
+
+// Smaller ones take as long to map as to copy: the one goes on beside the other.
+bool CudaDevices::maps_ahead(int device, size_t unit) {
+  constexpr size_t kLeast = size_t{8} << 20;
+  return unit >= kLeast && gpu(device).maps_ahead.load(std::memory_order_relaxed);
+}
+
 void CudaDevices::start_clearing(Gpu& g) {
   std::unique_ptr<cuda::Clearing> clearing(new (std::nothrow) cuda::Clearing(driver_));
   if (clearing != nullptr && clearing->start()) {
@@ -281,6 +328,13 @@ Status CudaDevices::body_zero(const Span& span) {
   return {};
 }
 
+void CudaDevices::let_unmapping_go_first() {
+  constexpr std::chrono::microseconds kMost{500};
+  if (unmapping_.load() == 0) return;
+  const auto until = std::chrono::steady_clock::now() + kMost;
+  while (unmapping_.load() != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+}
+
 Status CudaDevices::body_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
@@ -315,6 +369,7 @@ Status CudaDevices::body_show(const Span& span) {
     const uint64_t handle = g.pieces.of(size).handle(span.unit(i).piece.load());
     Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a block");
     if (s.ok()) {
+      let_unmapping_go_first();
       // Advice is followed where it can be.
       CUresult given = driver_.mem_set_access(at, size, &access[0], access.size());
       if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, size, &access[0], 1);
@@ -339,6 +394,8 @@ Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
 
 Status CudaDevices::body_hide(const Span& span) {
   Timeline timeline("unmap");
+  ++unmapping_;
+  const core::OnExit done([this] { --unmapping_; });
   const size_t size = span.unit_size();
   for (size_t i = 0, next = 0; i < span.count; i = next) {
     const int device = span.unit(i).device.load();

@@ -183,6 +183,14 @@ class Devices {
     (void)ranges;
     return {};
   }
+  // Separate: true where units of so many bytes that copies fill whole are better mapped before these are issued, by
+  // map_ahead(), since map() waits for copies to the device that are under way (where many are queued, for about 1 ms).
+  // Between the two, and where copy_in() fails, the units hold anything.
+  virtual bool maps_ahead(int device, size_t unit) {
+    (void)device, (void)unit;
+    return false;
+  }
+  virtual core::Status map_ahead(std::span<const Range> ranges) { return map(ranges); }
   // Separate: memory of a device that no unit has is kept for the next one; what there is above `keep` bytes, made
   // units included, goes back to the driver. memory() counts it as free meanwhile. Blocks for the driver's work.
   virtual core::Status trim(int device, uint64_t keep) {

@@ -130,6 +130,7 @@ class SimDevices final : public UnitDevices {
   core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                  std::unique_ptr<PagingWords>* out) override;
   core::Status drain(int device) override;
+  bool maps_ahead(int device, size_t) override { return device % 2 != 0; }  // so that both orders are met
 
   // --- the application's side, and the test's ---
   // A cudaStream_t. nullptr is the default stream of the calling thread's current device.

@@ -345,7 +345,7 @@ void UnitDevices::unhide(const Span& span) {
   }
 }
 
-Status UnitDevices::map(std::span<const Range> ranges) {
+Status UnitDevices::map_units(std::span<const Range> ranges, bool zero_them) {
   core::must_be_outside("Devices::map");
   if (shared()) return {};
   Spans spans;
@@ -357,7 +357,7 @@ Status UnitDevices::map(std::span<const Range> ranges) {
     const Span& span = spans.list[done];
     core::step("device.map");
     for (size_t i = 0; i < span.count && status.ok(); ++i) status = health(span.unit(i).device.load());
-    if (status.ok()) status = zero_fresh(span);
+    if (status.ok() && zero_them) status = zero_fresh(span);
     const uint64_t before = advised_.load();
     if (status.ok()) status = body_show(span);
     if (!status.ok()) break;

@@ -78,7 +78,8 @@ class UnitDevices : public Devices {
   core::Status prepare(std::span<const Range> ranges, int device, bool* torn) final;
   core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) final;
   core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) final;
-  core::Status map(std::span<const Range> ranges) final;
+  core::Status map(std::span<const Range> ranges) final { return map_units(ranges, true); }
+  core::Status map_ahead(std::span<const Range> ranges) final { return map_units(ranges, false); }
   core::Status unmap(std::span<const Range> ranges) final;
   core::Status share(Range range, Export how, int* descriptor) final;
   core::Status open(std::span<const Range> ranges, Access access) final;
@@ -224,6 +225,7 @@ class UnitDevices : public Devices {
     uint64_t given_up = 0;  // bytes
     core::Status why;
   };
+  core::Status map_units(std::span<const Range> ranges, bool zero_them);
   bool hide_at_last(const Span& unit, Patience* patience);
   void hide_insistently(const Span& unit);
   core::Status zero_fresh(const Span& span);

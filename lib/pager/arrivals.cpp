@@ -155,8 +155,12 @@ void Arrivals::begin_in(InBatch& in) {
   for (const device::Range& range : ranges)
     if (!gpus_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
   core::step("device.prepared");
-  if (!copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
-  if (s.ok()) s = devices_->map(ranges);
+  size_t smallest = SIZE_MAX;
+  for (const device::Copy& copy : copies) smallest = std::min(smallest, copy.size);
+  const bool ahead = !copies.empty() && devices_->maps_ahead(d, smallest);
+  if (ahead) s = devices_->map_ahead(ranges);
+  if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
+  if (s.ok() && !ahead) s = devices_->map(ranges);
 }
 
 // Locked. An acquire may go on: its stream waits for the copies.

@@ -108,6 +108,30 @@ class TwoDevicesFail : public DeviceFailures {
   void SetUp() override { start(2); }
 };
 
+// The second device maps blocks before their copies are issued.
+TEST_F(TwoDevicesFail, ACopyInThatIsRefusedBehindItsMappingLeavesTheBlockInHostMemory) {
+  if (IsSkipped()) return;
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
+  void* other = stream(1);
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  for (size_t i = 0; i < 2; ++i) words[i * kWords] = 7 + i;
+  ASSERT_EQ(vmem_evict(words + kWords, kBlock, VMEM_SSD), 0) << vmem_last_error();
+  for (const SimOp op : {SimOp::issue_in, SimOp::map}) {
+    refuse(op, EIO);
+    EXPECT_LT(vmem_acquire(words, 2 * kBlock, kBoth, 1, other), 0);
+    EXPECT_EQ(vmem_release(words, 2 * kBlock, other), -EINVAL) << "nothing is leased";
+    sim().set_hook(nullptr);
+    EXPECT_EQ(r.query().device_bytes, 0u);
+    for (size_t i = 0; i < 2; ++i) EXPECT_EQ(load(words + i * kWords), 7u + i);
+  }
+  ASSERT_EQ(vmem_acquire(words, 2 * kBlock, kBoth, 1, other), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_release(words, 2 * kBlock, other), 0);
+  ASSERT_EQ(vmem_evict(words, 2 * kBlock, VMEM_SSD), 0) << vmem_last_error();
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(load(words + i * kWords), 7u + i);
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
 TEST_F(TwoDevicesFail, ABlockThatCannotGoToAnotherDeviceStaysWhereItIs) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);

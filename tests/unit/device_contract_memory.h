@@ -112,6 +112,22 @@ TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
   EXPECT_EQ(kernel_sum(base, 2 * words_), sum_of(1, 512) + sum_of(1, 2048));
 }
 
+TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
+  if (shared()) GTEST_SKIP() << "a made block is seen";
+  uint64_t* base = reserve(3);
+  bring(base, 0, 1);
+  drop(base, 0);  // old bytes, for one of them
+  VMEM_OK(prepare(range(base, 0, 3)));
+  VMEM_OK(d_->map_ahead(range(base, 0, 2)));
+  for (size_t u = 0; u < 2; ++u) {
+    fill_frame(u, 100 * u + 5);
+    copy_in(base, u, u);
+    EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(100 * u + 5)) << u;
+  }
+  VMEM_OK(d_->map(range(base, 2, 1)));
+  EXPECT_EQ(kernel_sum(base + 2 * words_, words_), 0u) << "mapped and not filled";
+}
+
 TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
   uint64_t* base = reserve(64);
   Memory before{}, full{}, after{};
