@@ -59,7 +59,7 @@ constexpr OptionInfo kTable[] = {
      "Block of regions made from now on: a power of two, or auto: blocks of 64 KiB, of which a fault reads as many "
      "together as their use shows to be right. A region with a device tier has blocks of device_block_size."},
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
-     "Reads and writes in flight at the store."},
+     "Reads and writes in flight at the store; one of more than 2 MiB goes in parts of 2 MiB, which count each."},
     {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,
      "How the store talks to the kernel; auto takes io_uring where it is permitted."},
     {Option::direct_io, "direct_io", OptionKind::boolean, "", "on", 0, 1, nullptr, false,

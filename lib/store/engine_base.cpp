@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <cstring>
 #include <utility>
 
 #include "core/log.h"
@@ -46,13 +47,16 @@ void EngineBase::submit(std::span<Io* const> batch) {
   uint64_t sleepers = 0;
   {
     core::MutexLock lock(mutex_);
+    size_t transfers = 0;
     for (Io* io : batch) {
       io->result = 0;
       io->transferred = 0;
+      io->parts = {.moved = io->size};
+      transfers += in_parts(*io) ? io->size / kPartBytes : 1;
       queues_[lane(*io)].push(io);
     }
     outstanding_ += batch.size();
-    if (own_thread != this && in_flight_ < depth_) sleepers = pick_sleepers(batch.size());
+    if (own_thread != this && in_flight_ < depth_) sleepers = pick_sleepers(transfers);
   }
   core::step("store.submitted");
   if (sleepers != 0) wake(sleepers);
@@ -81,24 +85,40 @@ Transfer* EngineBase::take() {
       if (background_in_flight_ >= background_depth_) return nullptr;
       ++background_in_flight_;
     }
-    Io* first = queue.pop();
-    Io* last = first;
-    unsigned count = 1;
-    size_t bytes = first->size;
-    while (queue.head != nullptr && count < kMaxPieces && first->size != 0 && joins(*last, *queue.head, bytes)) {
-      last = last->next = queue.pop();
-      bytes += last->size;
-      ++count;
-    }
     Transfer* transfer = free_;
     free_ = transfer->next_free;
     ++in_flight_;
-    stats_.merged += count - 1;
-    flush_begins(*first);
-    transfer->start(first, count, first->file < files_.size() ? files_[first->file].slot : FileSlot{});
+    start_next(queue, transfer);
     return transfer;
   }
   return nullptr;
+}
+
+// The first of the queue, with the neighbours that join it, or its next part. It stays there until its last part.
+void EngineBase::start_next(List& queue, Transfer* transfer) {
+  Io* const first = queue.head;
+  const FileSlot slot = first->file < files_.size() ? files_[first->file].slot : FileSlot{};
+  if (in_parts(*first)) {
+    Io::Parts& parts = first->parts;
+    const size_t from = parts.begun;
+    const size_t bytes = std::min(first->size - from, kPartBytes - (first->offset + from) % kPartBytes);
+    parts.begun += bytes;
+    ++parts.under_way;
+    if (parts.begun == first->size) queue.pop();
+    transfer->start_part(first, from, bytes, slot);
+    return;
+  }
+  Io* last = queue.pop();
+  unsigned count = 1;
+  size_t bytes = first->size;
+  while (queue.head != nullptr && count < kMaxPieces && first->size != 0 && joins(*last, *queue.head, bytes)) {
+    last = last->next = queue.pop();
+    bytes += last->size;
+    ++count;
+  }
+  stats_.merged += count - 1;
+  flush_begins(*first);
+  transfer->start(first, count, slot);
 }
 
 void EngineBase::flush_begins(const Io& io) {
@@ -126,24 +146,55 @@ void EngineBase::retire(Transfer* transfer) {
   --in_flight_;
   if (is_background(lane(*transfer->chain()))) --background_in_flight_;
   stats_.retries += transfer->retries();
-  for (Io* io = transfer->chain(); io != nullptr;) {
-    Io* const next = io->next;
-    flush_ended(*io);
-    if (io->result != 0) {
-      ++stats_.errors;
-    } else if (io->op == Io::Op::read) {
-      ++stats_.reads;
-      stats_.read_bytes += io->transferred;
-    } else if (io->op == Io::Op::write) {
-      ++stats_.writes;
-      stats_.write_bytes += io->transferred;
+  if (transfer->whole() != nullptr) {
+    if (part_ended(*transfer)) ended(transfer->whole());
+  } else {
+    for (Io* io = transfer->chain(); io != nullptr;) {
+      Io* const next = io->next;
+      flush_ended(*io);
+      ended(io);
+      io = next;
     }
-    finished_bytes_ += io->size;
-    finished_[lane(*io)].push(io);
-    io = next;
   }
   transfer->next_free = free_;
   free_ = transfer;
+}
+
+// True: it was the last one, and the Io has its result.
+bool EngineBase::part_ended(const Transfer& transfer) {
+  Io& io = *transfer.whole();
+  const Io& part = *transfer.chain();
+  Io::Parts& parts = io.parts;
+  const auto from = static_cast<size_t>(part.offset - io.offset);
+  --parts.under_way;
+  if (part.transferred != 0) parts.last = std::max(parts.last, from + part.transferred);
+  if (part.transferred < part.size) parts.moved = std::min(parts.moved, from + part.transferred);
+  if (part.result != 0 && (parts.error == 0 || from < parts.failed_at)) {
+    parts.error = part.result;
+    parts.failed_at = from;
+  }
+  if (parts.error != 0 && parts.begun < io.size) {
+    queues_[lane(io)].pop();  // it stands first there, as it has begun
+    parts.begun = io.size;
+  }
+  if (parts.under_way != 0 || parts.begun < io.size) return false;
+  io.result = parts.error;
+  io.transferred = parts.moved;
+  return true;
+}
+
+void EngineBase::ended(Io* io) {
+  if (io->result != 0) {
+    ++stats_.errors;
+  } else if (io->op == Io::Op::read) {
+    ++stats_.reads;
+    stats_.read_bytes += io->transferred;
+  } else if (io->op == Io::Op::write) {
+    ++stats_.writes;
+    stats_.write_bytes += io->transferred;
+  }
+  finished_bytes_ += io->size;
+  finished_[lane(*io)].push(io);
 }
 
 Io* EngineBase::next_finished() {
@@ -159,6 +210,9 @@ Io* EngineBase::next_finished() {
 void EngineBase::deliver(Io* io) {
   core::step("store.deliver");
   io->next = nullptr;
+  // The file ended in a part, and a later one found it longer: all is zeros from there on.
+  if (io->op == Io::Op::read && io->result == 0 && io->parts.last > io->transferred)
+    memset(static_cast<char*>(io->buffer) + io->transferred, 0, io->parts.last - io->transferred);
   if (io->done != nullptr) io->done(*io);
 }
 

@@ -1,5 +1,5 @@
-// What both engines share: five queues in order of urgency, the depth limit, merging, the file table, delivery of
-// done(). An engine adds only threads and the way they issue a Transfer.
+// What both engines share: five queues in order of urgency, the depth limit, merging, parts, the file table, delivery
+// of done(). An engine adds only threads and the way they issue a Transfer.
 //
 // Who submits to the kernel: only the engine's own threads. An io_uring completion is posted in the context of the
 // thread that submitted; were that a thread of the application, blocked in the kernel on a fault that waits for this
@@ -43,8 +43,8 @@ class EngineBase : public Engine {
     Io* pop();
   };
 
-  // Called with mutex_ held after work arrived: marks up to `count` sleeping threads as woken and says which, as a
-  // value for wake(), 0 for nobody.
+  // Called with mutex_ held after work for `count` transfers arrived: marks up to so many sleeping threads as woken and
+  // says which, as a value for wake(), 0 for nobody.
   virtual uint64_t pick_sleepers(size_t count) VMEM_REQUIRES(mutex_) = 0;
   // Wakes them. Called without the lock.
   virtual void wake(uint64_t sleepers) = 0;
@@ -75,6 +75,10 @@ class EngineBase : public Engine {
  private:
   static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for
   static bool joins(const Io& before, const Io& next, size_t bytes);
+  static bool in_parts(const Io& io) { return io.size > kPartBytes && io.op != Io::Op::flush; }
+  void start_next(List& queue, Transfer* transfer) VMEM_REQUIRES(mutex_);
+  bool part_ended(const Transfer& transfer) VMEM_REQUIRES(mutex_);
+  void ended(Io* io) VMEM_REQUIRES(mutex_);
   void flush_begins(const Io& io) VMEM_REQUIRES(mutex_);
   void flush_ended(Io& io) VMEM_REQUIRES(mutex_);
 

@@ -48,6 +48,17 @@ struct Io {
                            // and -EAGAIN a read that the kernel has put off for 200 ms
   Io* next = nullptr;      // the engine's while queued
 
+  // The engine's, of one that goes in parts. Places are bytes from the beginning.
+  struct Parts {
+    size_t begun = 0;      // parts up to here have been issued
+    size_t moved = 0;      // up to here every byte has moved, or may yet: where the first part ended that came short
+    size_t last = 0;       // behind the last byte that moved
+    size_t failed_at = 0;  // the part that failed, of several the first
+    int error = 0;         // .. and with what
+    unsigned under_way = 0;
+  };
+  Parts parts;
+
   // An engine's that stands on another: who is called in the end, and how far a write in parts has come.
   struct Layer {
     void (*done)(Io& io) = nullptr;
@@ -80,6 +91,13 @@ struct EngineStats {
 // waits inside in order of urgency, the caller bounds how much (one Io per frame in flight). Neighbouring requests of
 // one submit() call on one file, same op, adjacent offsets, are merged into one vectored transfer of at most 1 MiB
 // (each still gets its own done()).
+//
+// One of more than 2 MiB goes in parts that end at multiples of 2 MiB in the file, in order, as many at once as slots
+// of the depth are free: what is more urgent passes between them, and of two that are equally urgent the younger one's
+// parts follow the older one's. It is done when none of its parts is under way any more. Of several that failed the
+// first by offset says the result; what had not been issued by then is not. `transferred` ends before the first part
+// that failed or came short, and where `short_read_is_zero` all bytes behind it are zeros, even if the file grew
+// meanwhile.
 class Engine {
  public:
   virtual ~Engine() = default;  // waits for everything in flight

@@ -111,12 +111,22 @@ Transfer::Transfer() : pieces_(std::make_unique_for_overwrite<iovec[]>(kMaxPiece
 
 void Transfer::start(Io* chain, unsigned count, FileSlot slot) {
   chain_ = chain;
+  whole_ = nullptr;
   slot_ = slot;
   retries_ = 0;
   Io* last = chain;
   while (--count != 0) last = last->next;
   last->next = nullptr;
   enter_span(chain, nullptr);
+}
+
+void Transfer::start_part(Io* whole, size_t from, size_t bytes, FileSlot slot) {
+  part_ = *whole;
+  part_.offset += from;
+  part_.buffer = static_cast<char*>(whole->buffer) + from;
+  part_.size = bytes;
+  start(&part_, 1, slot);
+  whole_ = whole;
 }
 
 void Transfer::enter_span(Io* first, Io* end) {

@@ -1,4 +1,5 @@
-// One transfer in flight: a run of neighbouring Ios that move together, however many system calls that takes.
+// One transfer in flight: a run of neighbouring Ios that move together, or a part of a long one, however many system
+// calls that takes.
 // Both engines drive it the same way: prepare() -> system call -> advance(), until advance() says it is over.
 #pragma once
 
@@ -13,6 +14,9 @@
 namespace vmem::store {
 
 inline constexpr size_t kMaxMergedBytes = size_t{1} << 20;
+// What is longer goes in parts, each a transfer of its own. A part keeps a disk busy for 0.2 to 1 ms, which is what an
+// urgent request may have to wait for it, and costs 10 us on its way.
+inline constexpr size_t kPartBytes = size_t{2} << 20;
 inline constexpr unsigned kMaxPieces = 256;  // buffers in one vectored call; below IOV_MAX (1024)
 
 // Tests stand below the retry layer with this: it limits what one system call moves. Any thread; must not block.
@@ -57,12 +61,15 @@ class Transfer {
 
   // chain: `count` Ios linked by next, same op and file, each starting where the one before it ends.
   void start(Io* chain, unsigned count, FileSlot slot);
+  // `bytes` of `whole`, `from` its beginning. The chain is then an Io that stands for this part alone.
+  void start_part(Io* whole, size_t from, size_t bytes, FileSlot slot);
   Attempt prepare(Injector* injector);
   // result: what the system call answered, bytes or a negative errno. True: over, every Io of the chain has its result
   // set. False: prepare() and issue again. May sleep up to a millisecond when the kernel says EAGAIN again and again.
   bool advance(ssize_t result);
 
   Io* chain() const { return chain_; }
+  Io* whole() const { return whole_; }  // what the chain is a part of; nullptr: of nothing
   uint64_t retries() const { return retries_; }
   Transfer* next_free = nullptr;  // the pool's
 
@@ -86,6 +93,8 @@ class Transfer {
   bool again();
 
   Io* chain_ = nullptr;
+  Io* whole_ = nullptr;
+  Io part_;
   FileSlot slot_;
   Span span_{};
   bool at_end_ = false;  // within_file: the file has no room for more

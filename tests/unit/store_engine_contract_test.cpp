@@ -1,6 +1,7 @@
 // What every body of store::Engine promises. Run on io_uring, threads and the fault-injecting wrapper without rules.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -547,6 +548,137 @@ TEST_P(EngineContract, ShortTransfersAreContinued) {
     engine_->remove_file(id);
     base->set_injector(nullptr);
   }
+}
+
+// Long ones go in parts.
+TEST_P(EngineContract, LongTransfersReadBackWhatWasWritten) {
+  constexpr size_t kSize = size_t{24} << 20;
+  for (const unsigned depth : {1u, 3u, 16u}) {
+    make(depth, 2);
+    if (IsSkipped()) return;
+    for (const bool direct : {false, true}) {
+      TempFile file(kSize, direct);
+      const FileId id = add(file);
+      Buffer written(kSize), read(kSize);
+      std::mt19937_64 random(depth);
+      written.fill(random);
+      for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
+        char* base = op == Io::Op::write ? written.data() : read.data();
+        Batch batch;
+        for (size_t at = 0; at < kSize;) {
+          const size_t n = std::min(kSize - at, (1 + random() % 2000) * core::kPage);
+          Io& io = batch.add(op, id, at, base + at, n);
+          io.urgency = static_cast<core::Urgency>(random() % core::kUrgencies);
+          at += n;
+        }
+        batch.submit_in_pieces(*engine_, random);
+        batch.wait();
+        EXPECT_EQ(batch.order().size(), batch.ios().size());
+        for (const Io& io : batch.ios()) {
+          EXPECT_EQ(io.result, 0);
+          EXPECT_EQ(io.transferred, io.size);
+        }
+      }
+      EXPECT_EQ(memcmp(written.data(), read.data(), kSize), 0) << depth;
+      engine_->remove_file(id);
+    }
+  }
+}
+
+TEST_P(EngineContract, ALongReadMeetsTheEndInAnyOfItsParts) {
+  make(4);
+  if (IsSkipped()) return;
+  constexpr size_t kMiB = size_t{1} << 20;
+  for (const bool direct : {false, true}) {
+    for (const size_t end : {size_t{0}, size_t{100}, 2 * kMiB, 3 * kMiB + 512, 6 * kMiB - 1, 7 * kMiB + 5}) {
+      TempFile file(end, direct);
+      const FileId id = add(file);
+      Buffer buffer(16 * kMiB);
+      memset(buffer.data(), 0x55, buffer.size());
+      Batch batch;
+      Io& zeroed = batch.add(Io::Op::read, id, 0, buffer.data(), 8 * kMiB);
+      zeroed.short_read_is_zero = true;
+      Io& refused = batch.add(Io::Op::read, id, 0, buffer.data() + 8 * kMiB, 8 * kMiB);
+      batch.submit(*engine_);
+      batch.wait();
+      EXPECT_EQ(zeroed.result, 0) << end;
+      EXPECT_EQ(zeroed.transferred, end);
+      EXPECT_TRUE(file.matches(0, buffer.data(), end));
+      EXPECT_TRUE(test::all_zero(buffer.data() + end, 8 * kMiB - end));
+      EXPECT_EQ(refused.result, -EIO) << end;
+      EXPECT_EQ(refused.transferred, end);
+      engine_->remove_file(id);
+    }
+  }
+}
+
+// Memory that may not be written to is an error of the part it is in.
+TEST_P(EngineContract, ALongReadFailsInAnyOfItsPartsWithoutTheOthers) {
+  make(4);
+  if (IsSkipped()) return;
+  constexpr size_t kPart = size_t{2} << 20, kParts = 6;
+  TempFile file(kParts * kPart, true);
+  const FileId id = add(file);
+  for (size_t bad = 0; bad < kParts; ++bad) {
+    Buffer buffer(kParts * kPart);
+    ASSERT_EQ(mprotect(buffer.data() + bad * kPart, kPart, PROT_NONE), 0);
+    Batch batch;
+    Io& io = batch.add(Io::Op::read, id, 0, buffer.data(), buffer.size());
+    batch.submit(*engine_);
+    batch.wait();
+    EXPECT_EQ(io.result, -EFAULT) << bad;
+    EXPECT_EQ(io.transferred, bad * kPart);
+    EXPECT_TRUE(file.matches(0, buffer.data(), bad * kPart)) << "what came before it is there";
+    EXPECT_EQ(engine_->stats().errors, bad + 1);
+  }
+}
+
+TEST_P(EngineContract, ALongWriteToAFullDiskFailsAsOne) {
+  make(4);
+  if (IsSkipped()) return;
+  constexpr size_t kMiB = size_t{1} << 20;
+  for (const size_t room : {1, 3, 6}) {  // MiB
+    test::SmallTmpfs disk(room * kMiB / core::kPage);
+    if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
+    TempFile file(disk.path());
+    const FileId id = add(file);
+    Buffer buffer(8 * kMiB);
+    Batch batch;
+    Io& io = batch.add(Io::Op::write, id, 0, buffer.data(), buffer.size());
+    batch.submit(*engine_);
+    batch.wait();
+    EXPECT_EQ(io.result, -ENOSPC);
+    EXPECT_LE(io.transferred, room * kMiB);
+    engine_->remove_file(id);
+  }
+}
+
+std::atomic<int> met{0};
+
+// As many workers begin with it as it has parts, so that these are under way together.
+TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
+  std::unique_ptr<Engine> engine;
+  ASSERT_TRUE(test::make_named_engine("threads", 6, 1, &engine).ok());
+  constexpr size_t kSize = size_t{8} << 20;
+  TempFile file(kSize, true);
+  FileId id = 0;
+  ASSERT_TRUE(engine->add_file(file.fd(), &id).ok());
+  Buffer buffer(kSize);
+  met = 0;
+  core::step_hook = [](const char* step) {
+    if (strcmp(step, "store.issue") != 0) return;
+    ++met;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (met < 4 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    if (met < 4) abort();
+  };
+  Batch batch;
+  batch.add(Io::Op::read, id, 0, buffer.data(), kSize);
+  batch.submit(*engine);
+  batch.wait();
+  core::step_hook = nullptr;
+  EXPECT_EQ(met, 4);
+  EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 
 INSTANTIATE_TEST_SUITE_P(Bodies, EngineContract, testing::Values("io_uring", "threads", "faulty"),
