@@ -85,6 +85,7 @@ class CipherEngine final : public Engine {
         }
         io->layer.done = io->done;
         io->layer.engine = this;
+        io->layer.progress = std::exchange(io->progress, nullptr);  // what has come is not yet what was written
         io->done = read_done;
       }
       onward[count++] = io;
@@ -114,6 +115,7 @@ class CipherEngine final : public Engine {
   static void read_done(Io& io) {
     auto* const self = static_cast<CipherEngine*>(io.layer.engine);
     io.done = io.layer.done;
+    io.progress = io.layer.progress;
     // What is behind the end of the file was zeroed, not read.
     if (io.result == 0 && io.op == Io::Op::read &&
         (io.transferred % core::kPage != 0 || io.offset % core::kPage != 0 ||
@@ -128,7 +130,7 @@ class CipherEngine final : public Engine {
   void queue(Io* io) {
     io->result = 0;
     io->transferred = 0;
-    io->layer = {io->done, this, 0, 0, 0};
+    io->layer = {.done = io->done, .engine = this};
     io->next = nullptr;
     const core::MutexLock lock(mutex_);
     Waiting& list = waiting_[lane(*io)];

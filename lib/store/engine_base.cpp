@@ -36,6 +36,7 @@ Io* EngineBase::List::pop() {
 
 EngineBase::EngineBase(unsigned depth)
     : depth_(std::clamp(depth, 1u, kMaxDepth)), background_depth_(depth_ - depth_ / 8), transfers_(depth_) {
+  to_tell_.reserve(depth_ + core::kUrgencies);  // a part of each is under way, or it stands first in its queue
   for (Transfer& transfer : transfers_) {
     transfer.next_free = free_;
     free_ = &transfer;
@@ -146,8 +147,9 @@ void EngineBase::retire(Transfer* transfer) {
   --in_flight_;
   if (is_background(lane(*transfer->chain()))) --background_in_flight_;
   stats_.retries += transfer->retries();
-  if (transfer->whole() != nullptr) {
-    if (part_ended(*transfer)) ended(transfer->whole());
+  if (Io* const whole = transfer->whole(); whole != nullptr) {
+    transfer->leave_whole();
+    part_ended(whole, *transfer->chain());
   } else {
     for (Io* io = transfer->chain(); io != nullptr;) {
       Io* const next = io->next;
@@ -160,12 +162,9 @@ void EngineBase::retire(Transfer* transfer) {
   free_ = transfer;
 }
 
-// True: it was the last one, and the Io has its result.
-bool EngineBase::part_ended(const Transfer& transfer) {
-  Io& io = *transfer.whole();
-  const Io& part = *transfer.chain();
-  Io::Parts& parts = io.parts;
-  const auto from = static_cast<size_t>(part.offset - io.offset);
+void EngineBase::part_ended(Io* whole, const Io& part) {
+  Io::Parts& parts = whole->parts;
+  const auto from = static_cast<size_t>(part.offset - whole->offset);
   --parts.under_way;
   if (part.transferred != 0) parts.last = std::max(parts.last, from + part.transferred);
   if (part.transferred < part.size) parts.moved = std::min(parts.moved, from + part.transferred);
@@ -173,14 +172,70 @@ bool EngineBase::part_ended(const Transfer& transfer) {
     parts.error = part.result;
     parts.failed_at = from;
   }
-  if (parts.error != 0 && parts.begun < io.size) {
-    queues_[lane(io)].pop();  // it stands first there, as it has begun
-    parts.begun = io.size;
+  if (parts.error != 0 && parts.begun < whole->size) {
+    queues_[lane(*whole)].pop();  // it stands first there, as it has begun
+    parts.begun = whole->size;
   }
-  if (parts.under_way != 0 || parts.begun < io.size) return false;
-  io.result = parts.error;
-  io.transferred = parts.moved;
-  return true;
+  const bool over = parts.under_way == 0 && parts.begun == whole->size;
+  if (over || parts.error != 0) {
+    drop_progress(whole);
+  } else {
+    note_progress(whole);
+  }
+  if (over && !parts.telling) conclude(whole);
+}
+
+// Its last part is over, and progress() is not being called.
+void EngineBase::conclude(Io* whole) {
+  whole->result = whole->parts.error;
+  whole->transferred = whole->parts.moved;
+  ended(whole);
+}
+
+// How many bytes from the beginning have moved without a gap.
+size_t EngineBase::come(const Io& whole) const {
+  size_t bytes = std::min(whole.parts.begun, whole.parts.moved);
+  for (const Transfer& transfer : transfers_) {
+    if (transfer.whole() == &whole)
+      bytes = std::min(bytes, static_cast<size_t>(transfer.chain()->offset - whole.offset));
+  }
+  return bytes;
+}
+
+void EngineBase::note_progress(Io* whole) {
+  Io::Parts& parts = whole->parts;
+  if (whole->progress == nullptr || whole->op != Io::Op::read || parts.untold || parts.telling) return;
+  if (come(*whole) <= parts.told) return;
+  parts.untold = true;
+  to_tell_.push_back(whole);
+}
+
+void EngineBase::drop_progress(Io* whole) {
+  if (std::exchange(whole->parts.untold, false)) to_tell_.erase(std::find(to_tell_.begin(), to_tell_.end(), whole));
+}
+
+Io* EngineBase::next_to_tell() {
+  if (to_tell_.empty()) return nullptr;
+  Io* const io =
+      *std::min_element(to_tell_.begin(), to_tell_.end(), [](const Io* a, const Io* b) { return lane(*a) < lane(*b); });
+  drop_progress(io);
+  Io::Parts& parts = io->parts;
+  parts.told = std::min<size_t>(come(*io), parts.told + kPartBytes - (io->offset + parts.told) % kPartBytes);
+  parts.telling = true;
+  return io;
+}
+
+void EngineBase::tell(Io* io) {
+  core::step("store.tell");
+  io->progress(*io, io->parts.told);
+  const core::MutexLock lock(mutex_);
+  Io::Parts& parts = io->parts;
+  parts.telling = false;
+  if (parts.under_way == 0 && parts.begun == io->size) {
+    conclude(io);
+  } else if (parts.error == 0) {
+    note_progress(io);
+  }
 }
 
 void EngineBase::ended(Io* io) {

@@ -57,11 +57,15 @@ class EngineBase : public Engine {
       VMEM_REQUIRES(mutex_);  // next in order, in flight from now on; nullptr: nothing queued or no slot free
   void retire(Transfer* transfer) VMEM_REQUIRES(mutex_);  // its slot is free, its Ios await delivery
   Io* next_finished() VMEM_REQUIRES(mutex_);              // most urgent first
+  // Whose progress() is to be called, by tell(), the most urgent first. Behind what is finished: somebody waits for
+  // that.
+  Io* next_to_tell() VMEM_REQUIRES(mutex_);
   bool finished_is_heavy() const VMEM_REQUIRES(mutex_) { return finished_bytes_ >= kHeavyBytes; }
   bool idle() const VMEM_REQUIRES(mutex_) { return outstanding_ == 0; }
 
   // Without the lock: calls done(), which may free the Io. The caller then takes the lock and lowers outstanding_.
   static void deliver(Io* io);
+  void tell(Io* io);  // without the lock
   Injector* injector() const { return injector_.load(std::memory_order_acquire); }
 
   mutable core::Mutex mutex_;
@@ -77,7 +81,11 @@ class EngineBase : public Engine {
   static bool joins(const Io& before, const Io& next, size_t bytes);
   static bool in_parts(const Io& io) { return io.size > kPartBytes && io.op != Io::Op::flush; }
   void start_next(List& queue, Transfer* transfer) VMEM_REQUIRES(mutex_);
-  bool part_ended(const Transfer& transfer) VMEM_REQUIRES(mutex_);
+  void part_ended(Io* whole, const Io& part) VMEM_REQUIRES(mutex_);
+  void conclude(Io* whole) VMEM_REQUIRES(mutex_);
+  size_t come(const Io& whole) const VMEM_REQUIRES(mutex_);
+  void note_progress(Io* whole) VMEM_REQUIRES(mutex_);
+  void drop_progress(Io* whole) VMEM_REQUIRES(mutex_);
   void ended(Io* io) VMEM_REQUIRES(mutex_);
   void flush_begins(const Io& io) VMEM_REQUIRES(mutex_);
   void flush_ended(Io& io) VMEM_REQUIRES(mutex_);
@@ -95,6 +103,7 @@ class EngineBase : public Engine {
   std::array<List, core::kUrgencies> queues_ VMEM_GUARDED_BY(mutex_);
   std::array<List, core::kUrgencies> finished_ VMEM_GUARDED_BY(mutex_);
   size_t finished_bytes_ VMEM_GUARDED_BY(mutex_) = 0;
+  std::vector<Io*> to_tell_ VMEM_GUARDED_BY(mutex_);  // with room for all that have begun and are not over
   std::vector<Transfer> transfers_ VMEM_GUARDED_BY(mutex_);
   Transfer* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
   unsigned in_flight_ VMEM_GUARDED_BY(mutex_) = 0;

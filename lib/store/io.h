@@ -41,6 +41,10 @@ struct Io {
   bool within_file = false;
   // Called once, on an I/O thread, with no lock of the engine held. It may submit. It must not wait for another Io.
   void (*done)(Io& io) = nullptr;
+  // Of a long read: its first `bytes` have come, and nobody writes to them any more. By the rules of done(), never
+  // after it and never two at once for one Io; each time with more bytes than before, by 2 MiB at most, and fewer than
+  // all. An engine may leave it out, also from somewhere on: done() alone says that all has come.
+  void (*progress)(Io& io, size_t bytes) = nullptr;
   void* user = nullptr;
 
   size_t transferred = 0;  // (out) bytes that came from or went to the file, before any zeroing
@@ -56,12 +60,16 @@ struct Io {
     size_t failed_at = 0;  // the part that failed, of several the first
     int error = 0;         // .. and with what
     unsigned under_way = 0;
+    size_t told = 0;       // by progress()
+    bool untold = false;   // it is to be called
+    bool telling = false;  // it is being called
   };
   Parts parts;
 
   // An engine's that stands on another: who is called in the end, and how far a write in parts has come.
   struct Layer {
     void (*done)(Io& io) = nullptr;
+    void (*progress)(Io& io, size_t bytes) = nullptr;
     void* engine = nullptr;
     size_t begun = 0, settled = 0;
     int error = 0;

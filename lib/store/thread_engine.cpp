@@ -58,14 +58,19 @@ void ThreadEngine::wake(uint64_t sleepers) {
 void ThreadEngine::run() noexcept {
   core::MutexLock lock(mutex_);
   for (;;) {
-    Io* io = next_finished();
-    if (io != nullptr) {
+    Io* const io = next_finished();
+    Io* const told = io == nullptr ? next_to_tell() : nullptr;
+    if (io != nullptr || told != nullptr) {
       const bool others_can_start = sleeping_ != 0 && launchable();
       lock.unlock();
       if (others_can_start) work_.notify_one();
-      deliver(io);
+      if (io != nullptr) {
+        deliver(io);
+      } else {
+        tell(told);
+      }
       lock.lock();
-      --outstanding_;
+      if (io != nullptr) --outstanding_;
       continue;
     }
     Transfer* transfer = take();

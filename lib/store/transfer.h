@@ -70,6 +70,7 @@ class Transfer {
 
   Io* chain() const { return chain_; }
   Io* whole() const { return whole_; }  // what the chain is a part of; nullptr: of nothing
+  void leave_whole() { whole_ = nullptr; }
   uint64_t retries() const { return retries_; }
   Transfer* next_free = nullptr;  // the pool's
 

@@ -477,6 +477,7 @@ void UringEngine::run(Ring& ring) noexcept {
     if (ring.watch_ready) serve_watch(ring);
     int watched = -1;
     Io* io = nullptr;
+    Io* told = nullptr;
     bool wait = false;
     bool over = false;
     uint64_t helpers = 0;
@@ -494,6 +495,8 @@ void UringEngine::run(Ring& ring) noexcept {
       io = next_finished();
       if (io != nullptr) {
         if (finished_is_heavy()) helpers = pick_sleepers(1);
+      } else if ((told = next_to_tell()) != nullptr) {
+        // Issue what can be, then call it.
       } else if (stopping_ && idle()) {
         over = true;
         helpers = pick_sleepers(rings_.size());
@@ -509,6 +512,8 @@ void UringEngine::run(Ring& ring) noexcept {
     if (io != nullptr) {
       deliver(io);
       delivered = true;
+    } else if (told != nullptr) {
+      tell(told);
     }
   }
 }

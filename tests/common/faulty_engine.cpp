@@ -149,6 +149,7 @@ void FaultyEngine::apply(const Fault& fault, Io* io, std::vector<Io*>* now) {
       auto* stand = new Stand{*io, io, this, fault.action == Fault::Action::flip_bit};
       if (!stand->flip) stand->io.size = half(io->size);
       stand->io.done = on_stand_done;
+      stand->io.progress = nullptr;  // the bit is wrong from the beginning
       stand->io.user = stand;
       now->push_back(&stand->io);
       break;

@@ -612,6 +612,65 @@ TEST_P(EngineContract, ALongReadMeetsTheEndInAnyOfItsParts) {
   }
 }
 
+struct Watched {
+  const char* expected;
+  size_t told = 0;
+  bool inside = false, over = false;
+  std::atomic<int>* wrong;
+};
+
+// What a read is told is there, in order, one at a time, and not after its end.
+TEST_P(EngineContract, OfALongReadWhatIsToldHasCome) {
+  for (const unsigned depth : {1u, 4u, 16u}) {
+    make(depth, 3);
+    if (IsSkipped()) return;
+    constexpr size_t kSize = size_t{48} << 20, kCount = 6;
+    TempFile file(kSize, true);
+    const FileId id = add(file);
+    Buffer expected(kSize), buffer(kSize);
+    ASSERT_EQ(pread(file.fd(), expected.data(), kSize, 0), static_cast<ssize_t>(kSize));
+    std::atomic<int> wrong{0}, left{kCount};
+    std::vector<Watched> watched(kCount);
+    std::vector<Io> ios(kCount);
+    for (size_t n = 0; n < kCount; ++n) {
+      Io& io = ios[n];
+      io.urgency = static_cast<core::Urgency>(n % core::kUrgencies);
+      io.file = id;
+      io.offset = n * (kSize / kCount);
+      io.buffer = buffer.data() + io.offset;
+      io.size = kSize / kCount - n * core::kPage;
+      watched[n].expected = expected.data() + io.offset;
+      watched[n].wrong = &wrong;
+      io.user = &watched[n];
+      io.progress = [](Io& at, size_t bytes) {
+        Watched& w = *static_cast<Watched*>(at.user);
+        *w.wrong += w.inside || w.over || bytes <= w.told || bytes >= at.size;
+        w.inside = true;
+        *w.wrong += memcmp(w.expected + w.told, static_cast<char*>(at.buffer) + w.told, bytes - w.told) != 0;
+        w.told = bytes;
+        w.inside = false;
+      };
+      io.done = [](Io& at) {
+        Watched& w = *static_cast<Watched*>(at.user);
+        *w.wrong += w.inside || w.over || at.result != 0 || memcmp(w.expected, at.buffer, at.size) != 0;
+        w.over = true;
+      };
+      Io* const one = &io;
+      engine_->submit({&one, 1});
+    }
+    engine_.reset();
+    EXPECT_EQ(wrong.load(), 0) << depth;
+    size_t told = 0;
+    for (const Watched& w : watched) {
+      EXPECT_TRUE(w.over);
+      told += w.told;
+    }
+    if (depth == 1) {
+      EXPECT_GT(told, 0u) << "each part ends while the next one has not begun";
+    }
+  }
+}
+
 // Memory that may not be written to is an error of the part it is in.
 TEST_P(EngineContract, ALongReadFailsInAnyOfItsPartsWithoutTheOthers) {
   make(4);

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -69,6 +71,18 @@ class HandEngine final : public EngineBase {
       deliver(io);
       core::MutexLock lock(mutex_);
       --outstanding_;
+    }
+  }
+  // Calls progress() as long as there is anything to say, `most` times at most; how often that is.
+  size_t tell(size_t most = SIZE_MAX) {
+    for (size_t count = 0;; ++count) {
+      Io* io = nullptr;
+      {
+        core::MutexLock lock(mutex_);
+        io = count < most ? next_to_tell() : nullptr;
+      }
+      if (io == nullptr) return count;
+      EngineBase::tell(io);
     }
   }
   bool quiet() const {
@@ -361,6 +375,199 @@ TEST(StoreParts, BehindTheEndAreZerosAlsoWhereTheFileGrowsMeanwhile) {
   ASSERT_EQ(io.engine.deliver_all(), 1u);
   EXPECT_EQ(io.io.result, 0);
   io.expect_read(3 * kMiB);
+}
+
+// ---- how far a read has come
+
+// It is told of the bytes that have come, and looks at them.
+struct Told : Long {
+  Told(unsigned depth, size_t size, uint64_t offset = 0, size_t file_size = 0)
+      : Long(depth, Io::Op::read, file_size != 0 ? file_size : offset + size, offset, size) {
+    io.user = this;
+    io.done = [](Io& over) { ++static_cast<Told*>(over.user)->done; };
+    io.progress = [](Io& over, size_t bytes) { static_cast<Told*>(over.user)->come(bytes); };
+  }
+  void come(size_t bytes) {
+    EXPECT_EQ(done, ended_before) << "never after done()";
+    EXPECT_FALSE(inside) << "never two at once";
+    inside = true;
+    const size_t before = told.empty() ? 0 : told.back();
+    EXPECT_GT(bytes, before);
+    EXPECT_LE(bytes - before, kPartBytes);
+    EXPECT_LT(bytes, io.size);
+    EXPECT_TRUE(file.matches(io.offset + before, buffer.data() + before, bytes - before));
+    told.push_back(bytes);
+    if (meanwhile) meanwhile();
+    inside = false;
+  }
+  void again() {
+    buffer.zero();
+    told.clear();
+    ended_before = done;
+    submit();
+  }
+  std::vector<size_t> told;
+  std::function<void()> meanwhile;
+  int ended_before = 0;
+  bool inside = false;
+};
+
+TEST(StorePartsTold, ItHasComeAsFarAsNoPartIsMissingInWhateverOrderTheyEnd) {
+  Told read(16, 7 * kMiB, core::kPage);
+  constexpr size_t kEnds[] = {2 * kMiB - core::kPage, 4 * kMiB - core::kPage, 6 * kMiB - core::kPage};
+  size_t issued = 0;
+  each_order(4, [&](const std::vector<size_t>& order) {
+    read.again();
+    ASSERT_EQ(read.engine.issue(), 4u);
+    unsigned ended = 0;
+    for (const size_t n : order) {
+      read.engine.move(issued + n);
+      ended |= 1u << n;
+      const auto whole = static_cast<size_t>(std::countr_one(ended));
+      read.engine.tell();
+      const bool over = whole == 4;
+      if (!over) {
+        EXPECT_EQ(read.told.size(), whole);
+      }
+      EXPECT_EQ(read.engine.deliver_all(), over ? 1u : 0u);
+    }
+    for (size_t n = 0; n < read.told.size(); ++n) EXPECT_EQ(read.told[n], kEnds[n]);
+    EXPECT_EQ(read.engine.tell(), 0u) << "never after done()";
+    issued += 4;
+  });
+}
+
+TEST(StorePartsTold, WhatIsOverIsNotToldOfAnyMore) {
+  Told read(16, 8 * kMiB);
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  for (size_t n = 0; n < 3; ++n) read.engine.move(n);
+  EXPECT_EQ(read.engine.tell(1), 1u);
+  read.engine.move(3);
+  EXPECT_EQ(read.engine.tell(), 0u);
+  EXPECT_EQ(read.engine.deliver_all(), 1u);
+  EXPECT_EQ(read.told, std::vector<size_t>{kPartBytes});
+}
+
+TEST(StorePartsTold, DoneWaitsForItAndItIsNotCalledInsideItself) {
+  Told read(16, 8 * kMiB);
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  read.meanwhile = [&] {
+    if (read.told.size() != 1) return;
+    for (size_t n = 1; n < 4; ++n) {
+      read.engine.move(n);
+      EXPECT_EQ(read.engine.tell(), 0u);
+      EXPECT_EQ(read.engine.deliver_all(), 0u);
+    }
+  };
+  read.engine.move(0);
+  EXPECT_EQ(read.engine.tell(), 1u);
+  EXPECT_EQ(read.engine.deliver_all(), 1u);
+  EXPECT_EQ(read.io.result, 0);
+  read.expect_read(8 * kMiB);
+}
+
+TEST(StorePartsTold, WhatEndsMeanwhileIsToldAfterwards) {
+  Told read(16, 8 * kMiB);
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  read.meanwhile = [&] {
+    if (read.told.size() == 1) read.engine.move(1), read.engine.move(2);
+  };
+  read.engine.move(0);
+  EXPECT_EQ(read.engine.tell(), 3u);
+  read.engine.move(3);
+  EXPECT_EQ(read.engine.deliver_all(), 1u);
+}
+
+// Each part fails, before or after the others have ended, or while it is told of them.
+TEST(StorePartsTold, NothingIsToldOfAReadThatFailed) {
+  for (size_t fails = 0; fails < 4; ++fails) {
+    for (const bool first : {false, true}) {
+      Told read(16, 8 * kMiB);
+      read.submit();
+      ASSERT_EQ(read.engine.issue(), 4u);
+      if (first) read.engine.fail(fails, EIO);
+      for (size_t n = 0; n < 4; ++n) {
+        if (n != fails) read.engine.move(n);
+      }
+      if (!first && fails != 0) {
+        EXPECT_EQ(read.engine.tell(1), 1u);
+      }
+      if (!first) read.engine.fail(fails, EIO);
+      EXPECT_EQ(read.engine.tell(), 0u);
+      EXPECT_EQ(read.engine.deliver_all(), 1u);
+      EXPECT_EQ(read.io.result, -EIO);
+    }
+    Told read(16, 8 * kMiB);
+    if (fails == 0) continue;
+    read.submit();
+    ASSERT_EQ(read.engine.issue(), 4u);
+    read.meanwhile = [&] {
+      read.engine.fail(fails, EIO);
+      for (size_t n = 1; n < 4; ++n) {
+        if (n != fails) read.engine.move(n);
+      }
+    };
+    read.engine.move(0);
+    EXPECT_EQ(read.engine.tell(), 1u);
+    EXPECT_EQ(read.engine.deliver_all(), 1u);
+    EXPECT_EQ(read.io.result, -EIO);
+  }
+}
+
+TEST(StorePartsTold, ItEndsWhereTheFileDoes) {
+  for (const size_t end : {size_t{100}, 2 * kMiB, 2 * kMiB + 512, 5 * kMiB + 7}) {
+    Told read(4, 8 * kMiB, 0, end);
+    read.io.short_read_is_zero = true;
+    read.submit();
+    ASSERT_EQ(read.engine.issue(), 4u);
+    for (size_t n = 0; n < 3; ++n) {
+      read.engine.move(n);
+      read.engine.tell();
+    }
+    EXPECT_LE(read.told.empty() ? 0 : read.told.back(), end);
+    read.engine.move(3);
+    EXPECT_EQ(read.engine.deliver_all(), 1u);
+    read.expect_read(end);
+  }
+}
+
+TEST(StorePartsTold, TheMoreUrgentIsToldFirst) {
+  Told slow(16, 8 * kMiB);
+  Io fast = slow.io;
+  Buffer buffer(8 * kMiB);
+  std::vector<core::Urgency> order;
+  slow.io.urgency = core::Urgency::prefetch;
+  fast.buffer = buffer.data();
+  for (Io* const io : {&slow.io, &fast}) {
+    io->user = &order;
+    io->done = nullptr;
+    io->progress = [](Io& told, size_t) {
+      static_cast<std::vector<core::Urgency>*>(told.user)->push_back(told.urgency);
+    };
+    slow.engine.submit({&io, 1});
+    slow.engine.issue();
+  }
+  slow.engine.move(0);
+  slow.engine.move(4);
+  EXPECT_EQ(slow.engine.tell(), 2u);
+  EXPECT_EQ(order, (std::vector{core::Urgency::fault, core::Urgency::prefetch}));
+  for (const size_t n : {1, 2, 3, 5, 6, 7}) slow.engine.move(static_cast<size_t>(n));
+  EXPECT_EQ(slow.engine.tell(), 0u);
+  EXPECT_EQ(slow.engine.deliver_all(), 2u);
+}
+
+TEST(StorePartsTold, WritesAreNot) {
+  Told write(16, 8 * kMiB);
+  write.io.op = Io::Op::write;
+  write.submit();
+  ASSERT_EQ(write.engine.issue(), 4u);
+  for (size_t n = 0; n < 3; ++n) write.engine.move(n);
+  EXPECT_EQ(write.engine.tell(), 0u);
+  write.engine.move(3);
+  EXPECT_EQ(write.engine.deliver_all(), 1u);
 }
 
 }  // namespace
