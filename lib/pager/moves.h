@@ -26,6 +26,7 @@
 namespace vmem::pager {
 
 struct Census;
+class StoreReader;
 struct Move;
 struct Together;
 
@@ -84,9 +85,12 @@ class IoEnd {
 // One block's way in or out. Owned by whoever owns the block's transition.
 struct Move : core::OwnNew {
   store::Io io;
-  Move* next = nullptr;   // in a MoveList
-  Leaving leaving;        // as WriteBackState counts it
-  IoEnd* then = nullptr;  // of io
+  Move* next = nullptr;                 // in a MoveList
+  Leaving leaving;                      // as WriteBackState counts it
+  IoEnd* then = nullptr;                // of io
+  StoreReader* reader = nullptr;        // .. a read's
+  store::Digester* digester = nullptr;  // the reader's, while it has a part of the image
+  size_t digested = 0;                  // .. so many bytes
   Region* region = nullptr;
   core::BlockIndex block = 0;
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)

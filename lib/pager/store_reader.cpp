@@ -1,9 +1,11 @@
 #include "pager/store_reader.h"
 
+#include <bit>
 #include <cerrno>
 
 #include "core/break.h"
-#include "store/codec.h"
+#include "core/on_exit.h"
+#include "core/step.h"
 
 namespace vmem::pager {
 
@@ -16,8 +18,49 @@ bool refused(int result) {
 
 }  // namespace
 
+store::Digester* StoreReader::take_digester() {
+  uint32_t free = free_digesters_.load(std::memory_order_relaxed);
+  while (free != 0 && !free_digesters_.compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire)) {
+  }
+  if (free == 0) return nullptr;
+  store::Digester* const d = &digesters_[static_cast<size_t>(std::countr_zero(free))];
+  d->reset();
+  return d;
+}
+
+void StoreReader::give_back_digester(Move* m) {
+  if (m->digester == nullptr) return;
+  free_digesters_.fetch_or(1u << (m->digester - digesters_.data()), std::memory_order_release);
+  m->digester = nullptr;
+  m->digested = 0;
+}
+
+// Unlocked; the first `bytes` of an image are there, and the rest is being read.
+void StoreReader::came(store::Io& io, size_t bytes) {
+  auto* const m = static_cast<Move*>(io.user);
+  if (m->digester == nullptr) m->digester = m->reader->take_digester();
+  if (m->digester == nullptr) return;
+  m->digester->update(m->image + m->digested, bytes - m->digested);
+  m->digested = bytes;
+  core::step("fill.digest");
+}
+
+// Unlocked; the whole image is there.
+core::Digest StoreReader::digest(Move* m) {
+  const size_t size = m->region->block_size;
+  if (m->digester == nullptr) return store::digest(m->image, size);
+  m->digester->update(m->image + m->digested, size - m->digested);
+  m->digested = size;
+  return m->digester->finish();
+}
+
+bool StoreReader::verifies(const Region& r) const {
+  return r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
+}
+
 // Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
 void StoreReader::verify_read(Move* m) {
+  const core::OnExit digester_is_free([&] { give_back_digester(m); });
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   core::add(counters_.read_bytes, m->io.transferred);
@@ -38,14 +81,13 @@ void StoreReader::verify_read(Move* m) {
   }
   if (m->status.ok() && block.extent) {
     // The digest also tells later whether the block was changed, so it stays even where it is not verified.
-    const bool verify = r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
-    if (verify && !core::broken("digest_check") && !(store::digest(m->image, r.block_size) == block.digest)) {
+    if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
       core::add(counters_.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
                               map_.place(r, m->block).c_str());
     }
   } else if (m->status.ok() && r.writable()) {
-    m->digest = store::digest(m->image, r.block_size);
+    m->digest = digest(m);
   }
 }
 
@@ -54,6 +96,7 @@ void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   m->then = &end;
+  m->reader = this;
   store::Io& io = m->io;
   io.op = store::Io::Op::read;
   io.urgency = urgency;
@@ -71,6 +114,7 @@ void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
     io.buffer = m->image;
     io.short_read_is_zero = true;
   }
+  if (m->coded == nullptr && (block.extent ? verifies(r) : r.writable())) io.progress = came;
 }
 
 // Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.

@@ -2,11 +2,13 @@
 #include <sys/mman.h>
 #include <sys/utsname.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <thread>
 
 #include "common/patience.h"
+#include "core/step.h"
 #include "faulty_disk.h"
 #include "support.h"
 
@@ -132,6 +134,62 @@ TEST_P(FaultInjection, AFlippedBitIsNeverShown) {
   disk->clear_rules();
   vmem::lease lease(r.data(), r.size(), VMEM_READ);
   EXPECT_TRUE(right(r, 0, 1));
+}
+
+// A disk that lies in any part of a long block, whose digest is taken while it comes.
+TEST_P(FaultInjection, AFlippedBitInAnyPartOfALongBlockIsFound) {
+  constexpr size_t kLong = 8 << 20;
+  TempFile store;
+  start({{"ssd_path", store.path()}});
+  if (IsSkipped()) return;
+  vmem::region r(2 * kLong, vmem::attributes{.flags = VMEM_HOST_ONLY, .block_size = kLong, .codec = "none"});
+  for (size_t b = 0; b < 2 * kLong / kBlock; ++b) write(r, b, 1);
+  r.evict();
+  const auto* first = reinterpret_cast<const char*>(r.view<uint64_t>().data());
+  const uint64_t word = stamp(kLong / sizeof(uint64_t), 1);  // the second block begins with it
+  const std::vector<unsigned char> bytes = store.read();
+  size_t begin = 0;
+  while (begin < bytes.size() && memcmp(bytes.data() + begin, &word, sizeof word) != 0) begin += 4096;
+  ASSERT_LE(begin + kLong, bytes.size());
+  const int fd = open(store.path().c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(fd, 0);
+  uint64_t errors = 0;
+  for (const size_t at : {size_t{0}, kBlock - 1, kBlock, 2 * kBlock + 9, 3 * kBlock, kLong - 1}) {
+    const unsigned char was = bytes[begin + at], is = was ^ 4;
+    ASSERT_EQ(pwrite(fd, &is, 1, static_cast<off_t>(begin + at)), 1);
+    EXPECT_TRUE(raises_sigbus([&] { (void)*reinterpret_cast<const volatile char*>(first + kLong); })) << at;
+    EXPECT_EQ(vmem::stats().checksum_errors, ++errors);
+    ASSERT_EQ(pwrite(fd, &was, 1, static_cast<off_t>(begin + at)), 1);
+    {
+      const vmem::lease lease(first + kLong, kLong, VMEM_READ);
+      for (size_t b = kLong / kBlock; b < 2 * kLong / kBlock; ++b) EXPECT_TRUE(right(r, b, 1));
+    }
+    vmem::check(vmem_evict(first + kLong, kLong, VMEM_SSD));
+  }
+  close(fd);
+  // Short transfers, each of which is continued.
+  Fault halved = fault(Fault::Action::short_transfer, Io::Op::read);
+  halved.limit = 12;
+  const auto rule = disk->add_rule(halved);
+  for (size_t b = 0; b < kLong / kBlock; ++b) EXPECT_TRUE(right(r, b, 1));
+  EXPECT_EQ(disk->fired(rule), 12u);
+  EXPECT_EQ(vmem::stats().checksum_errors, errors);
+}
+
+// At a depth of one each part but the last is over while the next one has not come.
+TEST_P(FaultInjection, TheDigestOfALongBlockIsTakenWhileItComes) {
+  constexpr size_t kLong = 8 << 20;
+  start({{"io_depth", "1"}, {"io_threads", "1"}});
+  if (IsSkipped()) return;
+  vmem::region r(kLong, vmem::attributes{.flags = VMEM_HOST_ONLY, .block_size = kLong, .codec = "none"});
+  for (size_t b = 0; b < kLong / kBlock; ++b) write(r, b, 1);
+  r.evict();
+  static std::atomic<int> digested;
+  digested = 0;
+  vmem::core::step_hook.store([](const char* step) { digested += std::strcmp(step, "fill.digest") == 0; });
+  for (size_t b = 0; b < kLong / kBlock; ++b) EXPECT_TRUE(right(r, b, 1));
+  vmem::core::step_hook.store(nullptr);
+  EXPECT_GE(digested.load(), 1);
 }
 
 // As an allocator drops pages, whatever they are.

@@ -106,6 +106,121 @@ TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVe
   r.table[0].extent = {};
 }
 
+// A part at a time, as they come: the image holds what is to come only when it has.
+class PagerStoreReaderInParts : public PagerStoreReader {
+ protected:
+  static constexpr size_t kStep = kBlock / 8;
+  Region& stored(Backing backing = Backing::anonymous) {
+    Region& r = region(1, backing);
+    if (backing == Backing::anonymous) {
+      for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / kStep);
+      r.table[0].extent = core::Extent::make(0, 0, kBlock, 0);
+      r.table[0].digest = store::digest(bytes.data(), kBlock);
+    }
+    return r;
+  }
+  void begin(Region& r, Move* m) {
+    read_into(r, 0, m);
+    std::fill(image.begin(), image.end(), 0x5a);
+    BigLock lock(map.mutex());
+    reader.prepare_read(m, Urgency::acquire, *this);
+  }
+  void come(Move* m, size_t from, size_t to) {
+    memcpy(m->image + from, bytes.data() + from, to - from);
+    if (m->io.progress != nullptr && to < kBlock) m->io.progress(m->io, to);
+  }
+  void read(Region& r, Move* m, size_t to = kBlock) {
+    begin(r, m);
+    for (size_t at = 0; at < to; at += kStep) come(m, at, at + kStep);
+  }
+  std::vector<std::byte> bytes = std::vector<std::byte>(kBlock);
+};
+
+TEST_F(PagerStoreReaderInParts, TheDigestIsThatOfTheWholeBlock) {
+  Region& r = stored();
+  Move m;
+  read(r, &m);
+  EXPECT_EQ(m.digested, kBlock - kStep) << "the last part is left";
+  reader.verify_read(&m);
+  EXPECT_TRUE(m.status.ok()) << m.status.text();
+  EXPECT_EQ(m.digester, nullptr);
+  r.table[0].extent = {};
+}
+
+TEST_F(PagerStoreReaderInParts, AFlippedBitInAnyPartIsFound) {
+  Region& r = stored();
+  for (size_t at = 0; at < kBlock; at += kStep / 2) {
+    bytes[at] ^= std::byte{16};
+    Move m;
+    read(r, &m);
+    reader.verify_read(&m);
+    EXPECT_EQ(m.status.code(), -EIO) << at;
+    bytes[at] ^= std::byte{16};
+  }
+  EXPECT_EQ(counters.checksum_errors, 16u);
+  Move m;
+  read(r, &m);
+  reader.verify_read(&m);
+  EXPECT_TRUE(m.status.ok()) << "of what was read before nothing is left";
+  r.table[0].extent = {};
+}
+
+TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithoutAreDigestedAtTheEnd) {
+  Region& r = stored();
+  for (int n = 0; n < 100; ++n) {
+    Move m;
+    read(r, &m, kBlock / 2);
+    EXPECT_NE(m.digester, nullptr) << n;
+    m.io.result = -EIO;
+    reader.verify_read(&m);
+    EXPECT_EQ(m.status.code(), -EIO);
+  }
+  std::array<Move, 40> many;
+  size_t without = 0;
+  for (Move& m : many) {
+    read(r, &m);
+    without += m.digester == nullptr;
+  }
+  EXPECT_GT(without, 0u);
+  EXPECT_LT(without, many.size());
+  for (Move& m : many) {
+    reader.verify_read(&m);
+    EXPECT_TRUE(m.status.ok()) << m.status.text();
+  }
+  r.table[0].extent = {};
+}
+
+TEST_F(PagerStoreReaderInParts, AFileThatIsWrittenHasItsDigestTakenSo) {
+  Region& r = stored(Backing::file_private);
+  for (const size_t from_file : {kBlock, kBlock / 2 + 100}) {
+    std::fill(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(from_file), std::byte{3});
+    std::fill(bytes.begin() + static_cast<ptrdiff_t>(from_file), bytes.end(), std::byte{});
+    Move m;
+    read(r, &m, kBlock / 2);
+    memcpy(m.image + kBlock / 2, bytes.data() + kBlock / 2, kBlock / 2);  // with the zeros behind the end
+    reader.verify_read(&m);
+    EXPECT_TRUE(m.status.ok());
+    EXPECT_EQ(m.digest, store::digest(bytes.data(), kBlock));
+  }
+}
+
+TEST_F(PagerStoreReaderInParts, NobodyIsToldWhereNoDigestOfTheImageIsWanted) {
+  Region& r = stored();
+  Move m;
+  begin(r, &m);
+  EXPECT_NE(m.io.progress, nullptr);
+  r.checksum = -1;
+  Move unverified;
+  begin(r, &unverified);
+  EXPECT_EQ(unverified.io.progress, nullptr);
+  r.checksum = 1;
+  Move coded;
+  coded.coded = bytes.data();
+  begin(r, &coded);
+  EXPECT_EQ(coded.io.progress, nullptr) << "what comes is not the image";
+  r.table[0].extent = {};
+}
+
 TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
   Region& r = region(2, Backing::file_private);
   Move m;
