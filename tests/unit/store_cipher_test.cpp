@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <memory>
@@ -204,6 +205,38 @@ TEST_P(StoreCipherEngine, StoresAreEncryptedAndOtherFilesAreNot) {
     size_t alike = 0;
     for (size_t at = 0; at < kBytes; at += 16) alike += memcmp(on_disk.data() + at, before.data() + at, 16) == 0;
     EXPECT_EQ(alike, same ? kBytes / 16 : 0u);
+  }
+}
+
+// A long read goes in parts, which are decrypted when all have come: until then nobody is shown what is on the disk.
+TEST_P(StoreCipherEngine, OfALongReadNothingIsToldThatIsStillEncrypted) {
+  if (IsSkipped()) return;
+  constexpr size_t kBytes = size_t{9} << 20;
+  TempFile store(kBytes, true), plain(kBytes, true);
+  FileId s = 0, p = 0;
+  ASSERT_TRUE(engine_->add_store(store.fd(), &s).ok());
+  ASSERT_TRUE(engine_->add_file(plain.fd(), &p).ok());
+  Buffer bytes(kBytes), read(kBytes);
+  std::mt19937_64 random(12);
+  bytes.fill(random);
+  for (const FileId id : {s, p}) {
+    Batch out;
+    out.add(Io::Op::write, id, 0, bytes.data(), kBytes);
+    out.submit(*engine_);
+    ASSERT_TRUE(all_good(out));
+    Batch in;
+    Io& io = in.add(Io::Op::read, id, 0, read.data(), kBytes);
+    static const char* expected;
+    static std::atomic<int> wrong;
+    expected = bytes.data();
+    wrong = 0;
+    const auto told = [](Io& at, size_t come) { wrong += memcmp(at.buffer, expected, come) != 0; };
+    io.progress = told;
+    in.submit(*engine_);
+    ASSERT_TRUE(all_good(in));
+    EXPECT_EQ(memcmp(read.data(), bytes.data(), kBytes), 0);
+    EXPECT_EQ(wrong, 0);
+    EXPECT_NE(io.progress, nullptr) << "the caller's";
   }
 }
 

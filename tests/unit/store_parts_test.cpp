@@ -491,6 +491,9 @@ TEST(StorePartsTold, NothingIsToldOfAReadThatFailed) {
       if (first) read.engine.fail(fails, EIO);
       for (size_t n = 0; n < 4; ++n) {
         if (n != fails) read.engine.move(n);
+        if (first) {
+          EXPECT_EQ(read.engine.tell(), 0u);
+        }
       }
       if (!first && fails != 0) {
         EXPECT_EQ(read.engine.tell(1), 1u);
