@@ -59,7 +59,7 @@ Status DeviceViews::show_part(const Move& m, size_t from, size_t to, bool* place
     const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
     s = devices_->copy_out(m.device, {&copy, 1}, &ticket);
     if (s.ok())  // the frame is to be somebody else's
-      s = insist(*devices_, m.device, "waiting for a copy", [&] { return devices_->wait(ticket); });
+      s = wait_for_copy(*devices_, m.device, ticket);
   }
   size_t piece = trap_.caps().one_report ? r.block_size : kPiece;
   for (; s.ok() && from != to; piece = std::min(2 * piece, kLargestPiece)) {

@@ -158,28 +158,45 @@ TEST_F(RefusedWaits, WhatComesStaysWhileAKernelHasIt) {
 }
 
 // What does not tell for good has ended when all the device's work has.
-TEST_F(RefusedWaits, WhatIsNeverToldEndsWithTheDevicesWork) {
+class NeverTold : public RefusedWaits {
+ protected:
+  // While every wait is refused.
+  void ends(const std::function<void()>& what) {
+    static std::atomic<bool> refused;
+    refused = true;
+    sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
+      return op == SimOp::wait && refused ? vmem::core::error(EIO, "as the test wants it") : Status();
+    });
+    std::atomic<bool> over{false};
+    aside([&] {
+      what();
+      over = true;
+    });
+    EXPECT_TRUE(until([&] { return over.load(); })) << "it waits for ever";
+    refused = false;
+    join();
+    sim().set_hook(nullptr);
+  }
+};
+
+TEST_F(NeverTold, WhatLeavesEndsWithTheDevicesWork) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);
   fill(r, 1);
   ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << vmem_last_error();
   ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
   EXPECT_TRUE(sim().synchronize(stream_).ok());
-  static std::atomic<bool> refused;
-  refused = true;
-  sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
-    return op == SimOp::wait && refused ? vmem::core::error(EIO, "as the test wants it") : Status();
-  });
-  std::atomic<bool> over{false};
-  aside([&] {
-    EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error();
-    over = true;
-  });
-  EXPECT_TRUE(until([&] { return over.load(); })) << "it waits for ever";
-  refused = false;
-  join();
-  sim().set_hook(nullptr);
+  ends([&] { EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_HOST), 0) << vmem_last_error(); });
   EXPECT_EQ(load(words(r)), 100u);
+}
+
+TEST_F(NeverTold, WhatTheCpuIsShownEndsWithTheDevicesWork) {
+  if (IsSkipped()) return;
+  vmem::region r(kBlock);
+  fill(r, 1);
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
+  ends([&] { EXPECT_EQ(load(words(r)), 100u); });
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
 }
 
 TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
