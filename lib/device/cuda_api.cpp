@@ -80,9 +80,10 @@ Status load_handles(Driver* out) {
       !entry("cuMemHostRegister", &out->host_register) || !entry("cuMemHostUnregister", &out->host_unregister) ||
       !entry("cuCtxGetStreamPriorityRange", &out->stream_priorities) ||
       !entry("cuStreamCreateWithPriority", &out->stream_create) || !entry("cuStreamDestroy", &out->stream_destroy) ||
-      !entry("cuEventRecord", &out->event_record) || !entry("cuModuleLoadData", &out->module_load) ||
-      !entry("cuModuleGetFunction", &out->module_function) || !entry("cuModuleUnload", &out->module_unload) ||
-      !entry("cuFuncGetAttribute", &out->function_attribute) || !entry("cuLaunchKernel", &out->launch_kernel))
+      !entry("cuEventRecord", &out->event_record) || !entry("cuStreamWaitEvent", &out->stream_wait_event) ||
+      !entry("cuModuleLoadData", &out->module_load) || !entry("cuModuleGetFunction", &out->module_function) ||
+      !entry("cuModuleUnload", &out->module_unload) || !entry("cuFuncGetAttribute", &out->function_attribute) ||
+      !entry("cuLaunchKernel", &out->launch_kernel))
     return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
   if (!entry("cuMemExportToShareableHandle", &out->mem_export)) out->mem_export = nullptr;
   if (!entry("cuMemGetHandleForAddressRange", &out->range_handle)) out->range_handle = nullptr;

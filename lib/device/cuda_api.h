@@ -44,6 +44,7 @@ struct Driver {
   CUresult (*stream_create)(CUstream*, unsigned, int);
   CUresult (*stream_destroy)(CUstream);
   CUresult (*event_record)(CUevent, CUstream);
+  CUresult (*stream_wait_event)(CUstream, CUevent, unsigned);
   CUresult (*module_load)(CUmodule*, const void*);
   CUresult (*module_function)(CUfunction*, CUmodule, const char*);
   CUresult (*module_unload)(CUmodule);

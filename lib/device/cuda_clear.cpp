@@ -151,7 +151,8 @@ void Clearing::call_off(Slot& slot, const std::function<bool()>& alive) {
   }
 }
 
-bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& alive, CUevent after) {
+bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& alive, CUevent event,
+                     const CUstream* then) {
   if (kernel_ == nullptr || parts.empty() || parts.size() > kMostParts) return false;
   for (const Part& part : parts)
     if (part.at % 16 != 0 || part.size % kGrain != 0) return false;
@@ -176,7 +177,9 @@ bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& a
       }
     }
     // Under the lock: what the next launch puts there may wait for kernels.
-    if (begun && driver_.event_record(after, slot.stream) == CUDA_SUCCESS) return true;
+    if (begun && driver_.event_record(event, slot.stream) == CUDA_SUCCESS &&
+        (then == nullptr || driver_.stream_wait_event(*then, event, 0) == CUDA_SUCCESS))
+      return true;
     rests_until_.store((std::chrono::steady_clock::now() + kRest).time_since_epoch(), std::memory_order_relaxed);
     call_off(slot, alive);
     return false;

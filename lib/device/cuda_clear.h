@@ -45,10 +45,11 @@ class Clearing {
   // False: a part of it is under way still, and stays until the context ends.
   bool end();
 
-  // True: all parts have begun to become zeros, and `after` is recorded behind that. False: nothing of it is under way,
-  // and they hold anything. Takes about 10 us, or its patience; longer only while what has begun does not end, until
-  // alive() says that the device is lost. Many threads may call it.
-  bool clear(std::span<const Part> parts, const std::function<bool()>& alive, CUevent after);
+  // True: all parts have begun to become zeros, `event` is recorded behind that, and what is put on the stream `then`,
+  // where there is one, comes after it.
+  // False: nothing of it is under way, and they hold anything. Takes about 10 us, or its patience; longer only while
+  // what has begun does not end, until alive() says that the device is lost. Many threads may call it.
+  bool clear(std::span<const Part> parts, const std::function<bool()>& alive, CUevent event, const CUstream* then);
 
  private:
   // A launch at a time, to each its words. One whose kernel waits for a multiprocessor still is used by nobody.

@@ -169,7 +169,9 @@ class CudaDevices final : public UnitDevices {
   // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel
   // makes them where multiprocessors are free for it at once, else they come over the link.
   cudaError_t clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream);
-  bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared);
+  // then: a stream that is ordered after it, too; null: none.
+  bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
+                       const cudaStream_t* then);
   // Who maps may hold the driver's lock for a millisecond, until copies let it go on: before it those that unmap.
   void let_unmapping_go_first();
   // cuda_paging.cpp

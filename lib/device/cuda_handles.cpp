@@ -288,20 +288,18 @@ void CudaDevices::start_clearing(Gpu& g) {
   }
 }
 
-bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared) {
+bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
+                                  const cudaStream_t* then) {
   size_t bytes = 0;
   for (const cuda::Clearing::Part& part : parts) bytes += part.size;
   return bytes >= kClearedByKernel && g.clearing != nullptr &&
          g.clearing->clear(
-             parts, [&] { return notice(g).ok(); }, cleared.event);
+             parts, [&] { return notice(g).ok(); }, cleared.event, then);
 }
 
 cudaError_t CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream) {
   std::shared_ptr<CudaEvent> cleared;
-  if (take_event(g, &cleared).ok() && clear_by_kernel(g, parts, *cleared)) {
-    if (cuda::did(cudaStreamWaitEvent(stream, cleared->event, 0))) return cudaSuccess;
-    cuda::did(cudaEventSynchronize(cleared->event));  // else it could come after what is put on the stream next
-  }
+  if (take_event(g, &cleared).ok() && clear_by_kernel(g, parts, *cleared, &stream)) return cudaSuccess;
   cudaError_t e = cudaSuccess;
   for (const cuda::Clearing::Part& part : parts)
     for (size_t offset = 0, size = 0; offset < part.size && e == cudaSuccess; offset += size) {

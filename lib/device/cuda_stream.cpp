@@ -91,7 +91,7 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
              : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
   // A stream of copies that waits for a kernel holds the engine by which the driver maps, too.
-  if (only_zeros && e == cudaSuccess && clear_by_kernel(g, zeros.all(), *event)) {
+  if (only_zeros && e == cudaSuccess && clear_by_kernel(g, zeros.all(), *event, nullptr)) {
     *done = std::move(event);
     return {};
   }

@@ -75,7 +75,7 @@ struct Device {
   std::set<std::unique_ptr<Stream>> streams;
   std::atomic<int> free_blocks{1 << 30};  // so many thread blocks may begin
   std::atomic<int> launches{0}, launches_until_error{1 << 30};
-  std::atomic<bool> records{true}, loads{true};
+  std::atomic<bool> records{true}, orders{true}, loads{true};
   std::function<void()> at_begun;   // by a thread block, before it looks whether it may
   std::function<void()> at_record;  // by the host
 };
@@ -132,6 +132,7 @@ Driver fake() {
     reinterpret_cast<Stream*>(s)->put([reached] { reached->store(true); });
     return CUDA_SUCCESS;
   };
+  d.stream_wait_event = [](CUstream, CUevent, unsigned) { return device->orders ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN; };
   d.module_load = [](CUmodule*, const void*) { return device->loads ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX; };
   d.module_function = [](CUfunction* f, CUmodule, const char*) {
     *f = reinterpret_cast<CUfunction>(8);
@@ -182,7 +183,7 @@ class DeviceClear : public ::testing::Test {
     bool cleared = false;
     EXPECT_TRUE(vmem::test::eventually([&] {
       cleared = clearing_->clear(
-          parts, [this] { return alive_.load(); }, event(after));
+          parts, [this] { return alive_.load(); }, event(after), nullptr);
       return cleared || device->launches > before;
     }));
     return cleared;
@@ -258,7 +259,7 @@ TEST_F(DeviceClear, KernelsThatStillWaitAreLeftAloneAndTheirPlaceComesBack) {
   EXPECT_EQ(tried, 4);
   std::this_thread::sleep_for(2 * Clearing::kRest);
   EXPECT_FALSE(clearing_->clear(
-      std::vector{part(0)}, [] { return true; }, event(after)));
+      std::vector{part(0)}, [] { return true; }, event(after), nullptr));
   EXPECT_EQ(device->launches, 4) << "no place is left";
   EXPECT_FALSE(clearing_->end()) << "the driver has its memory";
   device->free_blocks = 1 << 30;
@@ -282,7 +283,7 @@ TEST_F(DeviceClear, AnEventWaitsForItsOwnKernelAlone) {
     device->free_blocks = -(1 << 20);  // also when those of the first have ended
     std::thread other([&] {
       EXPECT_FALSE(clearing_->clear(
-          std::vector{part(1)}, [] { return true; }, event(never)));
+          std::vector{part(1)}, [] { return true; }, event(never), nullptr));
     });
     other.join();
     EXPECT_EQ(device->launches, before + 1);
@@ -292,7 +293,6 @@ TEST_F(DeviceClear, AnEventWaitsForItsOwnKernelAlone) {
   EXPECT_TRUE(holds(0, 0) && holds(1, 1));
 }
 
-// One that has begun, and has not looked where its part is yet, while the next one is put behind it.
 TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
   device->launches_until_error = 0;
   std::atomic<bool> after{false};
@@ -306,6 +306,26 @@ TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
   fill(3);
   settle();
   EXPECT_TRUE(holds(0, 3));
+}
+
+// All of it has begun, and nobody's stream comes after it: whoever makes zeros another way must not have them cleared
+// again when a kernel has stored there.
+TEST_F(DeviceClear, WhatNoStreamComesAfterIsWaitedFor) {
+  std::atomic<bool> goes_on{false}, after{false};
+  device->at_table = [&] {
+    while (!goes_on) std::this_thread::yield();
+  };
+  device->orders = false;
+  const CUstream stream = nullptr;
+  EXPECT_TRUE(vmem::test::eventually([&] {
+    goes_on = false;
+    EXPECT_FALSE(clearing_->clear(
+        std::vector{part(0)}, [&] { return goes_on = true; }, event(after), &stream));
+    return goes_on.exchange(true);
+  }));
+  fill(2);
+  settle();
+  EXPECT_TRUE(holds(0, 2));
 }
 
 TEST_F(DeviceClear, ALostDeviceIsNotWaitedFor) {
@@ -330,13 +350,13 @@ TEST_F(DeviceClear, SixtyFourPartsAndWhatDoesNotFit) {
   const int before = device->launches;
   parts.push_back(part(0));
   EXPECT_FALSE(clearing_->clear(
-      parts, [] { return true; }, event(after)));
+      parts, [] { return true; }, event(after), nullptr));
   parts.resize(1);
   parts[0].size -= 4096;
   EXPECT_FALSE(clearing_->clear(
-      parts, [] { return true; }, event(after)));
+      parts, [] { return true; }, event(after), nullptr));
   EXPECT_FALSE(clearing_->clear(
-      {}, [] { return true; }, event(after)));
+      {}, [] { return true; }, event(after), nullptr));
   EXPECT_EQ(device->launches, before);
 }
 
@@ -358,7 +378,7 @@ TEST_F(DeviceClear, ManyThreadsOnADeviceThatIsFullAtTimes) {
         memset(bytes, 1, kSize);
         std::atomic<bool> after{false};
         const bool cleared = clearing_->clear(
-            std::vector{part(t)}, [] { return true; }, event(after));
+            std::vector{part(t)}, [] { return true; }, event(after), nullptr);
         if (cleared && !vmem::test::eventually([&] { return after.load(); })) ++wrong;
         if (!cleared) memset(bytes, 0, kSize);
         for (size_t i = 0; i < kSize; i += 512) wrong += bytes[i] != 0;
@@ -383,7 +403,7 @@ TEST(DeviceClearStart, WhereTheDriverTakesNoKernelItSaysSo) {
   std::atomic<bool> after{false};
   const Part part{4096, kSize};
   EXPECT_FALSE(clearing.clear(
-      {&part, 1}, [] { return true; }, reinterpret_cast<CUevent>(&after)));
+      {&part, 1}, [] { return true; }, reinterpret_cast<CUevent>(&after), nullptr));
   device.reset();
 }
 
