@@ -230,7 +230,10 @@ void Arrivals::open(InBatch& in) {
   }
   if (!s.ok() && in.made) {
     const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
-    if (hidden.ok() && holes_.punch(ranges).ok()) in.torn = true;
+    const auto give_up = [&] { return holes_.punch(ranges); };
+    // What stays made could not be made again. Where the trap has gone for it, its addresses are lost then.
+    if (hidden.ok())
+      in.torn = (gpus_.own_page_tables() ? insist(*devices_, d, "giving a block up", give_up) : give_up()).ok();
   }
   if (in.torn) holes_.restore_trap(ranges);
 }

@@ -246,6 +246,27 @@ TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
   }
 }
 
+// .. and what cannot come gives up the memory that it was to have, however often that is refused: else it could never
+// be made there again.
+TEST_F(DeviceMoves, WhatCannotComeGivesItsMemoryUpAndComesWhenItCan) {
+  if (IsSkipped()) return;
+  const vmem::region r(kBlock);
+  *words(r) = 100;
+  std::atomic<int> issues{0}, refusals{0};
+  sim().set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    const bool refused = (op == SimOp::issue_in && issues++ == 0) || (op == SimOp::punch && refusals++ < 3);
+    return refused ? vmem::core::error(EIO, "as the test wants it") : Status();
+  });
+  ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << said();
+  launch_store(stream_, words(r) + 1, 7);
+  ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
+  EXPECT_TRUE(sim().synchronize(stream_).ok());
+  sim().set_hook(nullptr);
+  EXPECT_GT(refusals, 3);
+  EXPECT_EQ(load(words(r)), 100u);
+  EXPECT_EQ(load(words(r) + 1), 7u);
+}
+
 class LargeBlocksMove : public DeviceMoves {
  protected:
   void SetUp() override {
