@@ -10,7 +10,7 @@
 
 #include "core/big_lock.h"
 #include "core/map_over.h"
-#include "device/sim_device.h"
+#include "device/sim_stream.h"
 
 namespace vmem::device {
 
@@ -68,18 +68,24 @@ void SimDevices::body_give(int device, size_t size, uint32_t piece) {
       piece, [&](const Piece& left) { return destroy_piece(size, left); });
 }
 
-Status SimDevices::body_send_piece(const Span& span, int device, uint32_t piece, int, Ticket* done) {
+Status SimDevices::body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) try {
   done->reset();
   if (Status s = run_hook(SimOp::migrate, device, span.address(), span.size()); !s.ok()) return s;
   if (span.unit(0).moving.load() != 0)
     violation(core::strprintf("unit at %#zx moved to device %d while it is being copied", span.address(), device));
   for (const int d : {device, static_cast<int>(span.unit(0).device.load())})
     if (Status s = probe(d); !s.ok()) return s;
+  // It ends here, and who waits for it may not be told.
+  auto event = std::make_shared<SimEvent>(by);
+  event->reached = true;
   const size_t size = span.unit_size();
   size_t run = 0;
   std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece)),
               window(*span.reservation, span.address(), &run), size);
+  *done = std::move(event);
   return {};
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory to know a copy by");
 }
 
 Status SimDevices::body_zero(const Span& span) {

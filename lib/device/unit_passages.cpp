@@ -39,14 +39,16 @@ Status UnitDevices::begin_passage(Passage& p, int to, int by) {
 }
 
 // On error it is where it was.
-Status UnitDevices::end_passage(Passage& p, int to) {
+Status UnitDevices::end_passage(Passage& p, int to, int by) {
+  constexpr unsigned kDrainAfter = 100;  // ms
   const size_t size = p.unit.unit_size();
   Unit& unit = p.unit.unit(0);
   Status status = wait(p.copied);
-  // Nobody else may have the piece before the copy has ended, whatever a wait says.
-  while (!status.ok() && probe(p.from).ok() && probe(to).ok()) {
+  // Nobody else may have the piece before the copy has ended, whatever a wait says. One that does not tell ends with
+  // all the work of the device whose it is.
+  for (unsigned tries = 1; !status.ok() && probe(p.from).ok() && probe(to).ok(); ++tries) {
     usleep(1000);
-    status = wait(p.copied);
+    status = tries % kDrainAfter == 0 && drain(by).ok() ? Status() : wait(p.copied);
   }
   p.copied.reset();
   if (status.ok()) status = p.shown;
@@ -77,7 +79,7 @@ void UnitDevices::migrate_pieces(std::span<const Range> ranges, int to, int by, 
   const auto end_oldest = [&] {
     Passage& p = passages[first++ % kUnderWay];
     --count;
-    note(p.range, end_passage(p, to));
+    note(p.range, end_passage(p, to, by));
   };
   for (size_t i = 0; i < ranges.size(); ++i) {
     const ReservationPtr r = find(ranges[i].address);

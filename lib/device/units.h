@@ -239,7 +239,7 @@ class UnitDevices : public Devices {
     Ticket copied = {};
   };
   core::Status begin_passage(Passage& p, int to, int by);
-  core::Status end_passage(Passage& p, int to);
+  core::Status end_passage(Passage& p, int to, int by);
   void migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<core::Status> each);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);

@@ -199,6 +199,18 @@ TEST_F(NeverTold, WhatTheCpuIsShownEndsWithTheDevicesWork) {
   ASSERT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << vmem_last_error();
 }
 
+TEST_F(NeverTold, WhatGoesToAnotherDeviceEndsWithTheDevicesWork) {
+  vmem_shutdown();
+  start(2, {}, true);
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(kBlock);
+  fill(r, 1);
+  ends([&] { EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 1, other), 0) << vmem_last_error(); });
+  EXPECT_EQ(vmem_release(r.data(), r.size(), other), 0) << vmem_last_error();
+  EXPECT_EQ(load(words(r)), 100u);
+}
+
 TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);

@@ -77,6 +77,7 @@ struct Device {
   std::atomic<int> launches{0}, launches_until_error{1 << 30};
   std::atomic<bool> records{true}, orders{true}, loads{true};
   std::function<void()> at_begun;   // by a thread block, before it looks whether it may
+  std::function<void()> at_clear;   // .. and before what may clears anything
   std::function<void()> at_record;  // by the host
 };
 std::unique_ptr<Device> device;
@@ -89,6 +90,7 @@ struct Row {
 void run_kernel(uint32_t blocks, uint32_t* words, uint32_t generation, std::span<const Row> rows) {
   std::vector<std::pair<uint32_t, bool>> begun;
   const auto end_all = [&] {
+    if (device->at_clear) device->at_clear();
     for (const auto& [i, may] : begun) {
       for (const Row& row : rows)
         if (may) memset(reinterpret_cast<void*>(row.at + i * row.share), 0, row.share);
@@ -312,7 +314,7 @@ TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
 // again when a kernel has stored there.
 TEST_F(DeviceClear, WhatNoStreamComesAfterIsWaitedFor) {
   std::atomic<bool> goes_on{false}, after{false};
-  device->at_table = [&] {
+  device->at_clear = [&] {
     while (!goes_on) std::this_thread::yield();
   };
   device->orders = false;
