@@ -204,17 +204,9 @@ TEST_F(Api, ArgumentsAndResultsMayLieInARegionThatIsAbsent) {
 
 TEST_F(Api, ABadEnvironmentVariableStopsInitWithNameValueAndForm) {
   vmem_shutdown();
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("VMEM_IO_DEPTH", "lots", 1);
-    unsetenv("LD_PRELOAD");
-    execl("/proc/self/exe", "system_tests", "--gtest_filter=ApiChild.DISABLED_InitPrintsItsError",
-          "--gtest_also_run_disabled_tests", nullptr);
-    _exit(98);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  const pid_t child =
+      systest::start_child("ApiChild.DISABLED_InitPrintsItsError", {{"VMEM_IO_DEPTH", "lots"}, {"LD_PRELOAD", ""}});
+  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
 }
 
 // Run by the test above in a process of its own.
@@ -250,21 +242,18 @@ TEST_F(Api, AForkedChildIsRefusedAndTheParentGoesOn) {
   auto words = region.view<uint64_t>();
   for (size_t i = 0; i < words.size(); ++i) words[i] = stamp(i, 1);
   region.evict();
-  const pid_t child = fork();
-  if (child == 0) {
-    void* p = nullptr;
-    const bool refused = vmem_alloc(&p, 4096, 0) == -ECHILD && vmem_sync(region.data(), 4096) == -ECHILD &&
-                         vmem_set("host_budget", "64M") == -ECHILD;
-    // The child has no mapping there: the kernel answers a system call with EFAULT.
-    const int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    int pipes[2];
-    const bool no_mapping = pipe(pipes) == 0 && write(pipes[1], region.data(), 1) == -1 && errno == EFAULT;
-    close(fd);
-    _exit(refused && no_mapping ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(systest::status_of_fork([&] {
+              void* p = nullptr;
+              const bool refused = vmem_alloc(&p, 4096, 0) == -ECHILD && vmem_sync(region.data(), 4096) == -ECHILD &&
+                                   vmem_set("host_budget", "64M") == -ECHILD;
+              // The child has no mapping there: the kernel answers a system call with EFAULT.
+              const int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+              int pipes[2];
+              const bool no_mapping = pipe(pipes) == 0 && write(pipes[1], region.data(), 1) == -1 && errno == EFAULT;
+              close(fd);
+              return refused && no_mapping ? 0 : 1;
+            }),
+            0);
   for (size_t i = 0; i < words.size(); ++i) ASSERT_EQ(words[i], stamp(i, 1));
 }
 
@@ -278,11 +267,7 @@ TEST_F(Api, ADataLoaderThatForksWorkersWhileBlocksMoveHarmsNothing) {
   });
   int forks = 0;
   while (!stop || forks < 4) {
-    const pid_t child = fork();
-    if (child == 0) _exit(7);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    ASSERT_EQ(WEXITSTATUS(status), 7);
+    ASSERT_EQ(systest::status_of_fork([] { return 0; }), 0);
     ++forks;
     usleep(2000);
   }

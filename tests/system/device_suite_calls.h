@@ -136,17 +136,13 @@ TEST_P(DeviceTierViews, AForkedChildHasNothingOfItAndTheParentGoesOn) {
   EXPECT_EQ(cpu_wrong(words(r), n / 2, 0, 1), 0u);  // one block has a copy for the CPU
   int pipes[2];
   ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    int wrong = vmem_release(words(r), r.size(), s) == -ECHILD ? 0 : 1;
-    for (const size_t at : {size_t{0}, n / 2})  // the child has no mapping there
-      wrong |= write(pipes[1], words(r) + at, 8) == -1 && errno == EFAULT ? 0 : 2;
-    _exit(wrong);
-  }
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(status_of_fork([&] {
+              int wrong = vmem_release(words(r), r.size(), s) == -ECHILD ? 0 : 1;
+              for (const size_t at : {size_t{0}, n / 2})  // the child has no mapping there
+                wrong |= write(pipes[1], words(r) + at, 8) == -1 && errno == EFAULT ? 0 : 2;
+              return wrong;
+            }),
+            0);
   close(pipes[0]);
   close(pipes[1]);
   app_->check(s, words(r), n, 0, 1);

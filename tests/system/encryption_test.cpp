@@ -113,16 +113,8 @@ TEST_P(Encryption, WhatIsLeftAfterAKillTellsNothing) {
   systest::TempFile store;
   int said[2];
   ASSERT_EQ(pipe2(said, O_CLOEXEC), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    // A program of its own: this one's runtime is not the child's.
-    const std::string self = "/proc/self/exe";
-    setenv("ENCRYPTION_STORE", store.path().c_str(), 1);
-    dup2(said[1], 1);
-    const std::string filter = "--gtest_filter=EncryptionChild.DISABLED_StoresAndWaits";
-    execl(self.c_str(), "system_tests", filter.c_str(), "--gtest_also_run_disabled_tests", nullptr);
-    _exit(9);
-  }
+  const pid_t child = systest::start_child("EncryptionChild.DISABLED_StoresAndWaits",
+                                           {{"ENCRYPTION_STORE", store.path()}}, {.user = {}, .output = said[1]});
   close(said[1]);
   std::string output;
   char c;

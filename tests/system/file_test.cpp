@@ -393,16 +393,8 @@ TEST_F(FilesMore, ChangesOfASharedFileReachItAtExit) {
   TempFile file(8 * kMiB, 9);
   auto want = TempFile::content(8 * kMiB, 9);
   vmem_shutdown();
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("VMEM_TEST_FILE", file.path().c_str(), 1);
-    execl("/proc/self/exe", "system_tests", "--gtest_filter=FilesChild.DISABLED_WritesAndExits",
-          "--gtest_also_run_disabled_tests", nullptr);
-    _exit(98);
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_EQ(WEXITSTATUS(status), 0);
+  const pid_t child = systest::start_child("FilesChild.DISABLED_WritesAndExits", {{"VMEM_TEST_FILE", file.path()}});
+  ASSERT_EQ(systest::wait_for_child(child, 60), 0);
   for (size_t i = 0; i < want.size(); i += 4096) want[i] = 0xee;
   EXPECT_TRUE(file.read() == want);
 }

@@ -40,12 +40,12 @@ TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
   memset(anonymous, 4, kSize);
   ASSERT_EQ(vmem_sync(shared, kSize), 0) << vmem_last_error();
   ASSERT_EQ(vmem_evict(anonymous, kSize, VMEM_SSD), 0) << vmem_last_error();
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+  const pid_t child = systest::fork_child([] {
     alarm(300);
-    for (;;) pause();
-  }
+    pause();
+    return 0;
+  });
+  ASSERT_GE(child, 0);
   std::ofstream(getenv("VMEM_TEST_PID")) << child << std::flush;
   kill(getpid(), SIGKILL);
 }
@@ -57,12 +57,7 @@ std::atomic<bool> goes_on{true};
 // Each child is refused, with words.
 void fork_often(int times) {
   for (int i = 0; i < times; ++i) {
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) _exit(vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1);
-    int status = -1;
-    EXPECT_EQ(waitpid(child, &status, 0), child);
-    EXPECT_EQ(status, 0);
+    EXPECT_EQ(systest::status_of_fork([] { return vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1; }), 0);
   }
 }
 
@@ -114,7 +109,6 @@ TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
 }
 
 TEST_F(Fork, AChildIsRefusedAlsoWhereNothingHasStarted) {
-  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   const int status = systest::wait_for_child(
       systest::start_child("ForkChild.DISABLED_ForksWhileCallsFail", {{"VMEM_BLOCK_SIZE", "nonsense"}}), 240);
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
@@ -197,6 +191,7 @@ std::string descriptors(const std::set<int>& known, std::set<int>* all) {
 // With a descriptor of the trap a child that gave up its rights could write to its parent's memory.
 TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
   if (IsSkipped()) return;
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   vmem_shutdown();
   const TempFile file(kSize);
   int told[2];
@@ -210,13 +205,11 @@ TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
     memset(anonymous.data(), 4, kSize);
     anonymous.evict();
     ASSERT_NE(descriptors(before, nullptr), "") << "the parent has some";
-    const pid_t child = fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
-      const std::string kept = descriptors(before, nullptr) + "-";
-      _exit(write(told[1], kept.data(), kept.size()) == static_cast<ssize_t>(kept.size()) ? 0 : 1);
-    }
-    EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+    EXPECT_EQ(systest::status_of_fork([&] {
+                const std::string kept = descriptors(before, nullptr) + "-";
+                return write(told[1], kept.data(), kept.size()) == static_cast<ssize_t>(kept.size()) ? 0 : 1;
+              }),
+              0);
     char kept[4096] = {};
     ASSERT_GT(read(told[0], kept, sizeof kept - 1), 0);
     EXPECT_STREQ(kept, "-") << engine;

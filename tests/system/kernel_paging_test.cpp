@@ -602,23 +602,19 @@ TEST_F(KernelPaging, ALostDeviceIsToldAndTheRangeEndsAllTheSame) {
 }
 
 TEST_F(KernelPaging, AForkedChildIsRefusedAndTheParentGoesOn) {
-  if (IsSkipped() || !systest::kForksWell) return;
+  if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
   Open open(words(r), 4 * kBlock, kBoth, stream_);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    vmem_kernel_view view;
-    struct vmem_kernel* kernel = nullptr;
-    const bool right = vmem_kernel_end(open.handle(), nullptr) == -ECHILD &&
-                       vmem_kernel_begin(&kernel, words(r), kBlock, kBoth, 0, 0, &view) == -ECHILD;
-    _exit(right ? 0 : 1);
-  }
+  EXPECT_EQ(systest::status_of_fork([&] {
+              vmem_kernel_view view;
+              struct vmem_kernel* kernel = nullptr;
+              const bool right = vmem_kernel_end(open.handle(), nullptr) == -ECHILD &&
+                                 vmem_kernel_begin(&kernel, words(r), kBlock, kBoth, 0, 0, &view) == -ECHILD;
+              return right ? 0 : 1;
+            }),
+            0);
   std::atomic<int> told{-1};
   launch_add(stream_, open.view(), 2, &told);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
   open.end();
   EXPECT_EQ(told, kPresent);
 }

@@ -335,15 +335,14 @@ TEST_P(LeaseHandles, AForkedChildIsRefused) {
   const vmem_range one = range(r, 0);
   Lease *lease = nullptr, *other = nullptr;
   ASSERT_EQ(vmem_lease(&lease, &one, 1, location(), at_stream()), 0) << said();
-  const pid_t child = fork();
-  if (child == 0) {
-    const bool refused = vmem_lease_poll(lease) == -ECHILD && vmem_lease_fd(lease) == -ECHILD &&
-                         vmem_lease_end(lease, nullptr) == -ECHILD &&
-                         vmem_lease(&other, &one, 1, VMEM_HOST, nullptr) == -ECHILD &&
-                         vmem_lease_async(&other, &one, 1, VMEM_HOST, nullptr, nullptr, nullptr) == -ECHILD;
-    _exit(refused ? 0 : 1);
-  }
-  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+  EXPECT_EQ(systest::status_of_fork([&] {
+              const bool refused = vmem_lease_poll(lease) == -ECHILD && vmem_lease_fd(lease) == -ECHILD &&
+                                   vmem_lease_end(lease, nullptr) == -ECHILD &&
+                                   vmem_lease(&other, &one, 1, VMEM_HOST, nullptr) == -ECHILD &&
+                                   vmem_lease_async(&other, &one, 1, VMEM_HOST, nullptr, nullptr, nullptr) == -ECHILD;
+              return refused ? 0 : 1;
+            }),
+            0);
   ASSERT_EQ(vmem_lease_end(lease, at_stream()), 0) << said();
 }
 

@@ -56,15 +56,9 @@ TEST_F(Lifecycle, ThreadsFaultingInARegionBeingFreedGetSigbusNotAHang) {
   if (IsSkipped()) return;
   for (const char* block : {"2MiB", "64KiB"}) {
     ASSERT_EQ(vmem_set("block_size", block), 0);
-    const pid_t child = fork();  // SIGBUS or SIGSEGV ends the child: never a hang, never exit 0
-    if (child == 0) {
-      setenv("VMEM_TEST_BLOCK", block, 1);
-      execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_FreesUnderFaults",
-            "--gtest_also_run_disabled_tests", nullptr);
-      _exit(98);
-    }
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
+    // SIGBUS or SIGSEGV ends the child: never a hang, never exit 0.
+    const int status = systest::wait_for_child(
+        systest::start_child("LifecycleChild.DISABLED_FreesUnderFaults", {{"VMEM_TEST_BLOCK", block}}), 120);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 55) << status;
   }
 }
@@ -126,14 +120,8 @@ TEST_F(Lifecycle, ResidentMemorySeenFromOutsideStaysWithinBudgetPlus32MiB) {
   for (const char* block : {"2MiB", "64KiB", "4KiB"}) {
     int ready[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ready), 0);
-    const pid_t child = fork();
-    if (child == 0) {
-      setenv("VMEM_TEST_BLOCK", block, 1);
-      setenv("VMEM_TEST_FD", std::to_string(ready[1]).c_str(), 1);
-      execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_UsesFourBudgets",
-            "--gtest_also_run_disabled_tests", nullptr);
-      _exit(98);
-    }
+    const pid_t child = systest::start_child("LifecycleChild.DISABLED_UsesFourBudgets",
+                                             {{"VMEM_TEST_BLOCK", block}, {"VMEM_TEST_FD", std::to_string(ready[1])}});
     close(ready[1]);
     char byte = 0;
     ASSERT_EQ(read(ready[0], &byte, 1), 1);
@@ -442,15 +430,9 @@ TEST_F(Lifecycle, KillLeavesNoFileBehind) {
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("VMEM_SSD_PATH", folder.c_str(), 1);
-    setenv("VMEM_HOST_BUDGET", "16MiB", 1);
-    setenv("VMEM_TEST_FD", std::to_string(ready[1]).c_str(), 1);
-    execl("/proc/self/exe", "system_tests", "--gtest_filter=LifecycleChild.DISABLED_WritesForEver",
-          "--gtest_also_run_disabled_tests", nullptr);
-    _exit(98);
-  }
+  const pid_t child = systest::start_child(
+      "LifecycleChild.DISABLED_WritesForEver",
+      {{"VMEM_SSD_PATH", folder}, {"VMEM_HOST_BUDGET", "16MiB"}, {"VMEM_TEST_FD", std::to_string(ready[1])}});
   close(ready[1]);
   char byte = 0;
   EXPECT_EQ(read(ready[0], &byte, 1), 1);

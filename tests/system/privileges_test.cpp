@@ -28,6 +28,8 @@ namespace {
 
 using systest::SystemTest;
 
+constexpr uid_t kNobody = 65534;
+
 class Privileges : public SystemTest {};
 
 // Whose program it is: root's, or another ordinary user's.
@@ -49,17 +51,12 @@ TEST_P(PrivilegesOf, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
   const std::string place = program + ".d";  // and the file that its starter would like to have made
   ASSERT_EQ(mkdir(place.c_str(), 0777), 0);
   ASSERT_EQ(chmod(place.c_str(), 0777), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("VMEM_HOST_BUDGET", "48MiB", 1);
-    setenv("VMEM_SSD_PATH", (victim.path() + ":" + place + "/store").c_str(), 1);
-    setenv("VMEM_BLOCK_SIZE", "64KiB", 1);
-    setenv("VMEM_LOG", "nonsense", 1);  // would be an error of every call
-    if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
-    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsAsItsOwner",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(98);
-  }
+  const pid_t child = systest::start_child("PrivilegesChild.DISABLED_RunsAsItsOwner",
+                                           {{"VMEM_HOST_BUDGET", "48MiB"},
+                                            {"VMEM_SSD_PATH", victim.path() + ":" + place + "/store"},
+                                            {"VMEM_BLOCK_SIZE", "64KiB"},
+                                            {"VMEM_LOG", "nonsense"}},  // would be an error of every call
+                                           {program, kNobody});
   const int status = systest::wait_for_child(child, 60);
   unlink(program.c_str());
   EXPECT_TRUE(std::filesystem::is_empty(place)) << "a file of the owner's where the starter wanted it";
@@ -88,16 +85,9 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   ASSERT_EQ(mkdir(place.c_str(), 0700), 0);
   ASSERT_EQ(chown(place.c_str(), 0, 61503), 0);
   ASSERT_EQ(chmod(place.c_str(), 0775), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    setenv("PLACE", place.c_str(), 1);
-    setenv("VMEM_PUBLISH", "on", 1);
-    setenv("VMEM_HOST_BUGDET", "1G", 1);
-    if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
-    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsAsAnotherGroup",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(98);
-  }
+  const pid_t child =
+      systest::start_child("PrivilegesChild.DISABLED_RunsAsAnotherGroup",
+                           {{"PLACE", place}, {"VMEM_PUBLISH", "on"}, {"VMEM_HOST_BUGDET", "1G"}}, {program, kNobody});
   const int status = systest::wait_for_child(child, 60);
   unlink(program.c_str());
   std::error_code ignored;
@@ -124,18 +114,16 @@ TEST_F(Privileges, AProgramWithCapabilitiesTakesNothingFromTheEnvironment) {
   given.data[0].permitted = 1u << CAP_NET_BIND_SERVICE;
   const int rc = setxattr(program.c_str(), "security.capability", &given, sizeof given, 0);
   const int why = errno;
-  const pid_t child = rc != 0 ? -1 : fork();
-  if (child == 0) {
-    for (const char* name : {"TMPDIR", "XDG_RUNTIME_DIR", "PLACE"}) setenv(name, place.c_str(), 1);
-    setenv("VMEM_HOST_BUDGET", "48MiB", 1);
-    setenv("VMEM_BLOCK_SIZE", "64KiB", 1);
-    setenv("VMEM_SSD_PATH", (place + "/store").c_str(), 1);
-    setenv("VMEM_PUBLISH", "on", 1);
-    if (setgroups(0, nullptr) != 0 || setgid(65534) != 0 || setuid(65534) != 0) _exit(97);
-    execl(program.c_str(), "child", "--gtest_filter=PrivilegesChild.DISABLED_RunsWithCapabilities",
-          "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
-    _exit(98);
-  }
+  const pid_t child = rc != 0 ? -1
+                              : systest::start_child("PrivilegesChild.DISABLED_RunsWithCapabilities",
+                                                     {{"TMPDIR", place},
+                                                      {"XDG_RUNTIME_DIR", place},
+                                                      {"PLACE", place},
+                                                      {"VMEM_HOST_BUDGET", "48MiB"},
+                                                      {"VMEM_BLOCK_SIZE", "64KiB"},
+                                                      {"VMEM_SSD_PATH", place + "/store"},
+                                                      {"VMEM_PUBLISH", "on"}},
+                                                     {program, kNobody});
   const int status = child < 0 ? 77 << 8 : systest::wait_for_child(child, 60);
   unlink(program.c_str());
   EXPECT_TRUE(std::filesystem::is_empty(place)) << "a file, or a publication, where the starter wanted it";

@@ -24,14 +24,6 @@
 
 namespace systest {
 
-// Whether a child of a process with threads may use memory. The allocator of GCC 12's AddressSanitizer does not survive
-// the fork where another thread is inside it: the child waits for ever.
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kForksWell = false;
-#else
-inline constexpr bool kForksWell = true;
-#endif
-
 inline std::string temp_folder() {
   const char* tmp = getenv("TMPDIR");
   return tmp != nullptr ? tmp : "/var/tmp";
