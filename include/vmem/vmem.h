@@ -231,7 +231,7 @@ struct vmem_region_attr {
 	const char *codec; /* of its blocks on the SSD: "none", "lz4", "zstd" */
 	const char *name;  /* as vmem_name */
 	int fd;            /* opened again with the flag's access; yours to close, at once if you like */
-	int advice;        /* of enum vmem_advice, for the whole region: NORMAL to PRIORITY_HIGH without WILL_NEED, DONT_NEED */
+	int advice;        /* of enum vmem_advice, for the whole region: NORMAL to PRIORITY_HIGH without WILL_NEED, DONT_NEED; see below */
 	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
 	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
 	/*
@@ -250,7 +250,9 @@ struct vmem_region_attr {
 /*
  * A new region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its own:
  * nothing that `attr` gives depends on settings, which other parts of the program may change. attr
- * NULL: vmem_alloc(ptr, size, 0).
+ * NULL: vmem_alloc(ptr, size, 0). Where neither block_size nor the setting device_block_size says how
+ * large the blocks of a device tier on physical handles are, the advice SEQUENTIAL lets them have up
+ * to 32 MiB in place of 8, and RANDOM 2 MiB: no advice changes that later.
  * -EINVAL also: an attribute that is not accepted, with its value and what is; a file or an offset
  * without a flag VMEM_MAP_..; a block_size below 2 MiB where the region gets a device tier, or above
  * it where that is on managed memory;

@@ -47,13 +47,14 @@ struct NewRegion {
   store::Codec codec = store::Codec::raw;
   std::string path;  // files
   uint64_t offset = 0;
-  bool host_only = false;         // no device tier, also where there is one
-  bool fixed_block_size = false;  // block_size was asked for, for this region
-  size_t device_block = 0;        // .. of its device tier, as RegionMaker::device_block() has it; 0: none
-  bool adapts = false;            // .. or the blocks are to be small and read together where that is how they are used
-  int checksum = 0;               // 1, -1: verified or not; 0: as the setting has it
-  int core_dump = 0;      // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
-  uintptr_t address = 0;  // where, if nothing is there; 0: anywhere
+  bool host_only = false;                          // no device tier, also where there is one
+  bool fixed_block_size = false;                   // block_size was asked for, for this region
+  policy::Access access = policy::Access::normal;  // advised with it
+  size_t device_block = 0;  // .. of its device tier, as RegionMaker::device_block() has it; 0: none
+  bool adapts = false;      // .. or the blocks are to be small and read together where that is how they are used
+  int checksum = 0;         // 1, -1: verified or not; 0: as the setting has it
+  int core_dump = 0;        // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
+  uintptr_t address = 0;    // where, if nothing is there; 0: anywhere
   bool says_size() const { return fixed_block_size && !adapts; }
 };
 

@@ -22,6 +22,18 @@ constexpr size_t kMaxRegion = size_t{1} << 46;
 constexpr size_t kAdaptingBlock = 64 << 10;
 constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
 
+// Of blocks that nobody gives the size of.
+size_t largest_chosen(policy::Access advised) {
+  switch (advised) {
+    case policy::Access::random:
+      return device::kUnit;
+    case policy::Access::sequential:
+      return size_t{32} << 20;
+    default:
+      return size_t{8} << 20;
+  }
+}
+
 Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& engine) {
   if (what.offset % core::kPage != 0) {
     return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
@@ -56,9 +68,9 @@ void close_file(Region* r, store::Engine& engine) {
 
 // How large the blocks of a region's device tier are; 0: it has none. Larger ones move faster, smaller ones waste less:
 // from 8 MiB on little is gained where something is ahead (0.95 to 0.99 of a pinned copy on an H200; 0.74 and 0.77 by 2
-// MiB), and each miss moves more. Those that are chosen leave a device, and what moves there, room for several.
+// MiB), and each miss moves more. Larger ones gain where blocks come and go at once, and where zeros are made: worth it
+// where one follows the other. Those that are chosen leave a device, and what moves there, room for several.
 Status RegionMaker::device_block(const NewRegion& what, size_t* out) {
-  constexpr size_t kLargestChosen = size_t{8} << 20;
   constexpr uint64_t kSeveral = 16, kMostRounding = 3;  // percent of the region
   *out = 0;
   if (devices_ == nullptr || what.host_only) return {};
@@ -80,7 +92,7 @@ Status RegionMaker::device_block(const NewRegion& what, size_t* out) {
                               : config_.device_budget != 0 ? config_.device_budget
                                                            : devices_->info(d).total_bytes / 5 * 4);
   }
-  size_t block = std::min(kLargestChosen, devices_->largest_unit());
+  size_t block = std::min(largest_chosen(what.access), devices_->largest_unit());
   for (; block > device::kUnit; block /= 2) {
     const uint64_t rounding = core::round_up(what.size, block) - what.size;
     StagingPool& pool = staging_.of(block);

@@ -226,6 +226,52 @@ TEST_F(DeviceBlocks, WithoutAWishTheyAreAsLargeAsFits) {
   EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
 }
 
+TEST_F(DeviceBlocks, AdviceGivenWithARegionChoosesHowLargeTheyAre) {
+  start(1, {{"device_budget", "512MiB"}, {"host_budget", "1GiB"}, {"device_block_size", "auto"}}, true);
+  if (IsSkipped()) return;
+  struct vmem_region_attr attr = {};
+  attr.size = sizeof attr;
+  const auto chosen = [&attr](size_t mib, vmem_advice advice) {
+    attr.advice = advice;
+    void* p = nullptr;
+    EXPECT_EQ(vmem_create(&p, mib * kMiB, &attr), 0) << said();
+    vmem_residency there = {};
+    there.size = sizeof there;
+    EXPECT_EQ(vmem_query(p, kMiB, &there), 0) << said();
+    // What is advised of a region that lives changes what is read ahead, and not its blocks.
+    EXPECT_EQ(vmem_advise(p, mib * kMiB, VMEM_ADVISE_RANDOM, VMEM_HOST), 0) << said();
+    vmem_residency later = there;
+    EXPECT_EQ(vmem_query(p, kMiB, &later), 0) << said();
+    EXPECT_EQ(later.block_size, there.block_size);
+    EXPECT_EQ(vmem_free(p), 0) << said();
+    return there.block_size / kMiB;
+  };
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 32u);
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_RANDOM), 2u);
+  for (const vmem_advice other : {VMEM_ADVISE_NORMAL, VMEM_ADVISE_HOT, VMEM_ADVISE_PRIORITY_LOW})
+    EXPECT_EQ(chosen(1024, other), 8u);
+  EXPECT_EQ(chosen(48, VMEM_ADVISE_SEQUENTIAL), 16u) << "a quarter of 64 would be rounding";
+  attr.block_size = 4 * kMiB;
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 4u) << "it says so itself";
+  attr.block_size = VMEM_BLOCK_AUTO;
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 32u);
+  attr.flags = VMEM_HOST_ONLY;
+  attr.block_size = 0;
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 2u) << "setting block_size";
+  attr.flags = 0;
+  ASSERT_EQ(vmem_set("device_budget", "256MiB"), 0) << said();
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 16u) << "16 of them";
+  ASSERT_EQ(vmem_set("device_budget", "512MiB"), 0) << said();
+  ASSERT_EQ(vmem_set("staging_share", "12"), 0) << said();
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 4u) << "122 MiB for staging frames";
+  EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
+  start(1, {{"device_budget", "512MiB"}, {"host_budget", "1GiB"}, {"device_block_size", "4MiB"}}, true);
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 4u) << "the process says so";
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_RANDOM), 4u);
+  start(1, {{"device_block_size", "auto"}});
+  EXPECT_EQ(chosen(1024, VMEM_ADVISE_SEQUENTIAL), 2u) << "managed memory has one size";
+}
+
 TEST_F(DeviceBlocks, FramesOfASizeThatNoRegionHasGoToOthers) {
   start(1, {{"device_budget", "96MiB"}, {"host_budget", "320MiB"}}, true);
   if (IsSkipped()) return;
