@@ -318,8 +318,7 @@ std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* r
   const Unit& unit = r.units[r.index(address)];
   const size_t inside = (address - r.base) % r.unit;
   *run = r.unit - inside;
-  PiecePool& pool = devices_[unit.device.load()]->pieces.of(r.unit);
-  return reinterpret_cast<std::byte*>(pool.window(unit.piece.load())) + inside;
+  return window(unit.device.load(), r.unit, unit.piece.load()) + inside;
 }
 
 void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
@@ -405,9 +404,12 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory for a list of copies");
   }
-  for (const Item& item : *items)
-    if (moving(*item.r, item.copy, true))
-      violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
+  for (const Item& item : *items) {
+    bool clash = moving(*item.r, item.copy, true);
+    for (size_t i = item.r->index(item.copy.block); i <= item.r->index(item.copy.block + item.copy.size - 1); ++i)
+      clash |= is_sent(*item.r, i);
+    if (clash) violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
+  }
   Status queued = enqueue(stream, [this, device, in, moving, items, event, token] {
     for (const Item& item : *items) {
       const Copy& copy = item.copy;
@@ -457,6 +459,11 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
       violation(strprintf("a kernel's %s at %#zx while it is being copied %s", store ? "store" : "load", address,
                           (moving & kCopyingOut) != 0 ? "out" : "in"));
       return illegal("it is being copied");
+    }
+    if (is_sent(*r, i)) {
+      violation(
+          strprintf("a kernel's %s at %#zx while it is sent to another device", store ? "store" : "load", address));
+      return illegal("it is on its way between devices");
     }
   }
   return view(*r, address);

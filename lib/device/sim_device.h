@@ -8,7 +8,8 @@
 // Kernels are functions that reach blocks through SimKernel::at(), which checks what a GPU would check, and more:
 //   - a hole, or a unit on a device without peer access: error 700, sticky, as with CUDA;
 //   - a touch of bytes whose copy in has not ended, a store to bytes being copied out, a copy or a punch that overlaps
-//     another copy: with CUDA wrong data, here error 700 and an entry in violations().
+//     another copy, any of them of what is on its way from one device to another: with CUDA wrong data, here error 700
+//     and an entry in violations().
 #pragma once
 
 #include <chrono>
@@ -51,6 +52,7 @@ enum class SimOp : uint8_t {
   punch,
   unmapped,
   migrate,
+  send,  // handles: the copy of a unit to another device, by the device whose it is
   advise,
   pin,
   unpin,
@@ -221,6 +223,11 @@ class SimDevices final : public UnitDevices {
   core::Status oversubscribed(int device);
   // Where copies reach the byte, and how many behind it lie with it.
   std::byte* window(const Reservation& r, uintptr_t address, size_t* run) const;
+  std::byte* window(int device, size_t size, uint32_t piece) const;
+  bool is_sent(const std::byte* piece) const;
+  bool is_sent(const Reservation& r, size_t unit) const {
+    return !shared() && is_sent(window(r.units[unit].device.load(), r.unit, r.units[unit].piece.load()));
+  }
   void copy_bytes(const Reservation& r, const Copy& copy, bool in);
 
   const SimOptions options_;
@@ -243,6 +250,11 @@ class SimDevices final : public UnitDevices {
     }
   };
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
+  struct Sending {  // a unit, to another device
+    const std::byte *source, *target;
+    int by;
+  };
+  std::vector<Sending> sending_;         // protected by mutex_
   std::vector<std::string> violations_;  // protected by mutex_
   uint64_t file_end_ = 0;                // protected by mutex_
   std::atomic<size_t> waiting_{0};

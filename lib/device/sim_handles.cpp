@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -63,7 +64,13 @@ Status SimDevices::body_take(int device, size_t size, uint32_t* piece) {
   return take_piece(device, size, piece);
 }
 
+std::byte* SimDevices::window(int device, size_t size, uint32_t piece) const {
+  return reinterpret_cast<std::byte*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece));
+}
+
 void SimDevices::body_give(int device, size_t size, uint32_t piece) {
+  if (is_sent(window(device, size, piece)))
+    violation(core::strprintf("piece %u of device %d given up while it is sent to another device", piece, device));
   devices_[static_cast<size_t>(device)]->pieces.of(size).give(
       piece, [&](const Piece& left) { return destroy_piece(size, left); });
 }
@@ -75,17 +82,51 @@ Status SimDevices::body_send_piece(const Span& span, int device, uint32_t piece,
     violation(core::strprintf("unit at %#zx moved to device %d while it is being copied", span.address(), device));
   for (const int d : {device, static_cast<int>(span.unit(0).device.load())})
     if (Status s = probe(d); !s.ok()) return s;
-  // It ends here, and who waits for it may not be told.
-  auto event = std::make_shared<SimEvent>(by);
-  event->reached = true;
+  Device& copier = *devices_[static_cast<size_t>(by)];
+  const auto side = static_cast<size_t>(by == device ? Direction::in : Direction::out);
+  Stream* const stream =
+      copier.copy_streams[side][copier.next[side].fetch_add(1) % copier.copy_streams[side].size()].get();
   const size_t size = span.unit_size();
   size_t run = 0;
-  std::memcpy(reinterpret_cast<void*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece)),
-              window(*span.reservation, span.address(), &run), size);
+  const std::byte* const source = window(*span.reservation, span.address(), &run);
+  std::byte* const target = window(device, size, piece);
+  auto event = std::make_shared<SimEvent>(by);
+  auto token = SimWork::begin(copier.work);
+  {
+    std::lock_guard lock(mutex_);
+    sending_.push_back({source, target, by});
+  }
+  const auto end = [this, target, event] {
+    {
+      std::lock_guard lock(mutex_);
+      std::erase_if(sending_, [&](const Sending& s) { return s.target == target; });
+      event->reached = true;
+    }
+    changed_.notify_all();
+  };
+  Status queued = enqueue(stream, [this, at = span.address(), size, source, target, by, end, token = std::move(token)] {
+    core::step("device.sending");
+    if (Status s = run_hook(SimOp::send, by, at, size); !s.ok()) lose(by, s.text());
+    copying_.fetch_add(1);  // before the look: reset() waits for those that find the device well
+    if (health(by).ok()) std::memcpy(target, source, size);
+    copying_.fetch_sub(1);
+    end();
+  });
+  if (!queued.ok()) {
+    end();
+    return queued;
+  }
   *done = std::move(event);
   return {};
 } catch (const std::bad_alloc&) {
   return error(ENOMEM, "no memory to know a copy by");
+}
+
+bool SimDevices::is_sent(const std::byte* piece) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(sending_.begin(), sending_.end(), [&](const Sending& s) {
+    return (s.source == piece || s.target == piece) && !devices_[static_cast<size_t>(s.by)]->lost;
+  });
 }
 
 Status SimDevices::body_zero(const Span& span) {

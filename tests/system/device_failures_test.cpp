@@ -2,6 +2,8 @@
 // and nobody waits for ever. On simulated devices.
 #include <array>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "sim_support.h"
 
@@ -249,6 +251,28 @@ TEST_F(HandlesFail, ABlockThatDoesNotComeIsUnmappedAndCanComeLater) {
   EXPECT_EQ(load(words + 2 * kWords), 9u);
 }
 
+// .. of a copy that fails when it ends: who copies is lost, and what it copied is where it was.
+TEST_F(HandlesFail, ABlockWhoseCopyToAnotherDeviceFailsAtItsEndStaysWhereItIs) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  for (size_t b = 0; b < 4; ++b) store_on_device(words + b * kWords, 7 + b);
+  systest::LogLines log;
+  refuse(SimOp::send, EIO);
+  EXPECT_EQ(vmem_acquire(words, r.size(), kBoth, 1, other), -EIO);
+  sim().set_hook(nullptr);
+  EXPECT_FALSE(sim().health(1).ok());
+  EXPECT_EQ(vmem_release(words, r.size(), other), -EINVAL) << "nothing is leased";
+  for (size_t b = 0; b < 4; ++b) store_on_device(words + b * kWords + 1, 8);
+  ASSERT_TRUE(sim().health(0).ok()) << "a kernel under a lease has lost the device";
+  for (size_t b = 0; b < 4; ++b) {
+    EXPECT_EQ(load(words + b * kWords), 7 + b);
+    EXPECT_EQ(load(words + b * kWords + 1), 8u);
+  }
+  EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+}
+
 // The parameter: page tables of their own.
 class FirstDeviceIsLost : public DeviceFailures, public ::testing::WithParamInterface<bool> {
  protected:
@@ -283,9 +307,17 @@ INSTANTIATE_TEST_SUITE_P(, FirstDeviceIsLost, ::testing::Bool(),
 
 // The device goes just when some block comes to a step of its way, others being on theirs: to the device, from it, to
 // another one, written while it stays. Afterwards each block is right or lost, and all calls agree which.
-class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface<const char*> {
+struct LostAt {
+  const char* step;
+  bool handles;  // page tables of their own
+};
+void PrintTo(const LostAt& at, std::ostream* os) {
+  *os << at.step << (at.handles ? ", handles" : "");
+}
+
+class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface<LostAt> {
  protected:
-  void SetUp() override { start(2, {{"fault_timeout_ms", "2000"}}); }
+  void SetUp() override { start(2, {{"fault_timeout_ms", "2000"}}, GetParam().handles); }
   static void lose_at_step(const char* step) {
     if (std::strcmp(step, at_) != 0 || came_.exchange(true)) return;
     if (resets_) {
@@ -352,8 +384,8 @@ TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
   auto *words = static_cast<uint64_t*>(r.data()), *file = static_cast<uint64_t*>(f.data());
   prepare(words);
   store_on_device(file, 101);
-  everything(words, file, GetParam(), false);
-  EXPECT_TRUE(came_) << "no block came to " << GetParam();
+  everything(words, file, GetParam().step, false);
+  EXPECT_TRUE(came_) << "no block came to " << GetParam().step;
   sim().lose(0, "the test took it away");  // for the steps that are never reached
 
   // What only the device had may be gone, and nothing else; what is old is never shown.
@@ -408,8 +440,8 @@ TEST_P(DeviceLostAt, AResetIsToldAndHangsNobody) {
   memset(host.data(), 5, host.size());
   prepare(words);
   store_on_device(file, 101);
-  everything(words, file, GetParam(), true);
-  EXPECT_TRUE(came_) << "no block came to " << GetParam();
+  everything(words, file, GetParam().step, true);
+  EXPECT_TRUE(came_) << "no block came to " << GetParam().step;
   EXPECT_NE(vmem_acquire(words, kBlock, VMEM_READ, 0, stream_), 0);
   const int rest = vmem_sync(words, 8 * kBlock);
   EXPECT_TRUE(rest == 0 || rest == -EIO) << vmem_last_error();
@@ -430,16 +462,28 @@ TEST_P(DeviceLostAt, AResetIsToldAndHangsNobody) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, DeviceLostAt,
-                         ::testing::Values("acquire.started", "device.read", "device.taking", "device.preparing",
-                                           "device.populate", "device.prepared", "device.copying_in", "device.issued",
-                                           "device.entered", "device.leaving", "device.hold", "device.copy_out",
-                                           "device.copying_out", "device.punching", "device.punched", "device.left",
-                                           "device.written", "device.opened", "device.migrating", "device.migrate"),
-                         [](const auto& p) {
-                           std::string name = p.param;
-                           name[name.find('.')] = '_';
-                           return name;
-                         });
+constexpr const char* kSteps[] = {"acquire.started",    "device.read",     "device.taking",     "device.preparing",
+                                  "device.populate",    "device.prepared", "device.copying_in", "device.issued",
+                                  "device.entered",     "device.leaving",  "device.hold",       "device.copy_out",
+                                  "device.copying_out", "device.punching", "device.punched",    "device.left",
+                                  "device.written",     "device.opened",   "device.migrating",  "device.migrate"};
+constexpr const char* kHandlesSteps[] = {
+    "acquire.started",  "device.read",       "device.taking",  "device.preparing", "device.populate",
+    "device.prepared",  "device.copying_in", "device.issued",  "device.entered",   "device.leaving",
+    "device.map",       "device.unmap",      "device.copy_in", "device.copy_out",  "device.copying_out",
+    "device.punching",  "device.punch",      "device.punched", "device.left",      "device.written",
+    "device.migrating", "device.migrate"};
+std::vector<LostAt> at(std::span<const char* const> steps, bool handles) {
+  std::vector<LostAt> all;
+  for (const char* step : steps) all.push_back({step, handles});
+  return all;
+}
+const auto name_of = [](const auto& p) {
+  std::string name = p.param.step;
+  name[name.find('.')] = '_';
+  return name;
+};
+INSTANTIATE_TEST_SUITE_P(Steps, DeviceLostAt, ::testing::ValuesIn(at(kSteps, false)), name_of);
+INSTANTIATE_TEST_SUITE_P(HandlesSteps, DeviceLostAt, ::testing::ValuesIn(at(kHandlesSteps, true)), name_of);
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "common/patience.h"
 #include "device/sim_device.h"
 
 namespace {
@@ -151,6 +153,7 @@ TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
   }
   EXPECT_TRUE(release(all).ok());
   EXPECT_EQ(units(from), 0u);
+  for (const int device : {0, 1}) EXPECT_LE(sim->taken(device), 4 * kUnit) << "what did not come has its piece still";
 }
 
 // Each unit is what it is said to be, also where one of several stays and others cannot come back.
@@ -179,6 +182,76 @@ TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   EXPECT_EQ(hidden, 2 * kUnit) << "those of the device that is lost are not";
   sim->set_hook(nullptr);
   EXPECT_TRUE(release(all).ok());
+}
+
+// A unit on its way from device 0 to device 1, whose copy ends when the test says so.
+class SimPassage : public SimHandles {
+ protected:
+  static constexpr uint64_t kThere = 0x7e57;
+  void SetUp() override {
+    SimHandles::SetUp();
+    unit_ = reserve();
+    make(unit_);
+    ASSERT_TRUE(sim->map({&unit_, 1}).ok());
+    for (int d = 0; d < 2; ++d) streams_.push_back(sim->create_stream(d));
+    store(0, kThere);
+  }
+  void TearDown() override {
+    sim->set_hook(nullptr);
+    for (void* s : streams_) sim->destroy_stream(s);
+    EXPECT_TRUE(release(unit_).ok());
+    EXPECT_EQ(sim->violations(), std::vector<std::string>());
+  }
+  uint64_t* word() const { return reinterpret_cast<uint64_t*>(unit_.address); }
+  void store(int device, uint64_t value) {
+    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, value](vmem::device::SimKernel& k) {
+      if (auto* w = reinterpret_cast<uint64_t*>(k.at(word(), kUnit, true)); w != nullptr) *w = value;
+    });
+    EXPECT_TRUE(s.ok()) << s.text();
+    EXPECT_TRUE(sim->synchronize(streams_[static_cast<size_t>(device)]).ok()) << "a kernel has lost the device";
+  }
+  // What a kernel finds there.
+  uint64_t found(int device) {
+    std::atomic<uint64_t> value{0};
+    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, &value](vmem::device::SimKernel& k) {
+      if (const auto* w = reinterpret_cast<const uint64_t*>(k.at(word(), kUnit, false)); w != nullptr) value = *w;
+    });
+    EXPECT_TRUE(s.ok()) << s.text();
+    sim->synchronize(streams_[static_cast<size_t>(device)]).ignore();
+    return value;
+  }
+  Status go(int by) {
+    Status each;
+    return sim->migrate({&unit_, 1}, 1, by, {&each, 1});
+  }
+  size_t units(int device) {
+    Memory memory = {};
+    EXPECT_TRUE(sim->memory(device, &memory).ok());
+    return memory.used / kUnit;
+  }
+  static Status refusal() { return vmem::core::error(EIO, "as the test wants it"); }
+
+  Range unit_ = {};
+  std::vector<void*> streams_;
+};
+
+// It is seen there when its bytes are, and where it was no more.
+TEST_F(SimPassage, TheDeviceThatItWasOnSeesItNoMore) {
+  ASSERT_TRUE(go(1).ok());
+  EXPECT_EQ(found(1), kThere);
+  EXPECT_EQ(found(0), 0u);
+  EXPECT_FALSE(sim->health(0).ok()) << "a kernel that reaches for it there meets an illegal address";
+}
+
+TEST_F(SimPassage, WhereItsCopyFailsAtItsEndItIsWhereItWas) {
+  sim->set_hook([](SimOp op, int, uintptr_t, size_t) { return op == SimOp::send ? refusal() : Status(); });
+  EXPECT_EQ(go(1).code(), -EIO);
+  sim->set_hook(nullptr);
+  EXPECT_FALSE(sim->health(1).ok());
+  EXPECT_EQ(units(0), 1u);
+  EXPECT_EQ(found(0), kThere);
+  store(0, 7);
+  EXPECT_EQ(found(0), 7u);
 }
 
 }  // namespace
