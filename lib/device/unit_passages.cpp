@@ -44,14 +44,16 @@ Status UnitDevices::end_passage(Passage& p, int to, int by) {
   const size_t size = p.unit.unit_size();
   Unit& unit = p.unit.unit(0);
   Status status = wait(p.copied);
-  // Nobody else may have the piece before the copy has ended, whatever a wait says. One that does not tell ends with
-  // all the work of the device whose it is.
-  for (unsigned tries = 1; !status.ok() && probe(p.from).ok() && probe(to).ok(); ++tries) {
+  // Nobody else may have the piece before the copy has ended, whatever a wait says and whatever becomes of the other
+  // device. One that does not tell ends with all the work of the device whose it is.
+  for (unsigned tries = 1; !status.ok() && probe(by).ok(); ++tries) {
     usleep(1000);
     status = tries % kDrainAfter == 0 && drain(by).ok() ? Status() : wait(p.copied);
   }
   p.copied.reset();
   if (status.ok()) status = p.shown;
+  // Who copies to another device is not told that this one is lost; what was to go there is here still.
+  if (status.ok() && by != to) status = probe(to);
   if (status.ok()) {
     body_give(p.from, size, p.left);
     used_[p.from].fetch_sub(size, std::memory_order_relaxed);

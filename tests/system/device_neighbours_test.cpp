@@ -16,13 +16,22 @@ constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kWords = kBlock / 8;
 constexpr size_t kRoom = 16, kGuests = 8;  // blocks of a device's budget; .. of which guests may have so many
 
-class Neighbours : public systest::SimTest, public ::testing::WithParamInterface<bool> {
+struct Body {
+  const char* name;
+  bool handles;                         // page tables of their own
+  const char* way = "device.spilling";  // the step where a block is on its way
+};
+void PrintTo(const Body& body, std::ostream* os) {
+  *os << body.name;
+}
+
+class Neighbours : public systest::SimTest, public ::testing::WithParamInterface<Body> {
  protected:
   void SetUp() override { begin(2); }
   void begin(int devices, const systest::Settings& more = {}) {
     systest::Settings settings{{"device_neighbours", "50"}, {"device_block_size", "2MiB"}};
     settings.insert(settings.end(), more.begin(), more.end());
-    start(devices, settings, GetParam());
+    start(devices, settings, GetParam().handles);
     if (IsSkipped()) return;
     streams_of_ = {stream_};
     for (int d = 1; d < devices; ++d) {
@@ -156,7 +165,7 @@ TEST_P(Neighbours, OfADeviceThatWasNotUsedNothingIsTaken) {
   if (IsSkipped()) return;
   vmem_shutdown();
   go_on();
-  start(2, {{"device_neighbours", "50"}, {"device_block_size", "2MiB"}}, GetParam());
+  start(2, {{"device_neighbours", "50"}, {"device_block_size", "2MiB"}}, GetParam().handles);
   streams_of_ = {stream_};
   const vmem::region r((kRoom + kGuests) * kBlock);
   fill(r);
@@ -327,7 +336,7 @@ class NeighboursMeanwhile : public Neighbours {
   void spill(const vmem::region& r) {
     cold(r, 1);
     for (size_t b = 0; b < kRoom; ++b) put(r, b, 100 + b);
-    stop_at("device.spilling");
+    stop_at(GetParam().way);
     aside([&] { put(r, kRoom, 100 + kRoom); });
     ASSERT_TRUE(stopped());
     EXPECT_EQ(guests(1), 1u);
@@ -406,7 +415,7 @@ TEST_P(NeighboursMeanwhile, ItIsEvictedOrSyncedOrFreed) {
   }
 }
 
-TEST_P(NeighboursMeanwhile, EitherDeviceIsLost) {
+TEST_P(NeighboursMeanwhile, TheOtherDeviceIsLost) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -415,6 +424,28 @@ TEST_P(NeighboursMeanwhile, EitherDeviceIsLost) {
   go_on();
   join();
   expect_all(r);  // it is where it was, or has gone on to host memory
+}
+
+TEST_P(NeighboursMeanwhile, ItsOwnDeviceIsLost) {
+  if (IsSkipped()) return;
+  const vmem::region r((kRoom + 1) * kBlock);
+  cold(r, 1);
+  for (size_t b = 0; b < kRoom; ++b) put(r, b, 100 + b);
+  stop_at(GetParam().way);
+  aside([&] { EXPECT_NE(vmem_acquire(word(r, kRoom), kBlock, kBoth, 0, stream_), 0); });
+  ASSERT_TRUE(stopped());
+  systest::LogLines log;
+  sim().lose(0, "lost by the test");
+  go_on();
+  join();
+  EXPECT_EQ(vmem_sync(r.data(), r.size()), -EIO);
+  uint64_t lost = 0;
+  for (size_t b = 0; b < kRoom; ++b) {
+    const bool gone = bus(word(r, b));
+    EXPECT_TRUE(gone || load(word(r, b)) == 100 + b) << b;
+    lost += gone ? 1 : 0;
+  }
+  EXPECT_EQ(vmem::stats().lost_blocks, lost);
 }
 
 TEST_P(NeighboursMeanwhile, TheBudgetIsLowered) {
@@ -439,7 +470,7 @@ TEST_P(NeighboursMeanwhile, TheLibraryIsShutDown) {
     ASSERT_EQ(vmem_release(w, kBlock, stream_), 0) << said();
   }
   ASSERT_TRUE(sim().synchronize(stream_).ok());
-  stop_at("device.spilling");
+  stop_at(GetParam().way);
   ASSERT_EQ(vmem_prefetch(static_cast<uint64_t*>(at) + kRoom * kWords, kBlock, 0, nullptr), 0) << said();
   ASSERT_TRUE(stopped());
   aside([] { vmem_shutdown(); });
@@ -496,10 +527,12 @@ TEST_P(FourNeighbours, DevicesThatAllLackRoomAreRight) {
   for (const vmem::region& r : regions) expect_all(r);
 }
 
-const auto kBodies = ::testing::Bool();
-const auto name = [](const auto& i) { return std::string(i.param ? "handles" : "managed"); };
+constexpr Body kManaged{"managed", false}, kHandles{"handles", true};
+constexpr Body kBeingCopied{"handles_being_copied", true, "device.sending"};
+const auto kBodies = ::testing::Values(kManaged, kHandles);
+const auto name = [](const auto& i) { return std::string(i.param.name); };
 INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, kBodies, name);
-INSTANTIATE_TEST_SUITE_P(Sim, NeighboursMeanwhile, kBodies, name);
+INSTANTIATE_TEST_SUITE_P(Sim, NeighboursMeanwhile, ::testing::Values(kManaged, kHandles, kBeingCopied), name);
 INSTANTIATE_TEST_SUITE_P(Sim, FourNeighbours, kBodies, name);
 
 }  // namespace

@@ -254,4 +254,41 @@ TEST_F(SimPassage, WhereItsCopyFailsAtItsEndItIsWhereItWas) {
   EXPECT_EQ(found(0), 7u);
 }
 
+// The device that copies it is the one that it leaves.
+class SimTargetIsLost : public SimPassage, public ::testing::WithParamInterface<SimOp> {};
+INSTANTIATE_TEST_SUITE_P(At, SimTargetIsLost, ::testing::Values(SimOp::migrate, SimOp::send, SimOp::map, SimOp::wait),
+                         [](const auto& i) { return "step_" + std::to_string(static_cast<int>(i.param)); });
+TEST_P(SimTargetIsLost, ItIsWhereItWas) {
+  sim->set_hook([this](SimOp op, int, uintptr_t, size_t) {
+    if (op == GetParam()) sim->lose(1, "as the test wants it");
+    return Status();
+  });
+  EXPECT_EQ(go(0).code(), -EIO);
+  sim->set_hook(nullptr);
+  EXPECT_EQ(units(0), 1u);
+  EXPECT_EQ(found(0), kThere);
+}
+
+// A wait that is refused says nothing about the copy, nor does the loss of the device that it comes from.
+TEST_F(SimPassage, ItsPieceIsNobodysBeforeItsCopyHasEnded) {
+  constexpr int kRefused = 3;
+  std::atomic<int> waits{0};
+  std::atomic<bool> over{false}, ended{false};
+  sim->set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::send) {
+      EXPECT_TRUE(vmem::test::eventually([&] { return waits >= kRefused || over.load(); }));
+      ended = true;
+    }
+    if (op != SimOp::wait || ++waits >= kRefused) return Status();
+    sim->lose(0, "as the test wants it");
+    return refusal();
+  });
+  EXPECT_TRUE(go(1).ok());
+  EXPECT_TRUE(ended) << "the next unit could have its piece";
+  over = true;
+  EXPECT_TRUE(vmem::test::eventually([&] { return ended.load(); }));
+  sim->set_hook(nullptr);
+  EXPECT_EQ(found(1), kThere) << "it has left the device that is lost";
+}
+
 }  // namespace
