@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -156,6 +157,66 @@ TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
   for (const int device : {0, 1}) EXPECT_LE(sim->taken(device), 4 * kUnit) << "what did not come has its piece still";
 }
 
+// More than may be under way at once.
+TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
+  constexpr size_t kUnits = 20;
+  vmem::device::SimOptions options;
+  options.handles = true;
+  options.devices = 2;
+  options.memory_bytes = kUnits * kUnit;
+  sim.reset();
+  const Status made = vmem::device::make_sim_devices(options, &sim);
+  ASSERT_TRUE(made.ok()) << made.text();
+  const Range all = reserve(kUnits);
+  make(all);
+  ASSERT_TRUE(sim->map({&all, 1}).ok());
+  void* const stream = sim->create_stream(0);
+  void* const other = sim->create_stream(1);
+  const auto word = [&](size_t i) { return reinterpret_cast<uint64_t*>(all.address + i * kUnit); };
+  const auto each = [&](void* on, const std::function<void(size_t, uint64_t*)>& does) {
+    const Status launched = sim->launch(on, [&](vmem::device::SimKernel& k) {
+      for (size_t i = 0; i < kUnits; ++i) does(i, reinterpret_cast<uint64_t*>(k.at(word(i), kUnit, true)));
+    });
+    EXPECT_TRUE(launched.ok());
+    EXPECT_TRUE(sim->synchronize(on).ok());
+  };
+  each(stream, [](size_t i, uint64_t* at) { *at = 100 + i; });
+  Status status;
+  EXPECT_TRUE(sim->migrate({&all, 1}, 1, 1, {&status, 1}).ok());
+  each(other, [](size_t i, const uint64_t* at) { EXPECT_TRUE(at != nullptr && *at == 100 + i) << i; });
+  Memory memory = {};
+  ASSERT_TRUE(sim->memory(0, &memory).ok());
+  EXPECT_EQ(memory.used, 0u);
+  EXPECT_EQ(memory.kept, kUnits * kUnit);
+  ASSERT_TRUE(sim->memory(1, &memory).ok());
+  EXPECT_EQ(memory.used, kUnits * kUnit);
+  EXPECT_EQ(sim->taken(1), kUnits * kUnit);
+  EXPECT_EQ(sim->violations(), std::vector<std::string>());
+  for (void* s : {stream, other}) sim->destroy_stream(s);
+  EXPECT_TRUE(release(all).ok());
+}
+
+// All or nothing.
+TEST_F(SimHandles, WhatIsMappedWithWhatIsRefusedIsNotMapped) {
+  const Range all = reserve(3);
+  const std::array<Range, 2> ranges{Range{all.address, kUnit}, Range{all.address + 2 * kUnit, kUnit}};
+  for (const Range& range : ranges) make(range);
+  for (const bool ahead : {false, true}) {
+    size_t hidden = 0;
+    sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+      hidden += op == SimOp::hold ? 1 : 0;
+      return op == SimOp::map && at == ranges[1].address ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+    });
+    EXPECT_EQ((ahead ? sim->map_ahead(ranges) : sim->map(ranges)).code(), -ENOMEM);
+    EXPECT_EQ(hidden, 1u);
+    EXPECT_TRUE(sim->unmap(ranges).ok());
+    EXPECT_EQ(hidden, 1u) << "it was not mapped";
+    sim->set_hook(nullptr);
+  }
+  EXPECT_TRUE(sim->map(ranges).ok());
+  EXPECT_TRUE(release(all).ok());
+}
+
 // Each unit is what it is said to be, also where one of several stays and others cannot come back.
 TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   const Range all = reserve(4), lost{all.address, 2 * kUnit}, well{all.address + 2 * kUnit, 2 * kUnit};
@@ -239,6 +300,9 @@ class SimPassage : public SimHandles {
 TEST_F(SimPassage, TheDeviceThatItWasOnSeesItNoMore) {
   ASSERT_TRUE(go(1).ok());
   EXPECT_EQ(found(1), kThere);
+  refuse(SimOp::migrate);
+  EXPECT_TRUE(go(1).ok()) << "it is there already";
+  sim->set_hook(nullptr);
   EXPECT_EQ(found(0), 0u);
   EXPECT_FALSE(sim->health(0).ok()) << "a kernel that reaches for it there meets an illegal address";
 }
@@ -252,6 +316,26 @@ TEST_F(SimPassage, WhereItsCopyFailsAtItsEndItIsWhereItWas) {
   EXPECT_EQ(found(0), kThere);
   store(0, 7);
   EXPECT_EQ(found(0), 7u);
+}
+
+// Its place there is the next unit's: a kernel that found it there would find that one's bytes. The parameter: the
+// device is lost before it is unmapped.
+class SimStaysMapped : public SimPassage, public ::testing::WithParamInterface<bool> {};
+INSTANTIATE_TEST_SUITE_P(Until, SimStaysMapped, ::testing::Bool(),
+                         [](const auto& i) { return std::string(i.param ? "that_device_is_lost" : "it_is_unmapped"); });
+TEST_P(SimStaysMapped, WhatDoesNotComeIsUnmappedThereHoweverOftenThatIsRefused) {
+  constexpr int kRefused = 3;
+  std::atomic<bool> sent{false};
+  std::atomic<int> tries{0};
+  sim->set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::send) sent = true;
+    if (op == SimOp::send) return refusal();
+    if (op != SimOp::hold || !sent || ++tries > kRefused) return Status();
+    if (GetParam() && tries == kRefused) sim->lose(1, "as the test wants it");
+    return refusal();
+  });
+  EXPECT_EQ(go(0).code(), -EIO);
+  EXPECT_EQ(tries, GetParam() ? kRefused : kRefused + 1);
 }
 
 // The device that copies it is the one that it leaves.
