@@ -129,6 +129,12 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
       holes_.restore_trap(gone.all());
     }
   }
+  const bool well = s.ok() || devices_->health(d).ok();
+  // Lost since it refused: what would stay made could not be made on another device.
+  if (!well && gpus_.own_page_tables() && !gone.empty()) {
+    s = devices_->unmap(gone.all());
+    if (s.ok()) s = holes_.punch(gone.all());
+  }
   core::Few<trap::Range, Batch::capacity()> dropped;
   for (Move* m : part.moves) {
     if (m->source != nullptr) m->status = copy_shown(m);
@@ -136,7 +142,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
   if (!dropped.empty()) insist_on_drop(trap_, dropped.all());
-  const bool refused = !s.ok() && !gone.empty() && devices_->health(d).ok();
+  const bool refused = !s.ok() && !gone.empty() && well;
   if (refused) {
     devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
     part.hidden = part.hidden && !devices_->map(gone.all()).ok();

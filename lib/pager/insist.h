@@ -19,13 +19,15 @@ namespace vmem::pager {
 // Threads that wait, at exit, for all of a device's work, which may never end: its Devices stay for them.
 inline std::atomic<unsigned> drains{0};
 
-// Unlocked. Takes the step again, however often it is refused, until it is done or the device is lost.
+// Unlocked. Takes the step again, however often it is refused, until it is done or the device is lost; and once more
+// then, since a device that is lost refuses no step that is to end what it had.
 template <typename Step>
 core::Status insist(device::Devices& devices, int d, const char* what, Step step) {
   constexpr unsigned kSayAfter = 1000;  // ms
   for (unsigned tries = 1;; ++tries) {
     core::Status s = step();
-    if (s.ok() || !devices.health(d).ok()) return s;
+    if (s.ok()) return s;
+    if (!devices.health(d).ok()) return step();
     if (tries == kSayAfter) {
       VMEM_LOG_OFTEN(core::Level::error, "%s is refused by device %d and tried on: %.*s", what, d,
                      static_cast<int>(s.text().size()), s.text().data());

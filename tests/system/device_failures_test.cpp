@@ -303,6 +303,62 @@ TEST_F(HandlesFail, ACopyInThatFailsAtItsEndBehindItsMappingLosesOnlyWhatAKernel
   EXPECT_EQ(load(words), 9u);
 }
 
+// Refused a step of its way back, and just then the device is lost.
+class HandlesFailAndAreLost : public HandlesFail, public ::testing::WithParamInterface<SimOp> {
+ protected:
+  // The step, always; the parameter's once, and with that the second device is lost.
+  void refuse_and_lose(SimOp step) {
+    refused_ = false;
+    sim().set_hook([step, way_back = GetParam()](SimOp op, int, uintptr_t, size_t) {
+      if (op == step) return vmem::core::error(EIO, "as the test wants it");
+      if (op != way_back || refused_.exchange(true)) return Status();
+      sim().lose(1, "the test took it away");
+      return vmem::core::error(EIO, "as the test wants it");
+    });
+  }
+  // .. the block that has 7 in its first word.
+  void expect_on_the_other(uint64_t* words) {
+    EXPECT_TRUE(refused_);
+    sim().set_hook(nullptr);
+    EXPECT_EQ(load(words), 7u);
+    store_on_device(words + 1, 8);
+    EXPECT_EQ(load(words), 7u);
+    EXPECT_EQ(load(words + 1), 8u);
+    EXPECT_EQ(vmem_evict(words, kBlock, VMEM_SSD), 0) << vmem_last_error();
+    EXPECT_EQ(vmem::stats().lost_blocks, 0u);
+  }
+  systest::LogLines log_;
+  static inline std::atomic<bool> refused_{false};
+};
+INSTANTIATE_TEST_SUITE_P(, HandlesFailAndAreLost, ::testing::Values(SimOp::hold, SimOp::punch),
+                         [](const auto& p) { return p.param == SimOp::hold ? "unmapped" : "given_up"; });
+TEST_P(HandlesFailAndAreLost, ABlockThatDoesNotComeCanGoToAnotherDevice) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  words[0] = 7;
+  refuse_and_lose(SimOp::issue_in);
+  EXPECT_LT(vmem_acquire(words, kBlock, kBoth, 1, other), 0);
+  expect_on_the_other(words);
+}
+
+TEST_P(HandlesFailAndAreLost, ABlockThatDoesNotLeaveCanGoToAnotherDevice) {
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  vmem::region r(4 * kBlock);
+  auto* words = static_cast<uint64_t*>(r.data());
+  words[0] = 7;
+  ASSERT_EQ(vmem_evict(words, kBlock, VMEM_SSD), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_acquire(words, kBlock, VMEM_READ, 1, other), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(words, kBlock, other), 0) << vmem_last_error();
+  ASSERT_TRUE(sim().synchronize(other).ok());
+  at_rest(words);
+  refuse_and_lose(SimOp::hold_units);
+  EXPECT_EQ(vmem_evict(words, kBlock, VMEM_SSD), 0) << vmem_last_error();
+  expect_on_the_other(words);
+}
+
 // The parameter: page tables of their own.
 class FirstDeviceIsLost : public DeviceFailures, public ::testing::WithParamInterface<bool> {
  protected:
