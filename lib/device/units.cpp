@@ -301,11 +301,12 @@ bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
   return false;
 }
 
-// Until it is not mapped, or its device is lost.
+// Until it is not mapped, or its device is lost, which refuses it nothing more.
 void UnitDevices::hide_insistently(const Span& unit) {
   for (unsigned tries = 1;; ++tries) {
+    const bool lost = !health(unit.unit(0).device.load()).ok();
     const Status s = body_hide(unit);
-    if (s.ok() || !health(unit.unit(0).device.load()).ok()) return;
+    if (s.ok() || lost) return;
     if (tries == kSayAfter) {
       VMEM_LOG_OFTEN(core::Level::error, "a block cannot be unmapped where it did not come to, which is tried on: %.*s",
                      static_cast<int>(s.text().size()), s.text().data());
