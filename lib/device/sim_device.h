@@ -214,6 +214,7 @@ class SimDevices final : public UnitDevices {
   void violation(std::string what);
   std::byte* kernel_access(int device, uintptr_t address, size_t size, bool store);
   bool mapped_for(int device, uintptr_t unit);
+  core::Status let_see(uintptr_t unit, int device, bool set);
   std::byte* view(const Reservation& r, uintptr_t address) const;
   core::Status address_space(Reservation& r);
   core::Status reserve_pages(Reservation& r);

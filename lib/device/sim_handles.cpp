@@ -144,15 +144,26 @@ bool SimDevices::mapped_for(int device, uintptr_t unit) {
   return at != mapped_for_.end() && (at->second >> device & 1) != 0;
 }
 
-Status SimDevices::body_show_to(const Span& span, int device, bool set) try {
+Status SimDevices::let_see(uintptr_t unit, int device, bool set) try {
   const std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < span.count; ++i) {
-    uint64_t& devices = mapped_for_[span.address() + i * span.unit_size()];
-    devices = set ? devices | uint64_t{1} << device : devices & ~(uint64_t{1} << device);
-  }
+  uint64_t& devices = mapped_for_[unit];
+  devices = set ? devices | uint64_t{1} << device : devices & ~(uint64_t{1} << device);
   return {};
 } catch (const std::bad_alloc&) {
   return error(ENOMEM, "no memory for a simulated mapping");
+}
+
+Status SimDevices::body_show_to(const Span& span, int device, bool set) {
+  bool mapped = true;
+  for (size_t i = 0; i < span.count; ++i) {
+    const std::lock_guard lock(mutex_);
+    mapped &= mapped_for_.contains(span.address() + i * span.unit_size());
+  }
+  if (Status s = run_hook(SimOp::advise, device, span.address(), span.size()); !s.ok()) return s;
+  if (!mapped) return error(EINVAL, "letting device %d at %#zx, where nothing is mapped", device, span.address());
+  Status s;
+  for (size_t i = 0; i < span.count && s.ok(); ++i) s = let_see(span.address() + i * span.unit_size(), device, set);
+  return s;
 }
 
 Status SimDevices::body_show(const Span& span) {
@@ -160,7 +171,7 @@ Status SimDevices::body_show(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     const uint64_t devices = seers(span.unit(i));
     for (int d = 0; devices >> d != 0; ++d) {
-      Status s = body_show_to({span.reservation, span.first + i, 1}, d, (devices >> d & 1) != 0);
+      Status s = let_see(span.address() + i * span.unit_size(), d, (devices >> d & 1) != 0);
       if (!s.ok()) return s;
     }
   }

@@ -57,7 +57,7 @@ Status Advisor::advise(const void* ptr, size_t size, int advice, int location) {
       if (!r.gpu) return {};  // one copy in host memory serves every reader
       const bool set = advice == VMEM_ADVISE_SET_PREFERRED_LOCATION || advice == VMEM_ADVISE_SET_ACCESSED_BY ||
                        advice == VMEM_ADVISE_SET_READ_MOSTLY;
-      return advise_device(lock, span, device_advice(advice), location >= 0 ? location : device::kHost, set);
+      return advise_device(lock, span, {device_advice(advice), location >= 0 ? location : device::kHost, set});
     }
     case VMEM_ADVISE_SEQUENTIAL:
     case VMEM_ADVISE_RANDOM:
@@ -158,8 +158,9 @@ Status Advisor::will_need(const void* ptr, size_t size) {
 }
 
 // Locked. What the pager itself remembers of it.
-Status Advisor::note_places(const SpanOf& span, device::Advice what, int location, bool set) {
+Status Advisor::note_places(const SpanOf& span, const Place& place) {
   Region& r = *span.region;
+  const auto [what, location, set] = place;
   const int16_t preferred = set ? static_cast<int16_t>(location) : PlaceAdvice::kNowhere;
   if (what == device::Advice::accessed_by ||
       (what == device::Advice::preferred_location && r.places.prefer(span.first, span.last, preferred)) ||
@@ -169,29 +170,37 @@ Status Advisor::note_places(const SpanOf& span, device::Advice what, int locatio
                static_cast<unsigned long long>(r.id), r.places.ranges());
 }
 
-// Remembered for every block, and applied to those on a device, each of which is claimed meanwhile: it must not leave
-// under the driver's hands.
-Status Advisor::advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) {
+// Locked on entry and on return. Where the block is on a device it is claimed meanwhile: it must not leave under the
+// driver's hands.
+Status Advisor::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& place, bool* claimed) {
+  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  *claimed = r.table[b].state == State::on_device;
+  if (*claimed) blocks_.claim(r, b);
+  lock.unlock();
+  core::step("advise.device");
+  Status s = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, place.what, place.location,
+                              place.set);
+  lock.lock();
+  if (*claimed) {
+    blocks_.unclaim(r, b);
+    map_.notify();
+  }
+  return s;
+}
+
+// Remembered for every block, and applied to those on a device.
+Status Advisor::advise_device(Lock& lock, const SpanOf& span, const Place& place) {
   Region& r = *span.region;
-  if (Status s = note_places(span, what, location, set); !s.ok()) return s;
-  if (what == device::Advice::read_mostly && set) r.read_mostly = true;
+  if (Status s = note_places(span, place); !s.ok()) return s;
+  if (place.what == device::Advice::read_mostly && place.set) r.read_mostly = true;
   ++r.in_flight;
   Status result;
   for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
-    if (!map_.wait_stable(lock, r, b)) {
-      result = error(EINVAL, "the region was freed meanwhile");
-      break;
-    }
-    const bool claimed = r.table[b].state == State::on_device;
-    if (claimed) blocks_.claim(r, b);
-    lock.unlock();
-    core::step("advise.device");
-    result = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, what, location, set);
-    lock.lock();
-    if (claimed) {
-      blocks_.unclaim(r, b);
-      map_.notify();
-    }
+    bool claimed = false;
+    const auto arrived = r.arrived;
+    result = advise_block(lock, r, b, place, &claimed);
+    // It may have come to a device meanwhile, and have moved on from there: once more.
+    if (!result.ok() && !claimed && r.arrived != arrived) result = advise_block(lock, r, b, place, &claimed);
     map_.follow_advice(r, b);
   }
   --r.in_flight;

@@ -37,8 +37,14 @@ class Advisor : private Shared {
 
  private:
   core::Status will_need(const void* ptr, size_t size) VMEM_UNLOCKED;
-  core::Status note_places(const SpanOf& span, device::Advice what, int location, bool set) VMEM_LOCKED;
-  core::Status advise_device(Lock& lock, const SpanOf& span, device::Advice what, int location, bool set) VMEM_LOCKED;
+  struct Place {  // advice about one, as a device takes it
+    device::Advice what;
+    int location;
+    bool set;
+  };
+  core::Status note_places(const SpanOf& span, const Place& place) VMEM_LOCKED;
+  core::Status advise_block(Lock& lock, Region& r, core::BlockIndex b, const Place& place, bool* claimed) VMEM_LOCKED;
+  core::Status advise_device(Lock& lock, const SpanOf& span, const Place& place) VMEM_LOCKED;
   core::Status keep(Region& r, const AdvisedRange& range, bool normal) VMEM_LOCKED;
   void tell_policies(Lock& lock, const SpanOf& span) VMEM_LOCKED;
   core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;

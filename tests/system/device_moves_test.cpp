@@ -211,6 +211,41 @@ TEST_F(NeverTold, WhatGoesToAnotherDeviceEndsWithTheDevicesWork) {
   EXPECT_EQ(load(words(r)), 100u);
 }
 
+// Advice comes when a block that was in host memory is on its way from one device to another, and mapped for neither.
+TEST_F(DeviceMoves, AdviceForABlockThatHasComeMeanwhileAndMovesIsFollowed) {
+  vmem_shutdown();
+  start(3, {}, true);
+  if (IsSkipped()) return;
+  void* const other = stream(1);
+  void* const third = stream(2);
+  vmem::region r(kBlock);
+  words(r)[0] = 100;
+  stop_at("advise.device");
+  aside([&] { EXPECT_EQ(vmem_advise(r.data(), kBlock, VMEM_ADVISE_SET_ACCESSED_BY, 2), 0) << vmem_last_error(); });
+  ASSERT_TRUE(stopped());
+  ASSERT_EQ(vmem_acquire(r.data(), kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_release(r.data(), kBlock, stream_), 0) << vmem_last_error();
+  std::atomic<bool> advised{false};
+  sim().set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::advise) advised = true;
+    if (op != SimOp::migrate) return Status();
+    go_on();
+    EXPECT_TRUE(until([&] { return advised.load(); }));
+    return Status();
+  });
+  EXPECT_EQ(vmem_acquire(r.data(), kBlock, VMEM_READ, 1, other), 0) << vmem_last_error();
+  join();
+  sim().set_hook(nullptr);
+  std::atomic<uint64_t> found{0};
+  const Status launched = sim().launch(third, [&, at = words(r)](vmem::device::SimKernel& k) {
+    if (const auto* w = reinterpret_cast<const uint64_t*>(k.at(at, 8, false)); w != nullptr) found = *w;
+  });
+  EXPECT_TRUE(launched.ok());
+  EXPECT_TRUE(sim().synchronize(third).ok());
+  EXPECT_EQ(found, 100u);
+  EXPECT_EQ(vmem_release(r.data(), kBlock, other), 0) << vmem_last_error();
+}
+
 TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);
