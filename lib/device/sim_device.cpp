@@ -339,7 +339,7 @@ Status SimDevices::body_before_punch(const Span& span) {
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
       std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * span.unit_size());
-      violation(what);
+      if (health(span.unit(i).device.load()).ok()) violation(what);  // else what waits for it was told that it is over
       return Status(EBUSY, what);
     }
   return {};

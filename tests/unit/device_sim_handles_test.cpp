@@ -191,6 +191,8 @@ TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
   ASSERT_TRUE(sim->memory(1, &memory).ok());
   EXPECT_EQ(memory.used, kUnits * kUnit);
   EXPECT_EQ(sim->taken(1), kUnits * kUnit);
+  EXPECT_TRUE(sim->migrate({&all, 1}, 0, 0, {&status, 1}).ok()) << "each has a piece of its own again";
+  each(stream, [](size_t i, const uint64_t* at) { EXPECT_TRUE(at != nullptr && *at == 100 + i) << i; });
   EXPECT_EQ(sim->violations(), std::vector<std::string>());
   for (void* s : {stream, other}) sim->destroy_stream(s);
   EXPECT_TRUE(release(all).ok());
