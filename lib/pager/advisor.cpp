@@ -197,10 +197,12 @@ Status Advisor::advise_device(Lock& lock, const SpanOf& span, const Place& place
   Status result;
   for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
     bool claimed = false;
-    const auto arrived = r.arrived;
-    result = advise_block(lock, r, b, place, &claimed);
-    // It may have come to a device meanwhile, and have moved on from there: once more.
-    if (!result.ok() && !claimed && r.arrived != arrived) result = advise_block(lock, r, b, place, &claimed);
+    uint64_t arrived = 0;
+    do {
+      arrived = r.arrived;
+      result = advise_block(lock, r, b, place, &claimed);
+      // It may have come to a device meanwhile, and have moved on from there.
+    } while (!result.ok() && !claimed && r.arrived != arrived);
     map_.follow_advice(r, b);
   }
   --r.in_flight;
