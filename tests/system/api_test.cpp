@@ -267,7 +267,8 @@ TEST_F(Api, ADataLoaderThatForksWorkersWhileBlocksMoveHarmsNothing) {
   });
   int forks = 0;
   while (!stop || forks < 4) {
-    ASSERT_EQ(systest::status_of_fork([] { return 0; }), 0);
+    const int status = systest::wait_for_child(systest::fork_child([] { return 7; }), 60);
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
     ++forks;
     usleep(2000);
   }

@@ -109,6 +109,7 @@ TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
 }
 
 TEST_F(Fork, AChildIsRefusedAlsoWhereNothingHasStarted) {
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   const int status = systest::wait_for_child(
       systest::start_child("ForkChild.DISABLED_ForksWhileCallsFail", {{"VMEM_BLOCK_SIZE", "nonsense"}}), 240);
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");

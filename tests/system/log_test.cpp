@@ -351,12 +351,12 @@ TEST(LogOfACall, IsDeliveredBeforeItReturnsAndLeavesItsMessage) {
 TEST(LogChild, DISABLED_ForksBeforeAnythingStarts) {
   static std::atomic<int> called{0};
   vmem_log([](int, const char*, void*) { ++called; }, nullptr);
-  const int status = systest::status_of_fork([] {
+  const pid_t child = systest::fork_child([] {  // of one thread
     vmem::core::log(vmem::core::Level::error, "the child's");
     vmem::core::flush_log();
     return called.load();
   });
-  _exit(status == 0 ? 0 : 20);
+  _exit(systest::wait_for_child(child, 60) == 0 ? 0 : 20);
 }
 
 TEST(LogOfACall, IsNotDeliveredToTheParentsSinkInAChild) {
