@@ -35,8 +35,9 @@ constexpr OptionInfo kTable[] = {
     {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "auto", 2 * kMiB, kMaxBlock, nullptr,
      false,
      "Block of regions with a device tier that are made without a block_size of their own: a power of two, or auto: "
-     "the largest of 2, 4 and 8 MiB of which rounding adds no more than 3 % to the region, and device_budget and the "
-     "staging frames hold 16. What a move costs the driver beside its bytes is the same for any size, and an access of "
+     "the largest of 2, 4 and 8 MiB (with advice SEQUENTIAL of their own up to 32, with RANDOM 2) of which rounding "
+     "adds no more than 3 % to the region, and device_budget and the staging frames hold 16. What a move costs the "
+     "driver beside its bytes is the same for any size, and an access of "
      "one word moves all of its block. Above 2 MiB only on devices with page tables of their own (device=handles)."},
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
      "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
