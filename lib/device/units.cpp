@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/big_lock.h"
 #include "core/block_table.h"
@@ -150,6 +151,25 @@ Status UnitDevices::release(void* base) {
   return {};
 }
 
+Status UnitDevices::span_of(const char* what, Range range, unsigned allowed_states, ReservationPtr* keep,
+                            Span* out) const {
+  *keep = find(range.address);
+  const Reservation* const r = keep->get();
+  if (r == nullptr || range.size > r->base + r->size - range.address)
+    return error(EINVAL, "%s of %#zx bytes at %#zx: not inside one managed range of libvmem", what, range.size,
+                 range.address);
+  if (range.size == 0 || range.address % r->unit != 0 || range.size % r->unit != 0)
+    return error(EINVAL, "%s of %#zx bytes at %#zx: address and size must be multiples of %zu MiB", what, range.size,
+                 range.address, r->unit >> 20);
+  *out = {keep->get(), r->index(range.address), range.size / r->unit};
+  for (size_t i = 0; i < out->count; ++i) {
+    const UnitState state = out->unit(i).state.load();
+    if ((bit(state) & allowed_states) == 0)
+      return error(EINVAL, "%s at %#zx: the unit is %s", what, out->address() + i * r->unit, unit_state_name(state));
+  }
+  return {};
+}
+
 Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states,
                             Spans* out) const {
   if (ranges.size() > kMostRanges)
@@ -159,26 +179,16 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
   std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
   uintptr_t end = 0;
   for (const Range& range : sorted) {
-    ReservationPtr r = find(range.address);
-    if (r == nullptr || range.size > r->base + r->size - range.address)
-      return error(EINVAL, "%s of %#zx bytes at %#zx: not inside one managed range of libvmem", what, range.size,
-                   range.address);
-    if (range.size == 0 || range.address % r->unit != 0 || range.size % r->unit != 0)
-      return error(EINVAL, "%s of %#zx bytes at %#zx: address and size must be multiples of %zu MiB", what, range.size,
-                   range.address, r->unit >> 20);
+    ReservationPtr r;
+    Span span;
+    if (Status s = span_of(what, range, allowed_states, &r, &span); !s.ok()) return s;
     if (range.address < end) return error(EINVAL, "%s: %#zx is named twice in one call", what, range.address);
-    Span span{r.get(), r->index(range.address), range.size / r->unit};
-    for (size_t i = 0; i < span.count; ++i) {
-      const UnitState state = span.unit(i).state.load();
-      if ((bit(state) & allowed_states) == 0)
-        return error(EINVAL, "%s at %#zx: the unit is %s", what, span.address() + i * r->unit, unit_state_name(state));
-    }
     if (!out->list.empty() && out->list.back().reservation == r.get() && end == range.address)
       out->list.back().count += span.count;
     else
       out->list.push_back(span);
     end = range.address + range.size;
-    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(r);
+    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(std::move(r));
   }
   return {};
 }

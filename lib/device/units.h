@@ -211,6 +211,7 @@ class UnitDevices : public Devices {
     core::Few<Span, kMostRanges> list;
     core::Few<ReservationPtr, kMostRanges> keep;
   };
+  core::Status span_of(const char* what, Range range, unsigned allowed_states, ReservationPtr* keep, Span* out) const;
   core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
   core::Status check_copies(const char* what, int device, std::span<const Copy> copies, unsigned allowed_states,
                             bool zeros, Spans* keep);
