@@ -8,6 +8,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "device/park.h"
+#include "pager/batch.h"
 #include "pager/clock.h"
 
 namespace vmem::pager {
@@ -18,24 +19,6 @@ constexpr unsigned kWorkers = 4;              // two each way, which overlap
 constexpr uint64_t kLookEvery = 200000000;    // ns between looks for host pages of the driver
 constexpr uint64_t kForOthers = 32;           // a part of a device's memory: what is to be free where nobody has said
 constexpr uint64_t kAwayFor = 5'000'000'000;  // ns; with less, other devices' blocks are not there
-
-// Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
-template <size_t N>
-core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
-  std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
-    return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
-  });
-  core::Few<Move*, N> batch;
-  auto i = from.begin();
-  for (; i != from.end() && batch.size() < N; ++i) {
-    const size_t size = (*i)->region->block_size;
-    if (batch.size() >= 2 && size > bytes) break;
-    bytes -= std::min<uint64_t>(bytes, size);
-    batch.push_back(*i);
-  }
-  from.erase(from.begin(), i);
-  return batch;
-}
 
 // What no block has goes back, above so many bytes of all. A little at a time: blocks may come meanwhile.
 Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Memory& memory) {
