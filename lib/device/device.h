@@ -54,9 +54,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/status.h"
@@ -128,6 +130,22 @@ class Event {
   virtual ~Event() = default;
 };
 using Ticket = std::shared_ptr<Event>;
+
+// What moves to another device, named as it goes.
+class Migration {
+ public:
+  // The next range; nothing: none for now. Asked while those before it are under way, and once more after the last has
+  // ended.
+  virtual std::optional<Range> next() = 0;
+  // Of each that next() has named, in that order. Meanwhile those after it are under way.
+  virtual void ended(Range range, core::Status status) = 0;
+
+ protected:
+  Migration() = default;
+  Migration(const Migration&) = default;
+  Migration& operator=(const Migration&) = default;
+  ~Migration() = default;
+};
 
 class PagingWords;
 
@@ -228,6 +246,15 @@ class Devices {
   core::Status migrate(Range range, int to) {
     core::Status status;
     return migrate({&range, 1}, to, to, {&status, 1});
+  }
+  // .. until there are no more. Separate: the next are begun before those under way have ended, so that the devices
+  // have copies to do all the time.
+  virtual void migrate_all(Migration& all, int to, int by) {
+    while (const std::optional<Range> range = all.next()) {
+      core::Status status;
+      migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // it says so
+      all.ended(*range, std::move(status));
+    }
   }
 
   // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <vector>
 
@@ -88,6 +89,7 @@ class UnitDevices : public Devices {
   core::Status settle(std::span<const Range> ranges) final;
   using Devices::migrate;
   core::Status migrate(std::span<const Range> ranges, int to, int by, std::span<core::Status> each) final;
+  void migrate_all(Migration& all, int to, int by) final;
   core::Status advise(Range range, Advice advice, int location, bool set) final;
   core::Status host_resident_bytes(Range range, uint64_t* bytes) final;
   core::Status pin(void* frames, size_t size) final;
@@ -230,9 +232,11 @@ class UnitDevices : public Devices {
   bool hide_at_last(const Span& unit, Patience* patience);
   void hide_insistently(const Span& unit);
   core::Status zero_fresh(const Span& span);
-  struct Passage {  // of a unit to another device
+  struct Passage {  // of a unit to another device, or the end of a range
     Span unit;
-    size_t range = 0;  // of those that were named
+    ReservationPtr keep = {};
+    std::optional<Range> ends = {};  // it ends this range, and is no unit
+    core::Status refused = {};       // .. of which no more was begun
     int from = 0;
     uint32_t left = 0;  // the piece that it had there
     bool mapped = false;
@@ -241,7 +245,7 @@ class UnitDevices : public Devices {
   };
   core::Status begin_passage(Passage& p, int to, int by);
   core::Status end_passage(Passage& p, int to, int by);
-  void migrate_pieces(std::span<const Range> ranges, int to, int by, std::span<core::Status> each);
+  bool has_ended(const Passage& p);
   // Turns the span into punched holes; made units leave the books.
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);

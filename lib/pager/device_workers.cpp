@@ -260,12 +260,11 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
   for (size_t d = 0; d < gpus_.size() && arriving_ + 1 < kWorkers; ++d) {
     Gpu& g = gpus_[d];
     if (!g.from_peers.empty() && !g.migrating) {
-      const auto batch = take_batch<kPeerBatch>(g.from_peers, kPeerBatchBytes);
       g.migrating = true;
       ended_last_ = false;
       ++arriving_;
       lock.unlock();
-      migrator_.run(batch.all(), static_cast<int>(d), static_cast<int>(d));
+      migrator_.run_waiting(static_cast<int>(d));
       lock.lock();
       --arriving_;
       g.migrating = false;

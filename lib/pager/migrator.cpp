@@ -1,9 +1,14 @@
 #include "pager/migrator.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <optional>
+#include <utility>
 
+#include "core/few.h"
 #include "core/step.h"
+#include "pager/batch.h"
 #include "pager/clock.h"
 #include "pager/neighbours.h"
 
@@ -92,10 +97,10 @@ void Migrator::settle(Move* m, int d) {
   map_.free_move(m);
 }
 
-void Migrator::run(std::span<Move* const> batch, int d, int by) {
-  copy(batch, d, by);
+// Unlocked. Each has its status.
+void Migrator::settle_all(std::span<Move* const> moved, int d) {
   bool full = false;
-  for (const Move* m : batch) {
+  for (const Move* m : moved) {
     if (m->status.ok()) continue;
     full |= m->status.code() == -ENOMEM;
     for (const int end : {m->device, d}) {
@@ -108,11 +113,89 @@ void Migrator::run(std::span<Move* const> batch, int d, int by) {
   DeferredWork after;
   Lock lock(map_.mutex());
   if (gpus_.own_page_tables()) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
-  for (Move* m : batch) settle(m, d);
+  for (Move* m : moved) settle(m, d);
   if (full) gpus_.follow_down(d, kept);
   room_.came_free(after);
   lock.unlock();
   page_in_.run(after);
+}
+
+// What one worker moves in a turn, one after the other.
+class Migrator::Line final : public device::Migration {
+ public:
+  // Those, or as many of what waits as a turn has.
+  Line(Migrator& migrator, int d, std::span<Move* const> batch) : migrator_(migrator), d_(d), batch_(batch) {}
+  Line(Migrator& migrator, int d, uint64_t turn) : migrator_(migrator), d_(d), turn_(turn) {}
+
+  std::optional<device::Range> next() override {
+    if (next_ == batch_.size() && !take_more()) {
+      rest();
+      return std::nullopt;
+    }
+    Move* m = batch_[next_++];
+    under_way_.push_back(m);
+    return device::Range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+  }
+  void ended(device::Range range, Status status) override {
+    Move* m = under_way_.pop();
+    m->status = std::move(status);
+    ended_.push_back(m);
+    ended_bytes_ += range.size;
+    if (ended_.full() || ended_bytes_ >= kBatchBytes) rest();
+  }
+
+ private:
+  // Of small blocks several at once: whoever waits for them looks each time.
+  void rest() {
+    if (!ended_.empty()) migrator_.settle_all(ended_.all(), d_);
+    ended_.clear();
+    ended_bytes_ = 0;
+  }
+  bool take_more() {
+    if (turn_ == 0) return false;
+    const Lock lock(migrator_.map_.mutex());
+    taken_ =
+        take_batch<kPeerBatch>(migrator_.gpus_[static_cast<size_t>(d_)].from_peers, std::min(turn_, kPeerBatchBytes));
+    for (const Move* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
+    batch_ = taken_.all();
+    next_ = 0;
+    return !taken_.empty();
+  }
+
+  Migrator& migrator_;
+  const int d_;
+  uint64_t turn_ = 0;  // bytes that may be taken yet
+  core::Few<Move*, kPeerBatch> taken_;
+  std::span<Move* const> batch_;
+  size_t next_ = 0;
+  MoveList under_way_;
+  core::Few<Move*, kDeviceBatch> ended_;
+  uint64_t ended_bytes_ = 0;
+};
+
+void Migrator::run(std::span<Move* const> batch, int d, int by) {
+  if (gpus_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, batch);
+    return devices_->migrate_all(line, d, by);
+  }
+  copy(batch, d, by);
+  settle_all(batch, d);
+}
+
+void Migrator::run_waiting(int d) {
+  if (gpus_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, kPeerTurnBytes);
+    return devices_->migrate_all(line, d, d);
+  }
+  core::Few<Move*, kPeerBatch> batch;
+  {
+    const Lock lock(map_.mutex());
+    batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].from_peers, kPeerBatchBytes);
+  }
+  copy(batch.all(), d, d);
+  settle_all(batch.all(), d);
 }
 
 }  // namespace vmem::pager

@@ -26,9 +26,13 @@ class Migrator : private Shared {
   // Unlocked. Copies them to device d, and brings each to rest; all from one device where that one copies them (`by`).
   // In order of address.
   void run(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  // .. those that wait in Gpu::from_peers, and that come meanwhile, for a turn.
+  void run_waiting(int d) VMEM_UNLOCKED;
 
  private:
+  class Line;
   void copy(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  void settle_all(std::span<Move* const> moved, int d) VMEM_UNLOCKED;
   void settle(Move* m, int d) VMEM_LOCKED;
 
   device::Devices* const devices_;

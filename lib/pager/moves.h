@@ -40,6 +40,8 @@ inline constexpr size_t kPeerBatch = 128;       // .. between devices
 // .. in bytes: where the driver's cost is spread thin, so long as those are several blocks. Between devices 113 GB/s by
 // 32 MiB, 176 by 256 (two H200, NVLink).
 inline constexpr uint64_t kBatchBytes = uint64_t{32} << 20, kPeerBatchBytes = uint64_t{256} << 20;
+// A worker's turn at what comes from other devices: 3 ms over NVLink, after which it looks what else there is to do.
+inline constexpr uint64_t kPeerTurnBytes = uint64_t{1} << 30;
 // Someone who waits for several moves; lives on the waiter's stack.
 struct Job {
   uint64_t outstanding = 0;

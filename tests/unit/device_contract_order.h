@@ -175,6 +175,50 @@ TEST_P(DeviceContract, RangesThatMoveTogetherSayEachHowThatWent) {
   VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 2, each));
 }
 
+// More than may be under way at once, in no order, with some that cannot move, and some named after those have ended.
+TEST_P(DeviceContract, BlocksThatAreNamedAsTheyGoMoveAndSayHowThatWentInTheirOrder) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  constexpr size_t kBlocks = 24, kUnmade = 7, kThere = 11, kLate = 2;
+  uint64_t* base = reserve(kBlocks);
+  const auto make = [&](size_t u, int device) {
+    bool torn = false;
+    VMEM_OK(d_->prepare(range(base, u, 1), device, &torn));
+    VMEM_OK(d_->map(range(base, u, 1)));
+  };
+  for (size_t u = 0; u < kBlocks; ++u)
+    if (u != kUnmade) make(u, u == kThere ? 1 : 0);
+  struct Named final : vmem::device::Migration {
+    Named(uint64_t* begin, size_t words) : first(begin), unit_words(words) {}
+    std::optional<Range> next() override {
+      const size_t named = order.size();
+      if (named == kBlocks) return std::nullopt;
+      if (named == kBlocks - kLate && answers.size() < named) return std::nullopt;  // none for now
+      order.push_back(5 * named % kBlocks);
+      return at(order.back());
+    }
+    void ended(Range range, core::Status status) override {
+      ASSERT_LT(answers.size(), order.size());
+      EXPECT_EQ(range.address, at(order[answers.size()]).address);
+      EXPECT_EQ(range.size, at(0).size);
+      answers.push_back(status.code());
+    }
+    Range at(size_t u) const {
+      return {reinterpret_cast<uintptr_t>(first + u * unit_words), unit_words * sizeof(uint64_t)};
+    }
+    uint64_t* const first;
+    const size_t unit_words;
+    std::vector<size_t> order;
+    std::vector<int> answers;
+  };
+  Named named(base, words_);
+  d_->migrate_all(named, 1, 0);
+  ASSERT_EQ(named.answers.size(), kBlocks);
+  for (size_t i = 0; i < kBlocks; ++i)
+    EXPECT_EQ(named.answers[i], named.order[i] == kUnmade ? -EINVAL : 0) << named.order[i];
+  EXPECT_EQ(used(0), 0u);
+  EXPECT_EQ(used(1), (kBlocks - 1) * unit_);
+}
+
 // Before it is made, while it is mapped, and where it has moved to.
 TEST_P(DeviceContract, WhatIsAdvisedToBeAccessedByADeviceIsMappedForItToo) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";

@@ -247,6 +247,66 @@ TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   EXPECT_TRUE(release(all).ok());
 }
 
+// Units of device 0 that go to device 1, named one by one.
+class SimNamed final : public vmem::device::Migration {
+ public:
+  SimNamed(const Range& all, std::function<void(size_t)> before) : all_(all), before_(std::move(before)) {}
+  std::optional<Range> next() override {
+    before_(named_);
+    if (named_ * kUnit == all_.size) return std::nullopt;
+    return Range{all_.address + named_++ * kUnit, kUnit};
+  }
+  void ended(Range range, Status status) override {
+    EXPECT_EQ(range.address, all_.address + ended_ * kUnit);
+    EXPECT_TRUE(status.ok()) << status.text();
+    ++ended_;
+  }
+  size_t have_ended() const { return ended_; }
+
+ private:
+  const Range all_;
+  const std::function<void(size_t)> before_;
+  std::atomic<size_t> named_ = 0, ended_ = 0;
+};
+
+// The next are begun while the first is under way, so that the devices always have something to copy.
+TEST_F(SimHandles, UnitsThatAreNamedAsTheyGoBeginWhileThoseBeforeThemAreUnderWay) {
+  constexpr size_t kUnits = 12;
+  const Range all = reserve(kUnits);
+  make(all);
+  ASSERT_TRUE(sim->map({&all, 1}).ok());
+  std::atomic<size_t> begun{0};
+  std::atomic<bool> first{true}, all_begun{false};
+  sim->set_hook([&](SimOp op, int, uintptr_t, size_t) {
+    if (op == SimOp::hold) ++begun;
+    if (op == SimOp::send && first.exchange(false)) all_begun = vmem::test::eventually([&] { return begun == kUnits; });
+    return Status();
+  });
+  SimNamed named(all, [](size_t) {});
+  sim->migrate_all(named, 1, 1);
+  EXPECT_TRUE(all_begun) << begun;
+  EXPECT_EQ(named.have_ended(), kUnits);
+  sim->set_hook(nullptr);
+  EXPECT_TRUE(release(all).ok());
+}
+
+// .. and who waits for one need not wait until there are no more.
+TEST_F(SimHandles, UnitsThatAreNamedAsTheyGoEndAsTheyArrive) {
+  constexpr size_t kUnits = 12;
+  const Range all = reserve(kUnits);
+  make(all);
+  ASSERT_TRUE(sim->map({&all, 1}).ok());
+  SimNamed* self = nullptr;
+  SimNamed named(all, [&](size_t n) {
+    EXPECT_GE(self->have_ended() + 1, n) << "what had arrived before one was named has ended when the next one is";
+    for (int d = 0; d < 2; ++d) EXPECT_TRUE(sim->drain(d).ok());
+  });
+  self = &named;
+  sim->migrate_all(named, 1, 1);
+  EXPECT_EQ(named.have_ended(), kUnits);
+  EXPECT_TRUE(release(all).ok());
+}
+
 // A unit on its way from device 0 to device 1, whose copy ends when the test says so.
 class SimPassage : public SimHandles {
  protected:

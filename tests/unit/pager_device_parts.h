@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -36,7 +37,7 @@ class FakeDevices : public device::Devices {
   const device::Info& info(int d) const override { return info_[static_cast<size_t>(d)]; }
   core::Status memory(int, device::Memory* out) override {
     ++asked_memory;
-    *out = {free, 100 * kMiB, 0};
+    *out = {free, total, 0};
     return {};
   }
   core::Status health(int d) override { return lost == d ? core::error(EIO, "as the test wants it") : core::Status(); }
@@ -45,7 +46,7 @@ class FakeDevices : public device::Devices {
     return health(d);
   }
   static constexpr uint64_t kMiB = uint64_t{1} << 20;
-  uint64_t free = 100 * kMiB;
+  uint64_t free = 100 * kMiB, total = 100 * kMiB;
   int lost = -1;
   bool streams = false;  // they may be asked
   bool reached = false;  // .. and have got to all that was recorded
@@ -55,6 +56,8 @@ class FakeDevices : public device::Devices {
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   std::atomic<size_t> copied = 0;       // .. so many from the devices
   int unmap_error = 0, migrate_error = 0, prepare_error = 0;
+  size_t migrated = 0;  // so many ranges, or so often tried
+  std::function<void()> while_migrating;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
@@ -83,6 +86,8 @@ class FakeDevices : public device::Devices {
   core::Status punch(std::span<const device::Range>) override { return moved(-1); }
   core::Status settle(std::span<const device::Range>) override { return no(); }
   core::Status migrate(std::span<const device::Range> ranges, int, int, std::span<core::Status> each) override {
+    migrated += ranges.size();
+    if (while_migrating) while_migrating();
     for (size_t i = 0; i < ranges.size(); ++i)
       each[i] = migrate_error != 0 ? core::error(migrate_error, "as the test wants it") : moved(-1);
     return {};
@@ -137,8 +142,8 @@ class DeviceParts : protected TwoDevices, public PagerParts {
 
   DeviceParts() : PagerParts(2) {}
   // Blocks of 2 MiB, which may be on devices.
-  Region& device_region(size_t count) {
-    Region& r = region(count, Backing::anonymous, kUnit);
+  Region& device_region(size_t count, size_t block_size = kUnit) {
+    Region& r = region(count, Backing::anonymous, block_size);
     core::BigLock lock(map.mutex());
     r.gpu = true;
     ++staging.of(r).regions;

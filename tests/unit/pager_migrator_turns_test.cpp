@@ -1,0 +1,98 @@
+// Blocks that go from one device to another: which a worker takes in a turn, and when they are at rest.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::pager::Region;
+namespace core = vmem::core;
+
+class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
+ protected:
+  static constexpr size_t kLarge = size_t{64} << 20;
+
+  void SetUp() override {
+    config.device_budget = size_t{2} << 30;
+    devices.free = devices.total = uint64_t{4} << 30;
+    devices.moves = true;
+    for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
+  }
+  // Blocks of device 1 wait to go to device 0.
+  void let_wait(Region& r, BlockIndex first, BlockIndex count) {
+    BigLock lock(map.mutex());
+    for (BlockIndex b = first; b < first + count; ++b) {
+      place(r, b, 1);
+      ASSERT_TRUE(map.reserve_move());
+      gpus[0].from_peers.push_back(migrator.begin(r, b, 0));
+    }
+  }
+  size_t waiting() {
+    BigLock lock(map.mutex());
+    return gpus[0].from_peers.size();
+  }
+  void expect_there(Region& r, BlockIndex count) {
+    BigLock lock(map.mutex());
+    EXPECT_EQ(gpus[0].budget.charged(), count * r.block_size);
+    EXPECT_EQ(gpus[1].budget.charged(), 0u);
+    for (BlockIndex b = 0; b < count; ++b) {
+      EXPECT_EQ(r.table[b].state, State::on_device);
+      EXPECT_EQ(r.table[b].device, 0);
+      remove(r, b);
+    }
+  }
+};
+
+TEST_F(PagerMigratorTurns, BlocksThatComeWhileOthersMoveGoWithThem) {
+  Region& r = device_region(3);
+  let_wait(r, 0, 2);
+  bool more = true;
+  devices.while_migrating = [&] {
+    if (std::exchange(more, false)) let_wait(r, 2, 1);
+  };
+  migrator.run_waiting(0);
+  EXPECT_EQ(devices.migrated, 3u);
+  EXPECT_EQ(waiting(), 0u);
+  expect_there(r, 3);
+}
+
+// However many come: other work of its worker waits meanwhile.
+TEST_F(PagerMigratorTurns, ATurnEnds) {
+  constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
+  Region& r = device_region(2 * kTurn, kLarge);
+  let_wait(r, 0, 1);
+  BlockIndex came = 1;
+  devices.while_migrating = [&] {
+    if (came < 2 * kTurn) let_wait(r, came++, 1);
+  };
+  migrator.run_waiting(0);
+  EXPECT_EQ(devices.migrated, kTurn);
+  EXPECT_EQ(waiting(), 1u);
+  devices.while_migrating = nullptr;
+  migrator.run_waiting(0);
+  EXPECT_EQ(waiting(), 0u);
+  expect_there(r, kTurn + 1);
+}
+
+TEST_F(PagerMigratorTurns, OneThatCannotGoStaysAndTheNextGoes) {
+  Region& r = device_region(2, kLarge);
+  let_wait(r, 0, 2);
+  devices.migrate_error = ENOMEM;
+  devices.while_migrating = [&] {
+    if (devices.migrated == 2) devices.migrate_error = 0;
+  };
+  migrator.run_waiting(0);
+  BigLock lock(map.mutex());
+  EXPECT_EQ(r.table[0].device, 1);
+  EXPECT_EQ(r.table[1].device, 0);
+  for (const int d : {0, 1}) EXPECT_EQ(gpus[static_cast<size_t>(d)].budget.charged(), kLarge);
+  for (const BlockIndex b : {0, 1}) remove(r, b);
+}
+
+}  // namespace
