@@ -154,7 +154,8 @@ CudaDevices::~CudaDevices() {
       for (auto& direction : g->copy)
         for (cudaStream_t s : direction) cudaStreamDestroy(s);
       for (cudaStream_t s : g->idle_streams) cudaStreamDestroy(s);
-      for (cudaEvent_t e : g->idle_events) cudaEventDestroy(e);
+      for (const EventPool& pool : g->events)
+        for (cudaEvent_t e : pool.idle) cudaEventDestroy(e);
     }
     driver_.primary_release(g->device);
   }

@@ -31,6 +31,13 @@ inline void* pointer(uintptr_t address) {
 
 struct PagingMemory;  // cuda_paging.cpp
 
+// How whoever waits for an event does that: it sleeps until the device interrupts the CPU, or looks now and then.
+enum class Waits : uint8_t { asleep, looking };
+struct EventPool {
+  std::vector<cudaEvent_t> idle;
+  size_t made = 0;  // there is room for all when they are idle
+};
+
 struct Gpu {
   int device = 0;
   bool managed = false;  // concurrent managed access
@@ -56,12 +63,12 @@ struct Gpu {
   std::mutex mutex;
   char reason[300] = "";                              // protected by mutex
   std::vector<cudaStream_t> idle_streams;             // protected by mutex; nothing is queued on them
-  std::vector<cudaEvent_t> idle_events;               // protected by mutex
   std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
   size_t paging_made = 0;                             // protected by mutex
   std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
   std::unique_ptr<cuda::Clearing> clearing;           // handles; null: not on this device. Fixed once opened
-  size_t streams = 0, events = 0;  // made; there is room for all when they are idle. Protected by mutex
+  size_t streams = 0;   // made; there is room for all when they are idle. Protected by mutex
+  EventPool events[2];  // by Waits; protected by mutex
 };
 
 // So that `count` of them can be given back without memory.
@@ -71,16 +78,17 @@ void make_room(std::vector<T>& idle, size_t count) {
 }
 
 struct CudaEvent : Event {
-  CudaEvent(Gpu& g, cudaEvent_t e) : gpu(g), event(e) {}
+  CudaEvent(Gpu& g, cudaEvent_t e, Waits w) : gpu(g), event(e), waits(w) {}
   ~CudaEvent() override {
     core::must_be_outside("the end of a ticket");
     if (gpu.lost.load()) return;  // died with its context
     std::lock_guard lock(gpu.mutex);
-    gpu.idle_events.push_back(event);
+    gpu.events[static_cast<size_t>(waits)].idle.push_back(event);
   }
   Gpu& gpu;
   const cudaEvent_t event;
-  bool out = false;  // the end of a copy that somebody waits for: to host memory, or between devices
+  const Waits waits;
+  bool out = false;  // the end of a copy to host memory that somebody waits for
   std::atomic<bool> reached{false};
 };
 
@@ -144,7 +152,7 @@ class CudaDevices final : public UnitDevices {
   core::Status lost_status(Gpu& g);
   core::Status take_stream(Gpu& g, cudaStream_t* out);
   void give_stream(Gpu& g, cudaStream_t stream);
-  core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out);
+  core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits = Waits::asleep);
   // Prefetch on an empty stream, synchronised.
   core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
   core::Status not_capturing(Gpu& g, cudaStream_t stream);

@@ -473,7 +473,7 @@ Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece
   const size_t size = span.unit_size();
   Enter here(driver_, g.context);
   std::shared_ptr<CudaEvent> event;
-  if (Status s = take_event(g, &event); !s.ok()) return s;
+  if (Status s = take_event(g, &event, Waits::looking); !s.ok()) return s;
   const bool in = by == device;
   const auto side = static_cast<size_t>(in ? Direction::in : Direction::out);
   cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
@@ -492,7 +492,6 @@ Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece
     notice(in ? source : target).ignore();  // the error may be the other's
     return s;
   }
-  event->out = true;  // who waits for it looks: it takes less time than to wake up
   *done = std::move(event);
   return {};
 }
