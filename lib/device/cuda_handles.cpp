@@ -334,6 +334,9 @@ void CudaDevices::let_unmapping_go_first() {
   while (unmapping_.load() != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
+// Several in a row are given access by one call. Alone it takes as long as a call for each; what is won is won from
+// those who call the driver meanwhile, how is not profiled (both directions at once, H100 alone, blocks of 8 and 32
+// MiB, in turn, twice: 54 and 60 GB/s before, 64 and 65 with it; 68 and 66, 77 and 76).
 Status CudaDevices::body_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
@@ -353,10 +356,9 @@ Status CudaDevices::body_show(const Span& span) {
       usleep(1000);
     }
   };
-  for (size_t i = 0; i < span.count; ++i) {
+  for (size_t i = 0, next = 0; i < span.count; i = next) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    const CUdeviceptr at = span.address() + i * size;
     core::Few<CUmemAccessDesc, kMaxDevices> access;
     access.push_back(access_of(g.device));
     const uint64_t seen_by = seers(span.unit(i));
@@ -365,18 +367,26 @@ Status CudaDevices::body_show(const Span& span) {
       if (other.device != g.device && (seen_by >> d & 1) != 0 && other.opened.load() && !other.lost.load())
         access.push_back(access_of(other.device));
     }
-    const uint64_t handle = g.pieces.of(size).handle(span.unit(i).piece.load());
-    Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a block");
+    PiecePool& pool = g.pieces.of(size);
+    Status s;
+    next = i;
+    do {
+      const CUdeviceptr at = span.address() + next * size;
+      s = result(g, driver_.mem_map(at, size, 0, pool.handle(span.unit(next).piece.load()), 0), "mapping a block");
+      if (s.ok()) ++next;
+    } while (s.ok() && next < span.count && span.unit(next).device.load() == g.device &&
+             seers(span.unit(next)) == seen_by);
     if (s.ok()) {
       if (size >= kMappedInTurn) let_unmapping_go_first();
+      const CUdeviceptr at = span.address() + i * size;
+      const size_t run = (next - i) * size;
       // Advice is followed where it can be.
-      CUresult given = driver_.mem_set_access(at, size, &access[0], access.size());
-      if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, size, &access[0], 1);
+      CUresult given = driver_.mem_set_access(at, run, &access[0], access.size());
+      if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, run, &access[0], 1);
       s = result(g, given, "giving access to a block");
       if (s.ok()) continue;
-      take_back(i);
     }
-    for (size_t k = 0; k < i; ++k) take_back(k);
+    for (size_t k = 0; k < next; ++k) take_back(k);
     return s;
   }
   return {};

@@ -180,13 +180,8 @@ TEST_P(DeviceContract, BlocksThatAreNamedAsTheyGoMoveAndSayHowThatWentInTheirOrd
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   constexpr size_t kBlocks = 24, kUnmade = 7, kThere = 11, kLate = 2;
   uint64_t* base = reserve(kBlocks);
-  const auto make = [&](size_t u, int device) {
-    bool torn = false;
-    VMEM_OK(d_->prepare(range(base, u, 1), device, &torn));
-    VMEM_OK(d_->map(range(base, u, 1)));
-  };
   for (size_t u = 0; u < kBlocks; ++u)
-    if (u != kUnmade) make(u, u == kThere ? 1 : 0);
+    if (u != kUnmade) make(base, u, 1, u == kThere ? 1 : 0);
   struct Named final : vmem::device::Migration {
     Named(uint64_t* begin, size_t words) : first(begin), unit_words(words) {}
     std::optional<Range> next() override {
@@ -217,6 +212,36 @@ TEST_P(DeviceContract, BlocksThatAreNamedAsTheyGoMoveAndSayHowThatWentInTheirOrd
     EXPECT_EQ(named.answers[i], named.order[i] == kUnmade ? -EINVAL : 0) << named.order[i];
   EXPECT_EQ(used(0), 0u);
   EXPECT_EQ(used(1), (kBlocks - 1) * unit_);
+}
+
+TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
+  if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
+  if (d_->info(0).links[1] == Link::none) GTEST_SKIP() << "devices 0 and 1 cannot reach each other";
+  constexpr size_t kUnits = 7;
+  constexpr size_t kOnOther = 4;                       // from there on they are on device 1
+  const std::vector<size_t> seen_by_both = {1, 2, 5};  // .. of 0 to 3 and 4 to 6
+  uint64_t* base = reserve(kUnits);
+  for (const size_t u : seen_by_both)
+    VMEM_OK(d_->advise(range(base, u, 1).front(), Advice::accessed_by, u < kOnOther ? 1 : 0, true));
+  for (size_t u = 0; u < kUnits; ++u) {
+    const int device = u < kOnOther ? 0 : 1;
+    VMEM_OK(prepare(range(base, u, 1), device));
+    fill_frame(0, 100 * u);
+    copy_in(base, u, 0, device);
+  }
+  VMEM_OK(d_->map(range(base, 0, kUnits)));
+  void* const other = bench_->stream(1);
+  const auto expect_sum = [&](void* stream, size_t u) {
+    bench_->sum(stream, base + u * words_, words_, sum_cell());
+    VMEM_OK(bench_->synchronize(stream));
+    EXPECT_EQ(*sum_cell(), sum_of(100 * u)) << u;
+  };
+  for (size_t u = 0; u < kUnits; ++u) expect_sum(u < kOnOther ? stream_ : other, u);
+  for (const size_t u : seen_by_both) expect_sum(u < kOnOther ? other : stream_, u);
+  VMEM_OK(d_->unmap(range(base, 0, kUnits)));
+  VMEM_OK(d_->map(range(base, 0, kUnits)));
+  for (size_t u = 0; u < kUnits; ++u) expect_sum(u < kOnOther ? stream_ : other, u);
+  bench_->destroy(other);
 }
 
 // Before it is made, while it is mapped, and where it has moved to.
