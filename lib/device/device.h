@@ -54,15 +54,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/status.h"
 #include "core/types.h"
+#include "device/migration.h"
 
 namespace vmem::device {
 
@@ -83,11 +82,6 @@ inline constexpr int kHost = -1;           // a location of advise()
 // prepare(): another thread reached the block in the microseconds between map and mprotect and saw an empty page. Its
 // computation is wrong already: say so and abort.
 inline constexpr int kIntruder = EUCLEAN;
-
-struct Range {
-  uintptr_t address;
-  size_t size;  // bytes
-};
 
 // What the CPU may do without being stopped.
 enum class Access : uint8_t { none, read, read_write };
@@ -130,22 +124,6 @@ class Event {
   virtual ~Event() = default;
 };
 using Ticket = std::shared_ptr<Event>;
-
-// What moves to another device, named as it goes.
-class Migration {
- public:
-  // The next range; nothing: none for now. Asked while those before it are under way, and once more after the last has
-  // ended.
-  virtual std::optional<Range> next() = 0;
-  // Of each that next() has named, in that order. Meanwhile those after it are under way.
-  virtual void ended(Range range, core::Status status) = 0;
-
- protected:
-  Migration() = default;
-  Migration(const Migration&) = default;
-  Migration& operator=(const Migration&) = default;
-  ~Migration() = default;
-};
 
 class PagingWords;
 
@@ -249,13 +227,7 @@ class Devices {
   }
   // .. until there are no more. Separate: the next are begun before those under way have ended, so that the devices
   // have copies to do all the time.
-  virtual void migrate_all(Migration& all, int to, int by) {
-    while (const std::optional<Range> range = all.next()) {
-      core::Status status;
-      migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // it says so
-      all.ended(*range, std::move(status));
-    }
-  }
+  virtual void migrate_all(Migration& all, int to, int by);
 
   // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,
   // kHost (not for accessed_by of units that are made: the CPU's access is the pager's), ignored by read_mostly.

@@ -11,6 +11,14 @@
 
 namespace vmem::device {
 
+void Devices::migrate_all(Migration& all, int to, int by) {
+  while (const std::optional<Range> range = all.next()) {
+    Status status;
+    migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // it says so
+    all.ended(*range, std::move(status));
+  }
+}
+
 // On error it is where it was. Else it is there for everybody but its bytes, which are on their way.
 Status UnitDevices::begin_passage(Passage& p, int to, int by) {
   const size_t size = p.unit.unit_size();
