@@ -128,16 +128,21 @@ class Migrator::Line final : public device::Migration {
   Line(Migrator& migrator, int d, uint64_t turn) : migrator_(migrator), d_(d), turn_(turn) {}
 
   std::optional<device::Range> next() override {
+    // The next may have to wait for one that is under way, and that may take long: who waits for what has ended does
+    // not.
+    if (under_way_count_ >= kBusyWith) rest();
     if (next_ == batch_.size() && !take_more()) {
       rest();
       return std::nullopt;
     }
     Move* m = batch_[next_++];
     under_way_.push_back(m);
+    ++under_way_count_;
     return device::Range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
   }
   void ended(device::Range range, Status status) override {
     Move* m = under_way_.pop();
+    --under_way_count_;
     m->status = std::move(status);
     ended_.push_back(m);
     ended_bytes_ += range.size;
@@ -145,6 +150,9 @@ class Migrator::Line final : public device::Migration {
   }
 
  private:
+  // With so many under way devices have enough to do while others come to rest; they begin more before they wait.
+  static constexpr size_t kBusyWith = 8;
+
   // Of small blocks several at once: whoever waits for them looks each time.
   void rest() {
     if (!ended_.empty()) migrator_.settle_all(ended_.all(), d_);
@@ -169,6 +177,7 @@ class Migrator::Line final : public device::Migration {
   std::span<Move* const> batch_;
   size_t next_ = 0;
   MoveList under_way_;
+  size_t under_way_count_ = 0;
   core::Few<Move*, kDeviceBatch> ended_;
   uint64_t ended_bytes_ = 0;
 };
