@@ -255,28 +255,30 @@ bool DeviceWorkers::end_what_waits(Lock& lock) {
   return false;
 }
 
-// Locked on entry and on return, and not meanwhile. What is to arrive, if a worker may be at it.
+// Locked on entry and on return, and not meanwhile. What is to arrive, if a worker may be at it: from other devices and
+// from host memory, of each device in turn, since of any of them there may be no end.
 bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
-  for (size_t d = 0; d < gpus_.size() && arriving_ + 1 < kWorkers; ++d) {
+  const size_t turns = 2 * gpus_.size();
+  for (size_t i = 0; i < turns && arriving_ + 1 < kWorkers; ++i) {
+    const size_t turn = (next_turn_ + i) % turns, d = turn / 2;
+    const bool from_peers = turn % 2 == 0;
     Gpu& g = gpus_[d];
-    if (!g.from_peers.empty() && !g.migrating) {
+    if (from_peers ? g.from_peers.empty() || g.migrating : g.ready.empty()) continue;
+    next_turn_ = turn + 1;
+    ended_last_ = false;
+    ++arriving_;
+    if (from_peers) {
       g.migrating = true;
-      ended_last_ = false;
-      ++arriving_;
       lock.unlock();
       migrator_.run_waiting(static_cast<int>(d));
       lock.lock();
-      --arriving_;
       g.migrating = false;
-      return true;
+    } else {
+      Batch batch = take_batch<Batch::capacity()>(g.ready, kBatchBytes);
+      lock.unlock();
+      arrivals_.run(batch, static_cast<int>(d));
+      lock.lock();
     }
-    if (g.ready.empty()) continue;
-    Batch batch = take_batch<Batch::capacity()>(g.ready, kBatchBytes);
-    ended_last_ = false;
-    ++arriving_;
-    lock.unlock();
-    arrivals_.run(batch, static_cast<int>(d));
-    lock.lock();
     --arriving_;
     return true;
   }

@@ -89,6 +89,7 @@ class DeviceWorkers : private Shared {
   unsigned arriving_ VMEM_GUARDED_BY(core::big_lock) = 0;  // at what arrives
   // .. the last that may be at it has ended something, and begins something next
   bool ended_last_ VMEM_GUARDED_BY(core::big_lock) = false;
+  size_t next_turn_ VMEM_GUARDED_BY(core::big_lock) = 0;  // whose it is to arrive: of two a device
   // For host pages of the driver: when last, from where.
   uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;

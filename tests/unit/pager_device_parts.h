@@ -32,7 +32,13 @@ namespace vmem::pager::test {
 class FakeDevices : public device::Devices {
  public:
   const char* name() const override { return "fake"; }
-  int count() const override { return 2; }
+  explicit FakeDevices(size_t devices = 2) : info_(devices) {
+    for (size_t d = 0; d < devices; ++d) {
+      info_[d] = {static_cast<int>(d), "", "", -1, 0, std::vector(devices, device::Link::nvlink)};
+      info_[d].links[d] = device::Link::self;
+    }
+  }
+  int count() const override { return static_cast<int>(info_.size()); }
   device::CpuView cpu_view() const override { return device::CpuView::separate; }
   const device::Info& info(int d) const override { return info_[static_cast<size_t>(d)]; }
   core::Status memory(int, device::Memory* out) override {
@@ -56,8 +62,8 @@ class FakeDevices : public device::Devices {
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   std::atomic<size_t> copied = 0;       // .. so many from the devices
   int unmap_error = 0, migrate_error = 0, prepare_error = 0;
-  size_t migrated = 0;  // so many ranges, or so often tried
-  std::function<void()> while_migrating;
+  std::atomic<size_t> migrated = 0;  // so many ranges, or so often tried
+  std::function<void(int to)> while_migrating;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
@@ -85,9 +91,9 @@ class FakeDevices : public device::Devices {
   }
   core::Status punch(std::span<const device::Range>) override { return moved(-1); }
   core::Status settle(std::span<const device::Range>) override { return no(); }
-  core::Status migrate(std::span<const device::Range> ranges, int, int, std::span<core::Status> each) override {
+  core::Status migrate(std::span<const device::Range> ranges, int to, int, std::span<core::Status> each) override {
     migrated += ranges.size();
-    if (while_migrating) while_migrating();
+    if (while_migrating) while_migrating(to);
     for (size_t i = 0; i < ranges.size(); ++i)
       each[i] = migrate_error != 0 ? core::error(migrate_error, "as the test wants it") : moved(-1);
     return {};
@@ -128,19 +134,19 @@ class FakeDevices : public device::Devices {
     ADD_FAILURE() << "a call that is none of its business";
     return core::error(EIO, "none of its business");
   }
-  std::array<device::Info, 2> info_ = {device::Info{0, "", "", -1, 0, {device::Link::self, device::Link::nvlink}},
-                                       device::Info{1, "", "", -1, 0, {device::Link::nvlink, device::Link::self}}};
+  std::vector<device::Info> info_;
 };
 
-struct TwoDevices {
+struct WithDevices {
+  explicit WithDevices(size_t count) : devices(count) {}
   FakeDevices devices;
 };
 
-class DeviceParts : protected TwoDevices, public PagerParts {
+class DeviceParts : protected WithDevices, public PagerParts {
  protected:
   static constexpr size_t kUnit = device::kUnit;
 
-  DeviceParts() : PagerParts(2) {}
+  explicit DeviceParts(size_t count = 2) : WithDevices(count), PagerParts(count) {}
   // Blocks of 2 MiB, which may be on devices.
   Region& device_region(size_t count, size_t block_size = kUnit) {
     Region& r = region(count, Backing::anonymous, block_size);
@@ -214,6 +220,7 @@ class DeviceParts : protected TwoDevices, public PagerParts {
 // .. with what brings blocks to device 0, of a budget of four of them; the test is its worker.
 class PromotionParts : public DeviceParts {
  protected:
+  using DeviceParts::DeviceParts;
   void SetUp() override {
     config.device_budget = 4 * kUnit;
     devices.moves = true;

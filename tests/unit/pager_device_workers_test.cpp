@@ -1,7 +1,9 @@
 // The device tier's workers, on devices that are done at once: what is to be done is done, by itself and in the end.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
 
 #include "common/patience.h"
 #include "pager_device_parts.h"
@@ -20,6 +22,7 @@ namespace core = vmem::core;
 
 class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private DeviceWorkers::Above {
  protected:
+  explicit PagerDeviceWorkers(size_t count = 2) : PromotionParts(count) {}
   void SetUp() override {
     PromotionParts::SetUp();
     devices.streams = true;
@@ -91,6 +94,57 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
     gpus.work().notify_one();
   }
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));
+}
+
+class PagerWorkersOfFour : public PagerDeviceWorkers {
+ protected:
+  static constexpr size_t kLarge = size_t{64} << 20;
+  static constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
+
+  PagerWorkersOfFour() : PagerDeviceWorkers(4) {}
+  void SetUp() override {
+    PagerDeviceWorkers::SetUp();
+    BigLock lock(map.mutex());
+    for (vmem::pager::Gpu& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
+    map.resize_policies();
+  }
+  // A block of another device waits to go to device d.
+  void let_wait(Region& r, BlockIndex b, int d) VMEM_LOCKED {
+    place(r, b, (d + 1) % 4);
+    ASSERT_TRUE(map.reserve_move());
+    gpus[static_cast<size_t>(d)].from_peers.push_back(migrator.begin(r, b, d));
+    gpus.work().notify_one();
+  }
+};
+
+// As many as may be at it have devices to which there is always something to bring.
+TEST_F(PagerWorkersOfFour, EachDeviceHasItsTurnWhateverComesToTheOthers) {
+  constexpr BlockIndex kOfEach = 2 * kTurn + 2;
+  Region& r = device_region(3 * kOfEach + 1, kLarge);
+  std::array<std::atomic<BlockIndex>, 3> come{};  // have begun, of each
+  std::atomic<bool> fourth{false}, in_time{true};
+  devices.while_migrating = [&](int d) {
+    if (d == 3) {
+      fourth = true;
+      return;
+    }
+    const BlockIndex n = ++come[static_cast<size_t>(d)];
+    if (n > 2 * kTurn && !eventually([&] { return fourth.load(); })) in_time = false;
+    BigLock lock(map.mutex());
+    if (n < kOfEach) let_wait(r, static_cast<BlockIndex>(d) * kOfEach + n, d);
+  };
+  {
+    BigLock lock(map.mutex());
+    for (int d = 0; d < 3; ++d) let_wait(r, static_cast<BlockIndex>(d) * kOfEach, d);
+    let_wait(r, 3 * kOfEach, 3);
+  }
+  ASSERT_TRUE(eventually([&] { return on_device(r) == r.blocks; }, std::chrono::seconds(60)));
+  EXPECT_TRUE(in_time) << "a device waits until there is nothing for others";
+  BigLock lock(map.mutex());
+  for (BlockIndex b = 0; b < r.blocks; ++b) {
+    EXPECT_EQ(r.table[b].device, b / kOfEach);
+    remove(r, b);
+  }
 }
 
 }  // namespace

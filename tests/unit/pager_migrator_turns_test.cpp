@@ -53,7 +53,7 @@ TEST_F(PagerMigratorTurns, BlocksThatComeWhileOthersMoveGoWithThem) {
   Region& r = device_region(3);
   let_wait(r, 0, 2);
   bool more = true;
-  devices.while_migrating = [&] {
+  devices.while_migrating = [&](int) {
     if (std::exchange(more, false)) let_wait(r, 2, 1);
   };
   migrator.run_waiting(0);
@@ -68,7 +68,7 @@ TEST_F(PagerMigratorTurns, ATurnEnds) {
   Region& r = device_region(2 * kTurn, kLarge);
   let_wait(r, 0, 1);
   BlockIndex came = 1;
-  devices.while_migrating = [&] {
+  devices.while_migrating = [&](int) {
     if (came < 2 * kTurn) let_wait(r, came++, 1);
   };
   migrator.run_waiting(0);
@@ -84,7 +84,7 @@ TEST_F(PagerMigratorTurns, OneThatCannotGoStaysAndTheNextGoes) {
   Region& r = device_region(2, kLarge);
   let_wait(r, 0, 2);
   devices.migrate_error = ENOMEM;
-  devices.while_migrating = [&] {
+  devices.while_migrating = [&](int) {
     if (devices.migrated == 2) devices.migrate_error = 0;
   };
   migrator.run_waiting(0);
