@@ -62,6 +62,19 @@ TEST_F(PagerMigratorTurns, BlocksThatComeWhileOthersMoveGoWithThem) {
   expect_there(r, 3);
 }
 
+// Who waits for a large one does not wait for the next.
+TEST_F(PagerMigratorTurns, ALargeOneIsAtRestBeforeTheNextGoes) {
+  Region& r = device_region(4, kLarge);
+  let_wait(r, 0, 4);
+  devices.while_migrating = [&](int) {
+    BigLock lock(map.mutex());
+    for (BlockIndex b = 0; b + 1 < devices.migrated; ++b) EXPECT_EQ(r.table[b].state, State::on_device) << b;
+  };
+  migrator.run_waiting(0);
+  EXPECT_EQ(devices.migrated, 4u);
+  expect_there(r, 4);
+}
+
 // However many come: other work of its worker waits meanwhile.
 TEST_F(PagerMigratorTurns, ATurnEnds) {
   constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
