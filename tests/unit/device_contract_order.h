@@ -244,6 +244,29 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
   bench_->destroy(other);
 }
 
+// .. and one that goes to no device, or by one that is neither of the two, stays.
+TEST_P(DeviceContract, ABlockThatIsNamedForADeviceThatCannotTakeItStays) {
+  if (d_->count() < 2 || d_->cpu_view() == vmem::device::CpuView::shared) GTEST_SKIP() << "needs two devices, handles";
+  uint64_t* base = reserve(1);
+  bool torn = false;
+  VMEM_OK(d_->prepare(range(base, 0, 1), 0, &torn));
+  struct One final : vmem::device::Migration {
+    explicit One(Range r) : block(r) {}
+    std::optional<Range> next() override { return std::exchange(named, true) ? std::nullopt : std::optional(block); }
+    void ended(Range, core::Status status) override { answer = status.code(); }
+    const Range block;
+    bool named = false;
+    int answer = 1;
+  };
+  const Range block{reinterpret_cast<uintptr_t>(base), unit_};
+  One nowhere(block), by_another(block);
+  d_->migrate_all(nowhere, d_->count(), 0);
+  EXPECT_EQ(nowhere.answer, -ENODEV);
+  d_->migrate_all(by_another, 1, 2);
+  EXPECT_EQ(by_another.answer, -EINVAL);
+  EXPECT_EQ(used(0), unit_);
+}
+
 // Before it is made, while it is mapped, and where it has moved to.
 TEST_P(DeviceContract, WhatIsAdvisedToBeAccessedByADeviceIsMappedForItToo) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";

@@ -24,6 +24,8 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
     devices.moves = true;
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
   }
+  // Somebody is told that there is room.
+  void came_free(vmem::pager::DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
   // Blocks of device 1 wait to go to device 0.
   void let_wait(Region& r, BlockIndex first, BlockIndex count) {
     BigLock lock(map.mutex());
@@ -39,6 +41,7 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
   }
   void expect_there(Region& r, BlockIndex count) {
     BigLock lock(map.mutex());
+    EXPECT_EQ(charged_when_told_, 0u) << "who wants room is told when there is some";
     EXPECT_EQ(gpus[0].budget.charged(), count * r.block_size);
     EXPECT_EQ(gpus[1].budget.charged(), 0u);
     for (BlockIndex b = 0; b < count; ++b) {
@@ -47,6 +50,7 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
       remove(r, b);
     }
   }
+  uint64_t charged_when_told_ = UINT64_MAX;
 };
 
 TEST_F(PagerMigratorTurns, BlocksThatComeWhileOthersMoveGoWithThem) {
