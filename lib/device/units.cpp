@@ -188,7 +188,7 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
     else
       out->list.push_back(span);
     end = range.address + range.size;
-    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(std::move(r));
+    if (out->keep.empty() || out->keep.back() != r) out->keep.push_back(r);
   }
   return {};
 }
