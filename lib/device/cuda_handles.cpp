@@ -37,6 +37,8 @@ constexpr size_t kClearedByKernel = size_t{8} << 20;
 // Smaller ones take as long to map as to copy: the one goes on beside the other, in whichever order, and what is won by
 // an order is lost by waiting for it (both directions at once at 2 MiB, H100: 44 GB/s without, 32 with).
 constexpr size_t kMappedInTurn = size_t{8} << 20;
+// Nobody else maps or unmaps meanwhile: beside copies that mapping waits for, a millisecond for each.
+constexpr size_t kMappedTogether = 4;
 
 CUmemLocation place(int device) {
   CUmemLocation location = {};
@@ -374,7 +376,7 @@ Status CudaDevices::body_show(const Span& span) {
       const CUdeviceptr at = span.address() + next * size;
       s = result(g, driver_.mem_map(at, size, 0, pool.handle(span.unit(next).piece.load()), 0), "mapping a block");
       if (s.ok()) ++next;
-    } while (s.ok() && next < span.count && span.unit(next).device.load() == g.device &&
+    } while (s.ok() && next < span.count && next - i < kMappedTogether && span.unit(next).device.load() == g.device &&
              seers(span.unit(next)) == seen_by);
     if (s.ok()) {
       if (size >= kMappedInTurn) let_unmapping_go_first();
