@@ -38,7 +38,7 @@ Move* Migrator::begin(Region& r, BlockIndex b, int d) {
   return m;
 }
 
-// Each move has its status.
+// Each move has its status. Only where the driver keeps the page tables: it moves neighbours together.
 void Migrator::copy(std::span<Move* const> batch, int d, int by) {
   core::step("device.migrating");
   for (size_t i = 0; i < batch.size();) {
@@ -46,13 +46,10 @@ void Migrator::copy(std::span<Move* const> batch, int d, int by) {
     std::array<Status, device::kMostRanges> each;
     const size_t first = i;
     while (i < batch.size() && !ranges.full()) {
-      // Neighbours as one range; each range succeeds or fails alone. One that fails may have moved in part: to managed
-      // memory that is the same, with page tables of their own each block counts.
+      // Each range succeeds or fails alone. One that fails may have moved in part, which to managed memory is the same.
       const Region& r = *batch[i]->region;
       size_t n = 1;
-      while (!gpus_.own_page_tables() && i + n < batch.size() && batch[i + n]->region == &r &&
-             batch[i + n]->block == batch[i]->block + n)
-        ++n;
+      while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
       ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
       i += n;
     }
