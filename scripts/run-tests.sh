@@ -14,7 +14,8 @@
 #
 # As many programs run at once as there are cores (and GiB of free memory), of unit and system half as many again, stress last; and then negative, which needs all of the
 # machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
-# TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One that meets its deadline, and said of nothing that it
+# TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One of whose GoogleTest tests a single one takes TEST_ONE_TIMEOUT
+# (300 s) times that has met it too. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
 # the totals name them. Status 124 of a program means that a deadline of its own was met. With VMEM_LONG=1 stress takes 120 s each,
 # and TEST_TIMEOUT is 1,500 s.
@@ -27,7 +28,8 @@ cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 export BUILD=${BUILD:-build}
 home=${TESTS:-tests} timeout=${TEST_TIMEOUT:-${VMEM_LONG:+1500}} seconds=${VMEM_STRESS_SECONDS:-${VMEM_LONG:+120}} beat=${TEST_HEARTBEAT:-20}
-timeout=${timeout:-300} seconds=${seconds:-5}
+timeout=${timeout:-300} seconds=${seconds:-5} one=${TEST_ONE_TIMEOUT:-${VMEM_LONG:+1500}}
+one=${one:-300}
 export VMEM_STRESS_SECONDS=$seconds
 logs=$BUILD/test-logs; mkdir -p "$logs"
 exec </dev/null
@@ -190,6 +192,20 @@ heartbeat() {
   done
   echo "${line%;}"
 }
+# One test for too long: its program's deadline is met now, as timeout(1) understands it.
+declare -A tests_begun=() begun_at=()
+end_stuck_tests() {
+  local i group deadline log began count
+  for i in "${!running[@]}"; do
+    { read -r group; read -r deadline; read -r log; read -r began; } 2>/dev/null <"$state/$i.running" || continue
+    count=$began:$(grep -ac '^\[ RUN      \] ' "$log.log" 2>/dev/null)
+    if [ "$count" != "${tests_begun[$i]:-}" ]; then tests_begun[$i]=$count begun_at[$i]=$SECONDS
+    elif [ "${count#*:}" != 0 ] && [ $((SECONDS - begun_at[$i])) -ge $((one * patience)) ]; then
+      [ -e "$log.threads" ] || threads_of "$group" >"$log.threads"
+      kill -ALRM "$group" 2>/dev/null
+    fi
+  done
+}
 # Shortly before a deadline is met: what waits where.
 look_at_threads() {
   local i group deadline log began now=${EPOCHREALTIME%[.,]*}
@@ -227,7 +243,7 @@ run_all() {
       report "$i"
     fi
     [ ${#running[@]} = 0 ] || look_at_threads
-    if [ ${#running[@]} != 0 ] && [ $((SECONDS - last_beat)) -ge "$beat" ]; then heartbeat; last_beat=$SECONDS; fi
+    if [ ${#running[@]} != 0 ] && [ $((SECONDS - last_beat)) -ge "$beat" ]; then heartbeat; end_stuck_tests; last_beat=$SECONDS; fi
   done
 }
 

@@ -33,7 +33,7 @@ script() { printf '#!/bin/bash\n%s\n' "$2" >"$1"; chmod +x "$1"; }
 # with a "!" before it must not.
 run() {
   local name=$1 suite=$2 want=$3 totals=$4 out rc bad='' pattern; shift 4
-  out=$(BUILD=$work/build TESTS=$work/tests TEST_TIMEOUT=${limit:-60} TEST_PATIENCE=1 TEST_HEARTBEAT=${beat:-20} WORK=$work TMPDIR=$work scripts/run-tests.sh $suite 2>&1); rc=$?
+  out=$(BUILD=$work/build TESTS=$work/tests TEST_TIMEOUT=${limit:-60} TEST_ONE_TIMEOUT=${one:-60} TEST_PATIENCE=1 TEST_HEARTBEAT=${beat:-20} WORK=$work TMPDIR=$work scripts/run-tests.sh $suite 2>&1); rc=$?
   [ $rc = "$want" ] || bad="exit $rc, wanted $want"
   [ "$(tail -1 <<<"$out")" = "$totals" ] || bad+="; totals"
   for pattern in "$@"; do
@@ -51,6 +51,14 @@ run "tests that never ran after a crash are counted and named" ctl 1 "2 passed, 
 fake "$work/build/tests/ctl_tests" '[ -e $WORK/once ] || { touch $WORK/once; sleep 1000; }'
 limit=3 run "a deadline that is met once is run again alone, and said" ctl 0 "5 passed, 0 failed, 0 skipped" \
   '^slow ctl +2 passed' 'at its deadline: Odd.One' '^ok   ctl, again +3 passed' '^again: ctl met its deadline and ran once more, alone: passed' 'thread [0-9]+ sleep'
+
+fake "$work/build/tests/ctl_tests" 'sleep 1000'
+one=2 beat=1 run "one test that hangs meets its program's deadline" ctl 1 "2 passed, 3 failed, 0 skipped" \
+  '^slow ctl +2 passed' 'at its deadline: Odd.One' '^FAIL ctl, again' '^again: ctl .*: failed'
+
+fake "$work/build/tests/ctl_tests" '[ -e $WORK/once ] || { touch $WORK/once; sleep 1000; }'
+one=2 beat=1 run "one test that hangs once is run again alone, and said" ctl 0 "5 passed, 0 failed, 0 skipped" \
+  'at its deadline: Odd.One' 'thread [0-9]+ sleep' '^ok   ctl, again +3 passed' '^again: ctl met its deadline and ran once more, alone: passed'
 
 fake "$work/build/tests/ctl_tests" 'sleep 1000'
 limit=3 run "a deadline that is met twice is a failure" ctl 1 "2 passed, 3 failed, 0 skipped" '^FAIL ctl, again' '^again: ctl .*: failed'
