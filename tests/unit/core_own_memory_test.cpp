@@ -96,6 +96,9 @@ TEST(OwnMemory, ARefusalIsBadAllocAndAnErrorHasItsCode) {
 
 // Threads are in the middle of it when others fork.
 TEST(OwnMemory, AChildFindsItWhole) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer has it";
+#endif
   keep_own_memory_in_children();
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
