@@ -19,6 +19,7 @@
 #include "pager/progress.h"
 #include "pager/queue.h"
 #include "pager/region.h"
+#include "pager/requests.h"
 #include "pager/write_back_state.h"
 #include "store/codec.h"
 #include "store/io.h"
@@ -203,10 +204,6 @@ struct DeferredWork {  // what is done when the lock has been dropped (PageIn::r
   MoveList install;    // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
-struct SpanOf {  // a checked range
-  Region* region;
-  core::BlockIndex first, last;  // inclusive
-};
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
   core::OwnVector<Move*> ready;  // entering: to be prepared and copied
@@ -223,32 +220,6 @@ struct Gpu {  // one device, from its first use on
   core::Status failure;
   uint64_t said_short_ns = 0;  // that others have its memory, when last
 };
-struct PromotionRequest {  // blocks that are to come to a device, in order
-  Region* region;
-  core::BlockIndex next, last;
-  int device;
-  core::Urgency urgency;
-  const void* owner;             // an acquire that waits; null: nobody
-  core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
-};
-// What asks blocks elsewhere takes them out of older hints that want them on a device.
-inline void forget_hints(Queue<PromotionRequest>& promotion_requests, const SpanOf& span) {
-  for (auto i = promotion_requests.begin(); i != promotion_requests.end();) {
-    PromotionRequest& w = *i++;
-    if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
-    PromotionRequest rest = w;
-    rest.next = span.last + 1;
-    w.last = span.first - 1;  // below w.next where nothing is left
-    const bool before = w.next < span.first;
-    if (rest.next <= rest.last && before) {
-      if (!promotion_requests.insert(i, rest)) continue;  // without memory a hint is forgotten
-    } else if (rest.next <= rest.last) {
-      w = rest;
-    } else if (!before) {
-      promotion_requests.erase(std::prev(i));
-    }
-  }
-}
 struct PendingRelease {  // a release that the stream has not reached
   uint64_t id = 0;       // ascending
   int device = -1;
@@ -267,18 +238,6 @@ struct PendingRelease {  // a release that the stream has not reached
   bool same_lane(const PendingRelease& e) const {
     return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
   }
-};
-struct StreamHint {  // vmem_prefetch that takes effect when a stream gets there
-  uint64_t id = 0;
-  Region* region = nullptr;  // null: freed meanwhile
-  core::BlockIndex first = 0, last = 0;
-  int location = 0;
-  device::Ticket ticket;
-};
-struct DemotionRequest {  // vmem_prefetch from a device to host memory or the SSD
-  Region* region;
-  core::BlockIndex first, next, last;
-  bool to_ssd;
 };
 // no_room: on the device, or to know the block by. no_frame: what blocks of its size move through is in use.
 enum class Start : uint8_t { done, wait, no_room, no_frame };
