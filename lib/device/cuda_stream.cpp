@@ -95,6 +95,11 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
       e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
              : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
     }
+  for (const Copy& copy : copies) {
+    if (copy.after == nullptr) continue;
+    only_zeros = false;
+    if (e == cudaSuccess) e = cudaStreamWaitEvent(stream, static_cast<CudaEvent*>(copy.after.get())->event, 0);
+  }
   // A stream of copies that waits for a kernel holds the engine by which the driver maps, too.
   if (only_zeros && e == cudaSuccess && clear_by_kernel(g, zeros.all(), *event, nullptr)) {
     *done = std::move(event);

@@ -86,11 +86,21 @@ inline constexpr int kIntruder = EUCLEAN;
 // What the CPU may do without being stopped.
 enum class Access : uint8_t { none, read, read_write };
 
+// A point on a stream. Copies name the same point. Empty (default) counts as done. Must not outlive its Devices.
+struct Event {
+  virtual ~Event() = default;
+};
+using Ticket = std::shared_ptr<Event>;
+
 struct Copy {
   uintptr_t block;  // in a made unit; any offset and length that stay inside one reservation
   // Pinned host memory; stays valid and untouched until the ticket is done. Separate, copy_in(): null means zeros.
   void* frame;
   size_t size;  // bytes
+  // Separate, copy_in(): the next of several that fill a unit from its start to its end, without zeros first; one a
+  // call. All but the last end at a multiple of kUnit in it. Before the last it is mapped by map_ahead() at most.
+  bool part = false;
+  Ticket after = {};  // of a copy of the same device: *done is not reached before it
 };
 
 enum class CpuView : uint8_t { shared, separate };
@@ -118,15 +128,7 @@ enum class Advice : uint8_t { preferred_location, read_mostly, accessed_by };
 // driver that reaches them by DMA.
 enum class Export : uint8_t { handle, dma_buf };
 
-// A point on a stream. Copies name the same point. Empty (default) counts as done. Must not outlive its Devices.
-class Event {
- public:
-  virtual ~Event() = default;
-};
-using Ticket = std::shared_ptr<Event>;
-
 class PagingWords;
-
 class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone

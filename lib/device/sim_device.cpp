@@ -410,7 +410,7 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
       clash |= is_sent(*item.r, i);
     if (clash) violation(strprintf("two copies of the unit at %#zx at once", item.copy.block));
   }
-  Status queued = enqueue(stream, [this, device, in, moving, items, event, token] {
+  Status queued = enqueue(stream, [this, &d, device, in, moving, items, event, token] {
     for (const Item& item : *items) {
       const Copy& copy = item.copy;
       core::step(in ? "device.copying_in" : "device.copying_out");
@@ -422,7 +422,11 @@ Status SimDevices::body_copy(int device, Direction direction, std::span<const Co
       moving(*item.r, copy, false);
     }
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      for (const Item& item : *items) {
+        const auto* const before = static_cast<const SimEvent*>(item.copy.after.get());
+        changed_.wait(lock, [&] { return before == nullptr || before->reached || d.lost; });
+      }
       event->reached = true;
     }
     changed_.notify_all();

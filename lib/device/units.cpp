@@ -277,6 +277,7 @@ Status UnitDevices::back(const Span& span, int device) {
   }
   for (size_t i = 0; i < span.count; ++i) {
     span.unit(i).device.store(static_cast<uint8_t>(device));
+    span.unit(i).filled.store(0);
     span.unit(i).state.store(UnitState::fresh);
   }
   span.reservation->made.fetch_add(span.count, std::memory_order_relaxed);
@@ -367,7 +368,12 @@ Status UnitDevices::map_units(std::span<const Range> ranges, bool zero_them) {
   for (; done < spans.list.size(); ++done) {
     const Span& span = spans.list[done];
     core::step("device.map");
-    for (size_t i = 0; i < span.count && status.ok(); ++i) status = health(span.unit(i).device.load());
+    for (size_t i = 0; i < span.count && status.ok(); ++i) {
+      status = health(span.unit(i).device.load());
+      if (zero_them && span.unit(i).filled.load() != 0)
+        status = error(EINVAL, "mapping a block at %#zx: parts of it have not been copied",
+                       span.address() + i * span.unit_size());
+    }
     if (status.ok() && zero_them) status = zero_fresh(span);
     const uint64_t before = advised_.load();
     if (status.ok()) status = body_show(span);

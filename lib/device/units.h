@@ -45,8 +45,8 @@ struct Unit {
   std::atomic<uint8_t> advice;  // index into the advice table; 0: none
   std::atomic<uint8_t> moving;  // sim: copies in flight
   std::atomic<uint32_t> piece;  // separate, made: of its device's pool
+  std::atomic<uint8_t> filled;  // .. by parts, up to so many times kUnit; 0: no part was issued, or all were
 };
-static_assert(sizeof(Unit) == 8);
 
 struct Reservation {
   ~Reservation();
@@ -232,6 +232,7 @@ class UnitDevices : public Devices {
   bool hide_at_last(const Span& unit, Patience* patience);
   void hide_insistently(const Span& unit);
   core::Status zero_fresh(const Span& span);
+  static core::Status check_part(const char* what, const Copy& copy, const Reservation& r);
   struct Passage {  // of a unit to another device, or the end of a range
     Span unit;
     ReservationPtr keep = {};

@@ -116,6 +116,10 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract,
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles<kUnit>}),
                          name_of);
 
+INSTANTIATE_TEST_SUITE_P(Cuda, UnitInParts,
+                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         name_of);
+
 class DeviceCuda : public DeviceContract {};
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
 

@@ -7,3 +7,4 @@
 #include "device_contract_failures.h"
 #include "device_contract_memory.h"
 #include "device_contract_order.h"
+#include "device_contract_parts.h"

@@ -94,6 +94,10 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss,
                                            Body{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
+INSTANTIATE_TEST_SUITE_P(Sim, UnitInParts,
+                         ::testing::Values(Body{"handles", one_on_handles}, Body{"four_on_handles", four_on_handles}),
+                         [](const auto& i) { return std::string(i.param.name); });
+
 // --- only here ------------------------------------------------------------------------------------------------------
 
 class DeviceSim : public DeviceContract {
