@@ -72,7 +72,8 @@ bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
 bool EngineBase::launchable() const {
   if (free_ == nullptr) return false;
   for (size_t n = 0; n < queues_.size(); ++n) {
-    if (queues_[n].head != nullptr) return !is_background(n) || background_in_flight_ < background_depth_;
+    if (queues_[n].head == nullptr) continue;
+    return !waits_for_its_parts(queues_[n]) && (!is_background(n) || background_in_flight_ < background_depth_);
   }
   return false;
 }
@@ -82,6 +83,7 @@ Transfer* EngineBase::take() {
   for (size_t n = 0; n < queues_.size(); ++n) {
     List& queue = queues_[n];
     if (queue.head == nullptr) continue;
+    if (waits_for_its_parts(queue)) return nullptr;
     if (is_background(n)) {
       if (background_in_flight_ >= background_depth_) return nullptr;
       ++background_in_flight_;

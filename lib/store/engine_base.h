@@ -80,6 +80,14 @@ class EngineBase : public Engine {
   static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for
   static bool joins(const Io& before, const Io& next, size_t bytes);
   static bool in_parts(const Io& io) { return io.size > kPartBytes && io.op != Io::Op::flush; }
+  // Of a read that nobody stands behind, and of whose parts progress() is to tell: no more at once than keep a disk
+  // busy (see Engine), or all come together at the end.
+  static constexpr unsigned kPartsOfOne = 4;
+  static bool waits_for_its_parts(const List& queue) {
+    const Io& first = *queue.head;
+    return first.next == nullptr && first.op == Io::Op::read && first.progress != nullptr && in_parts(first) &&
+           first.parts.under_way >= kPartsOfOne;
+  }
   void start_next(List& queue, Transfer* transfer) VMEM_REQUIRES(mutex_);
   void part_ended(Io* whole, const Io& part) VMEM_REQUIRES(mutex_);
   void conclude(Io* whole) VMEM_REQUIRES(mutex_);

@@ -562,6 +562,81 @@ TEST(StorePartsTold, TheMoreUrgentIsToldFirst) {
   EXPECT_EQ(slow.engine.deliver_all(), 2u);
 }
 
+// All would come at the same time, in the end, were all under way at once.
+TEST(StorePartsTold, OfOneThatIsReadAloneFourAreUnderWay) {
+  Told read(16, 24 * kMiB);
+  read.io.urgency = core::Urgency::acquire;
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  for (size_t n = 0; n < 8; ++n) {
+    read.engine.move(n);
+    EXPECT_EQ(read.engine.issue(), 1u) << n;
+    EXPECT_EQ(read.engine.tell(), 1u) << n;
+  }
+  EXPECT_EQ(read.engine.issue(), 0u) << "all have been";
+  for (size_t n = 8; n < 12; ++n) read.engine.move(n);
+  EXPECT_EQ(read.engine.deliver_all(), 1u);
+  read.expect_read(24 * kMiB);
+  // Nobody is told: as many as there are slots.
+  read.io.progress = nullptr;
+  read.again();
+  EXPECT_EQ(read.engine.issue(), 12u);
+  for (size_t n = 12; n < 24; ++n) read.engine.move(n);
+  EXPECT_EQ(read.engine.deliver_all(), 1u);
+}
+
+TEST(StorePartsTold, WhatIsMoreUrgentPassesOneThatIsReadAloneAndWhatIsLessDoesNot) {
+  Told read(16, 24 * kMiB);
+  read.io.urgency = core::Urgency::acquire;
+  Buffer buffer(core::kPage);
+  std::array<Io, 2> ios;
+  for (Io& io : ios) {
+    io.file = read.id;
+    io.buffer = buffer.data();
+    io.size = core::kPage;
+  }
+  ios[0].urgency = core::Urgency::prefetch;
+  ios[1].urgency = core::Urgency::fault;
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  for (Io& io : ios) {
+    Io* const one = &io;
+    read.engine.submit({&one, 1});
+  }
+  ASSERT_EQ(read.engine.issue(), 1u);
+  EXPECT_TRUE(read.engine.is(4, ios[1]));
+  for (size_t n = 0; n < 8; ++n) {
+    read.engine.move(n < 4 ? n : n + 1);
+    ASSERT_EQ(read.engine.issue(1), 1u);
+    EXPECT_NE(read.engine.io(n + 5).urgency, core::Urgency::prefetch) << n;
+  }
+  ASSERT_EQ(read.engine.issue(), 1u) << "all of it has been issued";
+  EXPECT_TRUE(read.engine.is(13, ios[0]));
+  for (const size_t n : {4, 9, 10, 11, 12, 13}) read.engine.move(static_cast<size_t>(n));
+  EXPECT_EQ(read.engine.deliver_all(), 3u);
+}
+
+TEST(StorePartsTold, WhereAnotherStandsBehindItAllSlotsAreUsed) {
+  Told read(16, 24 * kMiB);
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  Io next = read.io;
+  Buffer buffer(24 * kMiB);
+  next.buffer = buffer.data();
+  next.done = nullptr;
+  Io* const one = &next;
+  read.engine.submit({&one, 1});
+  ASSERT_EQ(read.engine.issue(), 8u + 4u) << "the rest of it, and of the next";
+  read.engine.move(12);
+  EXPECT_EQ(read.engine.issue(), 1u);
+  for (size_t n = 0; n < 24; ++n) {
+    if (n != 12) read.engine.move(n);
+    read.engine.issue();
+  }
+  read.engine.tell();
+  EXPECT_EQ(read.engine.deliver_all(), 2u);
+}
+
 TEST(StorePartsTold, WritesAreNot) {
   Told write(16, 8 * kMiB);
   write.io.op = Io::Op::write;
