@@ -133,34 +133,47 @@ void Arrivals::pulled(Move* m, int d) {
 void Arrivals::begin_in(InBatch& in) {
   const Batch& batch = in.moves;
   const int d = in.device;
-  core::Few<device::Range, Batch::capacity()> made_of;
+  core::Few<device::Range, Batch::capacity()> all, to_make;
   core::Few<device::Copy, Batch::capacity()> frames;
+  size_t smallest = SIZE_MAX;
   for (const Move* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
-    made_of.push_back({at, m->region->block_size});
+    const size_t size = m->region->block_size, copied = m->parts.copied;
+    all.push_back({at, size});
+    if (!m->parts.made) to_make.push_back({at, size});
     // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
-    if (m->image != nullptr || gpus_.own_page_tables()) frames.push_back({at, m->image, m->region->block_size});
+    if (m->image == nullptr && !gpus_.own_page_tables()) continue;
+    frames.push_back(
+        {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
+    smallest = std::min(smallest, size);
   }
-  const std::span<const device::Range> ranges = made_of.all();
+  const std::span<const device::Range> ranges = all.all();
   const std::span<const device::Copy> copies = frames.all();
   core::step("device.preparing");
   Status& s = in.status;
-  s = devices_->prepare(ranges, d, &in.torn);
+  if (!to_make.empty()) s = devices_->prepare(to_make.all(), d, &in.torn);
   if (s.code() == -device::kIntruder)
     core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
                 s.text().data());
   in.made = s.ok();
-  if (!in.made) return;
+  if (!in.made) {
+    for (Move* m : batch)
+      if (m->parts.made) part_copies_.give_back(m);
+    return;
+  }
   // Threads that met the trap before it went: their next try meets the device's door and parks there.
   for (const device::Range& range : ranges)
     if (!gpus_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
   core::step("device.prepared");
-  size_t smallest = SIZE_MAX;
-  for (const device::Copy& copy : copies) smallest = std::min(smallest, copy.size);
   const bool ahead = !copies.empty() && devices_->maps_ahead(d, smallest);
   if (ahead) s = devices_->map_ahead(ranges);
   if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
   if (s.ok() && !ahead) s = devices_->map(ranges);
+  for (Move* m : batch) {
+    // Else the copies stand for it.
+    if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*devices_, d, m->parts.ticket).ignore();
+    m->parts.ticket.reset();
+  }
 }
 
 // Locked. An acquire may go on: its stream waits for the copies.

@@ -17,6 +17,7 @@
 #include "device/device.h"
 #include "pager/device_blocks.h"
 #include "pager/holes.h"
+#include "pager/part_copies.h"
 #include "pager/staging_supply.h"
 
 namespace vmem::pager {
@@ -25,7 +26,8 @@ class Arrivals : private Shared {
  public:
   // demotion_requests: wait for what comes; under the lock.
   Arrivals(const Shared& shared, device::Devices* devices, const Queue<DemotionRequest>& demotion_requests, Gpus& gpus,
-           DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply, Room& room)
+           DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
+           PartCopies& part_copies, Room& room)
       : Shared(shared),
         devices_(devices),
         demotion_requests_(demotion_requests),
@@ -35,6 +37,7 @@ class Arrivals : private Shared {
         failed_(failed),
         page_in_(page_in),
         supply_(supply),
+        part_copies_(part_copies),
         room_(room) {}
 
   // Unlocked. Makes the blocks on device d, fills them and opens them. They were ready for it, and are nobody's else.
@@ -68,6 +71,7 @@ class Arrivals : private Shared {
   FailedBlocks& failed_;
   PageIn& page_in_;
   StagingSupply& supply_;
+  PartCopies& part_copies_;
   Room& room_;
 };
 

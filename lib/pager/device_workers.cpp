@@ -295,6 +295,13 @@ bool DeviceWorkers::step(Lock& lock) {
   // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait
   // for what leaves.
   if (arriving_ + 2 == kWorkers && !ended_last_ && end_what_waits(lock)) return true;
+  if (arriving_ + 1 < kWorkers) {
+    ++arriving_;
+    const bool did = part_copies_.serve(lock);
+    --arriving_;
+    if (did) ended_last_ = false;
+    if (did) return true;
+  }
   if (bring_what_is_ready(lock)) return true;
   if (arriving_ + 1 < kWorkers && end_what_waits(lock)) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {

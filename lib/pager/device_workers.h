@@ -14,6 +14,7 @@
 #include "pager/arrivals.h"
 #include "pager/device_room.h"
 #include "pager/device_views.h"
+#include "pager/part_copies.h"
 #include "pager/promoter.h"
 
 namespace vmem::pager {
@@ -37,8 +38,8 @@ class DeviceWorkers : private Shared {
   // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
   DeviceWorkers(const Shared& shared, device::Devices* devices, const Queue<PromotionRequest>& requests, Gpus& gpus,
                 ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
-                PendingReleases& releases, Migrator& migrator, Demoter& demoter, Promoter& promoter, Arrivals& arrivals,
-                DeviceViews& views, DeviceRoom& device_room, Above& above)
+                PendingReleases& releases, Migrator& migrator, Demoter& demoter, PartCopies& part_copies,
+                Promoter& promoter, Arrivals& arrivals, DeviceViews& views, DeviceRoom& device_room, Above& above)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
@@ -50,6 +51,7 @@ class DeviceWorkers : private Shared {
         releases_(releases),
         migrator_(migrator),
         demoter_(demoter),
+        part_copies_(part_copies),
         promoter_(promoter),
         arrivals_(arrivals),
         views_(views),
@@ -78,6 +80,7 @@ class DeviceWorkers : private Shared {
   PendingReleases& releases_;
   Migrator& migrator_;
   Demoter& demoter_;
+  PartCopies& part_copies_;
   Promoter& promoter_;
   Arrivals& arrivals_;
   DeviceViews& views_;

@@ -80,10 +80,24 @@ enum class Leave : uint8_t {
 class IoEnd {
  public:
   virtual void io_ended(Move* m) VMEM_UNLOCKED = 0;
+  // Of a long read, where StoreReader::prepare_read() was asked for it: the first `bytes` of the image are there.
+  virtual void io_came(Move* m, size_t bytes) VMEM_UNLOCKED { (void)m, (void)bytes; }
   static void ended(store::Io& io);  // for store::Io::done, of a move's io
 
  protected:
   ~IoEnd() = default;
+};
+// What was copied to a device of a block that is being read.
+struct CopiedParts {
+  size_t told = 0;        // bytes that had come when a copy was last thought of; the I/O thread's
+  size_t come = 0;        // .. that may be copied
+  size_t copied = 0;      // .. of which copies were issued
+  device::Ticket ticket;  // of all these
+  bool made = false;      // it has memory on the device
+  bool waits = false;     // for a worker
+  bool busy = false;      // .. which is at it, and has `copied`, `ticket`, `made` and `refused`
+  bool refused = false;   // the rest is copied when all has come
+  bool over = false;      // all has come, or will not
 };
 // One block's way in or out. Owned by whoever owns the block's transition.
 struct Move : core::OwnNew {
@@ -130,6 +144,9 @@ struct Move : core::OwnNew {
   uint64_t hole_end = 0;        // .. up to this byte of it
   bool staged = false;          // image is a staging frame
   int device = -1;              // entering, leaving: which
+  bool tells = false;           // entering: `then` is told what has come of it
+  bool digests = false;         // .. and a digest is taken of it
+  CopiedParts parts;            // .. and it may be copied
   std::byte* source = nullptr;  // entering from host memory, leaving: the bytes in it, to be copied to `image` first
   Leave leave = Leave::evict;   // leaving: how
   bool migrates = false;        // leaving: straight to another device
@@ -191,6 +208,14 @@ struct MoveList {  // first in, first out; a move is in one at most. Needs no me
     Move* m = head;
     head = m->next;
     return m;
+  }
+  void remove(const Move* m) {
+    MoveList others;
+    while (!empty()) {
+      Move* const one = pop();
+      if (one != m) others.push_back(one);
+    }
+    *this = others;
   }
 };
 // Neighbours that are read by one transfer, and wait for each other to be put in place by one call.

@@ -37,6 +37,7 @@
 #include "pager/migrator.h"
 #include "pager/moves.h"
 #include "pager/open_ranges.h"
+#include "pager/part_copies.h"
 #include "pager/pending_releases.h"
 #include "pager/promoter.h"
 #include "pager/queries.h"
@@ -166,6 +167,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   Loans loans_;
   DeviceViews views_;
   DeviceRoom device_room_;
+  PartCopies part_copies_;
   Promoter promoter_;
   Arrivals arrivals_;
   ShownFiles shown_files_;

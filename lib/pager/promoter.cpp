@@ -243,7 +243,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
     gpus_[static_cast<size_t>(d)].ready.push_back(m);
     return;
   }
-  reader_.prepare_read(m, urgency, *this);
+  reader_.prepare_read(m, urgency, *this, part_copies_.wants(r));
   after.submit.push_back(m);
 }
 
@@ -269,10 +269,14 @@ void Promoter::keep_failure(Move* m) {
 
 // Unlocked; state entering, the trap still in place.
 void Promoter::finish_read(Move* m, DeferredWork& after) {
-  Region& r = *m->region;
   core::step("device.read");
   reader_.verify_read(m);
-  Lock lock(map_.mutex());
+  const Lock lock(map_.mutex());
+  if (part_copies_.is_left(m)) read_over(m, after);
+}
+
+void Promoter::read_over(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;

@@ -18,18 +18,19 @@
 
 #include "pager/device_blocks.h"
 #include "pager/migrator.h"
+#include "pager/part_copies.h"
 #include "pager/read_ahead.h"
 #include "pager/staging_supply.h"
 #include "pager/store_reader.h"
 
 namespace vmem::pager {
 
-class Promoter final : private Shared, private IoEnd {
+class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
  public:
   // requests: acquires first.
   Promoter(const Shared& shared, Queue<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
            FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
-           Migrator& migrator, Room& room)
+           PartCopies& part_copies, Migrator& migrator, Room& room)
       : Shared(shared),
         requests_(requests),
         gpus_(gpus),
@@ -39,6 +40,7 @@ class Promoter final : private Shared, private IoEnd {
         read_ahead_(read_ahead),
         reader_(reader),
         supply_(supply),
+        part_copies_(part_copies),
         migrator_(migrator),
         room_(room) {}
 
@@ -48,6 +50,8 @@ class Promoter final : private Shared, private IoEnd {
 
  private:
   void io_ended(Move* m) VMEM_UNLOCKED override;
+  void io_came(Move* m, size_t bytes) VMEM_UNLOCKED override { part_copies_.came(m, bytes); }
+  void read_over(Move* m, DeferredWork& after) VMEM_LOCKED override;
   void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   void keep_failure(Move* m) VMEM_LOCKED;
   Start serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
@@ -68,6 +72,7 @@ class Promoter final : private Shared, private IoEnd {
   ReadAhead& read_ahead_;
   StoreReader& reader_;
   StagingSupply& supply_;
+  PartCopies& part_copies_;
   Migrator& migrator_;
   Room& room_;
 };

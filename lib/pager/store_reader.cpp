@@ -38,6 +38,8 @@ void StoreReader::give_back_digester(Move* m) {
 // Unlocked; the first `bytes` of an image are there, and the rest is being read.
 void StoreReader::came(store::Io& io, size_t bytes) {
   auto* const m = static_cast<Move*>(io.user);
+  if (m->tells) m->then->io_came(m, bytes);
+  if (!m->digests) return;
   if (m->digester == nullptr) m->digester = m->reader->take_digester();
   if (m->digester == nullptr) return;
   m->digester->update(m->image + m->digested, bytes - m->digested);
@@ -92,7 +94,7 @@ void StoreReader::verify_read(Move* m) {
 }
 
 // Describes the read of block b to `m`, whose image (and coded) are set.
-void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
+void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end, bool wants_parts) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   m->then = &end;
@@ -114,7 +116,9 @@ void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end) {
     io.buffer = m->image;
     io.short_read_is_zero = true;
   }
-  if (m->coded == nullptr && (block.extent ? verifies(r) : r.writable())) io.progress = came;
+  m->digests = m->coded == nullptr && (block.extent ? verifies(r) : r.writable());
+  m->tells = m->coded == nullptr && wants_parts;
+  if (m->digests || m->tells) io.progress = came;
 }
 
 // Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.

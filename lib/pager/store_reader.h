@@ -20,8 +20,9 @@ class StoreReader : private Shared {
  public:
   explicit StoreReader(const Shared& shared) : Shared(shared), verify_(config_.checksum) {}
 
-  // Describes the read of a move whose image (and coded) are set; `end` goes on with it.
-  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end) VMEM_LOCKED;
+  // Describes the read of a move whose image (and coded) are set; `end` goes on with it, and is told what has come of
+  // the image where it `wants_parts` and that can be had.
+  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end, bool wants_parts = false) VMEM_LOCKED;
   // It is over: decodes and verifies it; the status is the move's.
   void verify_read(Move* m) VMEM_UNLOCKED;
   // What is to be read is a hole of the file, so there is nothing to read.

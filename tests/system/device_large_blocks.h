@@ -14,13 +14,13 @@ constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that
 
 class LargeBlocks : public SimTest {
  protected:
-  void start_large(int devices) {
-    start(devices,
-          {{"device_block_size", "8MiB"},
-           {"device_budget", "64MiB"},
-           {"host_budget", "256MiB"},
-           {"trap", "uffd"}},  // the module takes blocks
-          true);
+  void start_large(int devices, const Settings& more = {}) {
+    Settings settings{{"device_block_size", "8MiB"},
+                      {"device_budget", "64MiB"},
+                      {"host_budget", "256MiB"},
+                      {"trap", "uffd"}};  // the module takes blocks
+    settings.insert(settings.end(), more.begin(), more.end());
+    start(devices, settings, true);
   }
   void TearDown() override {
     fails_ = false;

@@ -20,6 +20,7 @@
 #include "pager/lease_grants.h"
 #include "pager/loans.h"
 #include "pager/migrator.h"
+#include "pager/part_copies.h"
 #include "pager/pending_releases.h"
 #include "pager/promoter.h"
 #include "pager/range_demoter.h"
@@ -61,19 +62,33 @@ class FakeDevices : public device::Devices {
   bool moves = false;                   // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   std::atomic<size_t> copied = 0;       // .. so many from the devices
-  int unmap_error = 0, migrate_error = 0, prepare_error = 0;
-  std::atomic<size_t> migrated = 0;  // so many ranges, or so often tried
+  int unmap_error = 0, migrate_error = 0, prepare_error = 0, copy_error = 0;
+  struct Came {
+    uintptr_t block;
+    size_t size;  // bytes
+    bool part, after;
+    friend bool operator==(const Came&, const Came&) = default;
+  };
+  std::vector<Came> came_in;                      // to them
+  std::atomic<size_t> prepared = 0, punched = 0;  // blocks
+  std::atomic<size_t> waits = 0;                  // for copies
+  std::atomic<size_t> migrated = 0;               // so many ranges, or so often tried
   std::function<void(int to)> while_migrating;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
   core::Status release(void*) override { return no(); }
-  core::Status prepare(std::span<const device::Range>, int, bool*) override {
-    return prepare_error != 0 ? core::error(prepare_error, "as the test wants it") : moved(-1);
+  core::Status prepare(std::span<const device::Range> ranges, int, bool*) override {
+    if (prepare_error != 0) return core::error(prepare_error, "as the test wants it");
+    prepared += ranges.size();
+    return moved(-1);
   }
   core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket* done) override {
     const std::lock_guard<std::mutex> lock(mutex_);  // of several workers
+    if (copy_error != 0) return core::error(copy_error, "as the test wants it");
+    for (const device::Copy& copy : copies)
+      came_in.push_back({copy.block, copy.size, copy.part, copy.after != nullptr});
     for (const device::Copy& copy : copies)
       came.push_back(copy.frame != nullptr ? *static_cast<const uint64_t*>(copy.frame) : 0);
     if (streams) *done = std::make_shared<device::Event>();
@@ -89,7 +104,10 @@ class FakeDevices : public device::Devices {
   core::Status unmap(std::span<const device::Range>) override {
     return unmap_error != 0 ? core::error(unmap_error, "as the test wants it") : moved(-1);
   }
-  core::Status punch(std::span<const device::Range>) override { return moved(-1); }
+  core::Status punch(std::span<const device::Range> ranges) override {
+    punched += ranges.size();
+    return moved(-1);
+  }
   core::Status settle(std::span<const device::Range>) override { return no(); }
   core::Status migrate(std::span<const device::Range> ranges, int to, int, std::span<core::Status> each) override {
     migrated += ranges.size();
@@ -116,7 +134,10 @@ class FakeDevices : public device::Devices {
     *done = reached;
     return lost >= 0 ? core::error(EIO, "as the test wants it") : core::Status();
   }
-  core::Status wait(const device::Ticket&) override { return moved(-1); }
+  core::Status wait(const device::Ticket&) override {
+    ++waits;
+    return moved(-1);
+  }
   core::Status drain(int) override { return no(); }
   core::Status pin(void*, size_t) override {
     ++pinned;
@@ -227,14 +248,14 @@ class PromotionParts : public DeviceParts {
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());
   }
-  Region& supplied(size_t count) {
-    Region& r = device_region(count);
+  Region& supplied(size_t count, size_t block_size = kUnit) {
+    Region& r = device_region(count, block_size);
     supply_frames(r);
     return r;
   }
   // Somebody wants the blocks on device 0; what can be read is read.
   void request(Region& r, core::BlockIndex first, core::BlockIndex last,
-               core::Urgency urgency = core::Urgency::prefetch) {
+               core::Urgency urgency = core::Urgency::prefetch, bool idle = true) {
     DeferredWork after;
     {
       core::BigLock lock(map.mutex());
@@ -243,7 +264,7 @@ class PromotionParts : public DeviceParts {
       promoter.pump(after);
     }
     page_in.run(after);
-    engine.until_idle();
+    if (idle) engine.until_idle();
   }
   size_t ready() {
     core::BigLock lock(map.mutex());
@@ -262,7 +283,7 @@ class PromotionParts : public DeviceParts {
   void bring_with(Region& r, core::BlockIndex b, uint64_t value) {
     if (!buffers_) {
       core::BigLock lock(map.mutex());
-      buffers_ = frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok();
+      buffers_ = frames.want_bounce(r.block_size, 2 * r.block_size, 2 * r.block_size).ok();
     }
     bring(r, b);
     put(r, b, value);
@@ -288,9 +309,11 @@ class PromotionParts : public DeviceParts {
   ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
   Queue<PromotionRequest>& promotion_requests = queues.promotion_requests;
   Queue<DemotionRequest>& demotion_requests = queues.demotion_requests;
-  Promoter promoter{shared, promotion_requests, gpus, blocks, failed, page_in, read_ahead, reader,
-                    supply, migrator,           *this};
-  Arrivals arrivals{shared, &devices, demotion_requests, gpus, blocks, holes, failed, page_in, supply, *this};
+  PartCopies part_copies{shared, &devices, gpus, holes, page_in, promoter};
+  Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,
+                    supply, part_copies,        migrator, *this};
+  Arrivals arrivals{shared,  &devices, demotion_requests, gpus, blocks, holes, failed,
+                    page_in, supply,   part_copies,       *this};
 
  private:
   bool buffers_ = false;

@@ -49,8 +49,8 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
   vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
                                  waits,  page_in,  supply, releases, demoter, *this};
   vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
-  DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     shown, blocks, page_in, supply, releases,
-                        migrator, demoter,  promoter,           arrivals, views, room,   *this};
+  DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     shown,    blocks, page_in, supply, releases,
+                        migrator, demoter,  part_copies,        promoter, arrivals, views,  room,    *this};
 };
 
 TEST_F(PagerDeviceWorkers, WhatIsReadyArrivesAndTheyAskForHintsMeanwhile) {

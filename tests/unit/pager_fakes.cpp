@@ -473,6 +473,18 @@ void FakeEngine::let_go() {
   changed_.notify_all();
 }
 
+void FakeEngine::come(size_t bytes) {
+  std::deque<Io*> reads;
+  {
+    const std::lock_guard lock(mutex_);
+    reads = held_;
+    std::erase_if(reads, [](const Io* io) { return io->op != Io::Op::read; });
+    for (Io* io : reads) memcpy(io->buffer, files_[io->file].data() + io->offset, bytes);
+  }
+  for (Io* io : reads)
+    if (io->progress != nullptr) io->progress(*io, bytes);
+}
+
 void FakeEngine::fail(Io::Op op, int error) {
   std::lock_guard lock(mutex_);
   errors_[op] = error;

@@ -138,6 +138,8 @@ class FakeEngine final : public store::Engine {
   size_t held();
   std::vector<uint64_t> held_offsets();  // in the order in which they were submitted
   void let_go();
+  // The first so many bytes of the reads that are held have come, as an engine says it, on this thread.
+  void come(size_t bytes);
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
   void fill_disk(int error);                           // no write makes a file longer; 0: as before
   void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so

@@ -64,8 +64,12 @@ class PagerHints : public vmem::pager::test::PromotionParts {
     PromotionParts::TearDown();
   }
   void* const stream = this;
-  vmem::pager::Promoter its_promoter{
-      shared, queues.promotion_requests, gpus, blocks, failed, page_in, read_ahead, reader, supply, migrator, *this};
+  vmem::pager::Promoter its_promoter{shared,     queues.promotion_requests,
+                                     gpus,       blocks,
+                                     failed,     page_in,
+                                     read_ahead, reader,
+                                     supply,     part_copies,
+                                     migrator,   *this};
   vmem::pager::Hints hints{shared,  &devices,   queues,   evictions, gpus,        pressure,
                            page_in, read_ahead, releases, demoter,   its_promoter};
 
