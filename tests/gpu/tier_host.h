@@ -333,12 +333,14 @@ class HostRows : public DiskRows {
     if (!table_.wanted("load", true)) return;
     const vmem::region r = on_device(std::min(s_.budget / 2, 16 * s_.block) / s_.block * s_.block);
     const std::string size = std::to_string(s_.block / kMiB);
-    for (const bool leased : {false, true}) {
-      table_.row(leased ? "load-leased" : "load",
-                 "load by the CPU of a block of " + size + " MiB on the device, " +
-                     (leased ? "under a READ lease there" : "which nobody leases"),
-                 "us", {{"vmem", [&, leased] { return load_time(r, leased); }}}, true);
-    }
+    const auto row = [&](const char* key, const char* which, bool leased) {
+      table_.row(key, "load by the CPU of a block of " + size + " MiB on the device, " + which, "us",
+                 {{"vmem", [&, leased] { return load_time(r, leased); }}}, true);
+    };
+    row("load", "which nobody leases", false);
+    row("load-leased", "under a READ lease there", true);
+    r.advise(VMEM_ADVISE_SET_READ_MOSTLY);
+    row("load-mostly", "which nobody leases, advised READ_MOSTLY", false);
   }
   Sample read_rate(const void* p, bool plain) {
     kernels_.read(stream_.get(), p, span_, plain);
