@@ -25,9 +25,10 @@ void PartCopies::came(Move* m, size_t bytes) {
   if (2 * (bytes - parts.told) < left) return;
   parts.told = bytes;
   const Lock lock(map_.mutex());
-  if (parts.refused || (m->speculative && !leased(*m->region, m->block))) return;
+  if (m->speculative && !leased(*m->region, m->block)) return;
   parts.come = bytes / device::kUnit * device::kUnit;
-  if (parts.come > parts.copied && !parts.busy && !parts.waits) wait(m);
+  if (parts.busy || parts.waits) return;  // a worker looks at it then, and has the rest meanwhile
+  if (!parts.refused && parts.come > parts.copied) wait(m);
 }
 
 void PartCopies::wait(Move* m) {
@@ -38,8 +39,8 @@ void PartCopies::wait(Move* m) {
 
 bool PartCopies::is_left(Move* m) {
   CopiedParts& parts = m->parts;
-  const bool comes_back = parts.made && !m->status.ok();  // by a worker: this is an I/O thread
-  if (!parts.busy && !comes_back) {
+  // What it has on the device is given back by a worker: this is an I/O thread.
+  if (!parts.busy && (!parts.made || m->status.ok())) {
     if (parts.waits) waiting_.remove(m);
     parts.waits = false;
     return true;

@@ -74,6 +74,7 @@ class FakeDevices : public device::Devices {
   std::atomic<size_t> waits = 0;                  // for copies
   std::atomic<size_t> migrated = 0;               // so many ranges, or so often tried
   std::function<void(int to)> while_migrating;
+  std::function<void()> while_preparing;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
@@ -82,6 +83,7 @@ class FakeDevices : public device::Devices {
   core::Status prepare(std::span<const device::Range> ranges, int, bool*) override {
     if (prepare_error != 0) return core::error(prepare_error, "as the test wants it");
     prepared += ranges.size();
+    if (while_preparing) while_preparing();
     return moved(-1);
   }
   core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket* done) override {

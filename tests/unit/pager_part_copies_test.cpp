@@ -1,7 +1,9 @@
 // Blocks that are still being read, and of which a part is copied to their device already.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -128,6 +130,33 @@ TEST_F(PagerPartCopies, OneThatHasComeWholeGoesOnWhenTheWorkerHasDone) {
   });
   expect_it_comes(r);
   EXPECT_EQ(devices.came_in, copies(r, {{0, 2 * kUnit}, {2 * kUnit, 2 * kUnit}}));
+}
+
+// The worker alone has what it writes meanwhile, with no lock held, as ThreadSanitizer sees it.
+TEST_F(PagerPartCopies, WhoIsToldMeanwhileLooksAtNothingThatTheWorkerHas) {
+  for (const bool ends : {false, true}) {
+    Region& r = being_read();
+    engine.come(2 * kUnit);
+    std::atomic<bool> told{false};  // .. which orders nothing
+    std::thread io;
+    devices.while_preparing = [&] {
+      io = std::thread([&] {
+        ends ? all_comes() : engine.come(3 * kUnit);
+        told.store(true, std::memory_order_relaxed);
+      });
+      while (!told.load(std::memory_order_relaxed)) std::this_thread::yield();
+    };
+    EXPECT_TRUE(serve());
+    io.join();
+    devices.while_preparing = nullptr;
+    EXPECT_EQ(serve(), !ends);
+    if (!ends) all_comes();
+    EXPECT_EQ(ready(), 1u);
+    arrive();
+    EXPECT_EQ(state(r, 0), State::on_device);
+    EXPECT_EQ(std::exchange(devices.came_in, {}).size(), ends ? 2u : 3u);
+    take_away(r, 0);
+  }
 }
 
 TEST_F(PagerPartCopies, OneThatHasComeWholeBeforeAWorkerHadTimeIsCopiedAtOnce) {
