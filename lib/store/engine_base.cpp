@@ -54,7 +54,9 @@ void EngineBase::submit(std::span<Io* const> batch) {
       io->transferred = 0;
       io->parts = {.moved = io->size};
       transfers += in_parts(*io) ? io->size / kPartBytes : 1;
-      queues_[lane(*io)].push(io);
+      List& queue = queues_[lane(*io)];
+      if (queue.head != nullptr && waits_for_its_parts(queue)) transfers += parts_left(*queue.head);  // no more
+      queue.push(io);
     }
     outstanding_ += batch.size();
     if (own_thread != this && in_flight_ < depth_) sleepers = pick_sleepers(transfers);
@@ -69,32 +71,35 @@ bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
          bytes + next.size <= kMaxMergedBytes;
 }
 
-bool EngineBase::launchable() const {
-  if (free_ == nullptr) return false;
+// The most urgent one of which something may be issued now; as many as there are: nothing may. What of a read waits for
+// its parts has its slots nevertheless: what is less urgent may go to other disks, and this one may stand still.
+size_t EngineBase::next_lane() const {
+  size_t taken = in_flight_, background = background_in_flight_;
   for (size_t n = 0; n < queues_.size(); ++n) {
     if (queues_[n].head == nullptr) continue;
-    return !waits_for_its_parts(queues_[n]) && (!is_background(n) || background_in_flight_ < background_depth_);
+    if (taken >= depth_ || (is_background(n) && background >= background_depth_)) break;
+    if (!waits_for_its_parts(queues_[n])) return n;
+    const size_t waiting = parts_left(*queues_[n].head);
+    taken += waiting;
+    if (is_background(n)) background += waiting;
   }
-  return false;
+  return queues_.size();
+}
+
+bool EngineBase::launchable() const {
+  return free_ != nullptr && next_lane() != queues_.size();
 }
 
 Transfer* EngineBase::take() {
   if (free_ == nullptr) return nullptr;
-  for (size_t n = 0; n < queues_.size(); ++n) {
-    List& queue = queues_[n];
-    if (queue.head == nullptr) continue;
-    if (waits_for_its_parts(queue)) return nullptr;
-    if (is_background(n)) {
-      if (background_in_flight_ >= background_depth_) return nullptr;
-      ++background_in_flight_;
-    }
-    Transfer* transfer = free_;
-    free_ = transfer->next_free;
-    ++in_flight_;
-    start_next(queue, transfer);
-    return transfer;
-  }
-  return nullptr;
+  const size_t n = next_lane();
+  if (n == queues_.size()) return nullptr;
+  if (is_background(n)) ++background_in_flight_;
+  Transfer* transfer = free_;
+  free_ = transfer->next_free;
+  ++in_flight_;
+  start_next(queues_[n], transfer);
+  return transfer;
 }
 
 // The first of the queue, with the neighbours that join it, or its next part. It stays there until its last part.

@@ -88,6 +88,8 @@ class EngineBase : public Engine {
     return first.next == nullptr && first.op == Io::Op::read && first.progress != nullptr && in_parts(first) &&
            first.parts.under_way >= kPartsOfOne;
   }
+  static size_t parts_left(const Io& io) { return (io.size - io.parts.begun + kPartBytes - 1) / kPartBytes; }
+  size_t next_lane() const VMEM_REQUIRES(mutex_);
   void start_next(List& queue, Transfer* transfer) VMEM_REQUIRES(mutex_);
   void part_ended(Io* whole, const Io& part) VMEM_REQUIRES(mutex_);
   void conclude(Io* whole) VMEM_REQUIRES(mutex_);

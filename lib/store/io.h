@@ -104,10 +104,10 @@ struct EngineStats {
 // of the depth are free: what is more urgent passes between them, and of two that are equally urgent the younger one's
 // parts follow the older one's. Of a read whose progress() is asked for there are four at once while none that is
 // equally urgent stands behind it: of more all would come at the same time, in the end, and so many keep a disk busy
-// (one of 3.5 GB/s, 2 MiB: depth 4 nearly saturates it). It is done when none of its parts is under way any more. Of
-// several that failed the first by offset says the result; what had not been issued by then is not. `transferred` ends
-// before the first part that failed or came short, and where `short_read_is_zero` all bytes behind it are zeros, even
-// if the file grew meanwhile.
+// (one of 3.5 GB/s, 2 MiB: depth 4 nearly saturates it). What is less urgent has the slots that would be free if all of
+// them were under way. It is done when none of its parts is under way any more. Of several that failed the first by
+// offset says the result; what had not been issued by then is not. `transferred` ends before the first part that failed
+// or came short, and where `short_read_is_zero` all bytes behind it are zeros, even if the file grew meanwhile.
 class Engine {
  public:
   virtual ~Engine() = default;  // waits for everything in flight

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/patience.h"
 #include "core/step.h"
 #include "store/io.h"
 #include "store_engine_fixture.h"
@@ -214,6 +215,39 @@ TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
   batch.wait();
   core::step_hook = nullptr;
   EXPECT_EQ(met, 4);
+  EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
+}
+
+// Also of one that is read alone, from when another stands behind it: that one may wait for nothing but a slot.
+TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
+  std::unique_ptr<Engine> engine;
+  ASSERT_TRUE(test::make_named_engine("threads", 16, 1, &engine).ok());
+  constexpr size_t kSize = size_t{24} << 20;
+  constexpr int kAll = 12 + 1;
+  TempFile file(kSize, true);
+  FileId id = 0;
+  ASSERT_TRUE(engine->add_file(file.fd(), &id).ok());
+  Buffer buffer(kSize), page(core::kPage);
+  met = 0;
+  static std::atomic<bool> gives_up;
+  gives_up = false;
+  core::step_hook = [](const char* step) {
+    if (strcmp(step, "store.issue") != 0) return;
+    ++met;
+    while (met < kAll && !gives_up) std::this_thread::yield();
+  };
+  Batch alone, behind;
+  alone.add(Io::Op::read, id, 0, buffer.data(), kSize);
+  alone.ios().front().progress = [](Io&, size_t) {};
+  alone.submit(*engine);
+  EXPECT_TRUE(vmem::test::eventually([] { return met == 4; }));
+  behind.add(Io::Op::read, id, 0, page.data(), page.size());
+  behind.submit(*engine);
+  EXPECT_TRUE(vmem::test::eventually([] { return met == kAll; })) << met;
+  gives_up = true;
+  alone.wait();
+  behind.wait();
+  core::step_hook = nullptr;
   EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 

@@ -40,6 +40,7 @@ class HandEngine final : public EngineBase {
     for (Transfer* t; count < most && (t = take()) != nullptr; ++count) issued_.push_back({t, t->chain(), *t->chain()});
     return count;
   }
+  size_t issued() const { return issued_.size(); }
   const Io& io(size_t n) const { return issued_.at(n).as_issued; }
   bool is(size_t n, const Io& io) const { return issued_.at(n).chain == &io; }  // .. and not a part of it
   void move(size_t n) {                                                         // as the kernel does
@@ -586,7 +587,7 @@ TEST(StorePartsTold, OfOneThatIsReadAloneFourAreUnderWay) {
 }
 
 TEST(StorePartsTold, WhatIsMoreUrgentPassesOneThatIsReadAloneAndWhatIsLessDoesNot) {
-  Told read(16, 24 * kMiB);
+  Told read(16, 32 * kMiB);
   read.io.urgency = core::Urgency::acquire;
   Buffer buffer(core::kPage);
   std::array<Io, 2> ios;
@@ -605,15 +606,85 @@ TEST(StorePartsTold, WhatIsMoreUrgentPassesOneThatIsReadAloneAndWhatIsLessDoesNo
   }
   ASSERT_EQ(read.engine.issue(), 1u);
   EXPECT_TRUE(read.engine.is(4, ios[1]));
-  for (size_t n = 0; n < 8; ++n) {
+  for (size_t n = 0; n < 12; ++n) {
     read.engine.move(n < 4 ? n : n + 1);
     ASSERT_EQ(read.engine.issue(1), 1u);
     EXPECT_NE(read.engine.io(n + 5).urgency, core::Urgency::prefetch) << n;
   }
   ASSERT_EQ(read.engine.issue(), 1u) << "all of it has been issued";
-  EXPECT_TRUE(read.engine.is(13, ios[0]));
-  for (const size_t n : {4, 9, 10, 11, 12, 13}) read.engine.move(static_cast<size_t>(n));
+  EXPECT_TRUE(read.engine.is(17, ios[0]));
+  for (const size_t n : {4, 13, 14, 15, 16, 17}) read.engine.move(static_cast<size_t>(n));
   EXPECT_EQ(read.engine.deliver_all(), 3u);
+}
+
+// Its disk may stand still, and theirs not.
+TEST(StorePartsTold, WhatIsLessUrgentHasTheSlotsThatItWouldNotHaveHad) {
+  for (const core::Urgency less : {core::Urgency::acquire, core::Urgency::writeback}) {
+    Told read(16, 20 * kMiB);  // ten parts
+    Buffer buffer(core::kPage);
+    std::array<Io, 12> others;
+    read.submit();
+    ASSERT_EQ(read.engine.issue(), 4u);
+    for (size_t n = 0; n < others.size(); ++n) {
+      others[n].urgency = less;
+      others[n].file = read.id;
+      others[n].offset = 2 * n * core::kPage;
+      others[n].buffer = buffer.data();
+      others[n].size = core::kPage;
+      Io* const one = &others[n];
+      read.engine.submit({&one, 1});
+    }
+    ASSERT_EQ(read.engine.issue(), 6u) << "six parts wait for those that are under way";
+    for (size_t n = 4; n < 10; ++n) EXPECT_EQ(read.engine.io(n).urgency, less);
+    read.engine.move(0);
+    ASSERT_EQ(read.engine.issue(), 2u);
+    EXPECT_EQ(read.engine.io(10).urgency, core::Urgency::fault);
+    EXPECT_EQ(read.engine.io(11).urgency, less);
+    for (size_t n = 1; !read.engine.quiet(); ++n) {
+      read.engine.move(n);
+      read.engine.issue();
+      read.engine.tell();
+      read.engine.deliver_all();
+    }
+    EXPECT_EQ(read.engine.issued(), 10 + others.size());
+    read.expect_read(20 * kMiB);
+  }
+}
+
+TEST(StorePartsTold, WhatIsReadAloneInTheBackgroundLeavesItsSlotsToFaults) {
+  Told read(16, 40 * kMiB);
+  read.io.urgency = core::Urgency::prefetch;
+  Buffer buffer(core::kPage);
+  std::array<Io, 2> others;
+  read.submit();
+  ASSERT_EQ(read.engine.issue(), 4u);
+  for (size_t n = 0; n < 2; ++n) {
+    others[n].urgency = n == 0 ? core::Urgency::writeback : core::Urgency::fault;
+    others[n].file = read.id;
+    others[n].buffer = buffer.data();
+    others[n].size = core::kPage;
+    Io* const one = &others[n];
+    read.engine.submit({&one, 1});
+  }
+  ASSERT_EQ(read.engine.issue(), 1u);
+  EXPECT_TRUE(read.engine.is(4, others[1]));
+  read.engine.move(4);
+  // Twenty parts, of which the background may have fourteen under way.
+  for (size_t n = 0; n < 6; ++n) {
+    read.engine.move(n < 4 ? n : n + 1);
+    ASSERT_EQ(read.engine.issue(), 1u) << n;
+    EXPECT_EQ(read.engine.io(n + 5).urgency, core::Urgency::prefetch);
+  }
+  read.engine.move(7);
+  ASSERT_EQ(read.engine.issue(), 2u);
+  EXPECT_TRUE(read.engine.is(12, others[0]));
+  for (size_t n = 8; !read.engine.quiet(); ++n) {
+    read.engine.move(n);
+    read.engine.issue();
+    read.engine.tell();
+    read.engine.deliver_all();
+  }
+  read.expect_read(40 * kMiB);
 }
 
 TEST(StorePartsTold, WhereAnotherStandsBehindItAllSlotsAreUsed) {
