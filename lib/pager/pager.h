@@ -167,8 +167,8 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   Loans loans_;
   DeviceViews views_;
   DeviceRoom device_room_;
-  PartCopies part_copies_;
   Promoter promoter_;
+  PartCopies part_copies_;
   Arrivals arrivals_;
   ShownFiles shown_files_;
   DeviceAcquires device_acquires_;

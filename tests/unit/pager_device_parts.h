@@ -74,7 +74,7 @@ class FakeDevices : public device::Devices {
   std::atomic<size_t> waits = 0;                  // for copies
   std::atomic<size_t> migrated = 0;               // so many ranges, or so often tried
   std::function<void(int to)> while_migrating;
-  std::function<void()> while_preparing;
+  std::function<void()> while_preparing, while_waiting;
   std::vector<uint64_t> came;  // the first words of what was copied to them
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
@@ -138,6 +138,7 @@ class FakeDevices : public device::Devices {
   }
   core::Status wait(const device::Ticket&) override {
     ++waits;
+    if (while_waiting) while_waiting();
     return moved(-1);
   }
   core::Status drain(int) override { return no(); }
@@ -311,9 +312,9 @@ class PromotionParts : public DeviceParts {
   ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
   Queue<PromotionRequest>& promotion_requests = queues.promotion_requests;
   Queue<DemotionRequest>& demotion_requests = queues.demotion_requests;
-  PartCopies part_copies{shared, &devices, gpus, holes, page_in, promoter};
   Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,
                     supply, part_copies,        migrator, *this};
+  PartCopies part_copies{shared, &devices, gpus, holes, page_in, promoter};
   Arrivals arrivals{shared,  &devices, demotion_requests, gpus, blocks, holes, failed,
                     page_in, supply,   part_copies,       *this};
 

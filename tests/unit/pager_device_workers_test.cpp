@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 
 #include "common/patience.h"
@@ -94,6 +95,45 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
     gpus.work().notify_one();
   }
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));
+}
+
+// Each of four blocks has something there that can be given back when its copy has ended.
+TEST_F(PagerDeviceWorkers, OneIsLeftForWhatLeavesWhereCopiesOfReadsThatFailedStandStill) {
+  using Op = vmem::store::Io::Op;
+  constexpr size_t kCount = 4, kSize = 2 * kUnit;
+  std::atomic<size_t> waiting{0};
+  std::atomic<bool> still{true};
+  devices.while_waiting = [&] {
+    ++waiting;
+    eventually([&] { return !still; }, std::chrono::seconds(60));
+  };
+  Region& r = supplied(kCount, kSize);
+  {
+    BigLock lock(map.mutex());
+    gpus[0].budget.set(kCount * kSize);
+  }
+  for (BlockIndex b = 0; b < kCount; ++b) put_away(r, b, 7);
+  engine.hold(Op::read, true);
+  request(r, 0, kCount - 1, Urgency::acquire, false);
+  engine.until_held(kCount);
+  engine.come(kUnit);
+  ASSERT_TRUE(eventually([&] { return devices.prepared == kCount; }));
+  engine.fail(Op::read, EIO);
+  engine.hold(Op::read, false);
+  engine.let_go();
+  engine.until_idle();
+  ASSERT_TRUE(eventually([&] { return waiting == 3; }));
+  const size_t before = asked;
+  {
+    BigLock lock(map.mutex());
+    gpus.work().notify_all();
+  }
+  EXPECT_TRUE(eventually([&] { return asked > before; }));
+  EXPECT_EQ(waiting, 3u);
+  still = false;
+  for (BlockIndex b = 0; b < kCount; ++b) EXPECT_TRUE(eventually([&] { return state(r, b) == State::stored; })) << b;
+  EXPECT_EQ(devices.punched, kCount);
+  EXPECT_EQ(charged(), 0u);
 }
 
 class PagerWorkersOfFour : public PagerDeviceWorkers {

@@ -181,6 +181,8 @@ TEST_F(PagerPartCopies, OfAReadThatFailsNothingStaysOnTheDevice) {
   EXPECT_EQ(devices.waits, 1u) << "the frame is somebody else's next";
   EXPECT_EQ(devices.punched, 1u);
   expect_it_does_not_come(r);
+  const BigLock lock(map.mutex());
+  EXPECT_TRUE(gpus[0].budget.keeps()) << "the driver gets back what the device keeps of it";
 }
 
 TEST_F(PagerPartCopies, OfAReadThatFailsWhileAWorkerIsAtItNothingStaysEither) {
