@@ -183,7 +183,7 @@ TEST_F(PagerDeviceAcquires, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
 }
 
 TEST_F(PagerDeviceAcquires, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothingGoesOn) {
-  config.fault_timeout_ms = 30;
+  config.fault_timeout_ms = 200 * vmem::test::patience();  // it is read twice meanwhile
   Region& r = supplied(1);
   put_away(r, 0, 7);
   engine.fail(vmem::store::Io::Op::read, ENOMEM);
