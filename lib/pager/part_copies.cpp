@@ -1,6 +1,5 @@
 #include "pager/part_copies.h"
 
-#include "core/break.h"
 #include "core/step.h"
 #include "pager/insist.h"
 
