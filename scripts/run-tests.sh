@@ -197,8 +197,6 @@ declare -A tests_begun=() begun_at=()
 end_stuck_tests() {
   local i group deadline log began count
   for i in "${!running[@]}"; do
-    # A script's log may have tests of a guest, behind which it does other things.
-    case ${names[i]} in *.sh) continue ;; esac
     { read -r group; read -r deadline; read -r log; read -r began; } 2>/dev/null <"$state/$i.running" || continue
     count=$began:$(grep -ac '^\[ RUN      \] ' "$log.log" 2>/dev/null)
     if [ "$count" != "${tests_begun[$i]:-}" ]; then tests_begun[$i]=$count begun_at[$i]=$SECONDS

@@ -60,9 +60,6 @@ fake "$work/build/tests/ctl_tests" '[ -e $WORK/once ] || { touch $WORK/once; sle
 one=2 beat=1 run "one test that hangs once is run again alone, and said" ctl 0 "5 passed, 0 failed, 0 skipped" \
   'at its deadline: Odd.One' 'thread [0-9]+ sleep' '^ok   ctl, again +3 passed' '^again: ctl met its deadline and ran once more, alone: passed'
 
-script "$work/tests/vm/guest.sh" 'echo "[ RUN      ] Guest.One"; echo "[       OK ] Guest.One (0 ms)"; sleep 5; echo "1 passed, 0 failed, 0 skipped"'
-one=2 beat=1 run "a script may go on for longer behind a guest's tests" vm 0 "1 passed, 0 failed, 0 skipped" '!again:'
-
 fake "$work/build/tests/ctl_tests" 'sleep 1000'
 limit=3 run "a deadline that is met twice is a failure" ctl 1 "2 passed, 3 failed, 0 skipped" '^FAIL ctl, again' '^again: ctl .*: failed'
 
