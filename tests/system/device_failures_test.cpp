@@ -35,6 +35,8 @@ TEST_F(DeviceFailures, ABlockThatCannotBeHeldOrCopiedOutStaysOnItsDevice) {
     TempFile file(4 * kBlock);
     vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
     auto* words = static_cast<uint64_t*>(r.data());
+    // Of what the CPU accesses here the driver takes host pages, and a worker looks for such blocks.
+    ASSERT_EQ(vmem_advise(words, r.size(), VMEM_ADVISE_PIN, 0), 0) << vmem_last_error();
     store_on_device(words, 7);
     store_on_device(words + 2 * kWords, 9);  // not a neighbour
     refuse(op, ENOMEM);
