@@ -2,6 +2,7 @@
 # Sourced by .ci/run: parts of lanes, each with a limit, and a summary of them. The caller sets $logs, a folder.
 
 passed=0 failed=0 skipped=0 lane='' rows=()
+declare -A started=() began_at=()  # what runs in the background, by its name
 deadline=$((SECONDS + ${CI_SECONDS:-3540}))
 rm -f "$logs"/*-*.log  # of a run before
 : >"$logs/failures"; : >"$logs/names"
@@ -10,17 +11,17 @@ minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 begin_lane() { lane=$1 lane_began=$SECONDS; echo "##### lane $lane: $2"; }
 end_lane() { rows+=("$(printf '%-11s %-11s %40s %8s' "$lane" "in all" '' "$(minutes $((SECONDS - lane_began)))")"); }
 
-# start NAME LIMIT COMMAND..: in the background; wait_for NAME in a part waits for its end and takes its status.
+# start NAME LIMIT COMMAND..: in the background, beside others; wait_for NAME in a part waits for its end and takes its status.
 start() {
   local name=$1 limit=$2; shift 2
   rm -f "$logs/$name.end"; : >"$logs/$name.out"
   ( timeout -k 10 "$limit" "$@" >"$logs/$name.out" 2>&1; echo "$? $SECONDS" >"$logs/$name.end.new"; mv "$logs/$name.end.new" "$logs/$name.end" ) &
-  began_at=$SECONDS started=$!
+  began_at[$name]=$SECONDS started[$name]=$!
 }
 wait_for() {
-  wait "$started"
+  wait "${started[$1]}"
   read -r status ended <"$logs/$1.end" || return 1
-  took=$((ended - began_at))
+  took=$((ended - began_at[$1]))
   return "$status"
 }
 
