@@ -13,7 +13,7 @@
 # such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 #
 # As many programs run at once as there are cores (and GiB of free memory), of unit and system half as many again, stress last; and then negative, which needs all of the
-# machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), four times that for vm, kmod and deb, times
+# machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), five times that for vm, kmod and deb, times
 # TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One of whose GoogleTest tests a single one takes TEST_ONE_TIMEOUT
 # (300 s) times that has met it too. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
@@ -149,7 +149,7 @@ plan() {
   # Scripts first: the longest of the unit suite is one.
   case $suite in
     stress) line=$((timeout + seconds * 8)) ;;
-    vm | kmod | deb | negative) line=$((timeout * 4)) ;;
+    vm | kmod | deb | negative) line=$((timeout * 5)) ;;
     *) line=$timeout ;;
   esac
   for program in $(scripts_of "${suite/deb/package}"); do job "$suite" "${program#"$home"/}" $line '' "$program"; done
