@@ -105,6 +105,33 @@ TEST_F(DeviceToDevice, OneThatIsRefusedStaysAndTheOthersArrive) {
   }
 }
 
+// .. and refused for want of memory, which makes the device count as full: what is there or goes elsewhere meanwhile is
+// whole, and all come when they are asked for.
+TEST_F(DeviceToDevice, OneThatIsRefusedForWantOfMemoryComesWhenItIsAskedFor) {
+  if (IsSkipped()) return;
+  const vmem::region r(kBlocks * kBlock);
+  for (const SimOp step : {SimOp::hold, SimOp::migrate, SimOp::map}) {
+    SCOPED_TRACE(static_cast<int>(step));
+    fill(r);
+    systest::LogLines log;
+    std::atomic<bool> refused{false};
+    sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
+      if (op != step || index(r, at) != 0 || refused.exchange(true)) return Status();
+      return vmem::core::error(ENOMEM, "as the test wants it");
+    });
+    ASSERT_EQ(vmem_prefetch(r.data(), r.size(), 1, nullptr), 0) << said();
+    EXPECT_TRUE(until([&] { return refused.load(); }));
+    EXPECT_TRUE(until([&] {
+      if (vmem_acquire(r.data(), r.size(), VMEM_READ, 1, other_) != 0) return false;
+      return vmem_release(r.data(), r.size(), other_) == 0;
+    })) << said();
+    sim().set_hook(nullptr);
+    EXPECT_EQ(used(0), 0u);
+    EXPECT_EQ(used(1), r.size());
+    expect_all(r);
+  }
+}
+
 // .. and where all are refused from one on, whoever wants them is told so, and the rest has arrived.
 TEST_F(DeviceToDevice, WhereThereIsNoMemoryForTheRestThatStays) {
   if (IsSkipped()) return;
