@@ -1,7 +1,7 @@
 #!/bin/bash
 # The module in a virtual machine: every test program of tests/kmod, the trap's contract suite over it, and the library's
-# system and stress tests on it (not on 6.1, and with blocks of 64 KiB where the size does not matter; VMEM_VM_FULL=1 runs
-# them all).
+# system and stress tests on it (not on 6.1, with blocks of 64 KiB where the size does not matter, and on the debug kernel
+# those of the module alone; VMEM_VM_FULL=1 runs them all).
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
 # KMOD_FUZZ_CALLS (10,000) and KMOD_FUZZ_SECONDS (0), KMOD_RACE_SWEEPS (1) and KMOD_RACE_SECONDS (0, for pairs and for
 # threes) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them half an hour, twice a quarter
@@ -27,7 +27,8 @@ for program in "$build"/tests/kmod/*_test; do
   [ "$label" = numa ] && [[ $program != *knobs_test && $program != *trap_test && $program != *pressure_test ]] && continue
   programs+=(-- "$program")
 done
-# On the debug kernel not what takes minutes there and asks no more of the module than the others, or nothing.
+# Not on the debug kernel: the test that makes all mappings that a process may have, which took three minutes there, and the one
+# of our own locks.
 units='*Trap*/kmod'
 [ "$label" != debug ] || [ -n "${VMEM_VM_FULL:-}" ] || units+='-*ALargeRangeIsDetached*:*UnderThePagersLock*'
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" "--gtest_filter=$units")
