@@ -52,9 +52,10 @@ report "red: totals, all failures in short, the totals again" "$([ $status = 1 ]
   has "$end" '^--- fast: tests' '^FAIL unit, part 1 of 2' 'failed: Suite.Wrong' 'failed: Suite.Dead' 'x_test.cpp:7: Failure' 'Expected: one' '!noise' '!more 9' \
     '^FAIL python/run.sh' '\| line 12$' '!line 2$' '!^ok' '!skipped: for' '!programs done' '^--- fast: check' '^FAIL words' 'README.md: blanks')"
 
-out=$(ci 'start check 60 bash $W/check; start other 60 echo "2 passed, 0 failed, 0 skipped"; part other 60 wait_for other; part check 60 wait_for check'); status=$?
-report "two in the background: each has its end" "$([ $status = 1 ] || echo "status $status; ")$(
-  has "$out" '^fast +other +2 passed +0 failed' '^fast +check +1 passed +1 failed' '^--- fast: check' '!^--- fast: other')"
+printf 'sleep 0.5; echo "4 passed, 0 failed, 0 skipped"\n' >"$work/slow"
+out=$(ci 'start slow 60 bash $W/slow; start check 60 bash $W/check; start quick 60 echo "2 passed, 0 failed, 0 skipped"; part quick 60 wait_for quick; part slow 60 wait_for slow; part check 60 wait_for check'); status=$?
+report "three in the background: each is waited for" "$([ $status = 1 ] || echo "status $status; ")$(
+  has "$out" '^fast +quick +2 passed +0 failed' '^fast +slow +4 passed +0 failed' '^fast +check +1 passed +1 failed' '!^--- fast: (quick|slow)')"
 
 cat >"$work/much" <<'P'
 echo '  C++   lib/x.cpp'
