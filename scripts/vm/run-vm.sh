@@ -13,7 +13,7 @@ image=$1 initrd=$2 work=$3; shift 3
 # no_timer_check: a kernel counts ticks while it starts, and panics ("IO-APIC + timer doesn't work") where the host is so busy that
 # none comes.
 # Without the flags that tell kernel and C library to copy by `rep movsb`, which is emulated a byte at a time: a run of the trap's and
-# the leases' tests took 53 s with them, 35 to 43 without.
+# the leases' tests took 57 and 49 s with them, 46 and 31 without, each pair side by side.
 # The drives are virtio: the NVMe one of QEMU 7.2 was seen to stand still for minutes and to end with an I/O error that the host knew
 # nothing of. Warnings are in the console, so that such a thing is seen.
 timeout --foreground -k 5 "${TIMEOUT:-300}" qemu-system-x86_64 \
