@@ -5,7 +5,8 @@
 #
 # Without names: the oldest and the newest that are supported. "all": every one of the list below. --quick leaves the tests out.
 # --syntax leaves the code out as well: public headers, library, tools and examples are parsed with all their warnings: some 280 s
-# of CPU time, so two to three minutes on two quiet cores. --unit runs the unit tests of the last one, there. --flags: "-O0" unless given; some warnings need
+# of CPU time, so two to three minutes on two quiet cores; what passed is remembered by the contents of all files that are parsed, in
+# ${VMEM_CACHE:-~/.cache/vmem}/passed. --unit runs the unit tests of the last one, there. --flags: "-O0" unless given; some warnings need
 # "-O2". The last line is "N passed, N failed, N skipped".
 #
 # scripts/lib/clean_system.sh says where the systems (350 MB each) come from and are kept, and what that needs.
@@ -61,6 +62,19 @@ said() {
     failed=$((failed + 1)); printf 'FAIL %s, %s (%s)\n' "$each" "$flags" "$log"; grep -E 'error|undefined' "$log" | head -20 | sed 's/^/       /'; grep -qE 'error|undefined' "$log" || tail -5 "$log"
   fi
 }
+# mark_of SYSTEM: where it is remembered that what is parsed has passed in that system. The code that other targets make has to be made.
+mark_of() {
+  [ "$targets" = syntax ] || return 0
+  local files; files=$(git ls-files --cached --others --exclude-standard -z -- lib include tools examples Makefile scripts/check.sh scripts/compilers.sh | xargs -0 sha256sum 2>/dev/null) || return 0
+  echo "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed/$({ echo "$each $flags"; cat; echo "$files"; } <<<"$1" | sha256sum | cut -c1-40)"
+}
+# known MARK: it has passed before, and is counted.
+known() {
+  [ -n "$1" ] && [ -e "$1" ] || return 1
+  touch "$1"; passed=$((passed + 1)); printf 'ok   %s, %s: %s, as before on the same files\n' "$each" "$flags" "$targets"
+}
+remember() { [ -z "$1" ] || { mkdir -p "${1%/*}" && : >"$1"; }; }
+
 # And the public headers, with what strict programs build with.
 headers() { [ "$targets" != syntax ] || "$@"; }
 
@@ -68,9 +82,12 @@ for each in "${wanted[@]}"; do
   release=${each%%/*} compiler=${each#*/} began=$SECONDS
   if [ "$release" = here ]; then
     command -v "$compiler" >/dev/null || { skipped=$((skipped + 1)); printf 'skip %s\nskipped: %s is not installed\n' "$each" "$compiler"; continue; }
+    mark=$(mark_of "$("$compiler" --version; dpkg-query -W -f '${Package} ${Version}\n' '*-dev' 2>/dev/null)")
+    known "$mark" && continue
     log=$work/here-$compiler.log; rm -rf "$work/here"
     made "$compiler" make BUILD="$work/here" >"$log" 2>&1 && headers env CXX="$compiler" scripts/check.sh header >>"$log" 2>&1
-    said $?
+    status=$?; [ $status != 0 ] || remember "$mark"
+    said $status
     rm -rf "$work/here"
     continue
   fi
@@ -78,17 +95,20 @@ for each in "${wanted[@]}"; do
   include=$libraries
   for other in $(printf '%s\n' "${wanted[@]}" | sed -n "s|^$release/||p"); do include+=,$(package_of "$other"); done
   root=$work/$release
+  if ! tarball=$(clean_system "$release" "$include"); then
+    skipped=$((skipped + 1)); printf 'skip %s\nskipped: no clean system could be made: %s\n' "$each" "$(tr '\n' ' ' <<<"$tarball")"; continue
+  fi
+  mark=$(mark_of "$(stat -c '%n %s %Y' "$tarball")")
+  known "$mark" && continue
   if [ ! -e "$root/.made" ] || [ "$(cat "$root/.made")" != "$include" ]; then
-    if ! tarball=$(clean_system "$release" "$include"); then
-      skipped=$((skipped + 1)); printf 'skip %s\nskipped: no clean system could be made: %s\n' "$each" "$(tr '\n' ' ' <<<"$tarball")"; continue
-    fi
     unpack "$tarball" "$root" || { echo "FAIL $each: $tarball cannot be unpacked"; failed=$((failed + 1)); continue; }
     echo "$include" >"$root/.made"
     echo "     a clean $release is there ($((SECONDS - began)) s)"; began=$SECONDS
   fi
   rm -rf "$root/made"; copy_sources "$root"; log=$work/$release-$compiler.log
   made "$compiler" inside "$root" make -C /src BUILD=/made >"$log" 2>&1 && headers inside "$root" env CXX="$compiler" /src/scripts/check.sh header >>"$log" 2>&1
-  said $?
+  status=$?; [ $status != 0 ] || remember "$mark"
+  said $status
   if [ -n "$unit" ] && [ "$each" = "${wanted[-1]}" ] && [ -x "$root/made/tests/unit_tests" ]; then
     began=$SECONDS log=$work/$release-$compiler-unit.log
     inside "$root" sh -c 'cd /src && BUILD=/made scripts/run-tests.sh unit' >"$log" 2>&1
