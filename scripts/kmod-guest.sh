@@ -13,6 +13,7 @@ label=$kernel fuzz=0 race=0 stress=10
 [ "${VMEM_LONG:-0}" = 1 ] && [ "$kernel" = debug ] && fuzz=1800 race=900 stress=600
 export KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-10000} KMOD_FUZZ_SECONDS=${KMOD_FUZZ_SECONDS:-$fuzz} KMOD_RACE_SWEEPS=${KMOD_RACE_SWEEPS:-1} \
   KMOD_RACE_SECONDS=${KMOD_RACE_SECONDS:-$race} KMOD_STRESS_SECONDS=${KMOD_STRESS_SECONDS:-$stress}
+[ -z "${VMEM_VM_FULL:-}" ] || export KMOD_FULL=1
 limit=$((1400 + KMOD_FUZZ_SECONDS + 2 * KMOD_RACE_SECONDS + KMOD_STRESS_SECONDS))
 for name in ${!KMOD_*}; do options+=(--env "$name=${!name}"); done
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }

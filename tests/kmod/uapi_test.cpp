@@ -105,7 +105,8 @@ TEST_F(KmodUapi, OffsetsAreAlignedAndNeverUsedAgain) {
 // wrongly and ended the machine.
 TEST_F(KmodUapi, ContextsOfAnyNumberOfRangesEnd) {
   const uint64_t before = knob("contexts");
-  for (uint32_t ranges = 1; ranges <= 256; ++ranges) {
+  const uint32_t all = checked_kernel() ? 72 : 256;  // a node of the tree has 64 entries
+  for (uint32_t ranges = 1; ranges <= 256; ranges += ranges < all ? 1 : 8) {
     Context c;
     uint64_t offset = 0;
     for (uint32_t i = 0; i < ranges; ++i) ASSERT_EQ(c.create(VMEM_KIND_POOL + i % 2, kPage, kPage, &offset), 0);
