@@ -59,13 +59,11 @@ void FakeTrap::called(const char* name) {
 }
 
 void FakeTrap::set(uintptr_t at, size_t size, Page page) {
-  for (uintptr_t p = at; p < at + size; p += core::kPage) {
-    if (page == Page::absent) {
-      pages_.erase(p);
-    } else {
-      pages_[p] = page;
-    }
+  if (page == Page::absent) {
+    pages_.erase(pages_.lower_bound(at), pages_.lower_bound(at + size));
+    return;
   }
+  for (uintptr_t p = at; p < at + size; p += core::kPage) pages_[p] = page;
 }
 
 bool FakeTrap::all(uintptr_t at, size_t size, Page page) {
@@ -77,7 +75,8 @@ bool FakeTrap::all(uintptr_t at, size_t size, Page page) {
 }
 
 void FakeTrap::wake_locked(uintptr_t at, size_t size) {
-  for (uintptr_t p = at; p < at + size; p += core::kPage) ++woken_[p];
+  const auto end = woken_.lower_bound(at + size);  // a range may have a million pages
+  for (auto it = woken_.lower_bound(at); it != end; ++it) ++it->second;
   changed_.notify_all();
 }
 
@@ -507,6 +506,13 @@ void FakeEngine::tear(int error, uint64_t nth) {
 std::vector<uint8_t> FakeEngine::bytes(store::FileId file) {
   std::lock_guard lock(mutex_);
   return files_[file];
+}
+uint64_t FakeEngine::word(store::FileId file, size_t offset) {
+  std::lock_guard lock(mutex_);
+  const std::vector<uint8_t>& bytes = files_[file];
+  uint64_t value = 0;
+  if (offset + sizeof value <= bytes.size()) memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
 }
 
 uint64_t FakeEngine::count(Io::Op op) {

@@ -114,7 +114,7 @@ class FakeTrap final : public trap::Trap {
   std::set<uintptr_t> attached_;
   std::map<uintptr_t, size_t> own_;  // .. by attach(); the rest is its caller's
   std::deque<trap::Event> reports_;
-  std::map<uintptr_t, uint64_t> woken_;  // page -> how often; a parked thread leaves when it changes
+  std::map<uintptr_t, uint64_t> woken_;  // page that a thread met -> how often; a parked one leaves when it changes
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
@@ -144,6 +144,7 @@ class FakeEngine final : public store::Engine {
   void fill_disk(int error);                           // no write makes a file longer; 0: as before
   void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so
   std::vector<uint8_t> bytes(store::FileId file);      // what it has
+  uint64_t word(store::FileId file, size_t offset);    // 0 behind its end
   uint64_t count(store::Io::Op op);                    // answered, failures included
   void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
   // Offsets in the order in which they were asked for, together in one call.

@@ -125,12 +125,7 @@ class PagerSteps : public ::testing::Test {
     return out.ssd_bytes;
   }
   // A word of the first file that was mapped, as the engine has it.
-  uint64_t in_file(size_t offset) {
-    uint64_t value = 0;
-    const std::vector<uint8_t> bytes = engine->bytes(1);
-    if (offset + sizeof value <= bytes.size()) memcpy(&value, bytes.data() + offset, sizeof value);
-    return value;
-  }
+  uint64_t in_file(size_t offset) { return engine->word(1, offset); }
   struct vmem_stats stats() {
     struct vmem_stats out = {};
     pager->queries().stats(&out);

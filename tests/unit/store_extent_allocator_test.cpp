@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "store/extent_allocator.h"
@@ -15,24 +16,32 @@ constexpr uint64_t kChunk = ExtentAllocator::kChunkPages;
 
 class Model {
  public:
-  std::vector<bool> free;
+  uint64_t size() const { return pages_.size(); }
+  bool is_free(uint64_t page) const { return pages_[page] == kFree; }
+  uint64_t count() const { return count_; }
   uint64_t first_fit(uint64_t pages) const {
-    uint64_t run = 0;
-    for (uint64_t n = 0; n < free.size(); ++n) {
-      run = free[n] ? run + 1 : 0;
-      if (run == pages) return n + 1 - pages;
-    }
-    return UINT64_MAX;
+    const size_t at = pages_.find(std::string(pages, kFree));
+    return at == std::string::npos ? UINT64_MAX : at;
   }
-  uint64_t trailing() const {
-    uint64_t run = 0;
-    while (run < free.size() && free[free.size() - 1 - run]) ++run;
-    return run;
+  uint64_t trailing() const { return pages_.size() - (pages_.find_last_not_of(kFree) + 1); }
+  void grow(uint64_t pages) {
+    pages_.append(pages, kFree);
+    count_ += pages;
   }
-  uint64_t count() const { return static_cast<uint64_t>(std::count(free.begin(), free.end(), true)); }
-  void set(uint64_t first, uint64_t pages, bool value) {
-    std::fill_n(free.begin() + static_cast<ptrdiff_t>(first), pages, value);
+  void shrink(uint64_t pages) {  // which are free
+    pages_.resize(pages_.size() - pages);
+    count_ -= pages;
   }
+  // All were the other.
+  void set(uint64_t first, uint64_t pages, bool free) {
+    pages_.replace(first, pages, pages, free ? kFree : kUsed);
+    count_ = free ? count_ + pages : count_ - pages;
+  }
+
+ private:
+  static constexpr char kFree = 'f', kUsed = 'u';
+  std::string pages_;
+  uint64_t count_ = 0;  // that are free: to look at all after every step takes long where accesses are checked
 };
 
 TEST(ExtentAllocatorTest, RandomUseAgreesWithTheModel) {
@@ -44,9 +53,9 @@ TEST(ExtentAllocatorTest, RandomUseAgreesWithTheModel) {
     const auto dice = random() % 100;
     if (dice < 4) {
       const uint64_t pages = 1 + random() % (3 * kChunk);
-      if (model.free.size() < 40 * kChunk) {
+      if (model.size() < 40 * kChunk) {
         extents.grow(pages);
-        model.free.resize(model.free.size() + pages, true);
+        model.grow(pages);
       }
     } else if (dice < 52) {
       const uint64_t pages = random() % 20 == 0 ? 1 + random() % (2 * kChunk) : 1 + random() % 40;
@@ -69,17 +78,17 @@ TEST(ExtentAllocatorTest, RandomUseAgreesWithTheModel) {
       ASSERT_EQ(extents.trailing_free_pages(), trailing);
       const uint64_t cut = trailing == 0 ? 0 : random() % (trailing + 1);
       extents.shrink(cut);
-      model.free.resize(model.free.size() - cut);
+      model.shrink(cut);
     } else {
       uint64_t first = 0;
       uint64_t pages = 0;
       if (!extents.take_idle(2 * kChunk, &first, &pages)) continue;
       ASSERT_LE(pages, 2 * kChunk);
-      for (uint64_t page = first; page < first + pages; ++page) ASSERT_TRUE(model.free[page]);
+      for (uint64_t page = first; page < first + pages; ++page) ASSERT_TRUE(model.is_free(page));
       ASSERT_EQ(extents.free_pages(), model.count() - pages);
       extents.release_idle(first, pages);
     }
-    ASSERT_EQ(extents.size_pages(), model.free.size());
+    ASSERT_EQ(extents.size_pages(), model.size());
     ASSERT_EQ(extents.free_pages(), model.count());
     if (n % 50 == 0) {
       ASSERT_TRUE(extents.check());
