@@ -8,17 +8,19 @@
 #include "core/guarded_read.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "core/unwatched_reads.h"
 #include "pager/drop.h"
 #include "pager/insist.h"
 #include "pager/neighbours.h"
 
 namespace vmem::pager {
 
-[[gnu::noinline]] int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
+int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
   if (r.guarded || !may_load(core::MappingQuery(), r, from, r.block_size)) {
     return core::read_guarded(to, from, r.block_size, r.absent);
   }
   core::may_wait_for_a_fault("a block is copied from its place");
+  const core::UnwatchedReads unwatched;
   memcpy(to, from, r.block_size);
   return 0;
 }

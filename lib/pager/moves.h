@@ -32,7 +32,7 @@ struct Move;
 struct Together;
 
 // Of a block that stands in a region: what the kernel's write protection keeps from changing meanwhile. 0, or -EFAULT:
-// the program may not read it, nor anybody. By a name of its own, for tests/tsan.supp.
+// the program may not read it, nor anybody.
 int copy_protected(const Region& r, std::byte* to, const std::byte* from);
 
 inline constexpr core::BlockIndex kTurn = 128;  // blocks that long work looks at before it gives way

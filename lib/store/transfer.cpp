@@ -15,6 +15,7 @@
 #include "core/fault_server.h"
 #include "core/mutex.h"
 #include "core/step.h"
+#include "core/unwatched_reads.h"
 
 namespace vmem::store {
 
@@ -63,8 +64,9 @@ ssize_t write_part_of_page(const Attempt& attempt, off_t offset) {
   return n;
 }
 
-// Named in tests/tsan.supp: the kernel keeps stores out of what is written, which ThreadSanitizer cannot see.
+// The kernel keeps stores out of what is written.
 ssize_t write_image(const Attempt& attempt, off_t offset) {
+  const core::UnwatchedReads unwatched;
   if (attempt.part_of_page) return write_part_of_page(attempt, offset);
   return pwritev(attempt.slot.fd, attempt.pieces.data(), static_cast<int>(attempt.pieces.size()), offset);
 }
