@@ -12,8 +12,8 @@
 # with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
 # such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
 #
-# As many programs run at once as there are cores (and GiB of free memory), of unit and system half as many again, stress last; and then negative, which needs all of the
-# machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), five times that for vm, kmod and deb, times
+# As many programs run at once as there are cores (and GiB of free memory), of unit and system twice as many, stress last; and then
+# negative, which needs all of the machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), five times that for vm, kmod and deb, times
 # TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One of whose GoogleTest tests a single one takes TEST_ONE_TIMEOUT
 # (300 s) times that has met it too. One that meets its deadline, and said of nothing that it
 # was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
@@ -137,12 +137,13 @@ job() {
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
 scripts_of() { find "$home/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
 
-# Tests of unit and system wait for half of their time: three of their parts run where two other programs do.
+# Tests of unit and system wait for half of their time: two of their parts run where one other program does, and there are twice
+# as many, so that none is long at the end.
 cores=$(nproc)
 free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
 [ "${free:-1}" -ge "$cores" ] || cores=$((free > 1 ? free : 1))
-slices=$((cores * 3 / 2)) room=$((cores * 6)) used=0
-share() { case ${suites[$1]} in unit | system) echo 4 ;; *) echo 6 ;; esac; }
+slices=$((cores * 4)) room=$((cores * 2)) used=0
+share() { case ${suites[$1]} in unit | system) echo 1 ;; *) echo 2 ;; esac; }
 
 plan() {
   local suite=$1 program line i
@@ -279,7 +280,7 @@ trap stopped TERM INT
 fixed=${TEST_PATIENCE:-}
 export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
-echo "== ${#names[@]} programs of $*, $cores at a time (three parts of unit and system where two others); deadlines times $patience"
+echo "== ${#names[@]} programs of $*, $cores at a time (two parts of unit and system where one other); deadlines times $patience"
 # The longest ones, which say so in their second line, begin, so that nothing is left to run beside the last of them.
 long=() first=() late=() last=()
 for i in "${!names[@]}"; do
