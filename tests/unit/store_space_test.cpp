@@ -217,8 +217,7 @@ TEST_F(SpaceTest, AFileOfItsOwnIsLockedAndLeftAsLongAsItWas) {
 
 std::string contents(const std::string& path) {
   std::string all(std::filesystem::file_size(path), '\0');  // at once, as there are sanitizers
-  std::ifstream(path, std::ios::binary).read(all.data(), static_cast<std::streamsize>(all.size()));
-  return all;
+  return std::ifstream(path, std::ios::binary).read(all.data(), static_cast<std::streamsize>(all.size())), all;
 }
 
 TEST_F(SpaceTest, AFileThatHoldsAnythingIsRefusedAndUntouched) {
