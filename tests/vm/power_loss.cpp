@@ -297,10 +297,12 @@ int run() {
          static_cast<unsigned long long>(settings.seed), static_cast<unsigned long long>(syncs.load()),
          static_cast<unsigned long long>(requests), static_cast<unsigned long long>(super.entries),
          static_cast<unsigned long long>(replay.checks()));
-  // A full log ends there; a whole one has a mark for each sync, one before them, and the target's own at the end.
-  const bool full = log.size() - at < (4u << 20);
+  // A whole log has a mark for each sync, one before them, and the target's own at the end. A full one ends before what
+  // was under way when it was: no more than all of the drive.
+  const bool full = log.size() - at < size_of(settings.drive);
   if (marks < 2 || (!full && marks != syncs + 2) || replay.checks() < 4)
-    differs("too little happened to be worth anything: %llu marks", static_cast<unsigned long long>(marks));
+    differs("too little happened to be worth anything: %llu marks, %llu syncs, %zu bytes of the log left",
+            static_cast<unsigned long long>(marks), static_cast<unsigned long long>(syncs.load()), log.size() - at);
   return 0;
 }
 
