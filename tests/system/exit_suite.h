@@ -67,7 +67,7 @@ inline std::string check(const std::vector<uint64_t>& words, const Finished& fin
 
 inline unsigned runs() {
   if (const char* set = getenv("VMEM_EXIT_RUNS"); set != nullptr) return static_cast<unsigned>(atoi(set));
-  return getenv("VMEM_LONG") != nullptr ? 1000 : getenv("VMEM_QUICK") != nullptr ? 3 : systest::kSanitized ? 8 : 25;
+  return getenv("VMEM_LONG") != nullptr ? 1000 : getenv("VMEM_QUICK") != nullptr ? 3 : systest::kSanitized ? 4 : 25;
 }
 
 // One run of `child` with VMEM_TEST_HOW=how, on a file of its own: what a process had under way at its end may still
