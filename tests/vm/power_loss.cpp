@@ -293,10 +293,12 @@ int run() {
   }
   over = true;
   watcher.join();
-  printf("seed %llu: %llu syncs, %llu requests in %llu entries, %llu losses of power, no difference\n",
-         static_cast<unsigned long long>(settings.seed), static_cast<unsigned long long>(syncs.load()),
-         static_cast<unsigned long long>(requests), static_cast<unsigned long long>(super.entries),
-         static_cast<unsigned long long>(replay.checks()));
+  printf(
+      "seed %llu: %llu syncs, %llu requests in %llu entries, %llu losses of power, no difference; "
+      "%zu bytes of the log left\n",
+      static_cast<unsigned long long>(settings.seed), static_cast<unsigned long long>(syncs.load()),
+      static_cast<unsigned long long>(requests), static_cast<unsigned long long>(super.entries),
+      static_cast<unsigned long long>(replay.checks()), log.size() - at);
   // A whole log has a mark for each sync, one before them, and the target's own at the end. A full one ends before what
   // was under way when it was: no more than all of the drive.
   const bool full = log.size() - at < size_of(settings.drive);
