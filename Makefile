@@ -112,7 +112,8 @@ build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests)
 
 # What the sanitizers and the fast lane of .ci/run take.
 .PHONY: core-tests
-core-tests: $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(STRESS)
+CORE_SUITES ?= unit system stress
+core-tests: $(if $(filter unit,$(CORE_SUITES)),$(BUILD)/tests/unit_tests) $(if $(filter system,$(CORE_SUITES)),$(BUILD)/tests/system_tests) $(if $(filter stress,$(CORE_SUITES)),$(STRESS))
 
 # ---- rules ----------------------------------------------------------------------------------------------------------------
 # By name: a rule that finds no file beside it, nor a rule for one, gives way to a more general rule for its target.
