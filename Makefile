@@ -28,13 +28,17 @@ endif
 .DELETE_ON_ERROR:
 
 # ---- CUDA: auto takes a toolkit that is there, yes insists on one, no does without -------------------------------------
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+# The library needs its headers alone, of CUDA 12 or later, and opens the driver when a device is first asked for. Examples
+# and tests of devices are programs of CUDA's runtime, and have that.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc) \
+  $(patsubst %/include/cuda.h,%/bin/nvcc,$(wildcard /usr/local/cuda/include/cuda.h))))
+CUDA_HEADERS := $(and $(CUDA_HOME),$(wildcard $(CUDA_HOME)/include/cuda.h),$(wildcard $(CUDA_HOME)/include/nvtx3/nvToolsExt.h))
 CUDA_LIB  := $(firstword $(wildcard $(CUDA_HOME)/lib64/libcudart_static.a $(CUDA_HOME)/targets/x86_64-linux/lib/libcudart_static.a))
 ifeq ($(CUDA),auto)
-  HAVE_CUDA := $(if $(and $(CUDA_HOME),$(CUDA_LIB)),1)
+  HAVE_CUDA := $(if $(CUDA_HEADERS),1)
 else ifeq ($(CUDA),yes)
   HAVE_CUDA := 1
-  $(if $(CUDA_LIB),,$(error CUDA=yes, but no libcudart_static.a in CUDA_HOME='$(CUDA_HOME)'))
+  $(if $(CUDA_HEADERS),,$(error CUDA=yes, but no include/cuda.h and include/nvtx3/nvToolsExt.h in CUDA_HOME='$(CUDA_HOME)'))
 else
   HAVE_CUDA :=
 endif
@@ -49,7 +53,6 @@ DEPS       = -MMD -MP
 LIBS       = -luring -lnuma -llz4 -lzstd -lxxhash -ldl -lrt -pthread
 ifdef HAVE_CUDA
 override CPPFLAGS += -DVMEM_HAVE_CUDA=1 -isystem $(CUDA_HOME)/include
-LIBS      += -L$(patsubst %/,%,$(dir $(CUDA_LIB))) -lcudart_static
 endif
 
 # Objects depend on this file: it changes when the compiler or its flags do. What a warning does is none of them.
@@ -152,7 +155,7 @@ endif
 # ThreadSanitizer cannot see that the kernel holds writers out of a block while it is hashed (write protection, or the
 # block is taken out of the region): every such hash would be reported against the program's stores.
 $(BUILD)/lib/store/digest_%.o: SANFLAGS = $(if $(filter-out thread,$(SAN)),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-$(BUILD)/examples/%.o $(BUILD)/tools/%.o: CPPFLAGS += -Itools
+$(BUILD)/examples/%.o $(BUILD)/tools/%.o: CPPFLAGS += -Itools $(if $(CUDA_LIB),,-UVMEM_HAVE_CUDA)
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(call SETUP,build)
 	@mkdir -p $(@D)
 	$(call say,CC,$<)
@@ -202,7 +205,7 @@ $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 # With the simulated device, which some of them take for --device sim.
 $(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(SIM_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
-	$(Q)$(LINK) $^ $(LIBS) -o $@
+	$(Q)$(LINK) $^ $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIB)) -o $@
 define tool_folder
 $(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(SIM_OBJ) $(BUILD)/libvmem.a
 	$$(call say,LINK,$$@)
@@ -273,7 +276,7 @@ $(GPU_STRESS): $(BUILD)/gpu/%: $(BUILD)/tests/%.o $(BUILD)/tests/gpu/stress_work
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
 .PHONY: gpu-tests
 gpu-tests: $(GPU_BIN) $(GPU_STRESS) $(GPU_EXAMPLES) $(GPU_HOST)  ## tests/gpu for a machine with a GPU, into $(BUILD)/gpu (needs the CUDA toolkit)
-	$(if $(HAVE_CUDA),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
+	$(if $(and $(HAVE_CUDA),$(CUDA_LIB)),,$(error gpu-tests needs the CUDA toolkit; CUDA_HOME='$(CUDA_HOME)'))
 
 # These build in a make of their own: two of them at once would write the same files.
 ifneq ($(filter check unit test test-sanitizers,$(MAKECMDGOALS)),)
@@ -356,7 +359,7 @@ debug-kernel:  ## build the KASAN + lockdep kernel the VM tests use (12 CPU-minu
 
 # The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of
 # libnuma there is no archive that a shared library can take: a copy lies beside it. The simulated device is in it.
-WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a $(CUDA_LIB) -lnuma -ldl -lrt -pthread
+WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a -lnuma -ldl -lrt -pthread
 # Whoever hands a wheel on hands these on too: what Debian and Ubuntu keep of the licences, and the text that libnuma's names.
 WHEEL_LICENCES = $(wildcard $(patsubst %,/usr/share/doc/%/copyright,liburing-dev liblz4-dev libzstd-dev libxxhash-dev libnuma1) \
   $(lastword $(sort $(wildcard /usr/share/doc/libstdc++-*-dev/copyright))) /usr/share/common-licenses/LGPL-2.1)

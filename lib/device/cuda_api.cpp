@@ -1,7 +1,9 @@
 #include "device/cuda_api.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "device/device.h"
@@ -11,31 +13,102 @@ namespace vmem::device::cuda {
 
 namespace {
 
-template <class F>
-bool entry(const char* name, F* out) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  const cudaError_t e = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t e = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
-#endif
-  *out = reinterpret_cast<F>(found);
-  return e == cudaSuccess && result == cudaDriverEntryPointSuccess && found != nullptr;
+constexpr int kVersion = 12000;
+
+std::atomic<CUresult (*)(CUresult, const char**)> error_string{nullptr};
+
+// The calls of an open libcuda, by their base names.
+class Calls {
+ public:
+  explicit Calls(void* library) : get_(reinterpret_cast<Get*>(dlsym(library, "cuGetProcAddress_v2"))) {}
+  explicit operator bool() const { return get_ != nullptr; }
+  // Those whose stream is null work on the legacy default stream, whatever the application was compiled for.
+  template <class F>
+  bool get(const char* name, F* out) {
+    void* found = nullptr;
+    auto status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    const CUresult r = get_(name, &found, kVersion, CU_GET_PROC_ADDRESS_LEGACY_STREAM, &status);
+    *out = reinterpret_cast<F>(found);
+    const bool has = r == CUDA_SUCCESS && status == CU_GET_PROC_ADDRESS_SUCCESS && found != nullptr;
+    if (!has) *out = nullptr;
+    if (!has && missing_ == nullptr) missing_ = name;
+    return has;
+  }
+  // The first that was not found.
+  const char* missing() const { return missing_; }
+
+ private:
+  using Get = CUresult(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*);
+  Get* const get_;
+  const char* missing_ = nullptr;
+};
+
+// Stays open for good: the driver has threads, and work at exit. Each call opens the same one.
+void* open_library() {
+  return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 }
 
-#if CUDART_VERSION >= 13000
-cudaMemLocation place(int location) {
-  cudaMemLocation out = {};
-  out.type = location == kHost ? cudaMemLocationTypeHost : cudaMemLocationTypeDevice;
-  out.id = location == kHost ? 0 : location;
-  return out;
+Status no_library() {
+  const char* const words = dlerror();
+  switch (gpu_presence("")) {
+    case Presence::no_gpu:
+      return error(ENODEV, "no NVIDIA GPU was found in this machine");
+    case Presence::no_driver:
+      return error(ENODEV, "an NVIDIA GPU, but no driver: install it, and load nvidia and nvidia_uvm");
+    case Presence::driver:
+      break;
+  }
+  return error(ENODEV,
+               "an NVIDIA GPU, but the driver's library cannot be opened: %s; install the user-space part of the "
+               "driver (in a container, start it with the GPU)",
+               words != nullptr ? words : "libcuda.so.1");
 }
-#else
-int place(int location) {
-  return location == kHost ? cudaCpuDeviceId : location;
+
+Status does_not_start(CUresult r) {
+  // The driver calls a machine without a GPU by several errors.
+  const Presence presence = r == CUDA_ERROR_NO_DEVICE ? gpu_presence("") : Presence::driver;
+  if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU was found in this machine");
+  if (presence == Presence::no_driver)
+    return error(ENODEV, "an NVIDIA GPU, but no driver: install it, and load nvidia and nvidia_uvm");
+  return error(ENODEV, "CUDA does not start: %s", error_words(r).c_str());
 }
-#endif
+
+bool load_contexts(Calls& calls, Driver* out) {
+  return calls.get("cuInit", &out->init) && calls.get("cuDeviceGetCount", &out->device_count) &&
+         calls.get("cuDeviceGetName", &out->device_name) && calls.get("cuDeviceTotalMem", &out->device_memory) &&
+         calls.get("cuDeviceGetPCIBusId", &out->device_pci) &&
+         calls.get("cuDeviceGetAttribute", &out->device_attribute) &&
+         calls.get("cuDeviceCanAccessPeer", &out->can_access_peer) &&
+         calls.get("cuDeviceGetP2PAttribute", &out->peer_attribute) &&
+         calls.get("cuDevicePrimaryCtxRetain", &out->primary_retain) &&
+         calls.get("cuDevicePrimaryCtxRelease", &out->primary_release) &&
+         calls.get("cuDevicePrimaryCtxGetState", &out->primary_state) &&
+         calls.get("cuCtxPushCurrent", &out->ctx_push) && calls.get("cuCtxPopCurrent", &out->ctx_pop) &&
+         calls.get("cuCtxGetCurrent", &out->ctx_current) && calls.get("cuCtxGetDevice", &out->ctx_device) &&
+         calls.get("cuCtxGetId", &out->ctx_id) && calls.get("cuCtxSynchronize", &out->ctx_synchronize) &&
+         calls.get("cuCtxEnablePeerAccess", &out->ctx_enable_peer) &&
+         calls.get("cuThreadExchangeStreamCaptureMode", &out->exchange_capture_mode);
+}
+
+bool load_streams(Calls& calls, Driver* out) {
+  return calls.get("cuStreamGetCtx", &out->stream_ctx) && calls.get("cuStreamIsCapturing", &out->stream_capturing) &&
+         calls.get("cuStreamCreateWithPriority", &out->stream_create) &&
+         calls.get("cuStreamDestroy", &out->stream_destroy) && calls.get("cuStreamQuery", &out->stream_query) &&
+         calls.get("cuStreamSynchronize", &out->stream_synchronize) &&
+         calls.get("cuStreamWaitEvent", &out->stream_wait_event) && calls.get("cuEventCreate", &out->event_create) &&
+         calls.get("cuEventDestroy", &out->event_destroy) && calls.get("cuEventQuery", &out->event_query) &&
+         calls.get("cuEventRecord", &out->event_record) && calls.get("cuEventSynchronize", &out->event_synchronize);
+}
+
+bool load_memory(Calls& calls, Driver* out) {
+  return calls.get("cuMemGetInfo", &out->mem_info) && calls.get("cuMemAllocManaged", &out->mem_alloc_managed) &&
+         calls.get("cuMemFree", &out->mem_free) && calls.get("cuMemPrefetchAsync", &out->mem_prefetch) &&
+         calls.get("cuMemAdvise", &out->mem_advise) && calls.get("cuMemHostRegister", &out->host_register) &&
+         calls.get("cuMemHostUnregister", &out->host_unregister) &&
+         calls.get("cuMemHostGetDevicePointer", &out->host_device_pointer) &&
+         calls.get("cuMemcpyHtoDAsync", &out->copy_in) && calls.get("cuMemcpyDtoHAsync", &out->copy_out) &&
+         calls.get("cuMemcpyDtoDAsync", &out->copy_within) && calls.get("cuMemcpyPeerAsync", &out->copy_peer);
+}
 
 nvtxDomainHandle_t domain() {
   static const nvtxDomainHandle_t handle = nvtxDomainCreateA("libvmem");
@@ -46,65 +119,52 @@ nvtxDomainHandle_t domain() {
 
 Status load_driver(Driver* out, int* devices) {
   *devices = 0;
-  const cudaError_t e = cudaGetDeviceCount(devices);
-  // CUDA calls a machine without a GPU one whose driver is too old.
-  if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice) {
-    const Words words = error_words(e);
-    const Presence presence = gpu_presence("");
-    if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU was found in this machine");
-    if (presence == Presence::no_driver)
-      return error(ENODEV, "an NVIDIA GPU, but no driver: install it, and load nvidia and nvidia_uvm");
-    if (e == cudaErrorInsufficientDriver)
-      return error(ENODEV, "the NVIDIA driver is older than CUDA %d.%d needs: %s", CUDART_VERSION / 1000,
-                   CUDART_VERSION / 10 % 100, words.c_str());
-  }
-  if (e != cudaSuccess) return error(ENODEV, "CUDA does not start: %s", error_words(e).c_str());
+  void* const library = open_library();
+  if (library == nullptr) return no_library();
+  Calls calls(library);
+  if (!calls)
+    return error(ENODEV,
+                 "the NVIDIA driver is older than CUDA 12 (libcuda.so.1 has no cuGetProcAddress_v2): update it");
+  CUresult (*words)(CUresult, const char**) = nullptr;
+  if (calls.get("cuGetErrorString", &words)) error_string.store(words);
+  if (!load_contexts(calls, out) || !load_streams(calls, out) || !load_memory(calls, out))
+    return error(ENODEV, "the NVIDIA driver lacks %s of CUDA 12: update it", calls.missing());
+  CUresult r = out->init(0);
+  if (r == CUDA_SUCCESS) r = out->device_count(devices);
+  if (r != CUDA_SUCCESS) return does_not_start(r);
   if (*devices == 0) return error(ENODEV, "CUDA shows this process no device");
-  if (!entry("cuDevicePrimaryCtxRetain", &out->primary_retain) ||
-      !entry("cuDevicePrimaryCtxRelease", &out->primary_release) ||
-      !entry("cuDevicePrimaryCtxGetState", &out->primary_state) || !entry("cuCtxPushCurrent", &out->ctx_push) ||
-      !entry("cuCtxPopCurrent", &out->ctx_pop) || !entry("cuCtxGetCurrent", &out->ctx_current) ||
-      !entry("cuCtxGetDevice", &out->ctx_device) || !entry("cuCtxGetId", &out->ctx_id) ||
-      !entry("cuStreamGetCtx", &out->stream_ctx) || !entry("cuStreamIsCapturing", &out->stream_capturing) ||
-      !entry("cuEventQuery", &out->event_query) || !entry("cuStreamQuery", &out->stream_query))
-    return error(ENODEV, "the NVIDIA driver lacks calls of CUDA 12; update it");
   return {};
 }
 
 Status load_handles(Driver* out) {
-  if (!entry("cuDeviceGetAttribute", &out->device_attribute) || !entry("cuMemAddressReserve", &out->address_reserve) ||
-      !entry("cuMemAddressFree", &out->address_free) || !entry("cuMemCreate", &out->mem_create) ||
-      !entry("cuMemRelease", &out->mem_release) || !entry("cuMemMap", &out->mem_map) ||
-      !entry("cuMemUnmap", &out->mem_unmap) || !entry("cuMemSetAccess", &out->mem_set_access) ||
-      !entry("cuStreamWriteValue32", &out->stream_write32) || !entry("cuStreamWriteValue64", &out->stream_write64) ||
-      !entry("cuMemHostRegister", &out->host_register) || !entry("cuMemHostUnregister", &out->host_unregister) ||
-      !entry("cuCtxGetStreamPriorityRange", &out->stream_priorities) ||
-      !entry("cuStreamCreateWithPriority", &out->stream_create) || !entry("cuStreamDestroy", &out->stream_destroy) ||
-      !entry("cuEventRecord", &out->event_record) || !entry("cuStreamWaitEvent", &out->stream_wait_event) ||
-      !entry("cuModuleLoadData", &out->module_load) || !entry("cuModuleGetFunction", &out->module_function) ||
-      !entry("cuModuleUnload", &out->module_unload) || !entry("cuFuncGetAttribute", &out->function_attribute) ||
-      !entry("cuLaunchKernel", &out->launch_kernel))
-    return error(ENODEV, "the NVIDIA driver lacks the calls of physical handles; update it");
-  if (!entry("cuMemExportToShareableHandle", &out->mem_export)) out->mem_export = nullptr;
-  if (!entry("cuMemGetHandleForAddressRange", &out->range_handle)) out->range_handle = nullptr;
+  Calls calls(open_library());
+  if (!calls.get("cuMemAddressReserve", &out->address_reserve) || !calls.get("cuMemAddressFree", &out->address_free) ||
+      !calls.get("cuMemCreate", &out->mem_create) || !calls.get("cuMemRelease", &out->mem_release) ||
+      !calls.get("cuMemMap", &out->mem_map) || !calls.get("cuMemUnmap", &out->mem_unmap) ||
+      !calls.get("cuMemSetAccess", &out->mem_set_access) || !calls.get("cuStreamWriteValue32", &out->stream_write32) ||
+      !calls.get("cuStreamWriteValue64", &out->stream_write64) ||
+      !calls.get("cuCtxGetStreamPriorityRange", &out->stream_priorities) ||
+      !calls.get("cuModuleLoadData", &out->module_load) || !calls.get("cuModuleGetFunction", &out->module_function) ||
+      !calls.get("cuModuleUnload", &out->module_unload) || !calls.get("cuFuncGetAttribute", &out->function_attribute) ||
+      !calls.get("cuLaunchKernel", &out->launch_kernel))
+    return error(ENODEV, "the NVIDIA driver lacks %s, which physical handles need: update it", calls.missing());
+  calls.get("cuMemExportToShareableHandle", &out->mem_export);
+  calls.get("cuMemGetHandleForAddressRange", &out->range_handle);
   return {};
 }
 
-bool did(cudaError_t e) {
-  if (e != cudaSuccess) cudaGetLastError();
-  return e == cudaSuccess;
-}
-
-Words error_words(cudaError_t e) {
-  cudaGetLastError();
+Words error_words(CUresult e) {
+  const char* text = nullptr;
+  const auto string = error_string.load();
+  if (string == nullptr || string(e, &text) != CUDA_SUCCESS || text == nullptr) text = "an unknown error";
   Words words;
-  snprintf(words.text, sizeof words.text, "%s (CUDA error %d)", cudaGetErrorString(e), static_cast<int>(e));
+  snprintf(words.text, sizeof words.text, "%s (CUDA error %d)", text, static_cast<int>(e));
   return words;
 }
 
-bool is_sticky(cudaError_t e) {
+bool is_sticky(CUresult e) {
   switch (static_cast<int>(e)) {
-    case 4:    // the runtime is unloading: the process exits
+    case 4:    // the driver is shutting down: the process exits
     case 201:  // invalid context
     case 214:  // uncorrectable ECC error
     case 219:  // graphics context lost
@@ -132,38 +192,25 @@ bool is_sticky(cudaError_t e) {
   }
 }
 
-int errno_of(cudaError_t e) {
-  if (e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorStreamCaptureWrongThread) return EBUSY;
+int errno_of(CUresult e) {
+  if (e >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && e <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return EBUSY;
   switch (e) {
-    case cudaErrorMemoryAllocation:
+    case CUDA_ERROR_OUT_OF_MEMORY:
       return ENOMEM;
-    case cudaErrorInvalidValue:
-    case cudaErrorInvalidResourceHandle:
-    case cudaErrorInvalidDevicePointer:
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_HANDLE:
       return EINVAL;
-    case cudaErrorInvalidDevice:
-    case cudaErrorNoDevice:
-    case cudaErrorDevicesUnavailable:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
       return ENODEV;
-    case cudaErrorHostMemoryAlreadyRegistered:
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
       return EEXIST;
-    case cudaErrorNotSupported:
+    case CUDA_ERROR_NOT_SUPPORTED:
       return EOPNOTSUPP;
     default:
       return EIO;
   }
-}
-
-cudaError_t prefetch(void* address, size_t size, int location, cudaStream_t stream) {
-#if CUDART_VERSION >= 13000
-  return cudaMemPrefetchAsync(address, size, place(location), 0, stream);
-#else
-  return cudaMemPrefetchAsync(address, size, place(location), stream);
-#endif
-}
-
-cudaError_t advise(void* address, size_t size, cudaMemoryAdvise advice, int location) {
-  return cudaMemAdvise(address, size, advice, place(location));
 }
 
 Timeline::Timeline(const char* what) {

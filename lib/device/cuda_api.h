@@ -1,17 +1,29 @@
-// The thin layer over CUDA that cuda_device.cpp is written against: driver calls found at run time, the signatures that
-// differ between CUDA 12 and 13, errors as errno. Included by the CUDA body only, and only with VMEM_HAVE_CUDA.
+// The thin layer over CUDA that cuda_device.cpp is written against: the driver's calls, found at run time, and its
+// errors as errno. Included by the CUDA body only, and only with VMEM_HAVE_CUDA.
+//
+// - Nothing here links against CUDA: libcuda is opened when a device is first asked for, so a program that uses none
+//   loads nothing of it, and needs none of its thread-local storage.
+// - CUDA's runtime is not used: its last error, its current device and its state are the application's alone.
+// - Every call is asked for as CUDA 12.0 has it, whatever headers the library is built with: the signatures below are
+//   those of that version, and a driver of CUDA 12 or later has them all.
 #pragma once
 
 #include <cuda.h>
-#include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
 #include "core/status.h"
 
 namespace vmem::device::cuda {
 
-// libcuda is opened by cudart, when the first call needs it; nothing here links against it.
 struct Driver {
+  CUresult (*init)(unsigned);
+  CUresult (*device_count)(int*);
+  CUresult (*device_name)(char*, int, CUdevice);
+  CUresult (*device_memory)(size_t*, CUdevice);
+  CUresult (*device_pci)(char*, int, CUdevice);
+  CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
+  CUresult (*can_access_peer)(int*, CUdevice, CUdevice);
+  CUresult (*peer_attribute)(int*, CUdevice_P2PAttribute, CUdevice, CUdevice);
   CUresult (*primary_retain)(CUcontext*, CUdevice);
   CUresult (*primary_release)(CUdevice);
   CUresult (*primary_state)(CUdevice, unsigned*, int*);
@@ -20,12 +32,34 @@ struct Driver {
   CUresult (*ctx_current)(CUcontext*);
   CUresult (*ctx_device)(CUdevice*);
   CUresult (*ctx_id)(CUcontext, unsigned long long*);
+  CUresult (*ctx_synchronize)();
+  CUresult (*ctx_enable_peer)(CUcontext, unsigned);
+  CUresult (*exchange_capture_mode)(CUstreamCaptureMode*);
   CUresult (*stream_ctx)(CUstream, CUcontext*);
   CUresult (*stream_capturing)(CUstream, CUstreamCaptureStatus*);
-  CUresult (*event_query)(CUevent);
+  CUresult (*stream_create)(CUstream*, unsigned, int);
+  CUresult (*stream_destroy)(CUstream);
   CUresult (*stream_query)(CUstream);
+  CUresult (*stream_synchronize)(CUstream);
+  CUresult (*stream_wait_event)(CUstream, CUevent, unsigned);
+  CUresult (*event_create)(CUevent*, unsigned);
+  CUresult (*event_destroy)(CUevent);
+  CUresult (*event_query)(CUevent);
+  CUresult (*event_record)(CUevent, CUstream);
+  CUresult (*event_synchronize)(CUevent);
+  CUresult (*mem_info)(size_t* free, size_t* total);
+  CUresult (*mem_alloc_managed)(CUdeviceptr*, size_t, unsigned);
+  CUresult (*mem_free)(CUdeviceptr);
+  CUresult (*mem_prefetch)(CUdeviceptr, size_t, CUdevice, CUstream);
+  CUresult (*mem_advise)(CUdeviceptr, size_t, CUmem_advise, CUdevice);
+  CUresult (*host_register)(void*, size_t, unsigned);
+  CUresult (*host_unregister)(void*);
+  CUresult (*host_device_pointer)(CUdeviceptr*, void*, unsigned);
+  CUresult (*copy_in)(CUdeviceptr, const void*, size_t, CUstream);
+  CUresult (*copy_out)(void*, CUdeviceptr, size_t, CUstream);
+  CUresult (*copy_within)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+  CUresult (*copy_peer)(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t, CUstream);
   // load_handles()
-  CUresult (*device_attribute)(int*, CUdevice_attribute, CUdevice);
   CUresult (*address_reserve)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
   CUresult (*address_free)(CUdeviceptr, size_t);
   CUresult (*mem_create)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long);
@@ -38,13 +72,7 @@ struct Driver {
   CUresult (*range_handle)(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
   CUresult (*stream_write32)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   CUresult (*stream_write64)(CUstream, CUdeviceptr, cuuint64_t, unsigned);
-  CUresult (*host_register)(void*, size_t, unsigned);
-  CUresult (*host_unregister)(void*);
   CUresult (*stream_priorities)(int* least, int* greatest);
-  CUresult (*stream_create)(CUstream*, unsigned, int);
-  CUresult (*stream_destroy)(CUstream);
-  CUresult (*event_record)(CUevent, CUstream);
-  CUresult (*stream_wait_event)(CUstream, CUevent, unsigned);
   CUresult (*module_load)(CUmodule*, const void*);
   CUresult (*module_function)(CUfunction*, CUmodule, const char*);
   CUresult (*module_unload)(CUmodule);
@@ -52,38 +80,31 @@ struct Driver {
   CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                             void**, void**);
 };
-// -ENODEV with the reason: no driver, too old a driver, no device.
+// -ENODEV with the reason: no driver, too old a driver, no device. Opens libcuda, which stays open.
 core::Status load_driver(Driver* out, int* devices);
 // What physical handles need besides. -ENODEV: the driver lacks it.
 core::Status load_handles(Driver* out);
 
-// Did the call succeed? If not, forgets it as this thread's last error: for calls that may fail.
-bool did(cudaError_t error);
 // "an illegal memory access was encountered (CUDA error 700)"; needs no memory.
 struct Words {
   char text[160];
   const char* c_str() const { return text; }
 };
-// Also forgets it as this thread's last error.
-Words error_words(cudaError_t error);
-int errno_of(cudaError_t error);
+Words error_words(CUresult error);
+int errno_of(CUresult error);
 // May mean that every later call in the context fails the same way: it does if a second call says so.
-bool is_sticky(cudaError_t error);
-
-// location: a device or kHost.
-cudaError_t prefetch(void* address, size_t size, int location, cudaStream_t stream);
-cudaError_t advise(void* address, size_t size, cudaMemoryAdvise advice, int location);
+bool is_sticky(CUresult error);
 
 // Makes a device's primary context current for a scope, and lets this thread's calls pass captures of graphs. The
 // application's current context and capture mode come back afterwards; no context is made that was not there.
 class Enter {
  public:
   Enter(const Driver& driver, CUcontext context) : driver_(driver), pushed_(driver.ctx_push(context) == CUDA_SUCCESS) {
-    if (pushed_) cudaThreadExchangeStreamCaptureMode(&mode_);
+    if (pushed_) driver_.exchange_capture_mode(&mode_);
   }
   ~Enter() {
     if (!pushed_) return;
-    cudaThreadExchangeStreamCaptureMode(&mode_);
+    driver_.exchange_capture_mode(&mode_);
     CUcontext ignored;
     driver_.ctx_pop(&ignored);
   }
@@ -94,7 +115,7 @@ class Enter {
  private:
   const Driver& driver_;
   const bool pushed_;
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
 // A range in the timeline of Nsight Systems; costs a test of one pointer when nobody records.

@@ -21,18 +21,18 @@ namespace {
 
 std::atomic<bool> exists{false};
 
-Link link_between(int a, int b) {
+Link link_between(const cuda::Driver& driver, int a, int b) {
   if (a == b) return Link::self;
   int can = 0, atomics = 0;
-  if (!cuda::did(cudaDeviceCanAccessPeer(&can, a, b)) || can == 0) return Link::none;
+  if (driver.can_access_peer(&can, a, b) != CUDA_SUCCESS || can == 0) return Link::none;
   // Peers on PCIe have no atomics of their own.
-  cuda::did(cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported, a, b));
+  driver.peer_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, a, b);
   return atomics != 0 ? Link::nvlink : Link::pcie;
 }
 
-std::string pci_of(int device) {
+std::string pci_of(const cuda::Driver& driver, int device) {
   char pci[32] = "";
-  cuda::did(cudaDeviceGetPCIBusId(pci, sizeof pci, device));
+  driver.device_pci(pci, sizeof pci, device);
   for (char& c : pci) c = static_cast<char>(tolower(c));  // as sysfs writes it
   return pci;
 }
@@ -51,20 +51,22 @@ int numa_node_of(const std::string& pci) {
 
 Status CudaDevices::describe(int devices) {
   for (int d = 0; d < devices; ++d) {
-    cudaDeviceProp properties;
-    if (cudaError_t e = cudaGetDeviceProperties(&properties, d); e != cudaSuccess)
-      return error(ENODEV, "device %d cannot be described: %s", d, cuda::error_words(e).c_str());
-    std::string pci = pci_of(d);
-    Info info{d, properties.name, pci, numa_node_of(pci), properties.totalGlobalMem, {}};
-    for (int other = 0; other < devices; ++other) info.links.push_back(link_between(d, other));
+    char name[256] = "";
+    size_t bytes = 0;
+    CUresult e = driver_.device_name(name, sizeof name, d);
+    if (e == CUDA_SUCCESS) e = driver_.device_memory(&bytes, d);
+    if (e != CUDA_SUCCESS) return error(ENODEV, "device %d cannot be described: %s", d, cuda::error_words(e).c_str());
+    std::string pci = pci_of(driver_, d);
+    Info info{d, name, pci, numa_node_of(pci), bytes, {}};
+    for (int other = 0; other < devices; ++other) info.links.push_back(link_between(driver_, d, other));
     infos_.push_back(std::move(info));
     auto g = std::make_unique<Gpu>();
     g->device = d;
-    g->managed = properties.concurrentManagedAccess != 0;
     const auto has = [&](CUdevice_attribute what) {
       int value = 0;
       return driver_.device_attribute(&value, what, d) == CUDA_SUCCESS && value != 0;
     };
+    g->managed = has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
     if (!shared()) {
       g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
       g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
@@ -152,10 +154,10 @@ CudaDevices::~CudaDevices() {
       for (const CUdeviceptr window : g->windows)
         if (window != 0) driver_.address_free(window, g->window_size);
       for (auto& direction : g->copy)
-        for (cudaStream_t s : direction) cudaStreamDestroy(s);
-      for (cudaStream_t s : g->idle_streams) cudaStreamDestroy(s);
+        for (CUstream s : direction) driver_.stream_destroy(s);
+      for (CUstream s : g->idle_streams) driver_.stream_destroy(s);
       for (const EventPool& pool : g->events)
-        for (cudaEvent_t e : pool.idle) cudaEventDestroy(e);
+        for (CUevent e : pool.idle) driver_.event_destroy(e);
     }
     driver_.primary_release(g->device);
   }
@@ -174,23 +176,23 @@ Status CudaDevices::open_gpu(Gpu& g) {
   if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
-  cudaError_t e = cudaErrorDeviceUninitialized;
+  CUresult e = CUDA_ERROR_INVALID_CONTEXT;
   Status zeros;
   {
     Enter here(driver_, g.context);
-    if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = cudaSuccess;
+    if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = CUDA_SUCCESS;
     for (auto& direction : g.copy)
-      for (cudaStream_t& s : direction)
-        if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-    if (e == cudaSuccess && !shared()) zeros = make_zeros(g);
-    if (e == cudaSuccess && zeros.ok() && !shared()) start_clearing(g);
-    if (e == cudaSuccess && zeros.ok() && !shared()) g.maps_ahead.store(mapping_waits_for_copies(g));
-    if (e != cudaSuccess || !zeros.ok())
+      for (CUstream& s : direction)
+        if (e == CUDA_SUCCESS) e = driver_.stream_create(&s, CU_STREAM_NON_BLOCKING, 0);
+    if (e == CUDA_SUCCESS && !shared()) zeros = make_zeros(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) start_clearing(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) g.maps_ahead.store(mapping_waits_for_copies(g));
+    if (e != CUDA_SUCCESS || !zeros.ok())
       for (auto& direction : g.copy)
-        for (cudaStream_t& s : direction)
-          if (s != nullptr) cudaStreamDestroy(std::exchange(s, nullptr));
+        for (CUstream& s : direction)
+          if (s != nullptr) driver_.stream_destroy(std::exchange(s, nullptr));
   }
-  if (e != cudaSuccess || !zeros.ok()) {
+  if (e != CUDA_SUCCESS || !zeros.ok()) {
     driver_.primary_release(g.device);  // may destroy the context: this thread has left it
     if (!zeros.ok()) return zeros;
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
@@ -219,15 +221,14 @@ Status CudaDevices::lost_status(Gpu& g) {
   return error(EIO, "device %d is lost: %s", g.device, g.reason);
 }
 
-Status CudaDevices::result(Gpu& g, cudaError_t e, const char* what) {
-  if (e == cudaSuccess) return {};
+Status CudaDevices::result(Gpu& g, CUresult e, const char* what) {
+  if (e == CUDA_SUCCESS) return {};
   // What was called may have named streams or memory of other contexts, and answers with their errors too: whether it
   // is this one's, a stream of our own in it tells.
   if (cuda::is_sticky(e) && g.opened.load(std::memory_order_acquire)) {
-    cuda::error_words(e);  // no longer this thread's last error
     if (Status s = health(g.device); !s.ok()) return s;
     Enter here(driver_, g.context);
-    const auto own = static_cast<cudaError_t>(driver_.stream_query(g.copy[0][0]));
+    const auto own = driver_.stream_query(g.copy[0][0]);
     if (cuda::is_sticky(own)) {
       char reason[sizeof g.reason];
       snprintf(reason, sizeof reason, "%s (seen while %s); the CUDA context can only be left by ending the process",

@@ -34,7 +34,7 @@ struct PagingMemory;  // cuda_paging.cpp
 // How whoever waits for an event does that: it sleeps until the device interrupts the CPU, or looks now and then.
 enum class Waits : uint8_t { asleep, looking };
 struct EventPool {
-  std::vector<cudaEvent_t> idle;
+  std::vector<CUevent> idle;
   size_t made = 0;  // there is room for all when they are idle
 };
 
@@ -52,7 +52,7 @@ struct Gpu {
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened
   unsigned long long context_id = 0;  // likewise
-  cudaStream_t copy[2][kCopyStreams] = {};
+  CUstream copy[2][kCopyStreams] = {};
   std::atomic<unsigned> next[2] = {};
   std::atomic<bool> watched{false};  // a thread turns until a copy ends
   std::atomic<bool> lost{false};
@@ -62,7 +62,7 @@ struct Gpu {
   size_t window_size = 0;                // of each
   std::mutex mutex;
   char reason[300] = "";                              // protected by mutex
-  std::vector<cudaStream_t> idle_streams;             // protected by mutex; nothing is queued on them
+  std::vector<CUstream> idle_streams;                 // protected by mutex; nothing is queued on them
   std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
   size_t paging_made = 0;                             // protected by mutex
   std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
@@ -78,7 +78,7 @@ void make_room(std::vector<T>& idle, size_t count) {
 }
 
 struct CudaEvent : Event {
-  CudaEvent(Gpu& g, cudaEvent_t e, Waits w) : gpu(g), event(e), waits(w) {}
+  CudaEvent(Gpu& g, CUevent e, Waits w) : gpu(g), event(e), waits(w) {}
   ~CudaEvent() override {
     core::must_be_outside("the end of a ticket");
     if (gpu.lost.load()) return;  // died with its context
@@ -86,7 +86,7 @@ struct CudaEvent : Event {
     gpu.events[static_cast<size_t>(waits)].idle.push_back(event);
   }
   Gpu& gpu;
-  const cudaEvent_t event;
+  const CUevent event;
   const Waits waits;
   bool out = false;  // the end of a copy to host memory that somebody waits for
   std::atomic<bool> reached{false};
@@ -102,7 +102,7 @@ class CudaDevices final : public UnitDevices {
   core::Status health(int device) override;
   core::Status probe(int device) override;
   core::Status check_stream(void* stream, int device) override;
-  bool of_thread(void* stream) const override { return static_cast<cudaStream_t>(stream) == cudaStreamPerThread; }
+  bool of_thread(void* stream) const override { return static_cast<CUstream>(stream) == CU_STREAM_PER_THREAD; }
   core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
   core::Status record(void* stream, int device, Ticket* out) override;
   core::Status poll(const Ticket& ticket, bool* done) override;
@@ -143,19 +143,18 @@ class CudaDevices final : public UnitDevices {
   core::Status any_gpu(Gpu** out);
   void lose(Gpu& g, const char* reason);
   // What a CUDA call answered, as a status; a sticky error that is this device's own loses it.
-  core::Status result(Gpu& g, cudaError_t e, const char* what);
-  core::Status result(Gpu& g, CUresult r, const char* what);
+  core::Status result(Gpu& g, CUresult e, const char* what);
   // Waits until everything on the stream has ended, which on a device that works it does: a wait that is refused is
   // taken again, for whoever is told of an end gives away what is copied to and from. `e`: what putting it there
   // answered, which counts first. Also fails once `other`, whose memory is copied, is lost.
-  core::Status finish(Gpu& g, cudaStream_t stream, cudaError_t e, const char* what, Gpu* other = nullptr);
+  core::Status finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other = nullptr);
   core::Status lost_status(Gpu& g);
-  core::Status take_stream(Gpu& g, cudaStream_t* out);
-  void give_stream(Gpu& g, cudaStream_t stream);
+  core::Status take_stream(Gpu& g, CUstream* out);
+  void give_stream(Gpu& g, CUstream stream);
   core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits = Waits::asleep);
   // Prefetch on an empty stream, synchronised.
   core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
-  core::Status not_capturing(Gpu& g, cudaStream_t stream);
+  core::Status not_capturing(Gpu& g, CUstream stream);
   core::Status try_unit(int device);
   bool fit(const Gpu& g) const { return shared() ? g.managed : g.handles; }
   // cuda_handles.cpp
@@ -176,10 +175,10 @@ class CudaDevices final : public UnitDevices {
   void start_clearing(Gpu& g);
   // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel
   // makes them where multiprocessors are free for it at once, else they come over the link.
-  cudaError_t clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream);
+  CUresult clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, CUstream stream);
   // then: a stream that is ordered after it, too; null: none.
   bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
-                       const cudaStream_t* then);
+                       const CUstream* then);
   // Who maps may hold the driver's lock for a millisecond, until copies let it go on: before it those that unmap.
   void let_unmapping_go_first();
   // cuda_paging.cpp

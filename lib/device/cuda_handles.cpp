@@ -56,14 +56,10 @@ CUmemAccessDesc access_of(int device) {
 
 }  // namespace
 
-Status CudaDevices::result(Gpu& g, CUresult r, const char* what) {
-  return result(g, static_cast<cudaError_t>(r), what);  // the numbers are the runtime's
-}
-
 // The calls on addresses and handles do not say that a kernel has ended the context.
 Status CudaDevices::notice(Gpu& g) {
   Enter here(driver_, g.context);
-  const CUresult e = driver_.stream_query(g.copy[0][0]);  // the runtime's would leave "not ready" as the last error
+  const CUresult e = driver_.stream_query(g.copy[0][0]);
   return result(g, e == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : e, "looking after it");
 }
 
@@ -225,7 +221,7 @@ Status CudaDevices::make_zeros(Gpu& g) {
   void* const zeros = mmap(nullptr, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (zeros == MAP_FAILED) return core::system_error(errno, "no memory for a block of zeros");
   madvise(zeros, kUnit, MADV_DONTFORK);
-  Status s = result(g, cudaHostRegister(zeros, kUnit, cudaHostRegisterDefault), "pinning a block of zeros");
+  Status s = result(g, driver_.host_register(zeros, kUnit, 0), "pinning a block of zeros");
   if (s.ok()) {
     g.zeros = static_cast<std::byte*>(zeros);
   } else {
@@ -236,7 +232,7 @@ Status CudaDevices::make_zeros(Gpu& g) {
 
 void CudaDevices::free_zeros(Gpu& g) {
   if (g.zeros == nullptr) return;
-  cudaHostUnregister(g.zeros);
+  driver_.host_unregister(g.zeros);
   munmap(g.zeros, kUnit);
 }
 
@@ -263,16 +259,15 @@ bool CudaDevices::mapping_waits_for_copies(Gpu& g) {
   };
   if (!map(0)) return false;
   const core::OnExit unmap([&] { driver_.mem_unmap(at, kUnit); });
-  const cudaStream_t stream = g.copy[static_cast<size_t>(Direction::in)][0];
+  const CUstream stream = g.copy[static_cast<size_t>(Direction::in)][0];
   bool waits = true;
   for (unsigned i = 0; i < kTries && waits; ++i) {
     if (!map(1)) return false;  // the first time takes longer
     driver_.mem_unmap(at + kUnit, kUnit);
-    for (unsigned k = 0; k < kCopies && waits; ++k)
-      waits = cuda::did(cudaMemcpyAsync(pointer(at), g.zeros, kUnit, cudaMemcpyHostToDevice, stream));
+    for (unsigned k = 0; k < kCopies && waits; ++k) waits = driver_.copy_in(at, g.zeros, kUnit, stream) == CUDA_SUCCESS;
     const bool mapped = waits && map(1);
     waits = mapped && driver_.stream_query(stream) == CUDA_SUCCESS;
-    cuda::did(cudaStreamSynchronize(stream));
+    driver_.stream_synchronize(stream);
     if (mapped) driver_.mem_unmap(at + kUnit, kUnit);
   }
   return waits;
@@ -292,7 +287,7 @@ void CudaDevices::start_clearing(Gpu& g) {
 }
 
 bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
-                                  const cudaStream_t* then) {
+                                  const CUstream* then) {
   size_t bytes = 0;
   for (const cuda::Clearing::Part& part : parts) bytes += part.size;
   return bytes >= kClearedByKernel && g.clearing != nullptr &&
@@ -300,14 +295,14 @@ bool CudaDevices::clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> 
              parts, [&] { return notice(g).ok(); }, cleared.event, then);
 }
 
-cudaError_t CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, cudaStream_t stream) {
+CUresult CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, CUstream stream) {
   std::shared_ptr<CudaEvent> cleared;
-  if (take_event(g, &cleared).ok() && clear_by_kernel(g, parts, *cleared, &stream)) return cudaSuccess;
-  cudaError_t e = cudaSuccess;
+  if (take_event(g, &cleared).ok() && clear_by_kernel(g, parts, *cleared, &stream)) return CUDA_SUCCESS;
+  CUresult e = CUDA_SUCCESS;
   for (const cuda::Clearing::Part& part : parts)
-    for (size_t offset = 0, size = 0; offset < part.size && e == cudaSuccess; offset += size) {
+    for (size_t offset = 0, size = 0; offset < part.size && e == CUDA_SUCCESS; offset += size) {
       size = std::min(part.size - offset, kUnit);
-      e = cudaMemcpyAsync(pointer(part.at + offset), g.zeros, size, cudaMemcpyHostToDevice, stream);
+      e = driver_.copy_in(part.at + offset, g.zeros, size, stream);
     }
   return e;
 }
@@ -316,7 +311,7 @@ Status CudaDevices::body_zero(const Span& span) {
   for (size_t i = 0; i < span.count;) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    cudaStream_t stream = nullptr;
+    CUstream stream = nullptr;
     if (Status s = take_stream(g, &stream); !s.ok()) return s;
     PiecePool& pool = g.pieces.of(span.unit_size());
     core::Few<cuda::Clearing::Part, kMostRanges> parts;
@@ -488,18 +483,17 @@ Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece
   if (Status s = take_event(g, &event, Waits::looking); !s.ok()) return s;
   const bool in = by == device;
   const auto side = static_cast<size_t>(in ? Direction::in : Direction::out);
-  cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
+  CUstream stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   PiecePool& from = source.pieces.of(size);
   PiecePool& to = target.pieces.of(size);
-  void* const there = pointer(to.window(piece));
-  const void* const mine = pointer(from.window(unit.piece.load()));
+  const CUdeviceptr there = to.window(piece), mine = from.window(unit.piece.load());
   // Who sees the other's memory copies as in its own: two H100 pull at 376 GB/s so, and at 351 by a peer copy, beside
   // which unmapping takes 79 us instead of 16.
   const bool sees = in ? may_see(from, unit.piece.load(), by, source) : may_see(to, piece, by, target);
-  cudaError_t e = sees ? cudaMemcpyAsync(there, mine, size, cudaMemcpyDeviceToDevice, stream)
-                       : cudaMemcpyPeerAsync(there, device, mine, source.device, size, stream);
-  if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
-  if (e != cudaSuccess) {
+  CUresult e = sees ? driver_.copy_within(there, mine, size, stream)
+                    : driver_.copy_peer(there, target.context, mine, source.context, size, stream);
+  if (e == CUDA_SUCCESS) e = driver_.event_record(event->event, stream);
+  if (e != CUDA_SUCCESS) {
     Status s = finish(g, stream, e, "moving a block to another device", in ? &source : &target);
     notice(in ? source : target).ignore();  // the error may be the other's
     return s;

@@ -22,7 +22,7 @@ Status CudaDevices::body_memory(int device, Memory* out) {
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
   size_t free_bytes = 0, total_bytes = 0;
-  const cudaError_t e = cudaMemGetInfo(&free_bytes, &total_bytes);
+  const CUresult e = driver_.mem_info(&free_bytes, &total_bytes);
   out->kept = g.pieces.idle_bytes();
   out->free = free_bytes + out->kept;
   out->total = total_bytes;
@@ -37,17 +37,16 @@ Status CudaDevices::body_reserve(Reservation& r) {
   // Managed memory of 2 MiB and more comes aligned to it; nothing documents that, so the rare other case takes a unit
   // more than it needs.
   for (const size_t more : {size_t{0}, r.unit}) {
-    void* p = nullptr;
-    if (cudaError_t e = cudaMallocManaged(&p, r.size + more, cudaMemAttachGlobal); e != cudaSuccess)
+    CUdeviceptr start = 0;
+    if (CUresult e = driver_.mem_alloc_managed(&start, r.size + more, CU_MEM_ATTACH_GLOBAL); e != CUDA_SUCCESS)
       return result(g, e, "reserving managed address space");
-    const auto start = reinterpret_cast<uintptr_t>(p);
     r.base = core::round_up(start, r.unit);
     if (r.base + r.size <= start + r.size + more) {
-      r.body = p;
+      r.body = pointer(start);
       r.body_size = r.size + more;
       break;
     }
-    cudaFree(p);
+    driver_.mem_free(start);
   }
   if (r.body == nullptr) return error(EIO, "managed memory of %zu bytes did not come aligned", r.size);
   place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
@@ -60,7 +59,7 @@ void CudaDevices::body_release(Reservation& r) {
   Timeline span("release");
   if (health(r.device).ok()) {
     Enter here(driver_, g.context);
-    Status s = result(g, cudaFree(r.body), "freeing a managed range");
+    Status s = result(g, driver_.mem_free(reinterpret_cast<CUdeviceptr>(r.body)), "freeing a managed range");
     if (s.ok()) return;
     core::log(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
@@ -132,7 +131,7 @@ Status CudaDevices::body_map(const Span& span) {
                             errno == ENOMEM ? " (raise vm.max_map_count?)" : "");
 }
 
-Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) try {
+Status CudaDevices::take_stream(Gpu& g, CUstream* out) try {
   {
     std::lock_guard lock(g.mutex);
     if (!g.idle_streams.empty()) {
@@ -142,20 +141,20 @@ Status CudaDevices::take_stream(Gpu& g, cudaStream_t* out) try {
     }
     make_room(g.idle_streams, ++g.streams);
   }
-  return result(g, cudaStreamCreateWithFlags(out, cudaStreamNonBlocking), "creating a stream");
+  return result(g, driver_.stream_create(out, CU_STREAM_NON_BLOCKING, 0), "creating a stream");
 } catch (const std::bad_alloc&) {
   return error(ENOMEM, "no memory to know a stream by");
 }
 
-void CudaDevices::give_stream(Gpu& g, cudaStream_t stream) {
+void CudaDevices::give_stream(Gpu& g, CUstream stream) {
   std::lock_guard lock(g.mutex);
   g.idle_streams.push_back(stream);
 }
 
-Status CudaDevices::finish(Gpu& g, cudaStream_t stream, cudaError_t e, const char* what, Gpu* other) {
+Status CudaDevices::finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other) {
   Status put = result(g, e, what);
   for (unsigned tries = 0; put.ok() || health(g.device).ok(); ++tries) {
-    Status s = result(g, cudaStreamSynchronize(stream), what);
+    Status s = result(g, driver_.stream_synchronize(stream), what);
     if (s.ok()) return put;
     if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
     if (tries == 1000) {
@@ -169,9 +168,9 @@ Status CudaDevices::finish(Gpu& g, cudaStream_t stream, cudaError_t e, const cha
 
 Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what) {
   Enter here(driver_, g.context);
-  cudaStream_t stream = nullptr;
+  CUstream stream = nullptr;
   if (Status s = take_stream(g, &stream); !s.ok()) return s;
-  cudaError_t e = cuda::prefetch(pointer(address), size, g.device, stream);
+  CUresult e = driver_.mem_prefetch(address, size, g.device, stream);
   core::step("device.prefetched");
   Status status = finish(g, stream, e, what);
   if (!g.lost.load()) give_stream(g, stream);
@@ -190,8 +189,8 @@ Status CudaDevices::body_migrate(const Span& span, int to) {
     if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;
     if (Status s = health(from); !s.ok()) return s;
     Enter here(driver_, gpu(from).context);
-    cuda::did(
-        cudaDeviceEnablePeerAccess(to, 0));  // faster where it can be had; on already, or not to be had: also right
+    // Faster where it can be had; on already, or not to be had: also right.
+    driver_.ctx_enable_peer(gpu(to).context, 0);
   }
   return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
 }
@@ -199,38 +198,39 @@ Status CudaDevices::body_migrate(const Span& span, int to) {
 Status CudaDevices::body_advise(Range range, Advice advice, int location, bool set) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
-  cudaMemoryAdvise kind = cudaMemAdviseSetReadMostly;
+  CUmem_advise kind = CU_MEM_ADVISE_SET_READ_MOSTLY;
   switch (advice) {
     case Advice::preferred_location:
-      kind = set ? cudaMemAdviseSetPreferredLocation : cudaMemAdviseUnsetPreferredLocation;
+      kind = set ? CU_MEM_ADVISE_SET_PREFERRED_LOCATION : CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION;
       break;
     case Advice::read_mostly:
-      kind = set ? cudaMemAdviseSetReadMostly : cudaMemAdviseUnsetReadMostly;
+      kind = set ? CU_MEM_ADVISE_SET_READ_MOSTLY : CU_MEM_ADVISE_UNSET_READ_MOSTLY;
       location = g->device;  // ignored, but must exist
       break;
     case Advice::accessed_by:
-      kind = set ? cudaMemAdviseSetAccessedBy : cudaMemAdviseUnsetAccessedBy;
+      kind = set ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
       break;
   }
   // Advice names a device whose context must exist.
   if (location != kHost)
     if (Status s = health(location); !s.ok()) return s;
   Enter here(driver_, g->context);
-  return result(*g, cuda::advise(pointer(range.address), range.size, kind, location), "giving advice");
+  const CUdevice where = location == kHost ? CU_DEVICE_CPU : location;
+  return result(*g, driver_.mem_advise(range.address, range.size, kind, where), "giving advice");
 }
 
 Status CudaDevices::body_pin(void* frames, size_t size) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   Enter here(driver_, g->context);
-  return result(*g, cudaHostRegister(frames, size, cudaHostRegisterPortable), "pinning host memory");
+  return result(*g, driver_.host_register(frames, size, CU_MEMHOSTREGISTER_PORTABLE), "pinning host memory");
 }
 
 Status CudaDevices::body_unpin(void* frames) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   Enter here(driver_, g->context);
-  return result(*g, cudaHostUnregister(frames), "unpinning host memory");
+  return result(*g, driver_.host_unregister(frames), "unpinning host memory");
 }
 
 }  // namespace vmem::device

@@ -52,8 +52,8 @@ struct PagingMemory {
   bool mapped = false;
   std::byte* host = nullptr;
   bool pinned = false;
-  cudaStream_t arrivals = nullptr, departures = nullptr;
-  cudaEvent_t departed = nullptr;
+  CUstream arrivals = nullptr, departures = nullptr;
+  CUevent departed = nullptr;
 };
 
 class CudaPagingWords final : public PagingWords {
@@ -92,13 +92,12 @@ class CudaPagingWords final : public PagingWords {
     local.control = reinterpret_cast<Control<HostAtomics>*>(copy);
     paging::initialise(local);
     const Enter enter(devices_.driver_, gpu_.context);
-    cudaError_t e = cudaStreamSynchronize(memory_->arrivals);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
+    CUresult e = devices_.driver_.stream_synchronize(memory_->arrivals);
+    if (e == CUDA_SUCCESS) e = devices_.driver_.stream_synchronize(memory_->departures);
     *marks_ = {};  // not sooner: what the last range had put on the streams was its own marks
     memset(written_, 0, blocks * (sizeof *written_ + sizeof *use_));
-    if (e == cudaSuccess)
-      e = cudaMemcpyAsync(pointer(memory_->words), copy, bytes, cudaMemcpyHostToDevice, memory_->departures);
-    if (e == cudaSuccess) e = cudaStreamSynchronize(memory_->departures);
+    if (e == CUDA_SUCCESS) e = devices_.driver_.copy_in(memory_->words, copy, bytes, memory_->departures);
+    if (e == CUDA_SUCCESS) e = devices_.driver_.stream_synchronize(memory_->departures);
     return devices_.result(gpu_, e, "clearing the words of blocks");
   }
 
@@ -112,8 +111,8 @@ class CudaPagingWords final : public PagingWords {
     }
     if (departed_) {  // the same block may have left a moment ago
       const Enter enter(devices_.driver_, gpu_.context);
-      cudaError_t e = cudaEventRecord(memory_->departed, memory_->departures);
-      if (e == cudaSuccess) e = cudaStreamWaitEvent(memory_->arrivals, memory_->departed, 0);
+      CUresult e = devices_.driver_.event_record(memory_->departed, memory_->departures);
+      if (e == CUDA_SUCCESS) e = devices_.driver_.stream_wait_event(memory_->arrivals, memory_->departed, 0);
       if (Status s = devices_.result(gpu_, e, "ordering the words of blocks"); !s.ok()) return s;
       departed_ = false;
     }
@@ -130,8 +129,8 @@ class CudaPagingWords final : public PagingWords {
   Status settle() override {
     {
       const Enter enter(devices_.driver_, gpu_.context);
-      const cudaError_t e = cudaMemcpyAsync(written_, table_.written, table_.blocks * (sizeof *written_ + sizeof *use_),
-                                            cudaMemcpyDeviceToHost, memory_->departures);
+      const CUresult e = devices_.driver_.copy_out(
+          written_, address_of(table_.written), table_.blocks * (sizeof *written_ + sizeof *use_), memory_->departures);
       if (Status s = devices_.result(gpu_, e, "reading the words of blocks"); !s.ok()) return s;
     }
     if (Status s = write(memory_->departures, &marks_->settled, ++settled_); !s.ok()) return s;
@@ -139,9 +138,8 @@ class CudaPagingWords final : public PagingWords {
       if (look % 64 == 0) sched_yield();
       if (look % 16384 != 0) continue;
       const Enter enter(devices_.driver_, gpu_.context);
-      const cudaError_t e = cudaStreamQuery(memory_->departures);
-      if (e == cudaErrorNotReady) {
-        cudaGetLastError();
+      const CUresult e = devices_.driver_.stream_query(memory_->departures);
+      if (e == CUDA_ERROR_NOT_READY) {
         usleep(100);
         continue;
       }
@@ -163,7 +161,7 @@ class CudaPagingWords final : public PagingWords {
   void abandon() override { abandoned_ = true; }
 
  private:
-  Status write(cudaStream_t stream, const uint64_t* word, uint64_t value) {
+  Status write(CUstream stream, const uint64_t* word, uint64_t value) {
     const Enter enter(devices_.driver_, gpu_.context);
     return devices_.result(gpu_, devices_.driver_.stream_write64(stream, address_of(word), value, 0),
                            "storing the words of blocks");
@@ -191,10 +189,10 @@ void unmap_words(const cuda::Driver& driver, const PagingMemory& memory) {
 
 // Its streams have nothing on them, and no kernel uses it.
 void free_memory(const cuda::Driver& driver, const PagingMemory& memory) {
-  for (cudaStream_t s : {memory.arrivals, memory.departures})
-    if (s != nullptr) cudaStreamDestroy(s);
-  if (memory.departed != nullptr) cudaEventDestroy(memory.departed);
-  if (memory.pinned) cudaHostUnregister(memory.host);
+  for (CUstream s : {memory.arrivals, memory.departures})
+    if (s != nullptr) driver.stream_destroy(s);
+  if (memory.departed != nullptr) driver.event_destroy(memory.departed);
+  if (memory.pinned) driver.host_unregister(memory.host);
   if (memory.host != nullptr) munmap(memory.host, host_bytes(memory.room));
   unmap_words(driver, memory);
 }
@@ -228,16 +226,17 @@ Status CudaDevices::make_paging_memory(Gpu& g, PagingMemory& m) {
   if (host == MAP_FAILED) return core::system_error(errno, "no memory for a ring of requests");
   m.host = static_cast<std::byte*>(host);
   madvise(host, host_bytes(m.room), MADV_DONTFORK);
-  cudaError_t e = cudaHostRegister(host, host_bytes(m.room), cudaHostRegisterPortable | cudaHostRegisterMapped);
-  m.pinned = e == cudaSuccess;
+  CUresult e =
+      driver_.host_register(host, host_bytes(m.room), CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  m.pinned = e == CUDA_SUCCESS;
   // The ring has one address on both sides.
-  void* seen = nullptr;
-  if (e == cudaSuccess) e = cudaHostGetDevicePointer(&seen, host, 0);
-  if (e == cudaSuccess && seen != host)
+  CUdeviceptr seen = 0;
+  if (e == CUDA_SUCCESS) e = driver_.host_device_pointer(&seen, host, 0);
+  if (e == CUDA_SUCCESS && seen != address_of(host))
     return error(EOPNOTSUPP, "device %d sees pinned memory of the host elsewhere", g.device);
-  for (cudaStream_t* stream : {&m.arrivals, &m.departures})
-    if (e == cudaSuccess) e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
-  if (e == cudaSuccess) e = cudaEventCreateWithFlags(&m.departed, cudaEventDisableTiming);
+  for (CUstream* stream : {&m.arrivals, &m.departures})
+    if (e == CUDA_SUCCESS) e = driver_.stream_create(stream, CU_STREAM_NON_BLOCKING, 0);
+  if (e == CUDA_SUCCESS) e = driver_.event_create(&m.departed, CU_EVENT_DISABLE_TIMING);
   return result(g, e, doing);
 }
 

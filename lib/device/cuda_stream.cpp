@@ -30,7 +30,7 @@ static constexpr useconds_t kLookEvery = 50;  // us; where it takes longer, or s
 
 Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits) {
   EventPool& pool = g.events[static_cast<size_t>(waits)];
-  cudaEvent_t event = nullptr;
+  CUevent event = nullptr;
   try {
     std::lock_guard lock(g.mutex);
     if (!pool.idle.empty()) {
@@ -45,8 +45,8 @@ Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits wa
   if (event == nullptr) {
     // Blocking: a waiting thread sleeps instead of turning a core. To record such an event takes 2 us more, also where
     // nobody waits, and copies of 32 MiB between two H100 were 3 % slower with them.
-    const cudaError_t e = cudaEventCreateWithFlags(
-        &event, cudaEventDisableTiming | (waits == Waits::asleep ? cudaEventBlockingSync : cudaEventDefault));
+    const CUresult e = driver_.event_create(
+        &event, CU_EVENT_DISABLE_TIMING | (waits == Waits::asleep ? CU_EVENT_BLOCKING_SYNC : CU_EVENT_DEFAULT));
     if (Status s = result(g, e, "creating an event"); !s.ok()) return s;
   }
   try {
@@ -67,16 +67,16 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   std::shared_ptr<CudaEvent> event;
   if (Status s = take_event(g, &event); !s.ok()) return s;
   const auto side = static_cast<size_t>(direction);
-  cudaStream_t stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
-  cudaError_t e = cudaSuccess;
+  CUstream stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
+  CUresult e = CUDA_SUCCESS;
   core::Few<cuda::Clearing::Part, kMostRanges> zeros;
   bool only_zeros = true;
   const auto clear_them = [&] {
-    if (e == cudaSuccess && !zeros.empty()) e = clear(g, zeros.all(), stream);
+    if (e == CUDA_SUCCESS && !zeros.empty()) e = clear(g, zeros.all(), stream);
     zeros.clear();
   };
   for (const Copy& copy : copies)
-    for (size_t offset = 0, size = 0; offset < copy.size && e == cudaSuccess; offset += size) {
+    for (size_t offset = 0, size = 0; offset < copy.size && e == CUDA_SUCCESS; offset += size) {
       size_t run = 0;
       const uintptr_t at = window_of(copy.block + offset, &run);
       size = std::min(copy.size - offset, run);
@@ -90,37 +90,33 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
       }
       only_zeros = false;
       if (shared()) size = std::min(size, kCopyPiece);
-      void* const block = pointer(at);
       void* const frame = static_cast<std::byte*>(copy.frame) + offset;
-      e = in ? cudaMemcpyAsync(block, frame, size, cudaMemcpyHostToDevice, stream)
-             : cudaMemcpyAsync(frame, block, size, cudaMemcpyDeviceToHost, stream);
+      e = in ? driver_.copy_in(at, frame, size, stream) : driver_.copy_out(frame, at, size, stream);
     }
   for (const Copy& copy : copies) {
     if (copy.after == nullptr) continue;
     only_zeros = false;
-    if (e == cudaSuccess) e = cudaStreamWaitEvent(stream, static_cast<CudaEvent*>(copy.after.get())->event, 0);
+    if (e == CUDA_SUCCESS) e = driver_.stream_wait_event(stream, static_cast<CudaEvent*>(copy.after.get())->event, 0);
   }
   // A stream of copies that waits for a kernel holds the engine by which the driver maps, too.
-  if (only_zeros && e == cudaSuccess && clear_by_kernel(g, zeros.all(), *event, nullptr)) {
+  if (only_zeros && e == CUDA_SUCCESS && clear_by_kernel(g, zeros.all(), *event, nullptr)) {
     *done = std::move(event);
     return {};
   }
   clear_them();
-  if (e == cudaSuccess) e = cudaEventRecord(event->event, stream);
+  if (e == CUDA_SUCCESS) e = driver_.event_record(event->event, stream);
   // Those already issued still use their frames, which the caller takes back on error.
-  if (e != cudaSuccess) return finish(g, stream, e, in ? "copying to it" : "copying from it");
+  if (e != CUDA_SUCCESS) return finish(g, stream, e, in ? "copying to it" : "copying from it");
   event->out = !in;
   *done = std::move(event);
   return {};
 }
 
-Status CudaDevices::not_capturing(Gpu& g, cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  const cudaError_t e = cudaStreamIsCapturing(stream, &capture);
-  if (e == cudaErrorStreamCaptureImplicit || capture != cudaStreamCaptureStatusNone) {
-    if (e != cudaSuccess) cudaGetLastError();
+Status CudaDevices::not_capturing(Gpu& g, CUstream stream) {
+  auto capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult e = driver_.stream_capturing(stream, &capture);
+  if (e == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE)
     return error(EBUSY, "the stream captures a graph: acquire first, launch the finished graph, then release");
-  }
   return result(g, e, "looking at a stream");
 }
 
@@ -128,11 +124,11 @@ Status CudaDevices::check_stream(void* stream, int device) {
   core::must_be_outside("Devices::check_stream");
   if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
-  auto* const handle = static_cast<cudaStream_t>(stream);
+  auto* const handle = static_cast<CUstream>(stream);
   CUcontext context = nullptr;
-  const bool by_name = handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+  const bool by_name = handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   if (by_name) {
-    driver_.ctx_current(&context);  // none yet: the runtime's default, device 0
+    driver_.ctx_current(&context);  // none yet: the default of CUDA's runtime, device 0
   } else if (const CUresult e = driver_.stream_ctx(handle, &context); e != CUDA_SUCCESS) {
     // The driver answers this call too with the error that ended the context, which need not be the device's.
     if (Status s = notice(g); !s.ok()) return s;
@@ -169,7 +165,7 @@ Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_o
   core::must_be_outside("Devices::order_after");
   if (Status s = usable(device_of_stream); !s.ok()) return s;
   Gpu& g = gpu(device_of_stream);
-  auto* const handle = static_cast<cudaStream_t>(stream);
+  auto* const handle = static_cast<CUstream>(stream);
   {
     Enter here(driver_, g.context);
     if (Status s = not_capturing(g, handle); !s.ok()) return s;
@@ -178,7 +174,7 @@ Status CudaDevices::order_after(const Ticket& ticket, void* stream, int device_o
   if (Status s = poll(ticket, &done); !s.ok() || done) return s;
   auto* const event = static_cast<CudaEvent*>(ticket.get());
   Enter here(driver_, g.context);
-  Status s = result(g, cudaStreamWaitEvent(handle, event->event, 0), "ordering a stream after a copy");
+  Status s = result(g, driver_.stream_wait_event(handle, event->event, 0), "ordering a stream after a copy");
   if (!s.ok()) notice(event->gpu).ignore();
   return s;
 }
@@ -187,16 +183,13 @@ Status CudaDevices::record(void* stream, int device, Ticket* out) {
   core::must_be_outside("Devices::record");
   if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
-  auto* const handle = static_cast<cudaStream_t>(stream);
+  auto* const handle = static_cast<CUstream>(stream);
   Enter here(driver_, g.context);
   if (Status s = not_capturing(g, handle); !s.ok()) return s;
   std::shared_ptr<CudaEvent> event;
   if (Status s = take_event(g, &event); !s.ok()) return s;
-  const cudaError_t e = cudaEventRecord(event->event, handle);
-  if (e == cudaErrorInvalidResourceHandle) {
-    cudaGetLastError();
-    return error(EINVAL, "the stream %p is not device %d's", stream, device);
-  }
+  const CUresult e = driver_.event_record(event->event, handle);
+  if (e == CUDA_ERROR_INVALID_HANDLE) return error(EINVAL, "the stream %p is not device %d's", stream, device);
   if (Status s = result(g, e, "marking a stream"); !s.ok()) return s;
   *out = std::move(event);
   return {};
@@ -210,9 +203,8 @@ Status CudaDevices::poll(const Ticket& ticket, bool* done) {
   if (Status s = health(event->gpu.device); !s.ok()) return s;
   if (event->reached.load(std::memory_order_acquire)) return {};
   Enter here(driver_, event->gpu.context);
-  // The driver's call: the runtime's would replace the thread's last error by "not ready".
-  const auto e = static_cast<cudaError_t>(driver_.event_query(event->event));
-  if (e == cudaErrorNotReady) {
+  const CUresult e = driver_.event_query(event->event);
+  if (e == CUDA_ERROR_NOT_READY) {
     *done = false;
     return {};
   }
@@ -228,20 +220,20 @@ Status CudaDevices::wait(const Ticket& ticket) {
   auto* event = static_cast<CudaEvent*>(ticket.get());
   Gpu& g = event->gpu;
   Enter here(driver_, g.context);
-  auto e = cudaErrorNotReady;
+  auto e = CUDA_ERROR_NOT_READY;
   if ((event->out || event->waits == Waits::looking) && !g.watched.exchange(true)) {
     const auto until = std::chrono::steady_clock::now() + kWatch;
     do {
       std::this_thread::yield();
-      e = static_cast<cudaError_t>(driver_.event_query(event->event));
-    } while (e == cudaErrorNotReady && std::chrono::steady_clock::now() < until);
+      e = driver_.event_query(event->event);
+    } while (e == CUDA_ERROR_NOT_READY && std::chrono::steady_clock::now() < until);
     g.watched.store(false);
   }
-  while (e == cudaErrorNotReady && event->waits == Waits::looking) {
+  while (e == CUDA_ERROR_NOT_READY && event->waits == Waits::looking) {
     usleep(kLookEvery);
-    e = static_cast<cudaError_t>(driver_.event_query(event->event));
+    e = driver_.event_query(event->event);
   }
-  if (e == cudaErrorNotReady) e = cudaEventSynchronize(event->event);
+  if (e == CUDA_ERROR_NOT_READY) e = driver_.event_synchronize(event->event);
   if (Status s = result(g, e, "waiting for a stream"); !s.ok()) return s;
   event->reached.store(true, std::memory_order_release);
   return {};
@@ -252,7 +244,7 @@ Status CudaDevices::drain(int device) {
   if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
-  return result(g, cudaDeviceSynchronize(), "waiting for a device");
+  return result(g, driver_.ctx_synchronize(), "waiting for a device");
 }
 
 }  // namespace vmem::device

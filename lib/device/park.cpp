@@ -308,8 +308,8 @@ struct LastRetry {
   std::atomic<uintptr_t> address{0}, pc{0};
   std::atomic<uint32_t> epoch{0}, count{0};
 };
-// No thread-local storage: what the handler may use without allocating (initial-exec) would have to fit the little room
-// that the C library keeps for libraries loaded late, and with CUDA's runtime inside ours does not: dlopen would fail.
+// No thread-local storage: what the handler may use without allocating (initial-exec) has to fit the little room that
+// the C library keeps for libraries loaded late, which others have used up where dlopen fails.
 std::array<LastRetry, 1024> last_retries;
 constexpr size_t kRetryProbes = 16;
 

@@ -90,7 +90,6 @@ int main(int argc, char **argv)
 C
 ${CC:-cc} -std=gnu99 -O1 -Wall -Wextra -Werror -Iinclude "$work/app.c" -o "$work/app" -ldl -pthread
 libs=(-luring -lnuma -llz4 -lzstd -lxxhash -ldl -lrt -pthread)
-if grep -q VMEM_HAVE_CUDA "$build/flags"; then libs=("-L${CUDA_HOME:-/usr/local/cuda}/lib64" -lcudart_static "${libs[@]}"); fi
 # A plugin is the program's business: here it exports what the library does.
 ${CXX:-g++} -shared -o "$work/plugin.so" -Wl,--whole-archive "$build/libvmem.a" -Wl,--no-whole-archive "${libs[@]}"
 

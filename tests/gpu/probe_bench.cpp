@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "core/types.h"
-#include "device/cuda_api.h"
 #include "device/device.h"
 #include "device/pagemap.h"
 #include "gpu_limits.h"
@@ -33,6 +32,15 @@ using device::Range;
 using device::Ticket;
 
 namespace {
+
+cudaError_t prefetch_to_device(const void* unit, cudaStream_t stream) {
+#if CUDART_VERSION >= 13000
+  const cudaMemLocation device{cudaMemLocationTypeDevice, 0};
+  return cudaMemPrefetchAsync(unit, kUnit, device, 0, stream);
+#else
+  return cudaMemPrefetchAsync(unit, kUnit, 0, stream);
+#endif
+}
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -137,7 +145,7 @@ void raw_steps() {
       pagemap.time([&] { must(device::mapped_pages(at(b), kUnit, true, &touched), "pagemap"); });
       if (touched != 0) die("a page of a fresh part is mapped");
       prefetch.time([&] {
-        must(device::cuda::prefetch(b, kUnit, 0, stream), "prefetch");
+        must(prefetch_to_device(b, stream), "prefetch");
         must(cudaStreamSynchronize(stream), "synchronize");
       });
       copy.time([&] {
