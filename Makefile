@@ -134,6 +134,8 @@ $(BUILD)/tests/%.o: tests/%.cpp $(BUILD)/flags | $(call SETUP,build) $(call SETU
 	@mkdir -p $(@D)
 	$(call say,C++,$<)
 	$(Q)$(CXX) $(CPPFLAGS) -Itools -Itests $(STD) $(SANFLAGS) $(CXXFLAGS) $(DEPS) $(READ_ONCE) -c $< -o $@
+# A call may find no more stack than lib/core/stack.h keeps for it; sanitizers make every frame larger.
+$(BUILD)/lib/%.o: STD += $(if $(SAN),,-Wframe-larger-than=20480)
 # GoogleTest's macros are most of a test, and optimising them was most of a build; what they test is optimised. With the
 # checks of AddressSanitizer and UBSan in them that took three times as long as not optimising them does.
 $(BUILD)/tests/unit/%.o $(BUILD)/tests/ctl/%.o $(BUILD)/tests/system/%.o: override CXXFLAGS += $(if $(findstring address,$(SAN)),-O0,-Og)

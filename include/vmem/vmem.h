@@ -10,6 +10,11 @@
  * end of the thread what the call has begun would stay half done. Out of an access (SIGBUS) it may
  * jump. A thread that is cancelled in a call (pthread_cancel, not asynchronous) ends after it.
  *
+ * Stack: a call takes at most 8 KiB of its caller's, so that threads of PTHREAD_STACK_MIN (16 KiB)
+ * and fibers may make it. Where less than 128 KiB is left, the call runs on a stack of the library's,
+ * on the same thread, and so do the log sink and signal handlers that come meanwhile; -ENOMEM if
+ * there is no memory for one.
+ *
  * With a device tier on managed memory (setting `device`) libvmem has a SIGSEGV handler, which holds
  * accesses of blocks that move and passes the rest on to the handler it found. A thread or a handler
  * that accesses such regions must not have SIGSEGV blocked, nor in its sa_mask: the access would end

@@ -9,6 +9,7 @@
 
 #include "api/runtime.h"
 #include "core/cancellation.h"
+#include "core/stack.h"
 #include "core/status.h"
 
 namespace vmem::api {
@@ -27,9 +28,9 @@ class DeliverLog {
   DeliverLog& operator=(const DeliverLog&) = delete;
 };
 
-// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
+// A call's body, where there is stack for it.
 template <typename Body>
-int guarded(Body body) noexcept {
+__attribute__((noinline)) int guarded_here(Body& body) noexcept {
   const core::NoCancellation whole;
   const DeliverLog deliver;
   const Runtime::Call call;
@@ -46,6 +47,16 @@ int guarded(Body body) noexcept {
   } catch (...) {
     return report(-EIO, "unexpected failure");
   }
+}
+
+// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
+template <typename Body>
+int guarded(Body body) noexcept {
+  int rc = 0;
+  if (core::with_stack([&] { rc = guarded_here(body); })) return rc;
+  return report(-ENOMEM,
+                "this thread has little stack left, and there is no memory, or no mapping (vm.max_map_count), for "
+                "another one; give it a stack of 256 KiB");
 }
 
 template <typename Body>

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/break.h"
+#include "core/stack.h"
 
 namespace vmem::core {
 
@@ -14,7 +15,8 @@ std::atomic<bool> begun{false}, ours{false};
 
 void at_exit() {
   begun.store(true);
-  the_work.load()();
+  void (*const work)() = the_work.load();
+  if (!with_stack([work] { work(); })) work();
 }
 
 }  // namespace

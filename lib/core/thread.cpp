@@ -10,6 +10,7 @@
 
 #include "core/break.h"
 #include "core/mutex.h"
+#include "core/stack.h"
 
 namespace vmem::core {
 
@@ -89,7 +90,8 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
     *out = std::thread([name = std::string(name), body = std::move(body)] {
       ours = true;
       pthread_setname_np(pthread_self(), name.c_str());
-      body();
+      // The process may give its threads as little as PTHREAD_STACK_MIN.
+      if (!with_stack([&body] { body(); })) body();
     });
   } catch (const std::system_error& failure) {
     return system_error(failure.code().value(), "cannot start thread %s", name);

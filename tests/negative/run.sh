@@ -46,6 +46,7 @@ kernel_arrival | long  | system KernelPaging.NoKernelIsToldOfABlockBeforeItsByte
 absent_pages   | long  | unit GuardedRead.WhatIsElsewhereIsReadThoughNoPageTableHasIt
 spare_copy     | long  | unit SpareCopies.ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers, system *Rights.GuardPagesInAllOfAFullBudgetLeaveWhenAsked*
 own_memory     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
+own_stack      | long  | system *SmallStack.EveryCallIsRightOnTheSmallestStack*
 file_lock      | long  | system FilesMore.SharedIsExclusive
 '
 log=$build/negative/log; mkdir -p "$build/negative"
