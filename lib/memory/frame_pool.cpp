@@ -37,7 +37,7 @@ std::byte* FramePool::get(size_t size, uint64_t reserve, bool* fresh) {
     if (!budget_.charge_idle(size, reserve)) return nullptr;
     std::byte* frame = c.free.back();
     c.free.pop_back();
-    kept_ -= std::min<uint64_t>(kept_, size);
+    c.unused = std::min(c.unused, c.free.size());
     return frame;
   }
   if (!budget_.charge(size, reserve)) return nullptr;
@@ -79,19 +79,41 @@ void FramePool::put(std::byte* frame, size_t size) {
 
 // What reading ahead in two regions takes. More would be missed by who frees a region to use the memory otherwise.
 uint64_t FramePool::room_to_keep() const {
-  const uint64_t most = std::min(room() / 2, uint64_t{256} << 20);
-  return budget_.over() ? 0 : most - std::min(most, kept_);
+  const uint64_t most = std::min(room() / 2, uint64_t{256} << 20), free = budget_.charged(Use::idle);
+  return budget_.over() ? 0 : most - std::min(most, free);
 }
 
-void FramePool::keep(std::byte* frame, size_t size) {
-  put(frame, size);
-  kept_ = std::min(kept_ + size, budget_.charged(Use::idle));
+void FramePool::watch() {
+  for (Class& c : classes_) {
+    c.unused = c.free.size();
+    c.unused_slabs = c.idle;
+  }
 }
 
-void FramePool::release_kept(uint64_t bytes) {
-  bytes = std::min(bytes, kept_);
-  kept_ -= bytes;  // also of what somebody pins
-  release_frames(bytes);
+uint64_t FramePool::unused() const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < classes_.size(); ++i) {
+    const Class& c = classes_[i];
+    const uint64_t size = core::kPage << i, slab = slab_of(size), made = c.slabs.size() * slab;
+    bytes += c.unused * size + std::min(c.unused_slabs * slab, made - std::min(made, c.bounce_least));
+  }
+  return bytes;
+}
+
+// What somebody pins is left, and not looked at again before it is watched anew.
+void FramePool::release_unused(uint64_t bytes) {
+  for (size_t i = 0; i < classes_.size() && bytes != 0; ++i) {
+    Class& c = classes_[i];
+    const uint64_t size = core::kPage << i, slab = slab_of(size);
+    const uint64_t frames = std::min<uint64_t>(c.unused, core::round_up(bytes, size) / size);
+    c.unused -= frames;
+    release_free(c, size, frames * size);
+    bytes -= std::min(bytes, frames * size);
+    const uint64_t slabs = std::min<uint64_t>(c.unused_slabs, core::round_up(bytes, slab) / slab);
+    c.unused_slabs -= slabs;
+    release_idle(c, size, slabs * slab);
+    bytes -= std::min(bytes, slabs * slab);
+  }
 }
 
 std::byte* FramePool::get_slot(size_t size) {
@@ -183,6 +205,7 @@ std::byte* FramePool::get_bounce(size_t size) {
   const unsigned bit = static_cast<unsigned>(std::countr_one(it->taken[word]));
   it->taken[word] |= uint64_t{1} << bit;
   if (it->busy++ == 0) --c.idle;
+  c.unused_slabs = std::min(c.unused_slabs, c.idle);
   return it->at + (word * 64 + bit) * size;
 }
 
@@ -213,21 +236,26 @@ bool FramePool::release_slab(size_t size, core::OwnVector<Slab>::iterator slab) 
   Class& c = classes_[index(size)];
   c.slabs.erase(slab);
   --c.idle;
+  c.unused_slabs = std::min(c.unused_slabs, c.idle);
   budget_.credit(bytes, Use::buffers);
   return true;
 }
 
-// Takes idle slabs beyond what each size must keep; returns how many bytes of the budget came free.
+// Takes idle slabs beyond what the size must keep; returns how many bytes of the budget came free.
+uint64_t FramePool::release_idle(Class& c, size_t size, uint64_t bytes) {
+  const size_t slab = slab_of(size);
+  uint64_t freed = 0;
+  for (size_t n = c.slabs.size(); n > 0 && freed < bytes && c.slabs.size() * slab > c.bounce_least; --n) {
+    const auto it = c.slabs.begin() + static_cast<std::ptrdiff_t>(n - 1);
+    if (it->busy == 0 && release_slab(size, it)) freed += slab;
+  }
+  return freed;
+}
+
 uint64_t FramePool::release_buffers(uint64_t bytes) {
   uint64_t freed = 0;
-  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
-    Class& c = classes_[i];
-    const size_t size = core::kPage << i, slab = slab_of(size);
-    for (size_t n = c.slabs.size(); n > 0 && freed < bytes && c.slabs.size() * slab > c.bounce_least; --n) {
-      const auto it = c.slabs.begin() + static_cast<std::ptrdiff_t>(n - 1);
-      if (it->busy == 0 && release_slab(size, it)) freed += slab;
-    }
-  }
+  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i)
+    freed += release_idle(classes_[i], core::kPage << i, bytes - freed);
   return freed;
 }
 
@@ -316,21 +344,25 @@ uint64_t FramePool::idle_buffers() const {
   return bytes;
 }
 
+// Takes free frames; returns how many bytes of the budget came free.
+uint64_t FramePool::release_free(Class& c, size_t size, uint64_t bytes) {
+  uint64_t freed = 0;
+  for (size_t n = c.free.size(); n > 0 && freed < bytes; --n) {
+    std::byte* frame = c.free[n - 1];
+    if (!release(frame, size)) continue;
+    c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last, unless others are pinned
+    put_slot(frame, size);
+    budget_.credit(size, Use::idle);
+    freed += size;
+  }
+  c.unused = std::min(c.unused, c.free.size());
+  return freed;
+}
+
 uint64_t FramePool::release_frames(uint64_t bytes) {
   uint64_t freed = 0;
-  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i) {
-    const size_t size = core::kPage << i;
-    Class& c = classes_[i];
-    for (size_t n = c.free.size(); n > 0 && freed < bytes; --n) {
-      std::byte* frame = c.free[n - 1];
-      if (!release(frame, size)) continue;
-      c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last, unless others are pinned
-      put_slot(frame, size);
-      budget_.credit(size, Use::idle);
-      freed += size;
-    }
-  }
-  kept_ = std::min(kept_, budget_.charged(Use::idle));
+  for (size_t i = 0; i < classes_.size() && freed < bytes; ++i)
+    freed += release_free(classes_[i], core::kPage << i, bytes - freed);
   return freed;
 }
 
@@ -342,9 +374,10 @@ std::string FramePool::check() const {
     const auto& slabs = classes_[i].slabs;
     const auto unused = std::count_if(slabs.begin(), slabs.end(), [](const Slab& s) { return s.busy == 0; });
     if (static_cast<size_t>(unused) != classes_[i].idle) return "idle slabs of buffers are miscounted";
+    if (classes_[i].unused > classes_[i].free.size() || classes_[i].unused_slabs > classes_[i].idle)
+      return "more frames or buffers are unused than are free";
   }
   if (idle != budget_.charged(Use::idle)) return "free frames and their charge disagree";
-  if (kept_ > idle) return "more frames are kept than are free";
   if (buffers != budget_.charged(Use::buffers)) return "slabs of buffers and their charge disagree";
   return budget_.check();
 }

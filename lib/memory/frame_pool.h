@@ -40,12 +40,16 @@ class FramePool final : private IdleMemory {
   void put_fresh(std::byte* frame, size_t size);
   // A frame comes back with its pages: it stays populated, ready for the next get().
   void put(std::byte* frame, size_t size);
-  // put() of a frame whose region goes. Up to room_to_keep() bytes of such are kept for the next region, for a while.
-  void keep(std::byte* frame, size_t size);
+  // Bytes of frames that a region which goes may leave to the next, in place of giving them back at once.
   uint64_t room_to_keep() const;
-  // Bytes that are kept and that nobody has asked for yet; gives up to so many of them back to the system.
-  uint64_t kept() const { return kept_; }
-  void release_kept(uint64_t bytes);
+
+  // Memory that is charged and not used: free frames, and idle buffers beyond what their size must keep.
+  uint64_t idle() const { return budget_.charged(Use::idle) + idle_buffers(); }
+  // From now on it is watched which of it nobody takes.
+  void watch();
+  // Bytes that nobody has taken since; gives up to so many of them back to the system, or somewhat more.
+  uint64_t unused() const;
+  void release_unused(uint64_t bytes);
   // Address space for the first frames of this size, so that none of its blocks ever waits for that. False: there is
   // none.
   bool want_slots(size_t size);
@@ -92,8 +96,10 @@ class FramePool final : private IdleMemory {
         free;  // populated; room for every frame there is, as in slots: giving back needs no memory
     core::OwnVector<std::byte*> slots;  // empty
     size_t frames = 0;                  // made so far
-    core::OwnVector<Slab> slabs;        // the first are used first, so that the last become idle
-    size_t idle = 0;                    // slabs of which no buffer is in use
+    size_t unused = 0;                  // free frames that nobody has taken since watch(), and slabs likewise
+    size_t unused_slabs = 0;
+    core::OwnVector<Slab> slabs;  // the first are used first, so that the last become idle
+    size_t idle = 0;              // slabs of which no buffer is in use
     uint64_t bounce_limit = 0, bounce_least = 0, bounce_users = 0;
   };
   static size_t slab_of(size_t size) { return std::max(size, core::kHugePage); }
@@ -102,6 +108,8 @@ class FramePool final : private IdleMemory {
   std::byte* get_slab(size_t size);
   void reserve_slabs(Class& c, size_t slab, uint64_t limit);
   bool release(std::byte* frame, size_t size);
+  uint64_t release_free(Class& c, size_t size, uint64_t bytes);
+  uint64_t release_idle(Class& c, size_t size, uint64_t bytes);
   bool release_slab(size_t size, core::OwnVector<Slab>::iterator slab);
   uint64_t release_frames(uint64_t bytes) override;
   uint64_t release_buffers(uint64_t bytes) override;
@@ -109,7 +117,6 @@ class FramePool final : private IdleMemory {
   trap::Trap& trap_;
   HostBudget& budget_;
   const bool install_;  // frames are the module's
-  uint64_t kept_ = 0;   // <= charged for idle
   std::vector<int> nodes_;
   std::array<Class, core::kBlockSizes> classes_;
   core::OwnVector<trap::Range> arenas_;  // of frames

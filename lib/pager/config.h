@@ -31,7 +31,7 @@ struct Config {
   uint64_t readahead_bytes = uint64_t{64} << 20;
   bool checksum = true;
   unsigned fault_timeout_ms = 10000;
-  unsigned keep_ms = 1000;  // frames of a region that was freed wait so long for the next
+  unsigned keep_ms = 400;  // memory that nobody uses goes back to the system after one to two times that
   bool allow_move = true;
   bool direct_io = true;
   std::vector<int> numa_nodes;

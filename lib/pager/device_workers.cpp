@@ -16,6 +16,7 @@ namespace vmem::pager {
 namespace {
 
 constexpr unsigned kWorkers = 4;              // two each way, which overlap
+constexpr unsigned kUnusedLooks = 2;          // staging frames that no region needs stay for so many
 constexpr uint64_t kLookEvery = 200000000;    // ns between looks for host pages of the driver
 constexpr uint64_t kForOthers = 32;           // a part of a device's memory: what is to be free where nobody has said
 constexpr uint64_t kAwayFor = 5'000'000'000;  // ns; with less, other devices' blocks are not there
@@ -110,6 +111,9 @@ void DeviceWorkers::loop() {
     if (now < looked_ns_ + kLookEvery) return;
     looked_ns_ = now;
     reclaim_host_pages(lock);
+    // Of a size that no region has any more: the next one would have been made by now.
+    unused_looks_ = staging_.unused() != nullptr ? unused_looks_ + 1 : 0;
+    if (unused_looks_ > kUnusedLooks) supply_.give_back(lock);
   };
   bool again = false;
   while (!stop_) {
@@ -145,7 +149,7 @@ void DeviceWorkers::loop() {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
-    } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); })) {
+    } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); }) && staging_.unused() == nullptr) {
       gpus_.work().wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;

@@ -95,6 +95,7 @@ class DeviceWorkers : private Shared {
   size_t next_turn_ VMEM_GUARDED_BY(core::big_lock) = 0;  // whose it is to arrive: of two a device
   // For host pages of the driver: when last, from where.
   uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  unsigned unused_looks_ VMEM_GUARDED_BY(core::big_lock) = 0;  // how often staging frames were found that none needs
   uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 

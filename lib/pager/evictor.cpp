@@ -229,8 +229,8 @@ void Evictor::serve_request(Lock& lock) {
   write_back_.evict_batch(lock, batch.all());
 }
 
-// Locked; an evictor with nothing to do. Frames that were kept for another region, and that none has asked for in time,
-// go back to the system, a few at a time.
+// Locked; an evictor with nothing to do. Memory that nobody has used for a while goes back to the system, some at a
+// time.
 void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min(failed_.next_ns(), pressure_.next_ns());
@@ -242,7 +242,7 @@ void Evictor::wait_for_work(Lock& lock) {
   } else if (now < next) {
     pressure_.wait_for(lock, std::chrono::nanoseconds(next - now));
   } else if (now >= pressure_.next_ns()) {
-    pressure_.release_kept(now);
+    pressure_.release_idle(now);
     lock.give_way();
   }
 }

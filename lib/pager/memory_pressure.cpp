@@ -51,8 +51,19 @@ void MemoryPressure::set_ceiling(uint64_t bytes) {
   evictors_.notify_all();
 }
 
-void MemoryPressure::release_kept(uint64_t now_ns) {
-  if (frames_.kept() != 0 && now_ns >= keep_until_ns_) frames_.release_kept(kReleasedAtOnce);
+void MemoryPressure::watch_idle() {
+  if (watching_ || frames_.idle() == 0) return;
+  watching_ = true;
+  frames_.watch();
+  watch_until_ns_ = now_ns() + config_.keep_ms * uint64_t{1000000};
+  evictors_.notify_one();
+}
+
+void MemoryPressure::release_idle(uint64_t now_ns) {
+  if (!watching_ || now_ns < watch_until_ns_) return;
+  if (frames_.unused() != 0) return frames_.release_unused(kReleasedAtOnce);
+  watching_ = false;
+  watch_idle();
 }
 
 }  // namespace vmem::pager

@@ -1,4 +1,4 @@
-// How much of the host budget the machine lets the library have, which frames are kept for the next region, and the
+// How much of the host budget the machine lets the library have, how long memory that nobody uses is kept, and the
 // evictors' bell.
 //
 // Without the module a frame is ordinary memory, and nothing is ever held back. With it each frame is asked for, and a
@@ -32,14 +32,14 @@ class MemoryPressure : private Shared {
   // What an administrator allows; 0: all.
   void set_ceiling(uint64_t bytes) VMEM_LOCKED;
 
-  // Frames of regions that were freed stay until then, unless somebody needs them.
-  void keep_until(uint64_t ns) VMEM_LOCKED { keep_until_ns_ = ns; }
-  // When something is to be done about them, or the cap is to be lifted: UINT64_MAX: never.
+  // Memory may have come free: what of it nobody takes for a while (Config::keep_ms) goes back to the system.
+  void watch_idle() VMEM_LOCKED;
+  // When something is to be done about that, or the cap is to be lifted; UINT64_MAX: never.
   uint64_t next_ns() const VMEM_LOCKED {
-    return std::min(frames_.kept() == 0 ? UINT64_MAX : keep_until_ns_, budget_.capped() ? cap_until_ns_ : UINT64_MAX);
+    return std::min(watching_ ? watch_until_ns_ : UINT64_MAX, budget_.capped() ? cap_until_ns_ : UINT64_MAX);
   }
-  // A few of those that none has asked for in time go back to the system.
-  void release_kept(uint64_t now_ns) VMEM_LOCKED;
+  // The while is over: some of what nobody has taken goes.
+  void release_idle(uint64_t now_ns) VMEM_LOCKED;
 
   // Somebody needs memory: evictors have work. They sleep until then.
   void call_evictor() VMEM_LOCKED { evictors_.notify_one(); }
@@ -52,8 +52,9 @@ class MemoryPressure : private Shared {
 
   std::condition_variable evictors_;
   uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  uint64_t keep_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  bool pressed_ VMEM_GUARDED_BY(core::big_lock) = false;  // the cap is what pressure left, and not only a refusal's
+  uint64_t watch_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  bool watching_ VMEM_GUARDED_BY(core::big_lock) = false;  // there is idle memory, and an evictor looks after it
+  bool pressed_ VMEM_GUARDED_BY(core::big_lock) = false;   // the cap is what pressure left, and not only a refusal's
 };
 
 }  // namespace vmem::pager

@@ -145,6 +145,7 @@ void Pager::host_is_short() {
 
 // Whoever waits for it, most urgent first.
 void Pager::came_free(DeferredWork& after) {
+  pressure_.watch_idle();
   while (!waits_.queue().empty()) {
     const Starved s = waits_.queue().front();
     Block& block = s.region->table[s.block];

@@ -225,8 +225,8 @@ void RegionTeardown::detach(Region& r) {
   }
 }
 
-// Locked. Of a block that is in memory or on a device. True: its frame is kept for the next region.
-bool RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices) {
+// Locked. Of a block that is in memory or on a device.
+void RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices) {
   const core::Block& block = r.table[b];
   if (core::on_a_device(block.state)) {
     gpus_[block.device].budget.frees(r.block_size);
@@ -234,21 +234,17 @@ bool RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_dev
     if (map_.residents()[block.aux].shown) budget_.credit(r.block_size);
     shown_.forget(r, b);
     map_.free_resident(b, r);
-    return false;
+    return;
   }
-  if (!core::in_memory(block.state)) return false;
+  if (!core::in_memory(block.state)) return;
   staging_.of(r).lent -= map_.residents()[block.aux].lent ? 1 : 0;  // its kernels have ended
   std::byte* frame = map_.residents()[block.aux].frame;
-  const bool kept = frame != nullptr && r.transfer == Transfer::move;
-  if (kept) {
-    frames_.keep(frame, r.block_size);
-  } else if (frame != nullptr) {
+  if (frame != nullptr) {
     installer_.give_frame(r, frame);
   } else {
     budget_.credit(r.block_size);
   }
   map_.free_resident(b, r);
-  return kept;
 }
 
 // Locked on entry and on return, and not while extents go. Nobody finds the region any more.
@@ -260,20 +256,15 @@ void RegionTeardown::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devic
     extents.clear();
     lock.lock();
   };
-  bool kept = false;
   for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
     core::Block& block = r.table[b];
     if (extents.full()) release_extents();
     if (b % kTurn == 0) lock.give_way();
     if (block.extent) extents.push_back(block.extent);
     failed_.clear_unknown(block);
-    kept |= give_memory_back(r, b, on_devices);
+    give_memory_back(r, b, on_devices);
   }
   charges_.credit(r);
-  if (kept) {
-    pressure_.keep_until(now_ns() + config_.keep_ms * uint64_t{1000000});
-    pressure_.call_evictor();
-  }
   map_.progress().made();
   DeferredWork after;
   room_.came_free(after);

@@ -63,7 +63,7 @@ class RegionTeardown : private Shared {
   void keep_frames(Region& r) VMEM_UNLOCKED;
   void detach(Region& r) VMEM_UNLOCKED;
   void give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) VMEM_LOCKED;
-  bool give_memory_back(Region& r, core::BlockIndex b, OnDevices* on_devices) VMEM_LOCKED;
+  void give_memory_back(Region& r, core::BlockIndex b, OnDevices* on_devices) VMEM_LOCKED;
   core::Status give_managed_back(Region& r, OnDevices* on_devices) VMEM_UNLOCKED;
   void nobodys(OnDevices* on_devices) VMEM_LOCKED;
 

@@ -78,31 +78,53 @@ TEST_F(MemoryFrames, BlocksHaveWhatTheLeastOfTheRestLeaves) {
   EXPECT_EQ(pool.idle_buffers(), 0u);
 }
 
-TEST_F(MemoryFrames, FramesOfARegionThatGoesAreKeptWithinABound) {
+TEST_F(MemoryFrames, WhatNobodyHasTakenGoesAndWhatWasTakenStays) {
   std::byte* frames[8];
   for (auto& f : frames) f = pool.get(kHugePage, 0);
   EXPECT_EQ(pool.room_to_keep(), 8 * kMiB);
-  for (auto& f : frames) pool.keep(f, kHugePage);
-  EXPECT_EQ(pool.kept(), 16 * kMiB) << "who frees two regions at once gives back what is beyond the bound, too";
-  EXPECT_EQ(pool.room_to_keep(), 0u);
+  for (auto& f : frames) pool.put(f, kHugePage);
+  EXPECT_EQ(pool.unused(), 0u) << "it is not watched yet";
+  EXPECT_EQ(pool.room_to_keep(), 0u) << "a region that goes leaves no more beside them";
   EXPECT_EQ(budget.charged(), 16 * kMiB) << "what is kept is charged";
-  EXPECT_EQ(pool.check(), "");
+  pool.watch();
+  EXPECT_EQ(pool.unused(), 16 * kMiB);
   std::byte* f = pool.get(kHugePage, 0);
-  EXPECT_EQ(pool.kept(), 14 * kMiB) << "one was asked for";
+  EXPECT_EQ(pool.unused(), 14 * kMiB);
   pool.put(f, kHugePage);
-  EXPECT_EQ(pool.kept(), 14 * kMiB) << "and is a free frame like any other now";
-  pool.release_kept(4 * kMiB);
-  EXPECT_EQ(pool.kept(), 10 * kMiB);
+  EXPECT_EQ(pool.unused(), 14 * kMiB) << "it was taken meanwhile";
+  EXPECT_EQ(pool.check(), "");
+  pool.release_unused(4 * kMiB);
+  EXPECT_EQ(pool.unused(), 10 * kMiB);
   EXPECT_EQ(budget.charged(), 12 * kMiB);
-  pool.release_kept(64 * kMiB);
-  EXPECT_EQ(pool.kept(), 0u);
+  pool.release_unused(64 * kMiB);
+  EXPECT_EQ(pool.unused(), 0u);
   EXPECT_EQ(budget.charged(), 2 * kMiB);
+  EXPECT_EQ(pool.check(), "");
 }
 
-TEST_F(MemoryFrames, KeptFramesGiveWayToWhoNeedsTheRoom) {
-  for (auto* f : {pool.get(kHugePage, 0), pool.get(kHugePage, 0)}) pool.keep(f, kHugePage);
+TEST_F(MemoryFrames, BuffersThatNobodyHasTakenGoButForTheLeast) {
+  ASSERT_TRUE(pool.want_bounce(kHugePage, 8 * kMiB, 2 * kMiB).ok());
+  std::byte* buffers[4];
+  for (auto& b : buffers) ASSERT_NE(b = pool.get_bounce(kHugePage), nullptr);
+  for (auto& b : buffers) pool.put_bounce(b, kHugePage);
+  EXPECT_EQ(pool.idle(), 6 * kMiB);
+  pool.watch();
+  std::byte* b = pool.get_bounce(kHugePage);
+  EXPECT_EQ(pool.unused(), 6 * kMiB) << "the one in use is the least that is kept";
+  pool.put_bounce(b, kHugePage);
+  pool.release_unused(64 * kMiB);
+  EXPECT_EQ(pool.idle(), 0u);
+  EXPECT_EQ(budget.charged(), 2 * kMiB);
+  EXPECT_EQ(pool.check(), "");
+  pool.unwant_bounce(kHugePage);
+  EXPECT_EQ(budget.charged(), 0u);
+}
+
+TEST_F(MemoryFrames, UnusedFramesGiveWayToWhoNeedsTheRoom) {
+  for (auto* f : {pool.get(kHugePage, 0), pool.get(kHugePage, 0)}) pool.put(f, kHugePage);
+  pool.watch();
   EXPECT_TRUE(budget.charge(15 * kMiB, 0));
-  EXPECT_EQ(pool.kept(), 0u);
+  EXPECT_EQ(pool.unused(), 0u);
   EXPECT_EQ(budget.charged(), 15 * kMiB);
   EXPECT_EQ(pool.check(), "");
 }
