@@ -29,7 +29,7 @@ struct ExitWrites::LiveDevice {
 // A device that does not answer keeps whoever waits for it, and what it has nothing to do with is in the files by then.
 Status ExitWrites::flush_host() {
   Lock lock(map_.mutex());
-  Status first;
+  RangeWriter::Writes writes;
   Sweep sweep;
   sweep.all = sweep.host = true;
   sweep.wait = Sweep::Wait::never;
@@ -39,12 +39,11 @@ Status ExitWrites::flush_host() {
     Region& r = *it->second;
     if (r.backing != Backing::file_shared || r.dying) continue;
     ++r.in_flight;
-    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &sweep);
-    if (first.ok()) first = std::move(s);
+    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &sweep, &writes);
     --r.in_flight;
     map_.notify();
   }
-  return first;
+  return range_writer_.end(lock, &writes);
 }
 
 // What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.

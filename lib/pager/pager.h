@@ -98,7 +98,11 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   // For exit(): changed blocks of shared files; host: what needs no device.
   core::Status flush_shared() { return exit_writes_.flush_shared(); }
   core::Status flush_host() { return exit_writes_.flush_host(); }
-  void shutdown() { teardown_.destroy_all(); }  // frees every region, whatever holds it
+  // Frees every region, whatever holds it. Shared files first get what can be written for all of them together.
+  void shutdown() {
+    exit_writes_.flush_host().ignore();  // what fails is tried again
+    teardown_.destroy_all();
+  }
   bool has_regions();
 
   std::string check();  // tests: recounts tables, budget and leases; empty: all is right, and nothing is in flight

@@ -40,18 +40,26 @@ void RangeWriter::write_batch(Lock& lock, Batch* batch) {
 }
 
 Status RangeWriter::write(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
-  Status from_device;
+  Writes writes;
+  begin(lock, {&r, first, last}, keep, sweep, &writes);
+  return end(lock, &writes);
+}
+
+void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep, Writes* writes) {
+  Region& r = *span.region;
+  Batch& batch = writes->batch;
+  Job& job = writes->job;
   const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
+  if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
   if (r.gpu && !sweep->host) {
     releases_.wait_for_region(lock, r, sweep);
-    from_device = range_demoter_.run(lock, r, first, last, late.how, sweep);
+    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, sweep);
+    if (job.status.ok()) job.status = from_device;  // and the rest is written all the same
   }
-  Job job;
-  job.status = from_device;  // and the rest is written all the same
-  Batch batch;
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
-  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks;
+       b = r.table.next_touched(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
     const bool lent = sweep->all && keep && r.table[b].state == State::taking && map_.residents()[r.table[b].aux].lent;
     if (!lent && core::in_transition(r.table[b].state)) {
@@ -81,9 +89,12 @@ Status RangeWriter::write(Lock& lock, Region& r, BlockIndex first, BlockIndex la
     if (batch.size() >= most) write_batch(lock, &batch);
     while (job.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
   }
-  write_batch(lock, &batch);
-  while (job.outstanding != 0) lock.sleep(map_.changed());
-  return job.status;
+}
+
+Status RangeWriter::end(Lock& lock, Writes* writes) {
+  write_batch(lock, &writes->batch);
+  while (writes->job.outstanding != 0) lock.sleep(map_.changed());
+  return writes->job.status;
 }
 
 // What such a block brought is not written.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
+#include <utility>
 
 #include "core/break.h"
 
@@ -49,25 +51,61 @@ Status Sync::sync(const void* ptr, size_t size) {
   return synced(std::move(result), std::move(earlier), skipped);
 }
 
-// Regions come and go while one is written: each step looks up the next by address, and those that came later are left.
-Status Sync::sync_all() {
-  Lock lock(map_.mutex());
+// Regions come and go while others are written: each step looks up the next by address, and those that came later are
+// left. `with` is called for each; the region stays meanwhile.
+template <typename With>
+bool Sync::for_each_region(With with) {
   const uint64_t end = sums_.next_region_id;
-  bool skipped = false, any = false;
-  Status first;
+  bool any = false;
   uintptr_t at = 0;
   for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.dying || r.id >= end) continue;
     any = true;
-    Status s = sync_blocks(lock, {&r, 0, r.blocks - 1}, &skipped);
-    if (first.ok()) first = std::move(s);
+    ++r.in_flight;
+    with(r);
+    --r.in_flight;
+    if (r.dying) map_.notify();
   }
+  return any;
+}
+
+// A file is flushed once, however many regions it has; all that was written is in it by then.
+Status Sync::flush_files(Lock& lock) {
+  Status first;
+  core::OwnMap<std::pair<uint64_t, uint64_t>, bool> flushed;
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (r.backing != Backing::file_shared || core::broken("file_flush")) return;
+    const std::pair<uint64_t, uint64_t> file{r.file.file.device, r.file.file.inode};
+    if (file.second != 0 && flushed.find(file) != flushed.end()) return;
+    const Status s = range_writer_.flush_file(lock, r);
+    if (first.ok()) first = s;
+    try {
+      flushed.emplace(file, true);
+    } catch (const std::bad_alloc&) {  // it is flushed again with its next region
+    }
+  });
+  return first;
+}
+
+Status Sync::sync_all() {
+  Lock lock(map_.mutex());
+  Sweep sweep;
+  RangeWriter::Writes writes;
+  const bool any = for_each_region([&](Region& r) VMEM_LOCKED {
+    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &sweep, &writes);
+  });
+  Status first = range_writer_.end(lock, &writes);
+  const Status flushed = flush_files(lock);  // durable, what was written, though a block failed
+  if (first.ok()) first = flushed;
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (first.ok()) first = failed_.tell_lost(r, 0, r.blocks - 1, true);
+  });
   if (!any) return {};  // what failed went with its region
   Status earlier;
   if (first.ok()) earlier = writes_.take_error();
-  return synced(std::move(first), std::move(earlier), skipped);
+  return synced(std::move(first), std::move(earlier), sweep.skipped);
 }
 
 Status Sync::evict(const void* ptr, size_t size, int location) {

@@ -3,7 +3,6 @@
 //   a sync tells, once, what was not written: what the range itself met first, else a write in the background that
 //   failed, else that blocks were skipped; what is lost in the range is told, too
 //   a region stays while it is written
-//
 #pragma once
 
 #include "pager/queues.h"
@@ -33,6 +32,9 @@ class Sync : private Shared {
   core::Status write_for_free(Lock& lock, Region& r, bool force) VMEM_LOCKED;
 
  private:
+  template <typename With>
+  bool for_each_region(With with) VMEM_LOCKED;
+  core::Status flush_files(Lock& lock) VMEM_LOCKED;
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
 
   Queue<PromotionRequest>& requests_;

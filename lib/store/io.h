@@ -138,9 +138,10 @@ struct OpenedFile {
   int fd = -1;
   bool direct = false;
   bool block_device = false;
-  uint64_t size = 0;          // bytes, when opened
-  uint32_t memory_align = 1;  // of buffers
-  uint32_t offset_align = 1;  // of offsets and sizes
+  uint64_t size = 0;               // bytes, when opened
+  uint64_t device = 0, inode = 0;  // 0: not known
+  uint32_t memory_align = 1;       // of buffers
+  uint32_t offset_align = 1;       // of offsets and sizes
 };
 
 }  // namespace vmem::store

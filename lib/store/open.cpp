@@ -81,6 +81,8 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
   }
   file->block_device = S_ISBLK(st.st_mode);
   file->size = static_cast<uint64_t>(st.st_size);
+  file->device = st.st_dev;
+  file->inode = st.st_ino;
   if (file->block_device && ioctl(file->fd, BLKGETSIZE64, &file->size) != 0) {
     return core::system_error(errno, "cannot tell the size of block device %s", path.c_str());
   }

@@ -139,6 +139,23 @@ TEST_F(PagerSync, AllRegionsAreSyncedThoughOneFails) {
   EXPECT_TRUE(sync.sync_all().ok());
 }
 
+TEST_F(PagerSync, RegionsAreWrittenTogetherAndAFileIsFlushedOnce) {
+  constexpr size_t kRegions = 6;
+  for (size_t i = 0; i < kRegions; ++i) {
+    Region& r = changed(1, i < 3 ? Backing::anonymous : Backing::file_shared);
+    r.file.file.inode = i < 3 ? 0 : 7;
+  }
+  engine.hold(Io::Op::write, true);
+  std::thread all([&] { EXPECT_TRUE(sync.sync_all().ok()); });
+  engine.until_held(kRegions);  // none waits for another's
+  EXPECT_EQ(engine.count(Io::Op::flush), 0u) << "a file is flushed when all of it is written";
+  engine.hold(Io::Op::write, false);
+  engine.let_go();
+  all.join();
+  EXPECT_EQ(written(), kRegions);
+  EXPECT_EQ(engine.count(Io::Op::flush), 1u);
+}
+
 TEST_F(PagerSync, ABlockThatIsAskedOutOfMemoryGoesAndOlderHintsAreForgotten) {
   Region& r = changed(3);
   EXPECT_EQ(sync.evict(r.base, r.size, 0).code(), -EINVAL) << "a device is no place to evict to";
