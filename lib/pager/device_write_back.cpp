@@ -66,6 +66,11 @@ void DeviceWriteBack::finish_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   core::step("device.written");
+  if (writer_.find_elsewhere(m)) {
+    Lock lock(map_.mutex());
+    writer_.to_store(m, *this, after);
+    return;
+  }
   // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
   const Status opened = devices_->open({&range, 1}, device::Access::read);
   core::step("device.opened");

@@ -119,6 +119,7 @@ struct Move : core::OwnNew {
   core::Extent extent;  // written to; the block's own when it is overwritten in place
   bool new_extent = false;
   bool elsewhere = false;  // the last write to its extent failed
+  unsigned tries = 0;      // writes of this image that failed and were begun again on another path
   core::Digest digest;
   bool keep = false;              // sync: the block stays in memory
   bool probe = false;             // only out of sight: the frame is kept

@@ -23,6 +23,11 @@ bool has_no_room(const core::Status& s) {
   return s.code() == -ENOSPC || s.code() == -EDQUOT || s.code() == -EFBIG;
 }
 
+// What failed is the path: full, broken, read-only by now. Not the memory that was to be written.
+bool is_of_the_path(const Status& s) {
+  return s.code() != -EFAULT && s.code() != -ENOMEM && s.code() != -EAGAIN && s.code() != -EINTR;
+}
+
 }  // namespace
 
 // Unlocked. Room for small blocks, which are to be stored raw.
@@ -131,6 +136,30 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
     core::add(counters_.prefetch_hits);
   }
   after.submit.push_back(m);
+}
+
+bool StoreWriter::find_elsewhere(Move* m) {
+  if (m->status.ok() || m->stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
+  if (m->region->backing == Backing::file_shared || m->tries + 1 >= space_.paths()) return false;
+  const core::Extent failed = m->extent;
+  space_.avoid(failed);
+  core::Extent other;
+  if (!space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&other, 1}).ok()) return false;
+  if (space_.expected_to_fail(other)) {
+    space_.release(other);
+    return false;
+  }
+  core::add(counters_.io_errors);
+  const Status why =
+      core::system_error(m->status.code(), "a write failed, and what was to be written goes elsewhere, %s",
+                         space_.describe(failed).c_str());
+  VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(why.text().size()), why.text().data());
+  if (m->new_extent) space_.release(failed);
+  m->extent = other;
+  m->new_extent = true;
+  m->status = {};
+  ++m->tries;
+  return true;
 }
 
 // Locked. The mark, words, back-off, and a status for whoever asks next.

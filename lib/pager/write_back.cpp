@@ -149,6 +149,11 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
   if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
+  if (writer_.find_elsewhere(m)) {
+    Lock lock(map_.mutex());
+    writer_.to_store(m, *this, after);
+    return;
+  }
   m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (!m->cut || drop_cut_off(m)) end_write(m, after);
 }

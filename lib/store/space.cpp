@@ -42,7 +42,8 @@ class FileSpace final : public Space {
   bool reserve(uint64_t bytes) override;
   void unreserve(uint64_t bytes) override;
   void release(core::Extent extent) override;
-  void refuse(core::Extent extent) override;
+  void avoid(core::Extent extent) override;
+  unsigned paths() const override { return static_cast<unsigned>(paths_.size()); }
   bool expected_to_fail(core::Extent extent) const override;
   FileId file(core::Extent extent) const override { return paths_[extent.path()]->id; }
   void set_budget(uint64_t bytes) override;
@@ -266,13 +267,11 @@ void FileSpace::release(core::Extent extent) {
   }
 }
 
-void FileSpace::refuse(core::Extent extent) {
-  if (extent && extent.path() < paths_.size()) {
-    core::MutexLock lock(mutex_);
-    paths_[extent.path()]->full_until = std::chrono::steady_clock::now() + full_delay_;
-    refused_.store(true, std::memory_order_relaxed);
-  }
-  release(extent);
+void FileSpace::avoid(core::Extent extent) {
+  if (!extent || extent.path() >= paths_.size()) return;
+  core::MutexLock lock(mutex_);
+  paths_[extent.path()]->full_until = std::chrono::steady_clock::now() + full_delay_;
+  refused_.store(true, std::memory_order_relaxed);
 }
 
 bool FileSpace::expected_to_fail(core::Extent extent) const {

@@ -20,7 +20,7 @@ struct SpaceOptions {
   // while allocations go on. Room that was written before takes writes faster than new room does (ext4 here: by a
   // fifth), and what is freed is often wanted again. A file that cannot grow is trimmed at once.
   std::chrono::milliseconds trim_delay{5000};
-  // A path whose file system was full is tried again so much later: somebody may have made room.
+  // A path that was full, or to which a write failed, is tried again so much later: somebody may have mended it.
   std::chrono::milliseconds full_delay{1000};
 };
 
@@ -45,12 +45,17 @@ class Space {
   virtual bool reserve(uint64_t) { return true; }
   virtual void unreserve(uint64_t) {}
   virtual void release(core::Extent extent) = 0;
-  // The same of an extent whose write found the file system full: its path gets nothing for a while, unless no other
-  // has room.
-  virtual void refuse(core::Extent extent) { release(extent); }
-  // Its path has been full lately: a write to a new extent there is expected to fail. One over what was written may
-  // not.
+  // A write to the extent failed: its path gets nothing for a while, unless no other has room.
+  virtual void avoid(core::Extent) {}
+  // The same, and the extent is released.
+  virtual void refuse(core::Extent extent) {
+    avoid(extent);
+    release(extent);
+  }
+  // Writes to its path have failed lately: one to a new extent there is expected to fail. One over what was written
+  // may not.
   virtual bool expected_to_fail(core::Extent) const { return false; }
+  virtual unsigned paths() const { return 1; }
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
   virtual uint64_t used() const = 0;                                // bytes in live extents

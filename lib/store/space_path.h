@@ -36,7 +36,7 @@ struct SpacePath {
   ExtentAllocator extents;
   uint64_t live_pages = 0;                             // in extents handed out
   bool punch = true;                                   // holes can be punched
-  std::chrono::steady_clock::time_point full_until{};  // a write found the file system full
+  std::chrono::steady_clock::time_point full_until{};  // a write failed, as in a full file system
   bool shrinkable = true;
   core::OwnString trouble;  // why the last growth failed, for messages
 };
