@@ -297,10 +297,12 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * they take. Changed blocks of a shared file are written first; when that fails the region stays
  * and the error is returned. Without a runtime, after vmem_shutdown: -EINVAL. -EBUSY: live leases.
  * -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays,
- * and the next call frees it. Threads faulting in the region meanwhile get SIGBUS.
+ * and the next call frees it. -EPERM: a part is sealed (mseal) and cannot be unmapped; the region
+ * stays as it was, and vmem_evict gives its memory back. Threads faulting in the region meanwhile
+ * get SIGBUS.
  *
- * Its memory serves other regions. Some is kept for that for a second, 256 MiB at most and not more
- * than half of host_budget, inside host_budget; then the system has it. What vmsplice or a socket
+ * Its memory serves other regions. What none has taken within a second, the system has, as it has
+ * all memory that the library holds and does not use. What vmsplice or a socket
  * with MSG_ZEROCOPY still refers to is not kept from it, as it is not from eviction: who reads the
  * pipe, or receives, may get bytes of another block. Free such memory when it has been read, or
  * the socket has told, and hold a VMEM_HOST lease until then. (O_DIRECT and RDMA pin their pages,

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -72,7 +73,8 @@ struct QueryArgs {  // struct procmap_query of linux/fs.h, Linux 6.11
   uint64_t name_address, build_id_address;
 };
 constexpr unsigned long kIoctlQuery = _IOWR('f', 17, QueryArgs);  // PROCMAP_QUERY
-constexpr uint64_t kReadable = 1, kWritable = 2;
+constexpr uint64_t kReadable = 1, kWritable = 2, kExecutable = 4;
+constexpr uint64_t kThisOrNext = 0x10;  // PROCMAP_QUERY_COVERING_OR_NEXT_VMA
 
 }  // namespace
 
@@ -109,6 +111,27 @@ bool MappingQuery::plain(const void* at, size_t size) const {
   query.query_address = reinterpret_cast<uintptr_t>(at);
   if (fd_ < 0 || ioctl(fd_, kIoctlQuery, &query) != 0) return false;
   return query.end >= query.query_address + size && (query.flags & kReadable) != 0 && (query.flags & kWritable) != 0;
+}
+
+// No call says it. A sealed mapping refuses even the rights that it has.
+bool MappingQuery::sealed(const void* at, size_t size) const {
+  if (mprotect(const_cast<void*>(at), 0, PROT_NONE) != 0) return false;  // a filter of system calls refuses it
+  const uintptr_t end = reinterpret_cast<uintptr_t>(at) + size;
+  for (uintptr_t from = reinterpret_cast<uintptr_t>(at); from < end;) {
+    QueryArgs query{};
+    query.size = sizeof query;
+    query.query_flags = kThisOrNext;
+    query.query_address = from;
+    if (fd_ < 0 || ioctl(fd_, kIoctlQuery, &query) != 0 || query.start >= end) return false;
+    from = std::max(from, static_cast<uintptr_t>(query.start));
+    const uintptr_t last = std::min(end, static_cast<uintptr_t>(query.end));
+    const int rights = ((query.flags & kReadable) != 0 ? PROT_READ : 0) |
+                       ((query.flags & kWritable) != 0 ? PROT_WRITE : 0) |
+                       ((query.flags & kExecutable) != 0 ? PROT_EXEC : 0);
+    if (mprotect(reinterpret_cast<void*>(from), last - from, rights) != 0 && errno == EPERM) return true;
+    from = last;
+  }
+  return false;
 }
 
 namespace {

@@ -34,6 +34,9 @@ class MappingQuery {
   // Whether one mapping has all of [at, at + size), and all the rights that memory has: nobody has changed those of a
   // part, at this moment. 0.5 us; any thread. False, too, where the kernel does not tell (before Linux 6.11).
   bool plain(const void* at, size_t size) const;
+  // Whether some of [at, at + size) is sealed (mseal, Linux 6.10): it cannot be unmapped. False, too, where the kernel
+  // does not tell (before Linux 6.11). Memory whose rights nobody changes meanwhile.
+  bool sealed(const void* at, size_t size) const;
   // What stands in for pages of [at, at + size), at this moment. 0.4 us for 64 KiB; any thread. `some` may be guard
   // pages, and may be pages that the kernel has swapped out.
   enum class Marks : uint8_t { none, some, guards };

@@ -11,6 +11,7 @@
 #include "core/break.h"
 #include "core/few.h"
 #include "core/log.h"
+#include "core/mappings.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/clock.h"
@@ -183,6 +184,23 @@ Status RegionTeardown::end_uses(Lock& lock, Region& r, bool force) {
   return r.dying ? freed_meanwhile(r) : Status();
 }
 
+// A sealed region (mseal) cannot be unmapped: it stays as it is, and may be freed when the process ends. Before
+// anything is undone.
+Status RegionTeardown::check_unsealed(Lock& lock, Region& r) {
+  ++r.in_flight;
+  lock.unlock();
+  const bool sealed = writer_.mappings().sealed(r.base, r.span);
+  lock.lock();
+  --r.in_flight;
+  map_.notify();
+  if (r.dying) return freed_meanwhile(r);
+  if (!sealed) return may_go(r);
+  return error(EPERM,
+               "region %llu, %s at %p, is sealed (mseal) and cannot be unmapped: it stays, and can be used; vmem_evict "
+               "gives its memory back",
+               static_cast<unsigned long long>(r.id), core::human_bytes(r.size).c_str(), static_cast<void*>(r.base));
+}
+
 Status RegionTeardown::write_file(Lock& lock, Region& r, bool force) {
   ++r.in_flight;
   Status s = sync_.write_for_free(lock, r, force);
@@ -307,6 +325,9 @@ Status RegionTeardown::destroy(void* ptr, bool force) {
   if (Status s = find(ptr, &found); !s.ok()) return s;
   Region& r = *found;
   if (Status s = end_uses(lock, r, force); !s.ok()) return s;
+  if (!force && !r.gpu) {
+    if (Status s = check_unsealed(lock, r); !s.ok()) return s;
+  }
   if (r.backing == Backing::file_shared) {
     if (Status s = write_file(lock, r, force); !s.ok()) return s;
   }
@@ -327,7 +348,14 @@ Status RegionTeardown::destroy(void* ptr, bool force) {
   if (gone->stored_span != 0) writer_.store_has_room();
   close_file(gone.get(), engine_);
   // Last: from here on the addresses may be another region's.
-  return gone->gpu ? give_managed_back(*gone, &on_devices) : trap_.unmap(gone->base, gone->span);
+  if (gone->gpu) return give_managed_back(*gone, &on_devices);
+  Status unmapped = trap_.unmap(gone->base, gone->span);
+  if (unmapped.code() != -ENOMEM) return unmapped;
+  // Its mapping is one with a neighbour's, and would become two.
+  unmapped = core::name_limit(unmapped, "what is left beside a region that goes");
+  core::log(core::Level::warning, "the addresses of a freed region stay taken, accesses of them get SIGBUS: %.*s",
+            static_cast<int>(unmapped.text().size()), unmapped.text().data());
+  return {};
 }
 
 void RegionTeardown::destroy_all() {

@@ -55,6 +55,7 @@ class RegionTeardown : private Shared {
   core::Status find(void* ptr, Region** out) VMEM_LOCKED;
   core::Status may_go(const Region& r) VMEM_LOCKED;
   core::Status end_uses(Lock& lock, Region& r, bool force) VMEM_LOCKED;
+  core::Status check_unsealed(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status write_file(Lock& lock, Region& r, bool force) VMEM_LOCKED;
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   void drain(uint64_t used, uint64_t until_ns) VMEM_UNLOCKED;

@@ -16,6 +16,9 @@ namespace {
 constexpr int kSpaceFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 core::Status no_space(int error, size_t size) {
+  if (std::abs(error) == EPERM)
+    return core::system_error(error, "%s of address space cannot be replaced (it is sealed by mseal?)",
+                              core::human_bytes(size).c_str());
   if (std::abs(error) == EAGAIN) {
     return core::system_error(error,
                               "cannot map %s of address space under mlockall(MCL_FUTURE) (raise `ulimit -l`, or call "

@@ -198,6 +198,15 @@ inline int advise(uintptr_t start, size_t size, int advice) {
   return result(madvise(reinterpret_cast<void*>(start), size, advice));
 }
 
+// The kernel drops no page of a mapping that is sealed (mseal, Linux 6.10) and may not be stored to, and nobody can
+// change one. It refuses this, too, which a mapping that is no child's has already.
+inline bool keeps_its_pages(uintptr_t page) {
+  return advise(page, 4096, MADV_DONTFORK) == -EPERM;
+}
+
+// A page of such a mapping has stayed where the rest of its block was dropped: what is put there finds it in its way.
+inline constinit std::atomic<bool> some_pages_stayed{false};
+
 inline constexpr int kDropLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
 
 // Drops pages, also those that mlockall() has locked, for which MADV_DONTNEED is -EINVAL. Before 5.18 they are

@@ -152,14 +152,17 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
 
 namespace {
 
-// The kernel puts nothing where the program has made a guard page: it goes on behind that.
+// The kernel puts nothing where the program has made a guard page, or a page has stayed that nobody can change: it goes
+// on behind that.
 // put(offset, bytes, &done) -> error
 template <typename Put>
 Outcome put_around_guards(int pagemap, uintptr_t dst, size_t size, Put put) {
   bool passed = false;
   Outcome out = run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
     const int error = put(offset, bytes, done);
-    if (*done != 0 || error != -EEXIST || !is_guard(pagemap, dst + offset)) return error;
+    if (*done != 0 || error != -EEXIST) return error;
+    const bool stayed = os::some_pages_stayed.load(std::memory_order_relaxed) && os::keeps_its_pages(dst + offset);
+    if (!stayed && !is_guard(pagemap, dst + offset)) return error;
     passed = true;
     *done = core::kPage;
     return 0;
@@ -199,6 +202,17 @@ Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size) {
     *done = bytes;
     return 0;
   });
+}
+
+int drop_what_goes(uintptr_t start, size_t size) {
+  return run(size, 0,
+             [&](size_t offset, size_t bytes, size_t* done) {
+               const int error = os::drop(start + offset, bytes);
+               if (error == -EPERM && bytes > core::kPage) return -EINVAL;  // half of it
+               if (error == 0 || error == -EPERM) *done = bytes;
+               return error;
+             })
+      .error;
 }
 
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
