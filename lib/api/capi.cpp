@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <climits>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -26,6 +28,22 @@ using vmem::api::with_pager;
 using vmem::core::error;
 using vmem::core::Status;
 
+// A struct of a later version is longer than ours, and none is as long as this.
+constexpr size_t kMostOfStruct = 4096;
+constexpr size_t kMostRanges = size_t{1} << 24;
+
+// What a caller gave the address of: `count` of T.
+template <typename T>
+Status check_pointer(const T* at, size_t count, const char* name) {
+  const auto first = reinterpret_cast<uintptr_t>(at);
+  if (at == nullptr) return error(EINVAL, "%s is null; give an address", name);
+  if (first % alignof(T) != 0)
+    return error(EINVAL, "%s is at %p; it must be aligned to %zu bytes", name, static_cast<const void*>(at),
+                 alignof(T));
+  if (count <= (UINTPTR_MAX - first) / sizeof(T)) return {};
+  return error(EINVAL, "%s: %zu elements at %p end beyond the last address", name, count, static_cast<const void*>(at));
+}
+
 Status check_access(unsigned access) {
   if (access == 0 || (access & ~(VMEM_READ | VMEM_WRITE)) != 0) {
     return error(EINVAL, "access 0x%x is not accepted; give VMEM_READ, VMEM_WRITE or both", access);
@@ -36,7 +54,8 @@ Status check_access(unsigned access) {
 Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std::vector<vmem_range>* out) {
   if (ranges == nullptr || count == 0)
     return error(EINVAL, "%zu ranges at %p; give at least one", count, static_cast<const void*>(ranges));
-  if (count > SIZE_MAX / sizeof(vmem_range)) return error(EINVAL, "count %zu is too large", count);
+  if (count > kMostRanges) return error(EINVAL, "count is %zu; a call takes at most %zu ranges", count, kMostRanges);
+  if (Status s = check_pointer(ranges, count, "ranges"); !s.ok()) return s;
   out->assign(ranges, ranges + count);
   for (size_t i = 0; i < count; ++i) {
     if ((*out)[i].reserved != 0) return error(EINVAL, "range %zu: reserved is %u; it must be 0", i, (*out)[i].reserved);
@@ -51,7 +70,7 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
 // What both calls that make a lease handle ask of their arguments.
 Status fill_lease(struct vmem_lease** lease, const vmem_range* ranges, size_t count, int location, void* stream,
                   struct vmem_lease* out) {
-  if (lease == nullptr) return error(EINVAL, "lease is null; give the address of a pointer");
+  if (Status s = check_pointer(lease, 1, "lease"); !s.ok()) return s;
   out->location = location;
   out->stream = stream;
   return copy_ranges(ranges, count, true, &out->ranges);
@@ -61,9 +80,10 @@ Status fill_lease(struct vmem_lease** lease, const vmem_range* ranges, size_t co
 Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
   *out = {};
   if (attr == nullptr) return {};
+  if (Status s = check_pointer(attr, 1, "attr"); !s.ok()) return s;
   const size_t size = attr->size;
-  if (size < offsetof(vmem_region_attr, flags) + sizeof(attr->flags))
-    return error(EINVAL, "attr->size is %zu; give sizeof(struct vmem_region_attr)", size);
+  if (size < offsetof(vmem_region_attr, flags) + sizeof(attr->flags) || size > kMostOfStruct)
+    return error(EINVAL, "attr->size is %zu; give sizeof(struct vmem_region_attr), %zu", size, sizeof *out);
   const auto* const bytes = reinterpret_cast<const unsigned char*>(attr);
   for (size_t i = sizeof *out; i < size; ++i) {
     if (bytes[i] == 0) continue;
@@ -79,9 +99,9 @@ int answer(T* out, size_t words, const char* name, const F& fill) {
   T filled = {};
   size_t room = 0;
   const int rc = guarded([&]() -> Status {
-    if (out == nullptr) return error(EINVAL, "out is null");
+    if (Status s = check_pointer(out, 1, "out"); !s.ok()) return s;
     room = out->size;
-    if (room < words * sizeof(uint64_t))
+    if (room < words * sizeof(uint64_t) || room > kMostOfStruct)
       return error(EINVAL, "out->size is %zu; set it to sizeof(%s), %zu", room, name, sizeof filled);
     return fill(&filled);
   });
@@ -248,7 +268,7 @@ VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
 VMEM_API int vmem_create(void** ptr, size_t size, const struct vmem_region_attr* attr) {
   void* base = nullptr;
   const int rc = guarded([&]() -> Status {
-    if (ptr == nullptr) return error(EINVAL, "ptr is null; give the address of a pointer");
+    if (Status s = check_pointer(ptr, 1, "ptr"); !s.ok()) return s;
     vmem_region_attr copy;
     if (Status s = copy_attr(attr, &copy); !s.ok()) return s;
     return create(size, copy, &base);
@@ -260,7 +280,7 @@ VMEM_API int vmem_create(void** ptr, size_t size, const struct vmem_region_attr*
 VMEM_API int vmem_alloc(void** ptr, size_t size, unsigned flags) {
   void* base = nullptr;
   const int rc = guarded([&]() -> Status {
-    if (ptr == nullptr) return error(EINVAL, "ptr is null; give the address of a pointer");
+    if (Status s = check_pointer(ptr, 1, "ptr"); !s.ok()) return s;
     if ((flags & ~VMEM_HOST_ONLY) != 0) return error(EINVAL, "flags 0x%x are unknown; give 0 or VMEM_HOST_ONLY", flags);
     vmem_region_attr attr = {};
     attr.flags = flags;
@@ -273,7 +293,8 @@ VMEM_API int vmem_alloc(void** ptr, size_t size, unsigned flags) {
 VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset, unsigned flags) {
   void* base = nullptr;
   const int rc = guarded([&]() -> Status {
-    if (ptr == nullptr || path == nullptr) return error(EINVAL, "ptr or path is null");
+    if (Status s = check_pointer(ptr, 1, "ptr"); !s.ok()) return s;
+    if (path == nullptr) return error(EINVAL, "path is null; give the name of a file");
     const unsigned kind = flags & kMapKinds;
     if ((flags & ~(kMapKinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0 || kind == 0) {
       return error(EINVAL,
@@ -409,7 +430,8 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
   struct vmem_kernel* made = nullptr;
   vmem_kernel_view seen = {};
   const int rc = guarded([&]() -> Status {
-    if (kernel == nullptr || view == nullptr) return error(EINVAL, "kernel or view is null; give two addresses");
+    if (Status s = check_pointer(kernel, 1, "kernel"); !s.ok()) return s;
+    if (Status s = check_pointer(view, 1, "view"); !s.ok()) return s;
     if (Status s = check_access(access); !s.ok()) return s;
     if ((access & VMEM_READ) == 0) return error(EINVAL, "access is VMEM_WRITE; kernels also read: add VMEM_READ");
     Runtime& runtime = Runtime::get();
@@ -430,7 +452,7 @@ VMEM_API int vmem_kernel_end(struct vmem_kernel* kernel, void* stream) {
 VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) {
   int made = -1;
   const int rc = guarded([&]() -> Status {
-    if (fd == nullptr) return error(EINVAL, "fd is null; give the address of an int");
+    if (Status s = check_pointer(fd, 1, "fd"); !s.ok()) return s;
     if ((flags & ~VMEM_EXPORT_DMA_BUF) != 0)
       return error(EINVAL, "flags 0x%x are unknown; give 0 or VMEM_EXPORT_DMA_BUF", flags);
     Runtime::Use pager;
@@ -482,8 +504,8 @@ VMEM_API int vmem_device_stats(int device, struct vmem_device_stats* out) {
 }
 
 VMEM_API const char* vmem_strerror(int err) {
-  const int e = err < 0 ? -err : err;
-  if (e == 0) return "success";
+  if (err == 0) return "success";
+  const int e = err == INT_MIN ? INT_MAX : std::abs(err);
   const char* words = strerrordesc_np(e);
   return words != nullptr ? words : "unknown error";
 }
