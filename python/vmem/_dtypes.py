@@ -33,7 +33,9 @@ _ALL = (
     DType("float64", 8, "<f8", _FLOAT, "F64", "d"),
     DType("complex64", 8, "<c8", _COMPLEX, "C64"),
     DType("float8_e4m3fn", 1, None, 10, "F8_E4M3"),
+    DType("float8_e4m3fnuz", 1, None, 11, "F8_E4M3FNUZ"),
     DType("float8_e5m2", 1, None, 12, "F8_E5M2"),
+    DType("float8_e5m2fnuz", 1, None, 13, "F8_E5M2FNUZ"),
     DType("float8_e8m0fnu", 1, None, 14, "F8_E8M0"),
 )
 

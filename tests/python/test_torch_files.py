@@ -104,11 +104,11 @@ def test_a_model_larger_than_the_budget_is_loaded_in_pieces(host, folder):
 def test_tied_tensors_are_saved_once_and_what_cannot_be_saved_is_named(host, folder):
     path = os.path.join(folder, "tied.safetensors")
     w = torch.randn(100, 100)
-    vt.save({"a": w, "b": w, "c": w.t()}, path)
+    vt.save({"a": w, "b": w, "c": w.t().clone()}, path, shared="once")
     got = vt.load(path)
     assert set(got) == {"a", "c"} and torch.equal(got["c"], w.t())
     del got
-    with pytest.raises(vmem.Error, match="'m'.*meta"):
+    with pytest.raises(TypeError, match="'m'.*meta"):
         vt.save({"m": torch.empty(3, device="meta")}, path)
     with pytest.raises(ValueError, match="align 3"):
         vt.save({}, path, align=3)
@@ -136,7 +136,7 @@ def test_a_skeleton_costs_nothing_and_takes_mapped_weights(host, folder):
     torch.manual_seed(5)
     model = Tied()
     path = os.path.join(folder, "model.safetensors")
-    vt.save(model.state_dict(), path)
+    vt.save(model.state_dict(), path, shared="once")
     with vt.init_empty_weights():
         bare = Tied()
     assert all(p.device.type == "meta" for p in bare.parameters()) and bare.scale.device.type == "cpu"

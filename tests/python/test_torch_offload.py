@@ -442,7 +442,7 @@ def test_a_language_model_generates_the_same_bits_from_mapped_files(tiers, make_
     plain = made(Language)
     want = generate(plain)
     path = make_file(b"", "model.safetensors")
-    vt.save(plain.state_dict(), path)
+    vt.save(plain.state_dict(), path, shared="once")
     with vt.skeleton():
         model = Language()
     vt.assign(model, vt.load(path))

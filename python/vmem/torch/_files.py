@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import errno
-import os
-import secrets
 from typing import IO, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -14,15 +13,21 @@ from torch import nn
 
 from .. import _safetensors, _status
 from .._dtypes import dtype_of
-from .._lib import HOST, READ, Error
+from .._lib import HOST, READ, Error, short
 from .._range import _PIECE, Lease
 from .._region import map_open
+from .._replace import replaced
+from ._plain import extent, plain
 from ._target import block_within
 from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 
 
 def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the folder of a model.
+
+    Of a folder the file or index that transformers' from_pretrained() loads, or a refusal: what config.json names as
+    transformers_weights, model.safetensors, model.safetensors.index.json, in this order; and where it loads none the
+    only safetensors file. Of an index every tensor of each of its files.
 
     Returns CPU tensors by name over regions of the files; nothing is read before it is touched, and at most host_budget
     of it is in memory. The files must not change meanwhile; stores into the tensors are the program's error. A region
@@ -32,16 +37,14 @@ def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     words name file, tensor and numbers. Nothing stays mapped then.
     """
     tensors: Dict[str, torch.Tensor] = {}
-    for header, names in _safetensors.headers(path):
+    for header in _safetensors.headers(path):
         with header.file:
-            _map_one(header, names, host_only, tensors)
+            _map_one(header, host_only, tensors)
     return tensors
 
 
-def _map_one(
-    header: _safetensors.Header, names: Optional[List[str]], host_only: bool, tensors: Dict[str, torch.Tensor]
-) -> None:
-    wanted = header.tensors if names is None else {n: header.tensors[n] for n in names}
+def _map_one(header: _safetensors.Header, host_only: bool, tensors: Dict[str, torch.Tensor]) -> None:
+    wanted = header.tensors
     dtypes = {n: _dtype(header.path, n, e) for n, e in wanted.items()}
     if any(e.end > e.begin for e in wanted.values()):
         region = map_open(header.file, header.path, header.size, host_only=host_only)
@@ -77,45 +80,63 @@ def _dtype(path: str, name: str, entry: _safetensors.Entry) -> "torch.dtype":
 
 
 def save(
-    tensors: Mapping[str, torch.Tensor], path: str, *, align: int = 256, metadata: Optional[Dict[str, str]] = None
+    tensors: Mapping[str, torch.Tensor],
+    path: Any,
+    *,
+    align: int = 256,
+    metadata: Optional[Dict[str, str]] = None,
+    shared: str = "refuse",
 ) -> None:
     """Writes a safetensors file that maps well: tensors of a multiple of `align` bytes come first, in the order given,
     at multiples of `align`, and the small odd ones (biases, norms) after them, where no large one is between.
 
-    Tensors that share all of their memory are written once, under the first name.
+    The file is written beside `path`, made durable, its header read back, and renamed: until then what is at `path`
+    stays. It has the permissions of what it replaces. A symbolic link stays one.
+
+    shared: of tensors that have memory in common the format keeps no word. "refuse": they are refused, as
+    safetensors.torch.save_file does. "once": names that are the same tensor (tied weights) are written under the first
+    of them, and assign() gives the value to all; parts of one memory are refused.
+
+    TypeError: what the format cannot hold (types, sparse, quantized, nested and meta tensors, metadata that is no
+    dictionary of strings, names that are none), ValueError: texts that it cannot; the words name the tensor.
     """
-    if align < 8 or align & (align - 1):
-        raise ValueError(f"align {align} is not a power of two from 8 on")
-    seen: Dict[Tuple[Any, ...], str] = {}
-    chosen: List[Tuple[str, torch.Tensor]] = []
-    for name, t in tensors.items():
-        if t.layout != torch.strided or t.device.type == "meta":
-            raise Error(
-                errno.EINVAL, f"{path}: tensor {name!r} is {t.layout} on {t.device}; only dense ones can be saved"
-            )
-        key = (t.data_ptr(), t.dtype, tuple(t.shape), t.stride())
-        if t.numel() and key in seen:
-            continue
-        seen[key] = name
-        chosen.append((name, t))
+    if align not in (1 << bits for bits in range(3, 25)):
+        raise ValueError(f"align {short(align)} is not a power of two from 8 to {1 << 24}")
+    if shared not in ("refuse", "once"):
+        raise ValueError(f"shared {short(shared)} is not known; give refuse or once")
+    if not isinstance(tensors, collections.abc.Mapping):
+        raise TypeError(f"a {type(tensors).__name__} is no dictionary of tensors")
+    said = _safetensors.check_metadata(metadata)
+    chosen = _unshared({name: plain(name, t) for name, t in tensors.items()}, shared == "once")
     chosen.sort(key=lambda item: item[1].numel() * item[1].element_size() % align != 0)  # stable
-    entries = ((n, dtype_of(t.dtype), tuple(t.shape)) for n, t in chosen)
-    head = _safetensors.make_header(entries, metadata or {}, max(align, 4096))
-    # Beside it and renamed: an interrupted write leaves what was there.
-    part = f"{path}.{secrets.token_hex(8)}.part"
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
-            file.write(head)
-            for _, t in chosen:
-                if t.numel():
-                    _write(file, t.detach().to("cpu").contiguous().view(-1))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
-        raise
+    entries = [(n, dtype_of(t.dtype), tuple(t.shape)) for n, t in chosen]
+    head = _safetensors.make_header(entries, said, max(align, 4096))
+    with replaced(path, lambda part: _safetensors.check_written(part, entries, said)) as file:
+        file.write(head)
+        for _, t in chosen:
+            if t.numel():
+                _write(file, t.to("cpu").resolve_conj().resolve_neg().contiguous().view(-1))
+
+
+def _unshared(tensors: Dict[str, torch.Tensor], once: bool) -> List[Tuple[str, torch.Tensor]]:
+    """The tensors to write, in the order given. TypeError: two have memory in common."""
+    first: Dict[Tuple[Any, ...], str] = {}
+    for name, t in tensors.items():
+        if t.numel():
+            at = (t.device, t.data_ptr(), t.dtype, tuple(t.shape), t.stride(), t.is_conj(), t.is_neg())
+            first.setdefault(at if once else (*at, name), name)
+    kept = set(first.values())
+    spans = sorted((str(t.device), *extent(t), n) for n, t in tensors.items() if n in kept)
+    last = ("", 0, 0, "")
+    for span in spans:
+        if span[0] == last[0] and span[1] < last[2]:
+            raise TypeError(
+                f"tensors {short(last[3])} and {short(span[3])} have memory in common, which a file cannot say; give "
+                "a clone() of one, or leave it out"
+                + ("" if once else "; shared='once' writes tied weights under the first of their names")
+            )
+        last = max(last, span, key=lambda s: (s[0], s[2]))
+    return [(n, t) for n, t in tensors.items() if n in kept or not t.numel()]
 
 
 def _write(file: IO[bytes], dense: torch.Tensor) -> None:

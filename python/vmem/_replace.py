@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are replaced as a whole: written beside what is there, made durable, renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from typing import IO, Any, Callable, Iterator, Optional
+
+from ._lib import Error
+
+
+def _as_before(fd: int, before: os.stat_result) -> None:
+    """Gives the new file the permissions of the old one, and its owner as far as this process may."""
+    for user, group in ((before.st_uid, -1), (-1, before.st_gid)):
+        with contextlib.suppress(PermissionError):
+            os.fchown(fd, user, group)
+    os.fchmod(fd, before.st_mode & 0o777)
+
+
+def _sync_folder(folder: str) -> None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # one may make files in a folder that one may not read
+        return
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system has no such call for folders
+            raise
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def replaced(path: Any, check: Optional[Callable[[str], None]] = None) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` at the end of the block, once check(its name) has passed. When either
+    raises, the old file is there as before, and nothing beside it. A symbolic link stays: the file that it leads to is
+    replaced."""
+    target = os.path.realpath(os.fsdecode(path))
+    before = None
+    with contextlib.suppress(FileNotFoundError):
+        before = os.stat(target)
+        if not stat.S_ISREG(before.st_mode):
+            raise Error(errno.EINVAL, f"{target} is no regular file: it is not replaced")
+    folder = os.path.dirname(target)
+    part = os.path.join(folder, f".vmem-{secrets.token_hex(8)}.part")
+    try:
+        with open(part, "xb") as file:
+            if before is not None:
+                _as_before(file.fileno(), before)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if check is not None:
+            check(part)
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+    _sync_folder(folder)
