@@ -38,11 +38,32 @@ from ._range import Advice, Range, advice_of
 Shape = Union[int, Sequence[int]]
 
 
+class _Identity(NamedTuple):
+    """A file and its state, by which another process knows that it maps the same."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+    def __str__(self) -> str:
+        seconds, ns = divmod(self.mtime_ns, 10**9)
+        return f"device {self.device}, inode {self.inode}, {self.size} bytes, changed at {seconds}.{ns:09}"
+
+
+def _identity(file: Union[bytes, int]) -> Optional[_Identity]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 class Region(Range):
     """One address range over GPU memory, host memory and SSD. Made by alloc() and map().
 
     Freed by free(), at the end of a with statement, or with the last object over it. Pickled, a region that was mapped
-    for reading is mapped again where it is unpickled.
+    for reading is mapped again where it is unpickled. ESTALE: its path leads to another file there, or a changed one.
     """
 
     __slots__ = ("_again",)
@@ -143,7 +164,8 @@ class Region(Range):
     def __reduce__(self) -> Tuple[Any, ...]:
         if self._again is None:
             raise TypeError(
-                f"{self.name} cannot be pickled: only a path that was mapped for reading is the same in another process"
+                f"{self.name} cannot be pickled: only the path of a file that was mapped for reading, and that did not "
+                "change meanwhile, is the same in another process"
             )
         return (_map_again, self._again)
 
@@ -263,11 +285,13 @@ def map(  # noqa: A001  (the name of the call in C)
         nbytes = parse_size(size)
     flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
     wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
-    made = (os.path.abspath(where), nbytes, offset, host_only, name, wanted)
-    again = made if mode == "read" and fd < 0 else None
+    identity = _identity(where)
     label = name or (f"fd {fd}" if fd >= 0 else os.path.basename(os.fsdecode(where)))
     handle = _memory.Handle(nbytes, label or "region", mode != "read", host_only)
     _create(handle, flags, wanted, None if fd >= 0 else where, offset, fd)
+    again = None
+    if mode == "read" and fd < 0 and identity is not None and identity == _identity(where):
+        again = (os.path.abspath(where), nbytes, offset, host_only, name, wanted, identity)
     return _made(handle, label, again)
 
 
@@ -279,8 +303,9 @@ def map_open(
     wanted = _Attributes(block_size)
     label = os.path.basename(path)
     handle = _memory.Handle(size, label or "region", False, host_only)
+    identity = _identity(file.fileno())
     _create(handle, flags, wanted, fd=file.fileno())
-    return _made(handle, label, (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted))
+    return _made(handle, label, (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted, identity))
 
 
 def _map_again(
@@ -289,9 +314,21 @@ def _map_again(
     offset: int,
     host_only: bool,
     name: Optional[str],
-    wanted: _Attributes = _Attributes(),
+    wanted: _Attributes,
+    identity: _Identity,
 ) -> Region:
-    return map(path, size, offset, host_only=host_only, name=name, **wanted._asdict())
+    now = _identity(path)
+    if now == identity:
+        region = map(path, size, offset, host_only=host_only, name=name, **wanted._asdict())
+        if region._again is not None and region._again[-1] == identity:
+            return region
+        region.free()
+        now = _identity(path)
+    raise Error(
+        errno.ESTALE,
+        f"{os.fsdecode(path)} is not what it was when it was mapped: it is {now or 'not there'}, and was {identity}; "
+        "map it anew in this process",
+    )
 
 
 def _made(handle: _memory.Handle, name: Optional[str], again: Optional[Tuple[Any, ...]]) -> Region:

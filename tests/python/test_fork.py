@@ -2,6 +2,8 @@
 import errno
 import gc
 import os
+import pickle
+import shutil
 import sys
 import traceback
 
@@ -81,3 +83,53 @@ def test_a_spawned_worker_maps_a_pickled_region_again(host, make_file):
 
 def total(region):
     return int(region.numpy().sum(dtype="int64"))
+
+
+def changed(path, how):
+    if how == "grown":
+        with open(path, "ab") as file:
+            file.write(b"x")
+    elif how == "written":
+        with open(path, "r+b") as file:
+            file.write(b"x")
+        before = os.stat(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    elif how == "replaced":
+        before = os.stat(path)
+        shutil.copyfile(path, path + ".new")
+        os.utime(path + ".new", ns=(before.st_atime_ns, before.st_mtime_ns))
+        os.replace(path + ".new", path)
+    elif how == "removed":
+        os.unlink(path)
+
+
+@pytest.mark.parametrize("how", ["grown", "written", "replaced", "removed"])
+def test_a_pickled_region_is_not_mapped_again_once_its_file_has_changed(host, make_file, how):
+    path = make_file(bytes(8192))
+    before = os.stat(path)
+    with vmem.map(path) as region:
+        with pickle.loads(pickle.dumps(region)) as again:
+            assert again.nbytes == 8192
+            twice = pickle.dumps(again)
+        pickled = pickle.dumps(region)
+        changed(path, how)
+        for text in (pickled, twice):
+            with pytest.raises(vmem.Error, match=f"inode {before.st_ino}, 8192 bytes") as e:
+                pickle.loads(text)
+            assert e.value.errno == errno.ESTALE and path in e.value.strerror
+            assert how == "removed" or f"{os.stat(path).st_size} bytes" in e.value.strerror
+    assert vmem.stats().regions == 0
+
+
+def test_a_file_that_is_replaced_while_it_is_mapped_again_is_not_taken(host, make_file, monkeypatch):
+    from vmem import _region
+
+    path = make_file(bytes(8192))
+    with vmem.map(path) as region:
+        pickled = pickle.dumps(region)
+        create = _region._create
+        monkeypatch.setattr(_region, "_create", lambda *a: (changed(path, "replaced"), create(*a)))
+        with pytest.raises(vmem.Error) as e:
+            pickle.loads(pickled)
+        assert e.value.errno == errno.ESTALE
+    assert vmem.stats().regions == 0
