@@ -11,7 +11,7 @@ import os
 import warnings
 from typing import IO, Any, Generator, Iterator, List, NamedTuple, Optional, Tuple, Union
 
-from . import _memory
+from . import _memory, _stream
 from ._lib import (
     HOST,
     READ,
@@ -127,59 +127,60 @@ class Range:
         check(lib.vmem_query(self.ptr, self.nbytes, ctypes.byref(out)))
         return Residency(*struct_values(out))
 
-    def read_from(self, file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
-        """Fills the bytes from byte `offset` on with what a file has: a path, or a binary file object, from where it
-        is. Returns how many were read: fewer where the file ends. Works where system calls on absent blocks do not: a
-        few blocks are leased at a time."""
+    def read_from(self, file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
+        """Fills the bytes from byte `offset` on with what a file has: a path, a descriptor, or a binary file object,
+        from where it is. Returns how many were read: fewer only where the file ends. A pipe or socket that has nothing
+        is waited for, also one that does not block. Works where system calls on absent blocks do not: a few blocks are
+        leased at a time."""
         if not self._handle.writable:
             raise TypeError(f"{self._handle.label} is mapped for reading")
-        if isinstance(file, (str, bytes, os.PathLike)):
-            with open(file, "rb", buffering=0) as opened:
-                return self.read_from(opened, offset)
+        opened = _stream.opened(file, "rb")
+        if opened is not None:
+            with opened as made:
+                return self.read_from(made, offset)
         done = 0
         for piece in self._pieces(offset, READ | WRITE):
-            at = 0
-            while at < len(piece):  # a read may be short
-                n = file.readinto(piece[at:])  # type: ignore[attr-defined]
-                if not n:
-                    return done + at
-                at += n
-            done += at
+            n = _stream.fill(piece, file)
+            done += n
+            if n < len(piece):
+                break
         return done
 
-    def write_to(self, file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
-        """Writes the bytes from byte `offset` on to a file: a path, which is made or replaced, or a binary file object,
-        from where it is. Returns how many were written. Works where system calls on absent blocks do not."""
-        if isinstance(file, (str, bytes, os.PathLike)):
-            with open(file, "wb", buffering=0) as opened:
-                return self.write_to(opened, offset)
+    def write_to(self, file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
+        """Writes the bytes from byte `offset` on to a file: a path, which is made or replaced, a descriptor, or a
+        binary file object, from where it is. Returns how many were written: all of them. A pipe or socket that takes
+        no more is waited for, also one that does not block. Works where system calls on absent blocks do not."""
+        opened = _stream.opened(file, "wb")
+        if opened is not None:
+            with opened as made:
+                return self.write_to(made, offset)
         done = 0
         for piece in self._pieces(offset, READ):
-            at = 0
-            while at < len(piece):
-                n = file.write(piece[at:])
-                if not n:
-                    raise BlockingIOError(errno.EAGAIN, "the file takes no more at the moment", done + at)
-                at += n
-            done += at
+            _stream.drain(piece, file)
+            done += len(piece)
+        _stream.flush(file)
         return done
 
     def _pieces(self, offset: int, access: int) -> Iterator[memoryview]:
-        """Views of the bytes, each under a lease while the loop is at it."""
         self._check()
         if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset {offset} is not in the {self.nbytes} bytes")
-        for start in range(offset, self.nbytes, _PIECE):
-            ptr, nbytes = self.ptr + start, min(_PIECE, self.nbytes - start)
-            with Lease([(ptr, nbytes, access, self._handle.export())], HOST, None):
-                view = memoryview(_memory.buffer(self._handle.export(), ptr, nbytes)).cast("B")
-                yield view
-                view.release()
+        return leased_pieces(self._handle.export(), self.ptr + offset, self.nbytes - offset, access)
 
     def acquire(self, access: int = READ, location: int = HOST, stream: Any = None) -> "Lease":
         """A lease of these bytes: acquire() of the module, for one range."""
         self._check()
         return Lease([(self.ptr, self.nbytes, access, self._handle.export())], location, stream)
+
+
+def leased_pieces(export: _memory.Export, ptr: int, size: int, access: int) -> Iterator[memoryview]:
+    """Views of a region's bytes, each under a lease while the loop is at it."""
+    for at in range(ptr, ptr + size, _PIECE):
+        nbytes = min(_PIECE, ptr + size - at)
+        with Lease([(at, nbytes, access, export)], HOST, None):
+            view = memoryview(_memory.buffer(export, at, nbytes)).cast("B")
+            yield view
+            view.release()
 
 
 _OWN = object()  # the lease's own stream
