@@ -17,6 +17,7 @@ them with the spawn method; a region that was mapped for reading can be pickled 
 (setting log), or to set_log_callback()'s function.
 """
 
+from ._accessible import accessible, save_npy
 from ._array import Array
 from ._kernel import KernelRange, kernel
 from ._lib import BODY_HANDLES, BODY_MANAGED, HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
@@ -57,6 +58,7 @@ __all__ = [
     "Region",
     "Residency",
     "Stats",
+    "accessible",
     "acquire",
     "acquire_async",
     "advise",
@@ -74,6 +76,7 @@ __all__ = [
     "parse_size",
     "prefetch",
     "query",
+    "save_npy",
     "set",
     "set_log_callback",
     "shutdown",

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of other libraries on memory of regions: vmem.accessible() and vmem.save_npy(), also as an ordinary user."""
+
+import errno
+import io
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import vmem
+from conftest import MIB, PATIENCE
+
+np = pytest.importorskip("numpy", reason="NumPy is not installed")
+
+
+def leased_bytes(region):
+    """Of blocks that eviction leaves where they are."""
+    region.evict()
+    return region.query().host_bytes
+
+
+def test_what_is_given_is_leased_and_nothing_else(host):
+    with vmem.alloc(32 * MIB, host_only=True) as region:
+        a = region.numpy("float32", (8, MIB))  # 4 MiB a row
+        a[:] = 1
+        for what, rows in (
+            (a, 8),
+            (a[2:4], 2),
+            (a[::-1], 8),
+            (a[6:2:-2], 3),
+            (a.T[:, 1:3], 2),
+            ({"a": a[0], "more": [a[7], (a[7], 3, "text", None)]}, 2),
+            (region[: 4 * MIB], 1),
+            (a[:0], 0),
+            (np.ones(1000), 0),
+            ([], 0),
+        ):
+            with vmem.accessible(what) as lease:
+                assert leased_bytes(region) == rows * 4 * MIB, what
+                assert lease.held == (rows > 0)
+            assert leased_bytes(region) == 0
+        with vmem.accessible(a[:1], access=vmem.WRITE):
+            assert io.BytesIO(b"\1" * 4 * MIB).readinto(a[:1].view("uint8")) == 4 * MIB
+        for what in (None, 5, "text", object()):
+            with pytest.raises(TypeError, match="has no memory"):
+                vmem.accessible(what)
+        del a, what
+
+
+def test_more_than_the_budget_is_refused_with_the_numbers_and_what_to_do(host):
+    with vmem.alloc("80MiB", host_only=True) as region:
+        a = region.numpy()
+        with pytest.raises(vmem.Error, match="80.0 MiB.*host_budget is 64.0 MiB.*save_npy") as e:
+            vmem.accessible(a)
+        assert e.value.errno == errno.ENOMEM
+        with region[: 40 * MIB].acquire(), pytest.raises(vmem.Error, match="40.0 MiB.*save_npy") as e:
+            vmem.accessible(a[40 * MIB :])
+        assert e.value.errno == errno.ENOMEM
+        del a, e
+
+
+def test_npy_files_are_those_of_numpy(host, tmp_path):
+    with vmem.alloc(24 * MIB, host_only=True) as region:
+        base = region.numpy("float32", (3, 1024, 2048))
+        base[:] = np.arange(2048)
+        other = np.arange(24).reshape(2, 3, 4)
+        fields = np.zeros(5, [("x" * 30000, "i4"), ("y" * 30000, "f8")])  # a header of version 2
+        cases = [base, base[1], base.T, base[:, ::3], base[::-1], base[:0], base[0, 0, 5:6].reshape(()), other, fields]
+        cases += [other.astype(">i2"), np.array(3.5), region.numpy("complex64"), region.numpy("bool")]
+        for case in cases:
+            region.evict()
+            np.save(tmp_path / "want.npy", np.array(case, order="K" if case.flags.f_contiguous else "C"))
+            vmem.save_npy(tmp_path / "got", case)
+            assert (tmp_path / "got.npy").read_bytes() == (tmp_path / "want.npy").read_bytes(), case.shape
+            file = io.BytesIO(b"before")
+            file.seek(6)
+            vmem.save_npy(file, case)
+            assert file.getvalue() == b"before" + (tmp_path / "want.npy").read_bytes()
+        vmem.save_npy(os.fsencode(tmp_path / "region.npy"), region)
+        vmem.save_npy(tmp_path / "array.npy", region.array("int16", (3, 4)))
+        assert np.load(tmp_path / "region.npy").nbytes == 24 * MIB
+        assert np.load(tmp_path / "array.npy").shape == (3, 4)
+        with pytest.raises(TypeError, match="bfloat16"):
+            vmem.save_npy(tmp_path / "array.npy", region.array("bfloat16"))
+        with pytest.raises(TypeError, match="Python objects"):
+            vmem.save_npy(tmp_path / "array.npy", np.array([None]))
+        assert sorted(os.listdir(tmp_path)) == ["array.npy", "got.npy", "region.npy", "want.npy"]
+        del base, case, cases
+
+
+def test_a_file_that_fails_leaves_the_old_array(host, tmp_path, monkeypatch):
+    from vmem import _stream
+
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(3))
+    with vmem.alloc("8MiB", host_only=True) as region:
+        def full(view, file, drain=_stream.drain):
+            drain(view[:1000], file)
+            if len(view) > 1000:
+                raise OSError(errno.ENOSPC, "full")
+
+        monkeypatch.setattr(_stream, "drain", full)
+        with pytest.raises(OSError):
+            vmem.save_npy(path, region)
+    assert os.listdir(tmp_path) == ["a.npy"] and list(np.load(path)) == [0, 1, 2]
+
+
+USER = """
+import errno, io, os, pickle, sys
+import numpy as np, vmem
+folder, what = sys.argv[1:]
+vmem.configure(host_budget="16MiB", device="none", ssd_path=folder)
+region = vmem.alloc("24MiB", host_only=True)
+whole = region.numpy("int32")
+whole[:] = np.arange(len(whole))
+a = whole[: 2 << 20]  # 8 MiB
+path = os.path.join(folder, what)
+
+def by_numpy():
+    np.save(path, a)
+    return np.load(path + ".npy")
+
+def by_pickle():
+    with open(path, "wb") as file:
+        pickle.dump(a, file, protocol=5)
+    with open(path, "rb") as file:
+        return pickle.load(file)
+
+def by_tofile():
+    a.tofile(path)
+    return np.fromfile(path, "int32")
+
+def by_torch():
+    import torch, vmem.torch as vt
+    t = vt.tensor(region.array("int32", a.shape))
+    torch.save({"t": t}, path)
+    return torch.load(path)["t"].numpy()
+
+def by_h5py():
+    import h5py
+    with h5py.File(path, "w") as file:
+        file["a"] = a
+    with h5py.File(path) as file:
+        return file["a"][:]
+
+write = globals()["by_" + what]
+region.evict()
+try:
+    write()
+    print("present without a lease")
+except (OSError, RuntimeError) as e:
+    print("fails without a lease:", getattr(e, "errno", e))
+region.evict()
+with vmem.accessible(a):
+    got = write()
+assert np.array_equal(got, np.arange(2 << 20, dtype="int32"))
+region.evict()
+vmem.save_npy(path + "-whole", whole)
+assert np.array_equal(np.load(path + "-whole.npy"), np.arange(6 << 20, dtype="int32"))
+try:
+    vmem.accessible(whole)
+    raise AssertionError("24 MiB were leased in 16")
+except vmem.Error as e:
+    assert e.errno == errno.ENOMEM, e
+print("done")
+"""
+
+
+def served_by_the_kernel():
+    """Whether an ordinary user has a userfaultfd that serves system calls, too."""
+    try:
+        with open("/proc/sys/vm/unprivileged_userfaultfd", encoding="ascii") as file:
+            return file.read().strip() != "0" or os.stat("/dev/userfaultfd").st_mode & 0o006 != 0
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("what", ["numpy", "pickle", "tofile", "torch", "h5py"])
+def test_an_ordinary_user_saves_memory_of_regions(tmp_path, what):
+    if what in ("torch", "h5py"):
+        pytest.importorskip(what, reason=f"{what} is not installed")
+    command = [sys.executable, "-c", USER, str(tmp_path), what]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is not installed")
+        as_user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all"]
+        os.chmod(tmp_path, 0o777)
+        for base in tmp_path.parents:
+            if base.name.startswith("pytest-"):
+                os.chmod(base, 0o711)
+        needs = f"import numpy, vmem, {what if what in ('torch', 'h5py') else 'os'}"
+        probe = [*as_user, sys.executable, "-c", needs]
+        if subprocess.run(probe, capture_output=True, cwd="/").returncode != 0:
+            pytest.skip("an ordinary user cannot read the interpreter, its packages or the library here")
+        command = as_user + command
+    ran = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120 * PATIENCE)
+    assert ran.returncode == 0 and ran.stdout.endswith("done\n"), ran.stdout + ran.stderr
+    # The control. torch.save reads all of it for a checksum first, so that it is there unless memory is short.
+    if os.geteuid() == 0 and not served_by_the_kernel() and what != "torch":
+        assert "fails without a lease" in ran.stdout, ran.stdout
+
+
+def test_torch_writes_the_whole_storage_of_a_part(host, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import vmem.torch as vt
+
+    region = vmem.alloc(8 * MIB, host_only=True)
+    t = vt.tensor(region, "float32")
+    t[:] = 1
+    with vmem.accessible([t[5:7]]):
+        assert leased_bytes(region) == 8 * MIB
+    with pytest.raises(TypeError, match="leased"):
+        vmem.accessible(torch.empty(3, device="meta"))
+    del t, region
