@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _memory
 from .._lib import READ, Error, RangeStruct, answer, failure, human_bytes, lib
 from .._range import Advice, span_of
-from . import _plan
+from . import _guard, _plan
 from ._target import Target
 
 AHEAD = 256 << 20  # bytes prefetched beyond the layer in use: 5 ms of PCIe, 0.1 s of SSD
@@ -45,6 +45,7 @@ class Scope:
         self.ranges: Any = None  # the spans as struct vmem_range[]
         self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
         self.table: Optional[torch.Tensor] = None  # of an nn.Embedding: a call uses some rows
+        self.held: List[_guard.Held] = []  # its own weights, as they were placed
         self.depth = 0  # calls under way, of a module that calls itself
 
     def add(self, blocks: Set[int], engine: "Engine") -> None:
@@ -188,6 +189,8 @@ class Engine:
                 f"layer {scope.name!r}: its weights are there only while it runs, a backward pass would miss them; run "
                 "the model under torch.no_grad()",
             )
+        if scope.depth == 0:
+            _guard.check_held(scope.name, scope.held)
         ranges = scope.ranges if scope.table is None else self.rows(scope, arguments)
         with self.target.current():
             self.lease(frame, ranges)

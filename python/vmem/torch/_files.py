@@ -17,6 +17,7 @@ from .._lib import HOST, READ, Error, short
 from .._range import _PIECE, Lease
 from .._region import map_open
 from .._replace import replaced
+from ._guard import check_free
 from ._plain import extent, plain
 from ._target import block_within
 from ._tensors import CPU, flat, region_of, shaped, torch_dtype
@@ -25,9 +26,9 @@ from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the folder of a model.
 
-    Of a folder the file or index that transformers' from_pretrained() loads, or a refusal: what config.json names as
-    transformers_weights, model.safetensors, model.safetensors.index.json, in this order; and where it loads none the
-    only safetensors file. Of an index every tensor of each of its files.
+    Of a folder it maps the file or index that transformers' from_pretrained() loads, or refuses: the one that
+    config.json names as transformers_weights, model.safetensors, model.safetensors.index.json, in this order; and where
+    transformers loads none, the only safetensors file. Of an index it maps every tensor of each file.
 
     Returns CPU tensors by name over regions of the files; nothing is read before it is touched, and at most host_budget
     of it is in memory. The files must not change meanwhile; stores into the tensors are the program's error. A region
@@ -90,15 +91,15 @@ def save(
     """Writes a safetensors file that maps well: tensors of a multiple of `align` bytes come first, in the order given,
     at multiples of `align`, and the small odd ones (biases, norms) after them, where no large one is between.
 
-    The file is written beside `path`, made durable, its header read back, and renamed: until then what is at `path`
-    stays. It has the permissions of what it replaces. A symbolic link stays one.
+    The file is written beside `path`, made durable, its header read back, and renamed: until then the old file stays.
+    The new one has its permissions. A symbolic link stays one.
 
     shared: of tensors that have memory in common the format keeps no word. "refuse": they are refused, as
     safetensors.torch.save_file does. "once": names that are the same tensor (tied weights) are written under the first
     of them, and assign() gives the value to all; parts of one memory are refused.
 
-    TypeError: what the format cannot hold (types, sparse, quantized, nested and meta tensors, metadata that is no
-    dictionary of strings, names that are none), ValueError: texts that it cannot; the words name the tensor.
+    TypeError: the format cannot hold a tensor (its type; sparse, quantized, nested and meta ones), the metadata is no
+    dictionary of strings, or a name no string. ValueError: the format cannot hold a text. The words name the tensor.
     """
     if align not in (1 << bits for bits in range(3, 25)):
         raise ValueError(f"align {short(align)} is not a power of two from 8 to {1 << 24}")
@@ -191,7 +192,9 @@ def assign(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, strict: boo
 
     Parameters that are one object in the model stay one: a value for any of their names does for all. strict: every
     parameter gets a value and every tensor a place. A tensor keeps its own dtype. Parameters need no gradient after.
+    EBUSY: the model is offloaded.
     """
+    check_free(model)
     slots = _slots(model)
     unknown = [n for n in tensors if n not in slots]
     if strict and unknown:

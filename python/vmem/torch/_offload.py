@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .._lib import Error, human_bytes, parse_size
-from . import _plan
+from . import _guard, _plan
 from ._engine import Engine, Frame, Scope, Watch
 from ._target import ask_budget, give_budget, resolve, use_host_memory
 from ._tensors import region_of, view
@@ -81,6 +81,9 @@ class Offload:
         self._engine = engine
         self._plan = plan
         self._hooks: List[Tuple["weakref.ref[nn.Module]", Scope]] = []
+        # Parameters that were given other data: what is theirs again at the end, and the address of what they have now.
+        self._placed: List[Tuple[nn.Parameter, torch.Tensor, int]] = []
+        self._small: List[Tuple[nn.Parameter, torch.Tensor, int]] = []
         self._gradients: List[Tuple[nn.Parameter, bool]] = []
         self._buffers: List[Tuple["weakref.ref[nn.Module]", str, torch.device]] = []
         self._layers = [(layer.name, sum(w.nbytes for w in layer.weights)) for layer in plan.layers]
@@ -135,17 +138,20 @@ class Offload:
             scope = scopes[id(layer.module)] = Scope(layer.name)
             for w in layer.weights:
                 scope.add(engine.blocks(w.tensor), engine)
+                slots = layer.module._parameters
+                own = [(name, p) for name, p in slots.items() if any(p is q for q in w.params)]
+                scope.held += [(slots, name, p, w.tensor.data_ptr()) for name, p in own]
                 if w.tensor.data_ptr() % align != 0:
-                    own = (p for p in layer.module._parameters.values() if p is not None)
-                    own = (p for p in own if any(p is q for q in w.params))
-                    scope.unaligned += [(p, view(w.tensor, target.device)) for p in own]
+                    scope.unaligned += [(p, view(w.tensor, target.device)) for _, p in own]
             if _plan.is_table(layer.module) and not scope.unaligned:
                 scope.table = layer.weights[0].tensor
             else:
                 engine.largest = max(engine.largest, scope.bytes)
             engine.scopes.append(scope)
-        for p, _ in self._plan.small:
-            p.data = p.data.to(target.device) if target.on_gpu else _out_of_regions(p.data)
+        for p, before in self._plan.small:
+            placed = before.to(target.device) if target.on_gpu else _out_of_regions(before)
+            self._small.append((p, before, placed.data_ptr()))
+            p.data = placed
         moved: Dict[int, torch.Tensor] = {}  # a buffer of two modules stays one
         for module, name, b in self._plan.buffers:
             self._buffers.append((weakref.ref(module), name, b.device))
@@ -155,6 +161,7 @@ class Offload:
         for w in self._plan.weights:
             on_device = view(w.tensor, target.device) if target.on_gpu else w.tensor
             for p in w.params:
+                self._placed.append((p, w.tensor, on_device.data_ptr()))
                 p.data = on_device
         for p in model.parameters():
             self._gradients.append((p, p.requires_grad))
@@ -162,6 +169,7 @@ class Offload:
         for prefix, module in model.named_modules():
             scope = scopes.get(id(module)) or Scope(prefix or type(module).__name__)
             wrap(module, scope, engine)
+            _guard.put_on(module, scope.name)
             self._hooks.append((weakref.ref(module), scope))
 
     def remove(self) -> None:
@@ -178,12 +186,11 @@ class Offload:
             module = ref()
             if module is not None:
                 unwrap(module, scope)
+                _guard.take_off(module)
         engine.as_before()
-        for w in self._plan.weights:
-            for p in w.params:
-                p.data = w.tensor
-        for p, before in self._plan.small:
-            p.data = before
+        for p, before, address in self._placed + self._small:
+            if p.data_ptr() == address:  # else somebody has given it other data
+                p.data = before
         for ref_module, name, device in self._buffers:
             module = ref_module()
             if module is not None and module._buffers.get(name) is not None:
@@ -243,17 +250,15 @@ def offload(
     the rest is for weights then, and stays so. Any other value of it is left as it is.
 
     Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile parameters
-    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(). Of an
+    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(), and
+    EBUSY is the answer to half(), to(), load_state_dict() and all else that would replace them. Of an
     nn.Embedding's table only the rows that a call looks up are leased, if they are few: it may exceed the budget.
     """
     if watch not in ("first", "always"):
         raise ValueError(f"watch {watch!r} is not known; give first or always")
     if align is not None and align < 1:
         raise ValueError(f"align {align} is not positive")
-    for name, module in model.named_modules():
-        engine = getattr(module.__dict__.get("forward"), "vmem_engine", None)
-        if engine is not None and not engine.removed:
-            raise Error(errno.EBUSY, f"layer {name!r} is offloaded already; remove() that first")
+    _guard.check_free(model)
     target = resolve(device)
     plan = _plan.make(model, target, small)
     if ahead is not None and prefetch_bytes is not None:
