@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 
+#include "core/break.h"
+#include "core/step.h"
 #include "core/types.h"
 #include "trap/os.h"
 
@@ -223,6 +225,13 @@ int write_protect_pages(int fd, uintptr_t start, size_t size, bool on) {
   });
   if (!forbidden(out.error)) return out.error;
   return out.done != 0 ? -EIO : -EPERM;
+}
+
+int let_store(int fd, int pagemap, uintptr_t frame, size_t size) {
+  core::step("trap.take.moved");
+  if (core::broken("let_store")) return 0;
+  if (os::any_page(pagemap, frame, size, os::kScanPresent | os::kScanSwapped, os::kScanWritten) == 0) return 0;
+  return write_protect_pages(fd, frame, size, false);
 }
 
 }  // namespace vmem::trap

@@ -45,6 +45,9 @@ inline bool forbidden(int error) {
 }
 // -EPERM: it is forbidden, nothing has changed.
 int write_protect_pages(int fd, uintptr_t start, size_t size, bool on);
+// A page that is present loses its write protection when it moves, one that the kernel has swapped out takes it along.
+// In a frame it would stop the thread of ours that uses the frame next, for good: nobody answers for frames.
+int let_store(int fd, int pagemap, uintptr_t frame, size_t size);
 
 // Bytes at the start of the range that have left `src` and are at `dst`: pages absent there and not absent here.
 size_t moved_already(int pagemap, uintptr_t dst, uintptr_t src, size_t size);

@@ -28,7 +28,6 @@
 #include <cstring>
 
 #include "core/big_lock.h"
-#include "core/break.h"
 #include "core/fork.h"
 #include "core/guarded_read.h"
 #include "core/log.h"
@@ -37,6 +36,7 @@
 #include "trap/mapping.h"
 #include "trap/os.h"
 #include "trap/probe.h"
+#include "trap/stuck_pages.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
 #include "trap/waking.h"
@@ -102,14 +102,9 @@ class UserfaultTrap final : public Trap {
   Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
   CoreDump dump_of(const void* address) const;
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
-  int let_store(uintptr_t frame, size_t size);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
   Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
-  Outcome copy_out(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
-  int copy_page_out(uintptr_t page, uintptr_t to);
-  Status drop_unsealed(const Range& r);
-  bool shut(uintptr_t start, size_t size);
   Status put_again(uintptr_t start, size_t size);
   Status fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
@@ -214,23 +209,14 @@ Status UserfaultTrap::unmap(void* address, size_t size) {
   core::must_be_outside("Trap::unmap");
   if (Status s = check_range("unmap", at(address), size); !s.ok()) return s;
   if (munmap(address, size) != 0) {
-    const int error = errno;
-    if (shut(at(address), size)) ranges_.erase(at(address), size);
-    return core::system_error(error, "unmap: cannot unmap %zu bytes at %p", size, address);
+    Status s = core::system_error(errno, "unmap: cannot unmap %zu bytes at %p", size, address);
+    if (shut(fd_, pagemap_, at(address), size)) ranges_.erase(at(address), size);
+    waking_.wake(at(address), size);
+    return s;
   }
   ranges_.erase(at(address), size);
   waking_.wake(at(address), size);
   return {};
-}
-
-// A range that cannot be unmapped, nor have another mapping put over it: it is sealed (mseal), or that would take one
-// mapping more than the process may have. Accesses get SIGBUS from now on, but to pages that the kernel does not drop.
-bool UserfaultTrap::shut(uintptr_t start, size_t size) {
-  if (!caps_.poison || drop_what_goes(start, size) != 0) return false;
-  os::some_pages_stayed = true;
-  const Outcome out = poison_pages(fd_, pagemap_, start, size);
-  waking_.wake(start, size);
-  return out.error == 0;
 }
 
 size_t UserfaultTrap::read_faults(std::span<Event> out, int* error) {
@@ -479,56 +465,18 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
 Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
   const size_t rest = size - moved;
   uintptr_t space = 0;
-  if (!reserve_space(rest, core::kPage, &space).ok()) return copy_out(start, size, frame, moved);
+  if (!reserve_space(rest, core::kPage, &space).ok())
+    return copy_out(fd_, pagemap_, waking_, start, size, frame, moved);
   const Outcome out = remap_pages(space, start + moved, rest);
-  if (out.error == -EPERM)
-    VMEM_LOG_ONCE(
-        core::Level::warning,
-        "a block of a region is sealed (mseal), and a part of it read-only: the kernel moves none of its pages, "
-        "so that it stays in memory until the process ends");
+  if (out.error == -EPERM) say_sealed();
   const int lost =
       core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
   for (size_t page = 0; page < out.done; page += core::kPage) {  // guard pages have left with the others
     if (is_guard(pagemap_, space + page)) os::advise(start + moved + page, core::kPage, os::kMadvGuardInstall);
   }
   munmap(reinterpret_cast<void*>(space), rest);
-  if (lost == 0 && out.error == -ENOMEM) return copy_out(start, size, frame, moved + out.done);
+  if (lost == 0 && out.error == -ENOMEM) return copy_out(fd_, pagemap_, waking_, start, size, frame, moved + out.done);
   return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
-}
-
-// The same where the process may have no mapping more (vm.max_map_count): what cannot be moved is copied, page by page,
-// and goes when stores to it wait.
-Outcome UserfaultTrap::copy_out(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
-  core::step("trap.take.copied");
-  for (size_t done = moved; done < size; done += core::kPage) {
-    const Outcome out = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
-    done += out.done;
-    if (out.error != -EINVAL) return {out.error, done};
-    if (const int error = copy_page_out(start + done, frame + done); error != 0) return {error, done};
-  }
-  return {0, size};
-}
-
-int UserfaultTrap::copy_page_out(uintptr_t page, uintptr_t to) {
-  uint64_t state = 0;
-  if (!os::page_states(pagemap_, page, 1, &state)) return -EINVAL;
-  if ((state & os::kPageGuard) != 0 || (state & os::kPageExists) == 0) return 0;
-  int error = waking_.protect(page, core::kPage);
-  if (error != 0) return error;
-  error = core::read_guarded_at_once(reinterpret_cast<void*>(to), reinterpret_cast<void*>(page), core::kPage,
-                                     core::Absent::zeros);
-  if (error == 0) error = os::drop(page, core::kPage);
-  if (error != 0) write_protect_pages(fd_, page, core::kPage, false);
-  return error;
-}
-
-// A page that is present loses its write protection when it moves, one that the kernel has swapped out takes it along.
-// In a frame it would stop the thread of ours that uses the frame next, for good: nobody answers for frames.
-int UserfaultTrap::let_store(uintptr_t frame, size_t size) {
-  core::step("trap.take.moved");
-  if (!caps_.write_protect || core::broken("let_store")) return 0;
-  if (os::any_page(pagemap_, frame, size, os::kScanPresent | os::kScanSwapped, os::kScanWritten) == 0) return 0;
-  return write_protect_pages(fd_, frame, size, false);
 }
 
 // Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.
@@ -551,7 +499,7 @@ Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) 
   }
   if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done);
   if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
-  if (out.error == 0) out.error = let_store(frame, size);
+  if (out.error == 0 && caps_.write_protect) out.error = let_store(fd_, pagemap_, frame, size);
   if (out.error == 0) return {};
   if (out.error == -ENOTRECOVERABLE)
     return core::error(ENOTRECOVERABLE, "take: a part of the range at 0x%zx has no rights and cannot be read", start);
@@ -614,29 +562,13 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
   for (; dropped < ranges.size(); ++dropped) {
     const Range& r = ranges[dropped];
     const int error = os::drop(r.address, r.size);
-    if (error == -EPERM) {
-      if (Status s = drop_unsealed(r); !s.ok()) return s;
-    } else if (error != 0) {
+    if (error == 0) continue;
+    if (error != -EPERM)
       return core::system_error(error, "drop: %zu bytes at 0x%zx, after %zu of %zu ranges", r.size, r.address, dropped,
                                 ranges.size());
-    }
+    if (Status s = drop_unsealed(r); !s.ok()) return s;
   }
   return {};
-}
-
-// Some of the range is sealed and may not be stored to. Where that is its start, nothing has been dropped; else the
-// rest goes, and those pages are found there when the range is filled again.
-Status UserfaultTrap::drop_unsealed(const Range& r) {
-  VMEM_LOG_ONCE(
-      core::Level::warning,
-      "pages of a region are sealed and read-only (mseal): the kernel drops none of them, so that they stay in "
-      "memory until the process ends");
-  if (os::keeps_its_pages(r.address))
-    return core::error(EBUSY, "drop: %zu bytes at 0x%zx are sealed and read-only (mseal), and stay in memory", r.size,
-                       r.address);
-  os::some_pages_stayed = true;
-  const int error = drop_what_goes(r.address, r.size);
-  return error == 0 ? Status() : core::system_error(error, "drop: %zu bytes at 0x%zx", r.size, r.address);
 }
 
 Status UserfaultTrap::protect(void* address, size_t size) {
