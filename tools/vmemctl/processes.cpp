@@ -112,6 +112,9 @@ std::vector<Folder> all_folders(const Common& common, std::vector<std::string>* 
   if (geteuid() == 0) {
     add_folders("/run/user", "", "/vmem", &out, problems);
     add_folders("/dev/shm", "vmem-", "", &out, problems);
+    // Root's own folders are among these again.
+    std::set<std::string> paths;
+    std::erase_if(out, [&](const Folder& folder) { return !paths.insert(folder.path).second; });
     std::ifstream subuid("/etc/subuid");
     take_turns(Persons(subuid), &out);
   }
@@ -127,7 +130,7 @@ struct Look {
   std::mutex mutex;  // protects the rest
   std::condition_variable changed;
   std::deque<Folder> todo;
-  std::map<std::string, uid_t> busy;  // folders that are being read
+  std::multimap<std::string, uid_t> busy;  // an entry for each folder that is being read, by its path
   std::set<std::pair<dev_t, ino_t>> seen;
   Found found;
   size_t left_out = 0;  // folders
@@ -160,16 +163,17 @@ void work(Look& look) {
     const Folder folder = look.todo.front();
     look.todo.pop_front();
     // Nobody has so many but who means to keep this busy.
-    if (folder.turn >= kTurns && (*folder.share == 0 || Clock::now() > look.start + kOthersTime)) {
+    if (folder.turn >= kTurns && folder.owner != geteuid() &&
+        (*folder.share == 0 || Clock::now() > look.start + kOthersTime)) {
       ++look.left_out;
       continue;
     }
-    look.busy.emplace(folder.path, folder.owner);
+    const auto entry = look.busy.emplace(folder.path, folder.owner);
     lock.unlock();
     Found found;
     read_one(look, folder, &found);
     lock.lock();
-    look.busy.erase(folder.path);
+    look.busy.erase(entry);
     for (Process& p : found.processes) look.found.processes.push_back(std::move(p));
     for (Refused& f : found.forged) look.found.forged.push_back(std::move(f));
     for (Refused& u : found.unread) look.found.unread.push_back(std::move(u));
@@ -329,7 +333,7 @@ std::string ask(const Process& process, publish::Ask what, const std::string& na
 
 const Process* same_process(const std::vector<Process>& before, const Process& now) {
   const auto it = std::find_if(before.begin(), before.end(), [&](const Process& p) {
-    return p.name == now.name && p.folder == now.folder && p.pid == now.pid;
+    return p.name == now.name && p.owner == now.owner && p.pid == now.pid;  // its folder may have several paths
   });
   return it != before.end() ? &*it : nullptr;
 }

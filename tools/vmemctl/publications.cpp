@@ -29,9 +29,10 @@ using vmem::core::Status;
 
 namespace {
 
-constexpr int kTries = 50;        // of reading a file that is being rewritten, while there is time
-constexpr int kAnswerMs = 1000;   // how long a process has to answer a request of its own
-constexpr size_t kInFlight = 32;  // requests to the processes of one folder
+constexpr int kTries = 50;                          // of reading a file that is being rewritten, while there is time
+constexpr std::chrono::milliseconds kRewrite{100};  // after the deadline, for all that were being rewritten then
+constexpr int kAnswerMs = 1000;                     // how long a process has to answer a request of its own
+constexpr size_t kInFlight = 32;                    // requests to the processes of one folder
 
 // Requests to those of all folders that are read at once. Each has two descriptors, and there are 1024 where nobody
 // asked for more: who has many folders must not take those that others' publications are read with.
@@ -265,7 +266,7 @@ class Reader {
       const ssize_t n = pread(file, bytes.data(), bytes.size(), 0);
       if (n < 0) return vmem::core::system_error(errno, "cannot read it");
       s = publish::unpack(std::span(bytes).first(static_cast<size_t>(n)), out);
-      if (s.code() != -EAGAIN || left(deadline_) == 0) return s;
+      if (s.code() != -EAGAIN || left(deadline_ + kRewrite) == 0) return s;
       usleep(2000);
     }
     return s;
