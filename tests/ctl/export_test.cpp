@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -476,6 +479,60 @@ class CtlPrometheus : public CtlExport {
   std::thread worker_;
   std::unique_ptr<Running> prometheus_;
 };
+
+// A statistic that is published and that nobody is shown would go wrong unseen.
+TEST_F(CtlExport, TheDashboardShowsEveryMetricThatIsToBeLookedAt) {
+  if (IsSkipped()) return;
+  const std::map<std::string, std::string> left_out = {
+      {"vmem_process_info", "labels alone: versions and names"},
+      {"vmem_copied_bytes_total", "a figure for tuning: no amount of it is a fault"},
+      {"vmem_neighbour_blocks_total", "a figure for tuning: no amount of it is a fault"}};
+  std::string queries;
+  const json dashboard = json::parse(std::ifstream("docs/monitoring/grafana-dashboard.json"));
+  for (const json& panel : dashboard["panels"]) {
+    for (const json& target : panel["targets"]) queries += target["expr"].get<std::string>() + "\n";
+  }
+  size_t families = 0;
+  std::istringstream text(ctl({"export", "--once"}).out);
+  for (std::string line; std::getline(text, line);) {
+    std::istringstream words(line);
+    std::string hash, type, name;
+    if (!(words >> hash >> type >> name) || hash != "#" || type != "TYPE") continue;
+    ++families;
+    const size_t at = queries.find(name);
+    EXPECT_NE(at != std::string::npos, left_out.contains(name))
+        << name
+        << (at == std::string::npos ? " is in no panel of docs/monitoring/grafana-dashboard.json"
+                                    : " is in a panel, and in the list of those that are not");
+  }
+  EXPECT_GE(families, 28u);
+}
+
+TEST(CtlMetrics, HaveEveryStatisticThatIsPublished) {
+  const std::map<std::string, std::string> elsewhere = {{"fault_ns_total", "vmem_fault_seconds_sum"},
+                                                        {"fault_ns_max", "the buckets of vmem_fault_seconds"},
+                                                        {"host_to_device_bytes", "vmem_device_moved_bytes_total"},
+                                                        {"device_to_host_bytes", "vmem_device_moved_bytes_total"}};
+  vmemctl::Found found;
+  vmemctl::Process& p = found.processes.emplace_back();
+  uint64_t n = 1000000007;
+  for (const vmemctl::Field& f : vmemctl::kFields) p.now.header.stats.*f.member = n++;
+  const std::string text = vmemctl::metrics(found, "");
+  n = 1000000007;
+  for (const vmemctl::Field& f : vmemctl::kFields)
+    EXPECT_NE(text.find(" " + std::to_string(n++) + "\n") != std::string::npos, elsewhere.contains(f.name)) << f.name;
+  EXPECT_EQ(vmemctl::kFields.size() + std::size(p.now.header.stats.reserved), sizeof(vmem::publish::Stats) / 8);
+  // Of the call's, too, but for its size and a number that the regions' list has.
+  std::string header{std::istreambuf_iterator<char>(std::ifstream("include/vmem/vmem.h").rdbuf()), {}};
+  header = header.substr(header.find("struct vmem_stats {"));
+  header = std::regex_replace(header.substr(0, header.find("};")), std::regex("/[*][^]*?[*]/"), "");
+  const std::regex field("[a-z_]+(?=[,;])");
+  std::set<std::string> names;
+  for (std::sregex_iterator at(header.begin(), header.end(), field), end; at != end; ++at) names.insert(at->str());
+  EXPECT_GE(names.size(), 25u);
+  for (const vmemctl::Field& f : vmemctl::kFields) names.erase(f.name);
+  EXPECT_EQ(names, (std::set<std::string>{"regions", "size"}));
+}
 
 TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
   if (IsSkipped()) return;
