@@ -18,10 +18,10 @@
 #include "api/memory_limit.h"
 #include "common/command_line.h"
 #include "common/edges.h"
+#include "common/input.h"
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/rmat.h"
-#include "core/text.h"
 #include "vmem/vmem.hpp"
 
 namespace {
@@ -34,6 +34,7 @@ using Levels = std::vector<uint32_t>;
 struct Settings {
   rmat::Generator graph{21, 16, false};
   std::string file, output;
+  const input::File* given = nullptr;  // `file`, open; null: the graph is made
   bool undirected = false;
   uint64_t budget = 0;
   uint32_t source = 0;  // of an R-MAT: the vertex with the most edges
@@ -94,14 +95,18 @@ Levels search(const Graph& g, const Settings& s, uint64_t* visited) {
   return levels;
 }
 
+// Calls edge(from, to) for each edge; returns how many vertices a file has. plainly: the file is read by the second
+// way.
 template <typename Edge>
-void each_edge(const Settings& s, Edge edge) {
-  if (!s.file.empty()) {
-    edges::read(s.file, [&](uint32_t from, uint32_t to) {
+uint64_t each_edge(const Settings& s, bool plainly, Edge edge) {
+  if (s.given != nullptr) {
+    const auto both = [&](uint32_t from, uint32_t to) {
       edge(from, to);
       if (s.undirected && from != to) edge(to, from);
-    });
-    return;
+    };
+    if (!plainly) return edges::read(*s.given, both);
+    edges::read_plainly(*s.given, both);
+    return 0;
   }
   std::vector<uint32_t> row;
   for (uint32_t v = 0; v < s.graph.vertices(); ++v) {
@@ -109,32 +114,30 @@ void each_edge(const Settings& s, Edge edge) {
     s.graph.edges_of(v, row.data(), row.size());
     for (const uint32_t to : row) edge(v, to);
   }
-}
-
-// A file is read three times, and is somebody else's perhaps.
-std::runtime_error changed(const Settings& s) {
-  return std::runtime_error(s.file + " was changed meanwhile");
+  return s.graph.vertices();
 }
 
 // Where each vertex's edges begin.
 std::vector<uint64_t> offsets_of(const Settings& s) {
   std::vector<uint64_t> offsets{0};
-  if (s.file.empty()) {
+  if (s.given == nullptr) {
     for (uint64_t v = 0; v < s.graph.vertices(); ++v) offsets.push_back(offsets.back() + s.graph.degree_of(v));
     return offsets;
   }
   const Progress progress("counting the edges of each vertex");
   const uint64_t most = vmem::api::usable_memory("") / kOfAVertex;
-  each_edge(s, [&](uint32_t from, uint32_t to) {
-    const uint64_t last = std::max(from, to);
-    if (last >= most)
-      throw std::runtime_error(s.file + " has a vertex " + std::to_string(last) + ": memory is there for " +
-                               std::to_string(most));
-    if (offsets.size() < last + 2) offsets.resize(last + 2);
+  const auto grow = [&](uint64_t vertices) {
+    if (vertices > most)
+      throw input::Refused(s.file + " has a vertex " + std::to_string(vertices - 1) + ": memory is there for " +
+                           std::to_string(most));
+    if (offsets.size() < vertices + 1) offsets.resize(vertices + 1);
+  };
+  grow(each_edge(s, false, [&](uint32_t from, uint32_t to) {
+    grow(uint64_t{std::max(from, to)} + 1);
     ++offsets[uint64_t{from} + 1];
-  });
+  }));
   for (size_t v = 1; v < offsets.size(); ++v) offsets[v] += offsets[v - 1];
-  if (offsets.back() == 0) throw std::runtime_error(s.file + " has no edges");
+  if (offsets.back() == 0) throw input::Refused(s.file + " has no edges");
   return offsets;
 }
 
@@ -142,27 +145,32 @@ void place_edges(const Graph& g, const Settings& s, uint32_t* to) {
   std::vector<uint64_t> next(g.offsets.begin(), g.offsets.end() - 1);
   Progress progress("placing edges", g.offsets.back());
   uint64_t unreported = 0;
-  each_edge(s, [&](uint32_t from, uint32_t v) {
-    if (std::max(from, v) >= next.size() || next[from] >= g.offsets[from + 1]) throw changed(s);
+  each_edge(s, false, [&](uint32_t from, uint32_t v) {
+    if (s.given != nullptr && (std::max(from, v) >= next.size() || next[from] >= g.offsets[from + 1]))
+      throw s.given->changed();
     to[next[from]++] = v;
     if (++unreported == 1 << 16) progress.add(std::exchange(unreported, 0));
   });
 }
 
 // Levels are right when the source has 0, no edge leads over more than one level, and each vertex that was reached has
-// an edge from the level before. Looked up edge by edge where the graph is from, with none of them in memory.
-uint64_t mismatches(const Settings& s, const Levels& levels) {
+// an edge from the level before. Looked up edge by edge where the graph is from, with none of them in memory; a file is
+// read by another reader than the one that made the graph, which has to find as many edges.
+uint64_t mismatches(const Settings& s, const Graph& g, const Levels& levels) {
   const Progress progress("verifying");
   std::vector<bool> reached(levels.size());
-  uint64_t wrong = levels[s.source] != 0;
-  each_edge(s, [&](uint32_t from, uint32_t to) {
-    if (std::max(from, to) >= levels.size()) throw changed(s);
-    if (levels[from] == kUnseen) return;
-    wrong += levels[to] > levels[from] + 1;
-    if (levels[to] == levels[from] + 1) reached[to] = true;
+  uint64_t wrong = levels[s.source] != 0, edges = 0;
+  each_edge(s, true, [&](uint32_t from, uint32_t to) {
+    ++edges;
+    if (std::max(from, to) >= levels.size()) {
+      ++wrong;
+    } else if (levels[from] != kUnseen) {
+      wrong += levels[to] > levels[from] + 1;
+      if (levels[to] == levels[from] + 1) reached[to] = true;
+    }
   });
   for (size_t v = 0; v < levels.size(); ++v) wrong += levels[v] != kUnseen && v != s.source && !reached[v];
-  return wrong;
+  return wrong + (edges != g.offsets.back());
 }
 
 void write_levels(ownfiles::OwnFile& to, const std::string& path, const Levels& levels) {
@@ -178,6 +186,8 @@ void write_levels(ownfiles::OwnFile& to, const std::string& path, const Levels& 
 }
 
 int run(Settings s) {
+  std::optional<input::File> file;
+  if (!s.file.empty()) s.given = &file.emplace(s.file);
   std::optional<ownfiles::OwnFile> output;
   if (!s.output.empty()) {
     ownfiles::handle_signals();
@@ -186,8 +196,8 @@ int run(Settings s) {
   }
   Graph g{offsets_of(s), nullptr};
   if (s.source >= g.offsets.size() - 1)
-    throw std::runtime_error("there is no vertex " + std::to_string(s.source) + ": the last is " +
-                             std::to_string(g.offsets.size() - 2));
+    throw input::Refused("there is no vertex " + std::to_string(s.source) + ": the last is " +
+                         std::to_string(g.offsets.size() - 2));
   const uint64_t bytes = g.offsets.back() * 4;
   if (s.budget == 0) s.budget = std::max<uint64_t>(bytes / 4, 8 << 20);
   vmem::set("host_budget", std::to_string(s.budget));
@@ -213,7 +223,7 @@ int run(Settings s) {
     seen += level != kUnseen;
     if (level != kUnseen) far = std::max(far, level);
   }
-  const uint64_t wrong = mismatches(s, levels);
+  const uint64_t wrong = mismatches(s, g, levels);
   printf("vmem-bfs: %zu vertices can be reached from %u, the farthest over %u edges\n", seen, s.source, far);
   printf("vmem-bfs: verified: %zu mismatches in %zu levels\n", wrong, levels.size());
   if (wrong == 0 && output) write_levels(*output, s.output, levels);
@@ -235,11 +245,5 @@ int main(int argc, char** argv) {
   app.add_option("--budget", s.budget, "host memory (default: a quarter of the edges)")
       ->transform(CLI::AsSizeValue(false));
   app.add_flag("--spoil", s.spoil, "change a result before it is verified: exit code 1");
-  if (const auto status = command_line(app, "vmem-bfs", argc, argv)) return *status;
-  try {
-    return run(s);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-bfs: %s\n", vmem::core::printable(e.what()).c_str());
-    return 1;
-  }
+  return run_program(app, "vmem-bfs", argc, argv, [&] { return run(s); });
 }

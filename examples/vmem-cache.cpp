@@ -5,10 +5,6 @@
 // A hit is a look into a hash table and a pointer: no system call, unless the value is on the SSD and a touch of it
 // traps. The rest of the program asks for keys of which few are popular, or those of a list, and verifies every value
 // it gets. Values are those of a text, "key, tab, value" a line, or made.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -27,7 +23,9 @@
 #include <vector>
 
 #include "common/command_line.h"
+#include "common/input.h"
 #include "common/lines.h"
+#include "common/pairs.h"
 #include "common/progress.h"
 #include "core/text.h"
 #include "vmem/pool.hpp"
@@ -125,37 +123,23 @@ class MadeDatabase final : public Database {
 class TextDatabase final : public Database {
  public:
   // longest: bytes of a line.
-  TextDatabase(const std::string& path, size_t longest) : path_(path) {
-    struct stat s;
-    if (stat(path.c_str(), &s) == 0 && !S_ISREG(s.st_mode))
-      throw std::runtime_error(path + " is no ordinary file: values are read from where they are in it");
-    Lines text(path, longest);
+  TextDatabase(const std::string& path, size_t longest) : file_(path) {
     const Progress progress("reading keys");
-    uint64_t at = 0;
-    for (std::string line; text.next(&line); at += line.size() + 1) {
-      if (line.empty()) continue;
-      const size_t tab = line.find('\t');
-      if (tab == std::string::npos)
-        throw std::runtime_error(path + ": \"" + line.substr(0, 60) + "\" is not \"key, tab, value\"");
-      const std::string_view value = std::string_view(line).substr(tab + 1);
-      const auto [found, fresh] = names_.try_emplace(line.substr(0, tab), places_.size());
+    pairs::read(file_, longest, [&](const std::string& key, std::string_view value, uint64_t at) {
+      const auto [found, fresh] = names_.try_emplace(key, places_.size());
       if (fresh) places_.emplace_back();
-      places_[found->second] = {at + tab + 1, value.size(), std::hash<std::string_view>()(value)};  // the last counts
-    }
-    if (places_.empty()) throw std::runtime_error(path + " has no keys");
-    fd_ = fcntl(text.fd(), F_DUPFD_CLOEXEC, 0);
-    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
+      places_[found->second] = {at, value.size(), std::hash<std::string_view>()(value)};  // the last counts
+    });
+    if (places_.empty()) throw input::Refused(path + " has no keys");
   }
-  TextDatabase(const TextDatabase&) = delete;
-  TextDatabase& operator=(const TextDatabase&) = delete;
-  ~TextDatabase() override { close(fd_); }
   uint64_t keys() const override { return places_.size(); }
   size_t size(uint64_t key) const override { return (places_[key].size + 8) / 8 * 8; }
   void read(uint64_t key, Value to) const override {
-    to.back() = 0;
     const Place& place = places_[key];
-    if (pread(fd_, to.data(), place.size, static_cast<off_t>(place.at)) != static_cast<ssize_t>(place.size))
-      throw std::runtime_error(path_ + " could not be read, or was cut meanwhile");
+    plain_.resize(place.size);
+    file_.read(plain_.data(), place.size, place.at);
+    to.back() = 0;
+    memcpy(to.data(), plain_.data(), place.size);
   }
   bool equal(uint64_t key, Value value) const override {
     const std::string_view text(reinterpret_cast<const char*>(value.data()), places_[key].size);
@@ -171,8 +155,8 @@ class TextDatabase final : public Database {
   struct Place {
     uint64_t at, size, hash;
   };
-  std::string path_;
-  int fd_ = -1;
+  input::File file_;
+  mutable std::string plain_;  // a file is read to plain memory: a system call may not wait for a block of the pool
   std::vector<Place> places_;
   std::unordered_map<std::string, uint64_t> names_;
 };
@@ -197,7 +181,7 @@ std::vector<uint64_t> questions(const Settings& s, const Database& database) {
   Lines list(s.ask, longest_line(s));
   uint64_t unknown = 0;
   for (std::string name; list.next(&name);) {
-    const uint64_t key = static_cast<const TextDatabase&>(database).find(name);
+    const uint64_t key = static_cast<const TextDatabase&>(database).find(std::string(without_cr(name)));
     if (key < database.keys()) {
       keys.push_back(key);
     } else {
@@ -216,7 +200,7 @@ int run(Settings s) {
   vmem::set("readahead", "0");  // the next value is anybody's guess
   std::unique_ptr<Database> database;
   if (s.file.empty()) {
-    if (!s.ask.empty()) throw std::runtime_error("--ask needs a file with keys and values");
+    if (!s.ask.empty()) throw input::Refused("--ask needs a file with keys and values");
     database = std::make_unique<MadeDatabase>(s.keys);
   } else {
     database = std::make_unique<TextDatabase>(s.file, longest_line(s));
@@ -238,7 +222,7 @@ int run(Settings s) {
     }
   }
   const struct vmem_stats after = vmem::stats();
-  if (latencies.empty()) throw std::runtime_error("no key was asked for twice: ask for more");
+  if (latencies.empty()) throw input::Refused("no key was asked for twice: ask for more");
   const auto hits = static_cast<double>(latencies.size());
   std::sort(latencies.begin(), latencies.end());
   const auto at = [&](double share) { return latencies[static_cast<size_t>(share * (hits - 1))]; };
@@ -267,11 +251,5 @@ int main(int argc, char** argv) {
   app.add_option("--gets", s.gets, "keys asked for (200000); 12 bytes of memory each")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30));
   app.add_flag("--spoil", s.spoil, "change a value before it is verified: exit code 1");
-  if (const auto status = command_line(app, "vmem-cache", argc, argv)) return *status;
-  try {
-    return run(s);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-cache: %s\n", vmem::core::printable(e.what()).c_str());
-    return 1;
-  }
+  return run_program(app, "vmem-cache", argc, argv, [&] { return run(s); });
 }

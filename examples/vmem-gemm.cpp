@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -19,6 +20,7 @@
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
+#include "common/input.h"
 #include "common/npy.h"
 #include "common/own_files.h"
 #include "common/progress.h"
@@ -37,8 +39,8 @@ struct Settings {
 size_t bytes_of(size_t down, size_t across, size_t t) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(down, across, &bytes) || __builtin_mul_overflow(bytes, t * t * 4, &bytes))
-    throw std::runtime_error("a matrix of " + std::to_string(down) + " x " + std::to_string(across) +
-                             " tiles is too large");
+    throw input::Refused("a matrix of " + std::to_string(down) + " x " + std::to_string(across) +
+                         " tiles is too large");
   return bytes;
 }
 
@@ -111,8 +113,34 @@ struct Shape {
   size_t rows, depth, columns;
 };
 
-// Of every tile of C, 16 elements. Whole numbers have to be equal; of others the error of as many fp32 additions is
-// allowed, times the sum of what was added.
+// The sum of products that an element of C has to be, for fp32 additions in any order.
+class Sum {
+ public:
+  void add(double product) {
+    (product < 0 ? down_ : up_) += std::fabs(product);
+    largest_ = std::max(largest_, std::fabs(product));
+    sum_ += product;
+    ++terms_;
+  }
+  // Whole numbers have to be equal. Of others the rounding of as many additions is allowed, times the sum of what was
+  // added, and of the smallest numbers that there are. An infinity is right where so much was added, NaN where both
+  // infinities are, or where a number is NaN.
+  bool is(double c, bool whole) const {
+    const double share = static_cast<double>(terms_ + 1) * 0x1p-24, most = FLT_MAX * (1 - share);
+    if (std::isnan(sum_)) return std::isnan(c);
+    if (std::isnan(c)) return up_ >= most && down_ >= most;
+    if (std::isinf(c)) return (c > 0 ? up_ : down_) >= most;
+    if (std::isinf(sum_) || largest_ > 2.0 * FLT_MAX) return false;
+    const double allowed = whole ? 0 : (up_ + down_) * share + static_cast<double>(terms_ + 1) * 0x1p-149;
+    return std::fabs(c - sum_) <= allowed;
+  }
+
+ private:
+  double sum_ = 0, up_ = 0, down_ = 0, largest_ = 0;
+  size_t terms_ = 0;
+};
+
+// Of every tile of C, 16 elements.
 size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Shape& n, size_t t, bool made,
                      size_t* samples) {
   size_t wrong = 0;
@@ -122,16 +150,27 @@ size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Sh
     for (size_t s = 0; s < 16; ++s, ++*samples) {
       const size_t i = row + (s * 977 + tile * 31) % std::min(t, n.rows - row);
       const size_t j = column + (s * 379 + tile * 17) % std::min(t, n.columns - column);
-      double sum = 0, size = 0;
+      Sum sum;
       for (size_t k = 0; k < n.depth; ++k) {
         const double x = made ? number(0, i, k) : static_cast<double>(a.at(i, k));
         const double y = made ? number(1, k, j) : static_cast<double>(b.at(k, j));
-        sum += x * y, size += std::fabs(x * y);
+        sum.add(x * y);
       }
-      const double allowed = made ? 0 : size * static_cast<double>(n.depth + 1) * 0x1p-24;
-      wrong += !(std::fabs(static_cast<double>(c.at(i, j)) - sum) <= allowed);
+      wrong += !sum.is(static_cast<double>(c.at(i, j)), made);
     }
   }
+  return wrong;
+}
+
+// A matrix is the file that it is from, which another reader reads.
+size_t differences(const Matrix& m, const npy::File& file) {
+  npy::Plain again(file.file());
+  std::vector<float> piece;
+  size_t wrong = 0;
+  m.each_piece(file.rows, file.columns, [&](size_t row, size_t column, const float* at, size_t count) {
+    piece.assign(at, at + count);
+    wrong += again.differences(row * file.columns + column, piece.data(), count);
+  });
   return wrong;
 }
 
@@ -143,16 +182,17 @@ int run(Settings s) {
   if (s.n == 0) s.n = cuda ? 8192 : 1536;
   if (s.tile == 0) s.tile = cuda ? 1024 : 256;
   Shape n{s.n, s.n, s.n};
-  std::optional<npy::File> left, right, product_file;
+  std::optional<npy::File> left, right;
+  std::optional<npy::NewFile> product_file;
   if (!s.left.empty()) {
-    if (s.right.empty()) throw std::runtime_error("two files are multiplied: give a second one");
+    if (s.right.empty()) throw input::Refused("two files are multiplied: give a second one");
     left.emplace(s.left), right.emplace(s.right);
     if (left->columns != right->rows)
-      throw std::runtime_error(s.left + " has " + std::to_string(left->columns) + " columns, " + s.right + " " +
-                               std::to_string(right->rows) + " rows: no product");
+      throw input::Refused(s.left + " has " + std::to_string(left->columns) + " columns, " + s.right + " " +
+                           std::to_string(right->rows) + " rows: no product");
     n = {left->rows, left->columns, right->columns};
   } else if (s.n % s.tile != 0) {
-    throw std::runtime_error("--n " + std::to_string(s.n) + " is no multiple of --tile " + std::to_string(s.tile));
+    throw input::Refused("--n " + std::to_string(s.n) + " is no multiple of --tile " + std::to_string(s.tile));
   }
   std::optional<ownfiles::OwnFile> output;
   if (!s.output.empty()) {
@@ -217,6 +257,13 @@ int run(Settings s) {
     size_t samples = 0;
     wrong = wrong_samples(a, b, c, n, s.tile, !left, &samples);
     printf("vmem-gemm: verified: %zu mismatches in %zu samples\n", wrong, samples);
+    if (left) {
+      const size_t differ = differences(a, *left) + differences(b, *right);
+      printf("vmem-gemm: verified: %zu numbers are not as in the files\n", differ);
+      left->file().must_be_unchanged();
+      right->file().must_be_unchanged();
+      wrong += differ;
+    }
     if (product_file && wrong == 0) {
       std::vector<float> piece(s.tile);
       c.each_piece(n.rows, n.columns, [&](size_t row, size_t column, const float* at, size_t count) {
@@ -247,11 +294,5 @@ int main(int argc, char** argv) {
   app.add_option("--blas", s.blas, "the BLAS library for the CPU (default: one that is installed; none: a plain loop)");
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--spoil", s.spoil, "change a number before they are verified: exit code 1");
-  if (const auto status = command_line(app, "vmem-gemm", argc, argv)) return *status;
-  try {
-    return run(s);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-gemm: %s\n", vmem::core::printable(e.what()).c_str());
-    return 1;
-  }
+  return run_program(app, "vmem-gemm", argc, argv, [&] { return run(s); });
 }

@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "common/command_line.h"
+#include "common/input.h"
 #include "common/own_files.h"
 #include "common/progress.h"
 #include "common/raw_disk.h"
@@ -544,16 +545,6 @@ void put_in_place(ownfiles::OwnFile& file, const Settings& s, const Target& targ
   file.put_in_place_of(target.path);
 }
 
-// A file of the kernel's (/proc) says so of its bytes.
-bool has_no_bytes(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) throw system_failure(path);
-  char byte;
-  const bool none = read(fd, &byte, 1) == 0;
-  close(fd);
-  return none;
-}
-
 int run(Settings s) {
   ownfiles::handle_signals();
   const bool made = s.input.empty();
@@ -576,14 +567,13 @@ int run(Settings s) {
       throw std::runtime_error(input_file->path() + ": " + e);
   }
   const std::string source = made ? input_file->path() : s.input;
-  const struct stat before = status_of(source);
+  const input::File given(source);
+  const struct stat before = given.status();
   const auto size = static_cast<uint64_t>(before.st_size);
   const Target target = target_of(s, before);
   if (s.record != 0 && size % s.record != 0)
-    throw std::runtime_error(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
-                             std::to_string(s.record));
-  if (size == 0 && !has_no_bytes(source))
-    throw std::runtime_error(source + " does not say how many bytes it has: a sort has to map it; sort a copy");
+    throw input::Refused(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
+                         std::to_string(s.record));
   // A new file is for those whom the input is for, as with cp; its owner writes to it.
   ownfiles::OwnFile output_file(target.path, target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600);
   if (size == 0) {
@@ -710,11 +700,5 @@ int main(int argc, char** argv) {
   app.add_option("--threads", s.threads, "threads that sort runs")->check(CLI::Range(1, 256));
   app.add_flag("--limit", s.limit, "measure what the disk can do first, for comparison (always with data it made)");
   app.add_flag("--keep", s.keep, "keep the files that were made");
-  if (const auto status = command_line(app, "vmem-sort", argc, argv)) return *status;
-  try {
-    return run(s);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-sort: %s\n", vmem::core::printable(e.what()).c_str());
-    return 1;
-  }
+  return run_program(app, "vmem-sort", argc, argv, [&] { return run(s); });
 }

@@ -3,7 +3,6 @@
 //
 // The whole of the paging is in one_pass(). The rest makes the file, measures the limits of the same machine in the
 // same run, and computes the chain again on plain device memory that is fed by plain reads.
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -19,6 +18,7 @@
 #include "common/gpu_app.h"
 #include "common/gpu_memory.h"
 #include "common/gpu_product.h"
+#include "common/input.h"
 #include "common/own_files.h"
 #include "common/raw_disk.h"
 #include "core/text.h"
@@ -202,6 +202,8 @@ size_t balanced_rows(gpuapp::App& app, gpuapp::Product& product, size_t n, doubl
 }
 
 int run(Settings s) {
+  std::optional<input::File> given;
+  if (!s.file.empty()) given.emplace(s.file);
   std::string why;
   const auto app = gpuapp::make_app(s.device, &why);
   if (app == nullptr) {
@@ -217,9 +219,11 @@ int run(Settings s) {
   const bool made = s.file.empty();
   uint64_t size = s.make;
   if (!made) {
-    struct stat st;
-    if (stat(s.file.c_str(), &st) != 0) throw std::system_error(errno, std::generic_category(), s.file);
-    size = std::min<uint64_t>(static_cast<uint64_t>(st.st_size), std::max(s.make, 4096 * kMiB));
+    const uint64_t all = given->size();
+    if (all % layer != 0)
+      throw input::Refused(s.file + ": its " + std::to_string(all) + " bytes are no whole number of layers of " +
+                           std::to_string(layer) + " (--n)");
+    size = std::min(all, std::max(s.make, 4096 * kMiB));
   }
   if (size > app->managed_limit()) {
     size = app->managed_limit();
@@ -227,7 +231,7 @@ int run(Settings s) {
            static_cast<double>(size) / 1e9);
   }
   const size_t layers = size / layer;
-  if (layers < 4) throw std::runtime_error("too little for four layers of " + std::to_string(layer) + " bytes");
+  if (layers < 4) throw input::Refused("too little for four layers of " + std::to_string(layer) + " bytes");
   size = layers * layer;
   // One layer in use, one on its way.
   const uint64_t needed = (1 + static_cast<uint64_t>(s.ahead)) * layer;
@@ -288,7 +292,8 @@ int run(Settings s) {
     }
     plain_pass(*app, chain, s.file);
     wrong += differences(*app, chain.result(), kept);
-    const bool all_equal_bytes = std::all_of(kept.begin(), kept.end(), [&](char c) { return c == kept[0]; });
+    // Of weights that somebody gave this may be right.
+    const bool all_equal_bytes = made && std::all_of(kept.begin(), kept.end(), [&](char c) { return c == kept[0]; });
 
     std::sort(passes.begin(), passes.end(), [](const Pass& a, const Pass& b) { return a.seconds < b.seconds; });
     const Pass median = passes[passes.size() / 2];
@@ -345,11 +350,5 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--keep", s.keep, "keep the file that was made");
-  if (const auto status = command_line(app, "vmem-stream", argc, argv)) return *status;
-  try {
-    return run(s);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-stream: %s\n", vmem::core::printable(e.what()).c_str());
-    return 1;
-  }
+  return run_program(app, "vmem-stream", argc, argv, [&] { return run(s); });
 }

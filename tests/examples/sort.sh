@@ -60,7 +60,7 @@ short_lines_are_read_once() {
   read=$(sed -n 's/^| SSD read .*| \([0-9]*\)\.\([0-9]*\) \/.*/\1\2/p' said); cat said
   [ "$read" -lt 40 ]  # hundredths of a GB, where the file has 2.5
 }
-no_whole_records() { head -c 1000 /dev/urandom >a; cp a b; run a --record-bytes 64; says 'no whole number of records of 64' 1 $? && cmp a b && only a b; }
+no_whole_records() { head -c 1000 /dev/urandom >a; cp a b; run a --record-bytes 64; says 'no whole number of records of 64' 2 $? && cmp a b && only a b; }
 same_file_refused() {  # by its name, by a link, by another name
   local to
   text a; ln -s a link; ln a other; cp a b
@@ -78,11 +78,11 @@ named_output_replaced() { text a; echo old >out; ln -s out link; run a -o link; 
 no_ordinary_file() {
   text a
   run a -o /dev/null; says '/dev/null is no ordinary file' 1 $? && [ -c /dev/null ] || return
-  run /dev/zero; says '/dev/zero is no ordinary file' 1 $? || return
-  run .; says 'is no ordinary file' 1 $? || return
-  run missing; says 'missing: No such file' 1 $? && only a
+  run /dev/zero; says '/dev/zero is a device or a terminal, no ordinary file' 2 $? || return
+  run .; says 'is a folder, no ordinary file' 2 $? || return
+  run missing; says 'missing: No such file' 2 $? && only a
 }
-file_of_the_kernel() { run /proc/self/maps -o out; says 'does not say how many bytes it has' 1 $? && only '*'; }
+file_of_the_kernel() { run /proc/self/maps -o out; says 'says that it has 0 bytes, and does not' 2 $? && only '*'; }
 link_to_nothing() { text a; ln -s none/here link; run a -o link; says 'link is a link to what is not there' 1 $? && only a link; }
 # Whom the input is closed to, the result is closed to, and what it is made in.
 private_stays_private() {

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "common/edges.h"
+#include "common/input.h"
 #include "common/lines.h"
 #include "common/npy.h"
 
@@ -76,8 +78,8 @@ TEST_F(TextFiles, AMatrixIsWhatItsHeaderSaysAndNothingElseIs) {
 TEST_F(TextFiles, AMatrixIsNotWaitedForWhereAPipeHasTheName) {
   const std::string pipe = folder_ + "/pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THROW(npy::File{pipe}, std::runtime_error);
-  EXPECT_THROW(npy::File{"/dev/zero"}, std::runtime_error);
+  EXPECT_THROW(npy::File{pipe}, input::Refused);
+  EXPECT_THROW(npy::File{"/dev/zero"}, input::Refused);
 }
 
 TEST_F(TextFiles, LinesAreReadToTheLastAndNoLongerThanTheyMayBe) {
@@ -95,21 +97,52 @@ TEST_F(TextFiles, LinesAreReadToTheLastAndNoLongerThanTheyMayBe) {
   EXPECT_THROW(endless.next(&line), std::runtime_error);
 }
 
-TEST_F(TextFiles, EdgesAreReadFromNoDevice) {
+// Read from the descriptor once, and for a second time from nothing, it would be another graph.
+TEST_F(TextFiles, InputsAreOrdinaryFilesWithAsManyBytesAsTheySay) {
+  const std::string pipe = folder_ + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const auto why = [](const std::string& path) -> std::string {
+    try {
+      const input::File file(path);
+      return "taken";
+    } catch (const input::Refused& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(why(write("0 1\n")), "taken");
+  EXPECT_EQ(why(write("")), "taken");
+  EXPECT_NE(why(pipe).find("is a pipe, which can be read only once: write"), std::string::npos) << why(pipe);
+  EXPECT_NE(why("/dev/zero").find("is a device"), std::string::npos);
+  EXPECT_NE(why(folder_).find("is a folder"), std::string::npos);
+  EXPECT_NE(why(folder_ + "/none").find("No such file"), std::string::npos);
+  EXPECT_NE(why("/proc/self/maps").find("says that it has 0 bytes"), std::string::npos);
+  if (access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0) {
+    EXPECT_NE(why("/sys/kernel/mm/transparent_hugepage/enabled").find("says that it has 4096"), std::string::npos);
+  }
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  EXPECT_NE(why("/proc/self/fd/" + std::to_string(ends[0])).find("is a pipe"), std::string::npos);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_F(TextFiles, EdgesAreRefusedOfAFileThatChangesWhileItIsRead) {
+  const std::string path = write("0 1\n1 2\n");
+  const input::File file(path);
   size_t seen = 0;
-  const auto count = [&](uint32_t, uint32_t) { ++seen; };
-  for (const std::string& path : {folder_, std::string("/dev/zero")})
-    EXPECT_THROW(edges::read(path, count), std::runtime_error) << path;
-  edges::read(write("0 1\n1 2\n"), count);
+  EXPECT_EQ(edges::read(file, [&](uint32_t, uint32_t) { ++seen; }), 3u);
   EXPECT_EQ(seen, 2u);
+  const auto change = [&](uint32_t, uint32_t) { std::ofstream(path, std::ios::app) << "2 3\n"; };
+  EXPECT_THROW(edges::read(file, change), input::Refused);
+  EXPECT_THROW(edges::read_plainly(file, change), input::Refused);
 }
 
 // What is missing would pass for keys that are not there.
 TEST_F(TextFiles, LinesThatCannotBeReadAreNoEnd) {
   std::string line;
   Lines folder(folder_, 9);
-  EXPECT_THROW(folder.next(&line), std::system_error);
-  EXPECT_THROW(Lines(folder_ + "/none", 9), std::system_error);
+  EXPECT_THROW(folder.next(&line), input::Refused);
+  EXPECT_THROW(Lines(folder_ + "/none", 9), input::Refused);
 }
 
 }  // namespace

@@ -1,40 +1,79 @@
 // Lines of a text, by and by. Used by examples.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <memory>
-#include <stdexcept>
+#include <cstring>
 #include <string>
-#include <system_error>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/input.h"
 
 class Lines {
  public:
-  // most: bytes of a line. A file may have one that no memory would hold.
-  Lines(const std::string& path, size_t most) : path_(path), most_(most), file_(fopen(path.c_str(), "re"), fclose) {
-    if (file_ == nullptr) throw std::system_error(errno, std::generic_category(), path);
+  // most: bytes of a line. A file may have one that no memory would hold. Of what can be read only once, too.
+  Lines(const std::string& path, size_t most)
+      : path_(path), most_(most), own_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY)), fd_(own_) {
+    if (fd_ < 0) throw input::Refused(path + ": " + strerrordesc_np(errno));
   }
-  int fd() const { return fileno(file_.get()); }
+  // From the file's beginning, no further than its size was: one that grows all the time would have no end.
+  Lines(const input::File& file, size_t most)
+      : path_(file.path()), most_(most), fd_(file.fd()), at_(0), end_(file.status().st_size) {}
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  ~Lines() {
+    if (own_ >= 0) close(own_);
+  }
   // The next line, without its end. False: there are no more. A file that cannot be read to its end is an exception,
   // and so is a line that is too long.
   bool next(std::string* line) {
     line->clear();
     ++number_;
-    int c;
-    while ((c = getc_unlocked(file_.get())) != EOF && c != '\n') {
-      if (line->size() == most_)
-        throw std::runtime_error(path_ + ", line " + std::to_string(number_) + " has more than " +
-                                 std::to_string(most_) + " bytes");
-      line->push_back(static_cast<char>(c));
+    for (;;) {
+      if (used_ == filled_ && !fill()) return !line->empty();
+      const char* const from = buffer_.data() + used_;
+      const auto* end = static_cast<const char*>(memchr(from, '\n', filled_ - used_));
+      const size_t n = end != nullptr ? static_cast<size_t>(end - from) : filled_ - used_;
+      if (line->size() + n > most_)
+        throw input::refused_line(path_, number_, "it has more than " + std::to_string(most_) + " bytes");
+      line->append(from, n);
+      used_ += n + (end != nullptr ? 1 : 0);
+      if (end != nullptr) return true;
     }
-    if (ferror(file_.get()) != 0) throw std::system_error(errno, std::generic_category(), path_);
-    return c == '\n' || !line->empty();
   }
+  // Of the line that next() gave, from 1.
+  uint64_t number() const { return number_; }
 
  private:
+  bool fill() {
+    ssize_t n;
+    do {
+      n = at_ < 0 ? read(fd_, buffer_.data(), buffer_.size())
+                  : pread(fd_, buffer_.data(), std::min(buffer_.size(), static_cast<size_t>(end_ - at_)), at_);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) throw input::Refused(path_ + ": " + strerrordesc_np(errno));
+    if (at_ >= 0) at_ += n;
+    used_ = 0;
+    filled_ = static_cast<size_t>(n);
+    return n != 0;
+  }
   std::string path_;
   size_t most_;
+  int own_ = -1, fd_;
+  off_t at_ = -1, end_ = 0;  // -1: where the descriptor is
+  std::vector<char> buffer_ = std::vector<char>(64 << 10);
+  size_t used_ = 0, filled_ = 0;
   uint64_t number_ = 0;
-  std::unique_ptr<FILE, int (*)(FILE*)> file_;
 };
+
+// A line may end with CR and LF.
+inline std::string_view without_cr(std::string_view line) {
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}

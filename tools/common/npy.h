@@ -2,86 +2,221 @@
 #pragma once
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <vector>
+
+#include "common/input.h"
 
 namespace npy {
 
+// A header: a dictionary as Python writes it, with the three keys in any order.
+class Header {
+ public:
+  // longs: numbers may end with L, as those of Python 2 do.
+  Header(std::string_view text, bool longs) : text_(text), longs_(longs) {}
+  // Why it is refused, or "".
+  std::string parse() {
+    bool again = false;
+    if (!take('{')) return "has a header that is no dictionary";
+    while (!take('}')) {
+      std::string key;
+      if (!string(&key) || !take(':')) return "has a header that is no dictionary";
+      bool* const seen = key == "descr" ? &has_type_ : key == "fortran_order" ? &has_order_ : &has_shape_;
+      if (seen == &has_shape_ && key != "shape") return "has a header with an unknown key, " + key;
+      again = again || *seen;
+      *seen = true;
+      if (std::string why = seen == &has_type_ ? type() : seen == &has_order_ ? order() : shape(); !why.empty())
+        return why;
+      if (!take(',') && !is_next('}')) return "has a header that is no dictionary";
+    }
+    blanks();
+    if (at_ != text_.size()) return "has a header with more than a dictionary";
+    if (again || !has_type_ || !has_order_ || !has_shape_)
+      return "has a header without descr, fortran_order and shape, each once";
+    return "";
+  }
+  uint64_t rows = 0, columns = 0;
+
+ private:
+  static constexpr uint64_t kMost = UINT32_MAX;
+
+  void blanks() { at_ = std::min(text_.find_first_not_of(" \t\n", at_), text_.size()); }
+  bool is_next(char c) {
+    blanks();
+    return at_ < text_.size() && text_[at_] == c;
+  }
+  bool take(char c) {
+    if (!is_next(c)) return false;
+    ++at_;
+    return true;
+  }
+  // Without escapes.
+  bool string(std::string* out) {
+    if (!is_next('\'') && !is_next('"')) return false;
+    const size_t end = text_.find(text_[at_], at_ + 1);
+    if (end == std::string_view::npos) return false;
+    *out = text_.substr(at_ + 1, end - at_ - 1);
+    at_ = end + 1;
+    return out->find_first_of("\\\n") == std::string::npos;
+  }
+  std::string type() {
+    std::string name;
+    if (is_next('[')) return "holds a structure, no 32-bit floats (float32)";
+    if (!string(&name) || name != "<f4")
+      return "holds " + name + ", no 32-bit floats in little-endian order (float32, <f4)";
+    return "";
+  }
+  std::string order() {
+    blanks();
+    const std::string_view rest = text_.substr(at_);
+    if (rest.starts_with("True")) return "is written by columns (fortran_order): save numpy.ascontiguousarray() of it";
+    if (!rest.starts_with("False")) return "has a fortran_order that is neither True nor False";
+    at_ += 5;
+    return "";
+  }
+  bool number(uint64_t* out) {
+    blanks();
+    const size_t from = at_;
+    for (*out = 0; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_)
+      *out = std::min<uint64_t>(*out * 10 + static_cast<uint64_t>(text_[at_] - '0'), kMost + 1);
+    const bool is = at_ > from && (text_[from] != '0' || at_ == from + 1);  // Python takes no zeros before a number
+    if (longs_ && at_ < text_.size() && text_[at_] == 'L') ++at_;
+    return is;
+  }
+  std::string shape() {
+    std::vector<uint64_t> sizes;
+    if (!take('(')) return "has a shape that is no tuple";
+    for (bool comma = true; !take(')'); comma = take(',')) {
+      uint64_t size = 0;
+      if (!comma || !number(&size)) return "has a shape that is no tuple of numbers";
+      sizes.push_back(size);
+      if (sizes.size() == 1 && is_next(')')) return "has a shape that is no tuple";
+    }
+    if (sizes.size() != 2)
+      return "has " + std::to_string(sizes.size()) + (sizes.size() == 1 ? " dimension" : " dimensions") +
+             ", a matrix has 2";
+    if (sizes[0] == 0 || sizes[1] == 0) return "has no numbers: one of its dimensions is 0";
+    if (sizes[0] > kMost || sizes[1] > kMost) return "has more rows or columns than 32 bits count";
+    rows = sizes[0], columns = sizes[1];
+    return "";
+  }
+
+  std::string_view text_;
+  bool longs_;
+  size_t at_ = 0;
+  bool has_type_ = false, has_order_ = false, has_shape_ = false;
+};
+
+// A file that is read. Behind its numbers there may be more (NumPy reads the first of several arrays, too).
 class File {
  public:
-  explicit File(const std::string& path)
-      : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK)) {
-    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
-    struct stat s;
-    if (fstat(fd_, &s) != 0 || !S_ISREG(s.st_mode)) fail("is no ordinary file");
-    unsigned char start[12];
-    if (pread(fd_, start, sizeof start, 0) != sizeof start || memcmp(start, "\x93NUMPY", 6) != 0 || start[6] < 1 ||
-        start[6] > 3)
-      fail("is no .npy file");
+  explicit File(const std::string& path) : file_(path) {
+    unsigned char start[12] = {};
+    const bool longer = file_.size() >= sizeof start;
+    if (longer) file_.read(start, sizeof start, 0);
+    if (!longer || memcmp(start, "\x93NUMPY", 6) != 0) throw refused("is no .npy file");
+    if (start[6] < 1 || start[6] > 3 || start[7] != 0)
+      throw refused("is a .npy file of version " + std::to_string(start[6]) + "." + std::to_string(start[7]) +
+                    ": there are 1.0, 2.0 and 3.0");
     const size_t before = start[6] == 1 ? 10 : 12;
-    size_t size = start[8] + 256u * start[9];
+    uint64_t size = start[8] + 256u * start[9];
     if (start[6] != 1) size += 65536u * start[10] + 16777216u * start[11];
-    if (size > kMostHeader) fail("has a header that no matrix needs");
-    std::string header(size, ' ');
-    if (pread(fd_, header.data(), size, static_cast<off_t>(before)) != static_cast<ssize_t>(size)) fail("is cut off");
-    // As NumPy writes it. Of a structure the type would be only a part.
-    if (header.find("'descr': '<f4',") == std::string::npos) fail("does not hold 32-bit floats (float32)");
-    if (header.find("'fortran_order': False") == std::string::npos) fail("is written by columns (fortran_order)");
-    const size_t shape = header.find("'shape': (");
-    unsigned long long r = 0, c = 0;
-    char end = 0;
-    if (shape == std::string::npos || sscanf(header.c_str() + shape, "'shape': (%llu, %llu%c", &r, &c, &end) != 3 ||
-        end != ')' || r == 0 || c == 0 || r > UINT32_MAX || c > UINT32_MAX)
-      fail("holds no matrix of two dimensions");
-    rows = r, columns = c;
+    if (size > kMostHeader) throw refused("has a header of " + std::to_string(size) + " bytes, which no matrix needs");
+    if (file_.size() < before + size) throw refused("is cut off in its header");
+    std::string text(size, ' ');
+    file_.read(text.data(), size, before);
+    Header header(text, start[6] < 3);
+    if (const std::string why = header.parse(); !why.empty()) throw refused(why);
+    rows = header.rows, columns = header.columns;
     data_ = before + size;
     // In this order nothing of it wraps, whatever the shape is.
-    if (static_cast<uint64_t>(s.st_size) < data_ || (static_cast<uint64_t>(s.st_size) - data_) / 4 / columns < rows)
-      fail("is cut off");
+    if ((file_.size() - data_) / 4 / columns < rows)
+      throw refused("is cut off: it has " + std::to_string(file_.size() - data_) + " bytes for " +
+                    std::to_string(rows) + " x " + std::to_string(columns) + " numbers");
   }
-  // Makes a file that is there one of that shape.
-  File(const std::string& path, size_t r, size_t c)
-      : rows(r), columns(c), path_(path), fd_(open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC)) {
-    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
-    std::string header =
-        "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(r) + ", " + std::to_string(c) + "), }";
-    header.resize((header.size() + 11 + 63) / 64 * 64 - 11, ' ');
-    header = std::string("\x93NUMPY\x01\x00", 8) + static_cast<char>(header.size() + 1) + '\0' + header + '\n';
-    data_ = header.size();
-    if (pwrite(fd_, header.data(), header.size(), 0) != static_cast<ssize_t>(header.size())) fail_io();
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  ~File() { close(fd_); }
-  // `count` elements of a row from a column on.
+  // `count` elements of a row from a column on, to plain memory.
   void read(size_t row, size_t column, float* to, size_t count) const {
-    if (pread(fd_, to, count * 4, at(row, column)) != static_cast<ssize_t>(count * 4)) fail_io();
+    file_.read(to, count * 4, data_ + (row * columns + column) * 4);
   }
-  void write(size_t row, size_t column, const float* from, size_t count) const {
-    if (pwrite(fd_, from, count * 4, at(row, column)) != static_cast<ssize_t>(count * 4)) fail_io();
-  }
+  const input::File& file() const { return file_; }
 
   size_t rows = 0, columns = 0;
 
  private:
-  static constexpr size_t kMostHeader = 64 << 10;
+  static constexpr size_t kMostHeader = 10000;  // NumPy's limit, too
 
-  off_t at(size_t row, size_t column) const { return static_cast<off_t>(data_ + (row * columns + column) * 4); }
-  [[noreturn]] void fail(const char* what) {
-    close(fd_);
-    throw std::runtime_error(path_ + " " + what);
+  input::Refused refused(const std::string& why) const { return input::Refused(file_.path() + " " + why); }
+
+  input::File file_;
+  uint64_t data_ = 0;
+};
+
+// The same file by a second way, for a check of the first: a stream, and of the header only its length.
+class Plain {
+ public:
+  explicit Plain(const input::File& file) : stream_(file.again(), std::ios::binary) {
+    stream_.seekg(6);
+    const int version = stream_.get();
+    stream_.get();
+    uint64_t size = 0;
+    for (int shift = 0; shift < (version == 1 ? 16 : 32); shift += 8)
+      size |= static_cast<uint64_t>(stream_.get()) << shift;
+    data_ = static_cast<uint64_t>(stream_.tellg()) + size;
   }
-  [[noreturn]] void fail_io() const {
-    throw std::system_error(errno != 0 ? errno : EIO, std::generic_category(), path_);
+  // How many of `count` elements from the `first` on, by rows, are not those, bit for bit.
+  size_t differences(uint64_t first, const float* those, size_t count) {
+    std::vector<float> read(count);
+    stream_.seekg(static_cast<std::streamoff>(data_ + first * 4));
+    if (!stream_.read(reinterpret_cast<char*>(read.data()), static_cast<std::streamsize>(count * 4))) return count;
+    size_t wrong = 0;
+    for (size_t i = 0; i < count; ++i) wrong += memcmp(&read[i], &those[i], 4) != 0;
+    return wrong;
   }
+
+ private:
+  std::ifstream stream_;
+  uint64_t data_ = 0;
+};
+
+// A file that is there already is made one of this shape.
+class NewFile {
+ public:
+  NewFile(const std::string& path, size_t rows, size_t columns)
+      : columns_(columns), path_(path), fd_(open(path.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC)) {
+    if (fd_ < 0) throw std::system_error(errno, std::generic_category(), path);
+    std::string header = "{'descr': '<f4', 'fortran_order': False, 'shape': (" + std::to_string(rows) + ", " +
+                         std::to_string(columns) + "), }";
+    header.resize((header.size() + 11 + 63) / 64 * 64 - 11, ' ');
+    header = std::string("\x93NUMPY\x01\x00", 8) + static_cast<char>(header.size() + 1) + '\0' + header + '\n';
+    data_ = header.size();
+    write_at(header.data(), header.size(), 0);
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+  ~NewFile() { close(fd_); }
+  // From plain memory.
+  void write(size_t row, size_t column, const float* from, size_t count) const {
+    write_at(from, count * 4, data_ + (row * columns_ + column) * 4);
+  }
+
+ private:
+  void write_at(const void* from, size_t size, uint64_t at) const {
+    errno = 0;
+    if (pwrite(fd_, from, size, static_cast<off_t>(at)) != static_cast<ssize_t>(size))
+      throw std::system_error(errno != 0 ? errno : ENOSPC, std::generic_category(), path_);
+  }
+
+  size_t columns_;
   std::string path_;
   int fd_;
   uint64_t data_ = 0;
