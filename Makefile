@@ -94,6 +94,8 @@ STRESS    := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/stress/*.cpp))
 BENCH     := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 KMOD_TEST := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/kmod/*.cpp))
 VM_TEST   := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/vm/*.cpp))
+# The examples' readers of files, without the library.
+FORMATS   := $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/examples/*.cpp))
 ABI       := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/abi/*.c)) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tests/abi/*.cpp))
 # tools/NAME.cpp is a tool; so is a folder tools/NAME with a main.cpp or NAME.cpp in it.
 TOOL_DIRS := $(sort $(foreach d,$(wildcard tools/*/),$(if $(wildcard $(d)main.cpp $(d)$(notdir $(d:/=)).cpp),$(d:/=))))
@@ -111,7 +113,7 @@ all: lib examples tools  ## the library, static and shared, examples, tools (tes
 lib: $(BUILD)/libvmem.a $(BUILD)/libvmem.so $(BUILD)/libvmem-cuda-calls.so
 examples: $(EXAMPLES)
 tools: $(TOOLS)
-build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(ABI)  ## all test and benchmark programs
+build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(FORMATS) $(ABI)  ## all test and benchmark programs
 
 # What the sanitizers and the fast lane of .ci/run take.
 .PHONY: core-tests
@@ -208,6 +210,9 @@ $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 $(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(SIM_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIB)) -o $@
+$(FORMATS): $(BUILD)/%: $(BUILD)/%.o
+	$(call say,LINK,$@)
+	$(Q)$(LINK) $^ -o $@
 define tool_folder
 $(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cpp)) $(SIM_OBJ) $(BUILD)/libvmem.a
 	$$(call say,LINK,$$@)

@@ -11,7 +11,7 @@ set -euo pipefail
 
 declare -A packages=(
   [build]="g++ make pkg-config liburing-dev libnuma-dev liblz4-dev libzstd-dev libxxhash-dev libcli11-dev libmicrohttpd-dev"
-  [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-venv nlohmann-json3-dev cmake"
+  [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-scipy python3-venv nlohmann-json3-dev cmake"
   [wheel]="python3-venv"
   [monitoring]="prometheus"
   [model]="spin relacy-dev"
