@@ -166,6 +166,11 @@ int vmem_version(void);
  * call that needs the runtime does it. -EINVAL names a bad environment variable, its value and the
  * accepted form; -EPERM or -ENOSYS when the kernel offers no way to trap accesses, with how to
  * enable one; -ENOTSUP where the kernel's pages are not of 4 KiB.
+ *
+ * The threads have SCHED_OTHER, nice 0, the default I/O priority and the CPUs that the main thread had
+ * when the library was loaded (setting `cpus`), whatever the calling thread has, as far as the user
+ * may: an ordinary user's stay at the nice value of whoever calls first. From a thread with
+ * SCHED_DEADLINE, which can make no threads: -EAGAIN.
  */
 int vmem_init(void);
 

@@ -21,6 +21,7 @@
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
+#include "core/scheduling.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
 #include "pager/progress.h"
@@ -219,6 +220,7 @@ Status Runtime::start() {
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
   if (Status s = check_page_size(static_cast<size_t>(sysconf(_SC_PAGESIZE))); !s.ok()) return s;
+  if (Status s = core::set_thread_cpus(options_.text(Option::cpus)); !s.ok()) return s;
   if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_pager(options_, &pager); !s.ok()) return s;

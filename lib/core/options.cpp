@@ -95,6 +95,11 @@ constexpr OptionInfo kTable[] = {
      "more rights than who started it (AT_SECURE) auto is none: CUDA would load code that the environment names."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
      "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
+    {Option::cpus, "cpus", OptionKind::text, "", "those of the main thread when the library was loaded", 0, 0, nullptr,
+     false,
+     "CPUs on which the library's threads run, as in \"0\", \"0,2\" or \"0-3,8\". Beside that they have SCHED_OTHER "
+     "and nice "
+     "0, whatever the thread has that makes the first call."},
     {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,
      false, "Threads that complete I/O, verify and put blocks in place."},
     {Option::evict_threads, "evict_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64,

@@ -35,6 +35,7 @@ enum class Option : unsigned {
   transfer,
   device,
   numa_nodes,
+  cpus,
   io_threads,
   evict_threads,
   fault_timeout_ms,

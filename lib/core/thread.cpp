@@ -1,5 +1,7 @@
 #include "core/thread.h"
 
+#include <sched.h>
+
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -10,6 +12,7 @@
 
 #include "core/break.h"
 #include "core/mutex.h"
+#include "core/scheduling.h"
 #include "core/stack.h"
 
 namespace vmem::core {
@@ -22,6 +25,8 @@ thread_local sigset_t application_mask;  // .. while deferring
 
 // What an instruction of the thread itself causes.
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
+
+constexpr int kDeadline = 6;  // SCHED_DEADLINE, which older headers lack
 
 sigset_t asynchronous() {
   sigset_t set;
@@ -89,11 +94,17 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
   try {
     *out = std::thread([name = std::string(name), body = std::move(body)] {
       ours = true;
+      schedule_as_ours();
       pthread_setname_np(pthread_self(), name.c_str());
       // The process may give its threads as little as PTHREAD_STACK_MIN.
       if (!with_stack([&body] { body(); })) body();
     });
   } catch (const std::system_error& failure) {
+    if (sched_getscheduler(0) == kDeadline)
+      return error(EAGAIN,
+                   "cannot start thread %s: the kernel lets no thread with SCHED_DEADLINE make another; make this call "
+                   "from another one, or set SCHED_FLAG_RESET_ON_FORK",
+                   name);
     return system_error(failure.code().value(), "cannot start thread %s", name);
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory to start thread %s", name);

@@ -1,6 +1,7 @@
 // The one way to start a thread in this library. Its threads serve faults, or hold what others need to serve them: a
 // signal handler of the application that ran on one of them could access a block that is not present, and would then
-// wait for itself. So every signal is blocked on them, from before their first instruction.
+// wait for itself. So every signal is blocked on them, from before their first instruction. How they are scheduled says
+// core/scheduling.h.
 #pragma once
 
 #include <signal.h>

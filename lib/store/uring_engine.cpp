@@ -19,6 +19,7 @@
 #include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
+#include "core/scheduling.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "store/engine_base.h"
@@ -76,6 +77,7 @@ class UringEngine final : public EngineBase {
   void file_removed(FileId id) override;
 
   core::Status create_ring(Ring& ring);
+  void place_workers(Ring& ring);
   void run(Ring& ring) noexcept;
   void reap(Ring& ring);
   void finish(Transfer* transfer);
@@ -467,8 +469,20 @@ void UringEngine::enter(Ring& ring, bool wait) {
   }
 }
 
+// Workers of the kernel take the CPUs of the process's cpuset. The kernel knows whose they are from the first entry on.
+void UringEngine::place_workers(Ring& ring) {
+  const core::CpuMask* const mask = core::thread_cpus();
+  if (mask == nullptr) return;
+  arm_wake(ring);
+  enter(ring, false);
+  cpu_set_t cpus[sizeof mask->words / sizeof(cpu_set_t)];
+  memcpy(cpus, mask->words.data(), sizeof cpus);
+  io_uring_register_iowq_aff(&ring.uring, mask->bytes, cpus);  // Linux 5.14; before that they go where they like
+}
+
 void UringEngine::run(Ring& ring) noexcept {
   own_thread = this;
+  place_workers(ring);
   std::optional<core::ServesFaults> serves;
   if (&ring == &rings_[0]) serves.emplace();
   bool delivered = false;
