@@ -3,7 +3,7 @@
 #
 # Groups: build (default), test, check, vm, kernel; wheel (make wheel, and an environment to install it into); package (Debian packages: debhelper, lintian and what makes a clean
 # system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
-# Prometheus server, for the tests of the dashboard); model (model checkers for the paging protocol, 2 MB: their test skips
+# Prometheus server, for the tests of the dashboard); tools (what watches programs, 100 MB: tests/abi/tools.sh skips without it); model (model checkers for the paging protocol, 2 MB: their test skips
 # without them); compilers (the oldest that is supported, for scripts/compilers.sh here/..). CUDA is never installed: the library builds without it and takes a toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
 # the essentials are there. Does nothing, at once, when nothing is missing; --quiet says nothing in that case. --check installs
 # nothing and says what is missing. Exit: 0; 1: an essential is missing; with --check 3: something else is.
@@ -14,6 +14,7 @@ declare -A packages=(
   [test]="openssl libgtest-dev libbenchmark-dev python3-pytest python3-numpy python3-scipy python3-venv nlohmann-json3-dev cmake"
   [wheel]="python3-venv"
   [monitoring]="prometheus"
+  [tools]="valgrind strace gdb"
   [model]="spin relacy-dev"
   [torch]="python3-torch"
   [check]="clang clang-format clang-tidy shellcheck groff-base"

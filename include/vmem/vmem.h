@@ -165,7 +165,7 @@ int vmem_version(void);
  * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first
  * call that needs the runtime does it. -EINVAL names a bad environment variable, its value and the
  * accepted form; -EPERM or -ENOSYS when the kernel offers no way to trap accesses, with how to
- * enable one; -ENOTSUP where the kernel's pages are not of 4 KiB.
+ * enable one; -ENOTSUP where the kernel's pages are not of 4 KiB, or valgrind runs the program.
  *
  * The threads have SCHED_OTHER, nice 0, the default I/O priority and the CPUs that the main thread had
  * when the library was loaded (setting `cpus`), whatever the calling thread has, as far as the user

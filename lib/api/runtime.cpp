@@ -22,6 +22,7 @@
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/scheduling.h"
+#include "core/valgrind.h"
 #include "pager/clock.h"
 #include "pager/pager.h"
 #include "pager/progress.h"
@@ -220,6 +221,11 @@ Status Runtime::start() {
   if (Status s = load_environment(); !s.ok()) return s;
   if (pager_ != nullptr) return {};
   if (Status s = check_page_size(static_cast<size_t>(sysconf(_SC_PAGESIZE))); !s.ok()) return s;
+  if (core::on_valgrind()) {
+    return error(ENOTSUP,
+                 "valgrind runs this program, and under it a thread that waits for a block stops those that bring it; "
+                 "run without it, or build with -fsanitize=address or thread in its place");
+  }
   if (Status s = core::set_thread_cpus(options_.text(Option::cpus)); !s.ok()) return s;
   if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
