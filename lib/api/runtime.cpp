@@ -9,6 +9,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -194,6 +195,29 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   return {};
 }
 
+namespace {
+
+// On a thread of ours. Threads that the kernel and drivers start are scheduled as who starts them is, which the caller
+// may not be; and a disk or a driver may take its time, while the caller has signals to handle.
+Status build_aside(core::Options& options, std::unique_ptr<pager::Pager>* out) {
+  Status built;
+  bool logged = false;
+  const auto build = [&] {
+    core::begin_call_that_logs();
+    try {
+      built = build_pager(options, out);
+    } catch (const std::bad_alloc&) {
+      built = error(ENOMEM, "no memory to start");
+    }
+    logged = core::end_call_that_logs();
+  };
+  if (!core::run_aside(build)) build();
+  if (logged) core::log_of_call_waits();
+  return built;
+}
+
+}  // namespace
+
 Runtime::Runtime() {
   core::keep_own_memory_in_children();  // before any error has words
   core::mark_this_process();
@@ -229,7 +253,7 @@ Status Runtime::start() {
   if (Status s = core::set_thread_cpus(options_.text(Option::cpus)); !s.ok()) return s;
   if (Status s = core::start_log_thread(); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
-  if (Status s = build_pager(options_, &pager); !s.ok()) return s;
+  if (Status s = build_aside(options_, &pager); !s.ok()) return s;
   {
     Closed gate(gate_);
     gate.drain();
@@ -286,6 +310,7 @@ void Runtime::hide() {
 
 // Changes of shared files reach them, as with mmap; everything else dies with the process.
 void Runtime::write_shared_files(Finishing* finishing) {
+  if (nothing_to_write_) return;
   gate_.enter_at_exit();
   Use pager;
   pager.take(gate_, pager_.get());
@@ -474,7 +499,7 @@ Status Runtime::stop_if_idle(const char* name) {
   if (pager_->has_regions()) return busy();
   gate.drain();
   if (pager_->has_regions()) return busy();
-  pager_.reset();
+  end_pager();
   return {};
 }
 
@@ -551,6 +576,15 @@ Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view
   return get_locked(name, value);
 }
 
+// Its regions are gone. Its threads end when a disk or a device has done what they asked for: meanwhile signals come
+// in, and their handlers may end the process.
+void Runtime::end_pager() {
+  const auto end = [this] { pager_.reset(); };
+  nothing_to_write_ = true;
+  if (!core::run_aside(end)) end();
+  nothing_to_write_ = false;
+}
+
 void Runtime::shutdown() {
   if (!check_fork().ok()) return;
   {
@@ -565,7 +599,7 @@ void Runtime::shutdown() {
       kernels_.over();
       pager_->shutdown();  // regions that the last of them made
       leases_.over();
-      pager_.reset();
+      end_pager();
     }
   }
   kernels_.drain();

@@ -90,6 +90,7 @@ class Runtime {
   bool lock_setup(const std::atomic<bool>& stop) VMEM_TRY_ACQUIRE(true, setup_);
   core::Status apply(core::Option option) VMEM_REQUIRES(setup_);
   core::Status stop_if_idle(const char* name) VMEM_REQUIRES(setup_);
+  void end_pager();
   void hide();
   void write_shared_files(Finishing* finishing);
 
@@ -101,6 +102,7 @@ class Runtime {
   std::unique_ptr<pager::Pager> pager_;
   std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: nobody sees this process
   bool environment_read_ VMEM_GUARDED_BY(setup_) = false;
+  std::atomic<bool> nothing_to_write_{false};  // the pager ends
   std::atomic<bool> gave_up_{false};  // exit has waited in vain: from here on it writes what needs no device alone
 };
 

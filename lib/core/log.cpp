@@ -432,6 +432,10 @@ bool end_call_that_logs() {
   return !in_sink;
 }
 
+void log_of_call_waits() {
+  call_logged = in_calls != 0;
+}
+
 void deliver_log_of_call() {
   if (begin_delivery()) return deliver(last_line());
   if (in_sink) return;

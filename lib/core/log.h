@@ -50,6 +50,8 @@ Status start_log_thread();
 // Around a call of the application: what it logs is left to deliver_log_of_call(), for a while.
 void begin_call_that_logs();
 bool end_call_that_logs();  // true: the outermost one ends, and it has logged
+// In a call, for which a thread of ours has logged: as if this one had.
+void log_of_call_waits();
 // At its end, without a lock. Does not wait for another thread that delivers: that one goes on with these lines.
 void deliver_log_of_call();
 // Returns when everything logged before is delivered. At once from inside a sink.

@@ -23,6 +23,7 @@
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/step.h"
+#include "core/thread.h"
 #include "core/types.h"
 
 namespace vmem::store {
@@ -155,6 +156,7 @@ void pause_while_busy() {
   core::step("store.busy");
   const timespec pause{0, 2000000};
   nanosleep(&pause, nullptr);
+  if (core::signals_have_come()) core::let_signals_in();
 }
 
 int open_claimed(const std::string& path, int flags) {
