@@ -4,7 +4,7 @@
  *
  * Calls return 0 or a negative errno unless they say otherwise; vmem_last_error() has the message
  * of the calling thread's last failure. Every call is thread-safe. No call may be made from a
- * signal handler, and none from a forked child before exec (-ECHILD). A signal handler may access
+ * signal handler. A forked child begins anew: vmem_init. A signal handler may access
  * regions, and never runs on a thread of the library; one that comes in a call runs when that ends,
  * or waits for others, mostly within 50 ms. There it has to return: by longjmp, an exception or the
  * end of the thread what the call has begun would stay half done. Out of an access (SIGBUS) it may
@@ -171,6 +171,15 @@ int vmem_version(void);
  * when the library was loaded (setting `cpus`), whatever the calling thread has, as far as the user
  * may: an ordinary user's stay at the nice value of whoever calls first. From a thread with
  * SCHED_DEADLINE, which can make no threads: -EAGAIN.
+ *
+ * A child of fork() may call this, or any other call, and makes regions of its own, with the settings
+ * that its parent had. Its parent's regions are not inherited: calls about them, their leases and
+ * kernels answer -ECHILD, their addresses stay without access, and an access gets SIGSEGV, after a
+ * line on stderr that says why where the program handles that signal nowhere. A file or a store that
+ * its parent holds is in use (-EBUSY). Where its parent had a device tier it has none, since CUDA does
+ * not work after fork: setting `device` auto goes on without, with a warning, and any other value but
+ * none is -ENOTSUP. A child made by a raw system call, or inside a call of libvmem (by a signal
+ * handler, or a sink of the log), answers -ECHILD to every call until exec.
  */
 int vmem_init(void);
 

@@ -14,6 +14,7 @@
 #include "api/boundary.h"
 #include "api/runtime.h"
 #include "core/cancellation.h"
+#include "core/inherited.h"
 #include "core/log.h"
 #include "pager/pager.h"
 #include "vmem/vmem.h"
@@ -51,6 +52,27 @@ Status check_access(unsigned access) {
   return {};
 }
 
+// Said before anything starts for it.
+Status check_inherited(const void* ptr) {
+  if (!vmem::core::is_inherited(ptr)) return {};
+  return error(
+      ECHILD,
+      "%p is in a region of the process that this one was forked from, and is not inherited; make one here, or "
+      "map the file again",
+      ptr);
+}
+
+// A call about addresses.
+template <typename Body>
+int with_region(const void* ptr, Body body) noexcept {
+  return guarded([&]() -> Status {
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return body(pager);
+  });
+}
+
 Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std::vector<vmem_range>* out) {
   if (ranges == nullptr || count == 0)
     return error(EINVAL, "%zu ranges at %p; give at least one", count, static_cast<const void*>(ranges));
@@ -58,6 +80,7 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
   if (Status s = check_pointer(ranges, count, "ranges"); !s.ok()) return s;
   out->assign(ranges, ranges + count);
   for (size_t i = 0; i < count; ++i) {
+    if (Status s = check_inherited((*out)[i].ptr); !s.ok()) return s;
     if ((*out)[i].reserved != 0) return error(EINVAL, "range %zu: reserved is %u; it must be 0", i, (*out)[i].reserved);
     if (!need_access) continue;
     if (Status s = check_access((*out)[i].access); !s.ok()) {
@@ -315,6 +338,7 @@ VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset
 VMEM_API int vmem_free(void* ptr) {
   if (ptr == nullptr) return 0;
   return guarded([&]() -> Status {
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
     // Where nothing runs there are no regions, and no reason to start: the last one may end after vmem_shutdown.
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
@@ -326,6 +350,7 @@ VMEM_API int vmem_free(void* ptr) {
 VMEM_API int vmem_name(const void* ptr, const char* name) {
   return guarded([&]() -> Status {
     if (name == nullptr) return error(EINVAL, "name is null; give a string");
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
     const std::string copy(name, strnlen(name, 63));
     Runtime::Use pager;
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
@@ -334,15 +359,15 @@ VMEM_API int vmem_name(const void* ptr, const char* name) {
 }
 
 VMEM_API int vmem_prefetch(const void* ptr, size_t size, int location, void* stream) {
-  return with_pager([&](Runtime::Use& pager) { return pager->prefetch(ptr, size, location, stream); });
+  return with_region(ptr, [&](Runtime::Use& pager) { return pager->prefetch(ptr, size, location, stream); });
 }
 
 VMEM_API int vmem_advise(const void* ptr, size_t size, int advice, int location) {
-  return with_pager([&](Runtime::Use& pager) { return pager->advise(ptr, size, advice, location); });
+  return with_region(ptr, [&](Runtime::Use& pager) { return pager->advise(ptr, size, advice, location); });
 }
 
 VMEM_API int vmem_acquire(const void* ptr, size_t size, unsigned access, int location, void* stream) {
-  return with_pager([&](Runtime::Use& pager) -> Status {
+  return with_region(ptr, [&](Runtime::Use& pager) -> Status {
     if (Status s = check_access(access); !s.ok()) return s;
     const vmem_range range{ptr, size, access, 0};
     return pager->acquire({&range, 1}, location, stream);
@@ -350,7 +375,7 @@ VMEM_API int vmem_acquire(const void* ptr, size_t size, unsigned access, int loc
 }
 
 VMEM_API int vmem_release(const void* ptr, size_t size, void* stream) {
-  return with_pager([&](Runtime::Use& pager) {
+  return with_region(ptr, [&](Runtime::Use& pager) {
     const vmem_range range{ptr, size, 0, 0};
     return pager->release({&range, 1}, stream);
   });
@@ -433,6 +458,7 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
     if (Status s = check_pointer(kernel, 1, "kernel"); !s.ok()) return s;
     if (Status s = check_pointer(view, 1, "view"); !s.ok()) return s;
     if (Status s = check_access(access); !s.ok()) return s;
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
     if ((access & VMEM_READ) == 0) return error(EINVAL, "access is VMEM_WRITE; kernels also read: add VMEM_READ");
     Runtime& runtime = Runtime::get();
     return runtime.kernels().begin(runtime, {ptr, size, access, 0}, device, budget, &made, &seen);
@@ -455,6 +481,7 @@ VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) 
     if (Status s = check_pointer(fd, 1, "fd"); !s.ok()) return s;
     if ((flags & ~VMEM_EXPORT_DMA_BUF) != 0)
       return error(EINVAL, "flags 0x%x are unknown; give 0 or VMEM_EXPORT_DMA_BUF", flags);
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
     Runtime::Use pager;
     if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
     const auto how = flags != 0 ? vmem::device::Export::dma_buf : vmem::device::Export::handle;
@@ -465,11 +492,11 @@ VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) 
 }
 
 VMEM_API int vmem_evict(const void* ptr, size_t size, int location) {
-  return with_pager([&](Runtime::Use& pager) { return pager->evict(ptr, size, location); });
+  return with_region(ptr, [&](Runtime::Use& pager) { return pager->evict(ptr, size, location); });
 }
 
 VMEM_API int vmem_sync(const void* ptr, size_t size) {
-  if (ptr != nullptr || size != 0) return with_pager([&](Runtime::Use& pager) { return pager->sync(ptr, size); });
+  if (ptr != nullptr || size != 0) return with_region(ptr, [&](Runtime::Use& pager) { return pager->sync(ptr, size); });
   return guarded([&]() -> Status {
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok() || !pager) return s;
@@ -479,6 +506,7 @@ VMEM_API int vmem_sync(const void* ptr, size_t size) {
 
 VMEM_API int vmem_query(const void* ptr, size_t size, struct vmem_residency* out) {
   return answer(out, 5, "struct vmem_residency", [&](vmem_residency* filled) -> Status {
+    if (Status s = check_inherited(ptr); !s.ok()) return s;
     Runtime::Use pager;  // whoever has no region starts nothing by asking
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
     if (!pager) return error(EINVAL, "%p is not inside a region of libvmem", ptr);

@@ -15,6 +15,7 @@
 
 #include "api/runtime.h"
 #include "core/at_exit.h"
+#include "core/fork.h"
 #include "core/log.h"
 #include "core/on_exit.h"
 #include "core/step.h"
@@ -162,6 +163,9 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     {
       const core::MutexLock lock(mutex_);
       const auto it = live_.find(which);
+      if (it == live_.end() && core::has_parents_state())
+        return error(ECHILD, "%p is not open in this process, but may be in the one that it was forked from",
+                     static_cast<void*>(which));
       if (it == live_.end() || it->second->ending)
         return error(EINVAL, "%p is not a range that is open to kernels (never was, or was ended)",
                      static_cast<void*>(which));

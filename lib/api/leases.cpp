@@ -33,6 +33,9 @@ constinit thread_local bool in_ready = false;  // this thread is in some lease's
 
 Status Leases::find(LeaseHandle* which, Handle* out) {
   const auto it = live_.find(which);
+  if (it == live_.end() && core::has_parents_state())
+    return error(ECHILD, "%p is not a lease of this process, but may be of the one that it was forked from",
+                 static_cast<void*>(which));
   if (it == live_.end() || it->second->ending)
     return error(EINVAL, "%p is not a lease (never was, or was ended)", static_cast<void*>(which));
   *out = it->second;

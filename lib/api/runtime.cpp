@@ -12,12 +12,14 @@
 #include <new>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "api/memory_limit.h"
 #include "api/page_size.h"
 #include "api/published.h"
 #include "api/seams.h"
 #include "core/at_exit.h"
+#include "core/break.h"
 #include "core/cancellation.h"
 #include "core/fork.h"
 #include "core/log.h"
@@ -42,20 +44,45 @@ namespace {
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
 constexpr uint64_t kExitPatienceKernels = 4000000000;  // .. for threads that serve kernels; leaves time to write
 
-// Locks may be held by threads that the child does not have: nothing is touched there.
+// Locks may be held by threads that the child does not have: nothing is touched there. A child of fork() has a runtime
+// of its own in place of its parent's, and is no child any more for that.
 Status check_fork() {
   if (!core::in_child()) return {};
   return error(ECHILD,
-               "this process was forked from one that uses libvmem; regions are not inherited, call exec first");
+               "this process was forked from one that uses libvmem by a raw system call, or from inside a call of "
+               "libvmem; use fork() outside calls, or call exec first");
 }
 
 Status shutting_down() {
   return error(ECANCELED, "the process is shutting libvmem down");
 }
 
-// Set once: the runtime outlives everything, so that threads and destructors may use regions to the end.
-std::atomic<Runtime*> made{nullptr};
+// The runtime outlives everything, so that threads and destructors may use regions to the end. A forked child has none.
+constinit std::atomic<Runtime*> made{nullptr};
 constinit thread_local unsigned calls = 0;  // of this thread, that have not returned
+
+// What has been set. A child starts with it: it reads what is complete, whatever threads of its parent were doing.
+using Settings = std::vector<std::pair<Option, std::string>>;
+constinit std::atomic<const Settings*> settings_now{nullptr}, settings_of_parent{nullptr};
+
+void note_settings(const core::Options& options) {
+  try {
+    auto now = std::make_unique<Settings>();
+    for (const core::OptionInfo& info : core::option_table()) {
+      if (options.is_set(info.id)) now->emplace_back(info.id, options.text(info.id));
+    }
+    delete settings_now.exchange(now.release());
+  } catch (const std::bad_alloc&) {  // a child gets what was noted before
+  }
+}
+
+// Leaves all that the parent had where it is: threads that are not here had it in any state. A thread that was in a
+// call would go on with that, so it may not begin anew.
+void begin_anew_in_child() {
+  if (calls != 0 || core::broken("anew_in_child")) return;
+  made.store(nullptr);
+  if (const Settings* const set = settings_now.exchange(nullptr); set != nullptr) settings_of_parent.store(set);
+}
 
 // On a thread that may hold locks of ours. Inside the log's sink, also on the log's own thread, none is held.
 bool holds_locks() {
@@ -63,7 +90,7 @@ bool holds_locks() {
 }
 
 void at_exit() {
-  if (core::in_child()) return;
+  if (core::in_child() || made.load() == nullptr) return;
   const core::NoCancellation whole;
   made.load()->finish();
   core::deliver_log_at_exit(holds_locks());
@@ -135,9 +162,20 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
   const size_t wanted = options.number(Option::device_block_size);
   const size_t unit = wanted != core::kAuto ? wanted : device::kUnit;  // auto: the pager says so for each region
   if (Status s; replace_devices(unit, out, &s)) return s;
+  static constinit std::atomic<bool> had_devices{false};  // here, or in a process before this one
+  const device::Kind kind = device::kind_of(options.text(Option::device));
+  if (had_devices.load() && core::has_parents_state() && kind != device::Kind::none) {
+    constexpr char kWhy[] =
+        "this process was forked from one that had a device tier, and CUDA cannot be used after fork; start it by "
+        "exec (spawn), or fork before libvmem and CUDA are used";
+    if (kind != device::Kind::automatic)
+      return error(ENOTSUP, "setting device is %s, but %s", options.text(Option::device).c_str(), kWhy);
+    core::log(core::Level::warning, "no device tier: %s", kWhy);
+    return {};
+  }
   std::string why;
-  if (Status s = device::make_devices(device::kind_of(options.text(Option::device)), unit, out, &why); !s.ok())
-    return s;
+  if (Status s = device::make_devices(kind, unit, out, &why); !s.ok()) return s;
+  if (*out != nullptr) had_devices.store(true);
   if (*out == nullptr) {
     core::log(core::Level::info, "no device tier: %s", why.c_str());
   } else if (!why.empty()) {
@@ -221,21 +259,36 @@ Status build_aside(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 Runtime::Runtime() {
   core::keep_own_memory_in_children();  // before any error has words
   core::mark_this_process();
+  static constinit std::atomic<bool> prepared{false};
+  if (prepared.exchange(true)) return;
   pthread_atfork(nullptr, nullptr, publish::Publisher::after_fork_in_child);
-  made.store(this);
-  core::set_exit_work(at_exit);
+  pthread_atfork(nullptr, nullptr, store::renew_in_child);
+  pthread_atfork(nullptr, nullptr, begin_anew_in_child);
 }
 
+// Without a lock, or a guard of the compiler's: a child could find it held by a thread that it does not have.
 Runtime& Runtime::get() {
-  static Runtime* runtime = new Runtime;
-  return *runtime;
+  Runtime* runtime = made.load(std::memory_order_acquire);
+  if (runtime != nullptr) return *runtime;
+  auto* const mine = new Runtime;
+  if (!made.compare_exchange_strong(runtime, mine)) {
+    delete mine;
+    return *runtime;
+  }
+  core::set_exit_work(at_exit);
+  return *mine;
 }
 
 // Under setup_. A bad variable is reported by every call until it is mended.
 Status Runtime::load_environment() {
   if (environment_read_) return {};
-  if (Status s = options_.load_environment(); !s.ok()) return s;
+  if (const Settings* const parents = settings_of_parent.load(); parents != nullptr) {
+    for (const auto& [id, value] : *parents) options_.set(id, value).ignore();  // it was accepted before
+  } else if (Status s = options_.load_environment(); !s.ok()) {
+    return s;
+  }
   environment_read_ = true;
+  note_settings(options_);
   core::set_debug(options_.number(Option::debug) != 0);
   return apply(Option::log);
 }
@@ -522,12 +575,12 @@ Status Runtime::set_locked(std::string_view name, std::string_view value) {
   }
   if (Status s = options_.set(name, value); !s.ok()) return s;
   Status s = apply(info->id);
-  if (s.ok()) return s;
-  if (was_set) {
+  if (!s.ok() && was_set) {
     options_.set(name, before).ignore();  // it was accepted before
-  } else {
+  } else if (!s.ok()) {
     options_.unset(info->id);
   }
+  note_settings(options_);
   return s;
 }
 

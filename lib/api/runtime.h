@@ -57,7 +57,7 @@ class Runtime {
     core::SignalsDeferred deferred_;  // the thread may hold what serves the access of a handler
   };
 
-  // Starts the pager if there is none. -ECHILD in a forked child.
+  // Starts the pager if there is none. -ECHILD in a child that cannot begin anew.
   core::Status use(Use* out);
   // The same without starting one: *out is null when there is none.
   core::Status use_if_running(Use* out);

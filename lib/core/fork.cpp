@@ -21,7 +21,7 @@ struct Notes {
   std::atomic<Notes*> next{nullptr};
 };
 constinit Notes notes;
-constinit std::atomic<bool> registered{false};
+constinit std::atomic<bool> registered{false}, marked{false}, forked{false};
 
 // 0 in a child. Where the kernel can, it lies in a page that every child finds empty, however it was made.
 constinit std::atomic<uint32_t> of_handlers{1};
@@ -88,8 +88,17 @@ void forget_in_children(int fd) {
 }
 
 void mark_this_process() {
+  of_handlers.store(1);
   mark.store(make_mark());
-  pthread_atfork(nullptr, nullptr, [] { of_handlers.store(0); });
+  if (marked.exchange(true)) return;
+  pthread_atfork(nullptr, nullptr, [] {
+    of_handlers.store(0);
+    forked.store(true);
+  });
+}
+
+bool has_parents_state() {
+  return forked.load(std::memory_order_relaxed);
 }
 
 bool in_child() {

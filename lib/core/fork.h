@@ -16,10 +16,12 @@ void forget_in_children(int fd);
 // Both; of -1 nothing.
 void close_and_forget(int fd);
 
-// Remembers that this process is the one. Once, before the first thread.
+// Remembers that this process is the one. Before the first thread; again in a child that begins anew.
 void mark_this_process();
 // In a child of the one that was marked: also of a raw fork or clone system call, or of _Fork(), where no handler of
 // ours runs. Not in one that has its parent's memory (vfork).
 bool in_child();
+// fork() made this process from one that was marked, or from a child of one: what that had is in memory still.
+bool has_parents_state();
 
 }  // namespace vmem::core

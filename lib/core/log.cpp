@@ -406,6 +406,7 @@ void log_often(Often& often, Level level, const char* format, ...) {
 }
 
 Status start_log_thread() {
+  prepare_fork();
   {
     const Held held;
     if (lines.has_thread) return {};
@@ -418,7 +419,6 @@ Status start_log_thread() {
     return s;
   }
   thread.detach();
-  prepare_fork();
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include "core/block_table.h"
 #include "core/break.h"
 #include "core/guarded_read.h"
+#include "core/inherited.h"
 #include "core/own_memory.h"
 #include "core/types.h"
 #include "pager/lease_map.h"
@@ -65,6 +66,7 @@ struct Region {
   // Fixed at creation; any thread that keeps the region alive may read them.
   uint64_t id = 0;
   std::byte* base = nullptr;
+  core::NotedAddresses noted;  // for forked children
   size_t size = 0;  // bytes the caller asked for
   size_t span = 0;  // bytes of address space: blocks * block_size
   size_t block_size = 0;

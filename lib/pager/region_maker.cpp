@@ -258,6 +258,7 @@ Status RegionMaker::make(const NewRegion& what, void** ptr, uint64_t mark) {
   if (Status s = have_what_it_needs(r, mark, &charged); !s.ok()) return s;
   if (Status s = have_addresses(what, its, r, mark, &base); !s.ok()) return s;
   r.base = static_cast<std::byte*>(base);
+  r.noted.set(base, r.span);
   node.key() = reinterpret_cast<uintptr_t>(base);
   node.mapped() = std::move(region);
   Lock lock(map_.mutex());

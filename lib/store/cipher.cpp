@@ -5,8 +5,10 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 #include "core/types.h"
@@ -43,10 +45,8 @@ struct Cipher::Library {
 
 // Never closed: threads of the library may be in it while the process exits.
 const Cipher::Library* Cipher::library(core::Status* why) {
-  static constinit core::Mutex mutex;
-  static constinit Library loaded{};
-  const core::MutexLock lock(mutex);
-  if (loaded.update != nullptr) return &loaded;
+  static constinit std::atomic<const Library*> loaded{nullptr};
+  if (const Library* const known = loaded.load(); known != nullptr) return known;
   void* handle = nullptr;
   for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
     if (handle == nullptr) handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -67,8 +67,9 @@ const Cipher::Library* Cipher::library(core::Status* why) {
     *why = core::error(ENOSYS, "encryption=on: the libcrypto that is installed has no AES-256-XTS");
     return nullptr;
   }
-  loaded = found;
-  return &loaded;
+  const Library* known = nullptr;
+  auto mine = std::make_unique<const Library>(found);
+  return loaded.compare_exchange_strong(known, mine.get()) ? mine.release() : known;
 }
 
 core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {

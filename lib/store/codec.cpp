@@ -8,8 +8,11 @@
 #include <zstd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <new>
 
 #include "core/mutex.h"
 
@@ -56,7 +59,6 @@ struct Contexts {
   LZ4_stream_t* lz4 = nullptr;
 };
 constinit thread_local Contexts contexts;
-pthread_key_t end_of_thread;
 
 void free_contexts(void* mine) {
   auto* c = static_cast<Contexts*>(mine);
@@ -66,12 +68,29 @@ void free_contexts(void* mine) {
   *c = {};  // a later destructor of this thread's may need one again
 }
 
+// No guard of the compiler's: a child could find it held by a thread that it does not have.
+bool have_key(pthread_key_t* key) {
+  static constinit std::atomic<int64_t> known{-1};
+  int64_t one = known.load();
+  if (one < 0) {
+    pthread_key_t made{};
+    if (pthread_key_create(&made, free_contexts) != 0) return false;
+    if (known.compare_exchange_strong(one, made)) {
+      one = made;
+    } else {
+      pthread_key_delete(made);
+    }
+  }
+  *key = static_cast<pthread_key_t>(one);
+  return true;
+}
+
 // Without a key they are left behind with their thread.
 template <typename T>
 T* keep(T*& slot, T* made) {
-  static const bool have_key = pthread_key_create(&end_of_thread, free_contexts) == 0;
+  pthread_key_t end_of_thread{};
   slot = made;
-  if (made != nullptr && have_key) pthread_setspecific(end_of_thread, &contexts);
+  if (made != nullptr && have_key(&end_of_thread)) pthread_setspecific(end_of_thread, &contexts);
   return made;
 }
 
@@ -109,6 +128,11 @@ size_t compress(Codec codec, const void* block, size_t size, char* out, size_t c
 }
 
 }  // namespace
+
+void renew_codec() VMEM_LOCKS(no_thread_safety_analysis) {
+  new (&spare_mutex) core::Mutex;
+  zstd_spare = nullptr;
+}
 
 core::Status prepare_codec(Codec codec) {
   if (codec != Codec::zstd) return {};

@@ -35,6 +35,8 @@ class Digester {
 
 // Memory that reading blocks of this codec needs at least, for good. -ENOMEM: there is none.
 core::Status prepare_codec(Codec codec);
+// In a forked child: what is kept for threads without memory may have been in use.
+void renew_codec();
 // Encodes `block` into `out` (capacity at least `size` bytes). *stored = bytes to write, a multiple of 4 KiB smaller
 // than `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size, and what is in
 // `out` means nothing: write `block` itself.

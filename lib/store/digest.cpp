@@ -3,13 +3,14 @@
 #include <sys/auxv.h>
 #include <sys/random.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
+#include <memory>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "core/mutex.h"
 #include "store/codec.h"
 
 namespace vmem::store {
@@ -18,8 +19,7 @@ namespace {
 
 const digest_kernel::Kernel& kernel() {
 #if defined(__x86_64__)
-  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
-  if (avx2) return digest_kernel::kAvx2;
+  if (__builtin_cpu_supports("avx2") != 0) return digest_kernel::kAvx2;
 #endif
   return digest_kernel::kPortable;
 }
@@ -62,8 +62,13 @@ Secret draw_secret() {
 }  // namespace
 
 const Secret& secret() {
-  static const Secret drawn = draw_secret();
-  return drawn;
+  // No guard of the compiler's: a child could find it held by a thread that it does not have.
+  static constinit std::atomic<const Secret*> drawn{nullptr};
+  const Secret* known = drawn.load(std::memory_order_acquire);
+  if (known != nullptr) [[likely]]
+    return *known;
+  auto mine = std::make_unique<const Secret>(draw_secret());
+  return drawn.compare_exchange_strong(known, mine.get()) ? *mine.release() : *known;
 }
 
 }  // namespace digest_kernel
@@ -74,23 +79,27 @@ core::Digest digest(const void* bytes, size_t size) {
 
 core::Digest zero_digest(size_t size) {
   // Blocks come in few sizes; the last one of a region may be odd. Evictors ask, also while the process exits: no
-  // destructor, and no memory that may be short.
+  // destructor, no memory that may be short, and no lock that a child could find held.
   struct Known {
-    size_t size;
+    std::atomic<size_t> size{0};  // 0: free; kTaken: being filled in
     core::Digest digest;
   };
-  static constinit core::Mutex mutex;
-  static constinit std::array<Known, 64> known VMEM_GUARDED_BY(mutex){};
-  static constinit size_t used VMEM_GUARDED_BY(mutex) = 0;
-  const auto is_it = [&](const Known& k) { return k.size == size; };
-  {
-    core::MutexLock lock(mutex);
-    auto* const end = known.begin() + used;
-    if (const auto* it = std::find_if(known.begin(), end, is_it); it != end) return it->digest;
+  constexpr size_t kTaken = SIZE_MAX;
+  static constinit std::array<Known, 64> known{};
+  for (const Known& one : known) {
+    if (one.size.load(std::memory_order_acquire) == size) return one.digest;
   }
   const core::Digest out = hash_zeros(size);
-  core::MutexLock lock(mutex);
-  if (used < known.size() && std::none_of(known.begin(), known.begin() + used, is_it)) known[used++] = {size, out};
+  for (Known& one : known) {
+    size_t free = 0;
+    if (!one.size.compare_exchange_strong(free, kTaken)) {
+      if (free == size) break;  // another thread was quicker
+      continue;
+    }
+    one.digest = out;
+    one.size.store(size, std::memory_order_release);
+    break;
+  }
   return out;
 }
 

@@ -1,9 +1,18 @@
 #include <cerrno>
 
 #include "core/log.h"
+#include "store/codec.h"
 #include "store/engine_base.h"
+#include "store/file.h"
+#include "store/transfer.h"
 
 namespace vmem::store {
+
+void renew_in_child() {
+  renew_flags_lock();
+  renew_codec();
+  leave_parents_files();
+}
 
 core::Status make_engine(const EngineOptions& options, std::unique_ptr<Engine>* out) {
   if (!options.allow_io_uring && options.require_io_uring) {

@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -81,9 +83,14 @@ struct Registry {
   std::vector<Shared> files VMEM_GUARDED_BY(mutex);
 };
 
+// Never destroyed: regions may outlive static objects, and a child leaves its parent's.
+constinit std::atomic<Registry*> of_process{nullptr};
+
 Registry& registry() {
-  static Registry* const all = new Registry;  // never destroyed: regions may outlive static objects
-  return *all;
+  Registry* all = of_process.load();
+  if (all != nullptr) return *all;
+  auto made = std::make_unique<Registry>();
+  return of_process.compare_exchange_strong(all, made.get()) ? *made.release() : *all;
 }
 
 Shared* find(Registry& all, const struct stat& st) VMEM_REQUIRES(all.mutex) {
@@ -158,6 +165,10 @@ core::Status open_shared(bool direct, MappedFile* out) {
 }
 
 }  // namespace
+
+void leave_parents_files() {
+  of_process.store(nullptr);
+}
 
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset,
                          uint64_t length) {

@@ -19,6 +19,8 @@ struct MappedFile {
   bool shared = false;              // open for writing
   uint64_t offset = 0, length = 0;  // .. for these bytes
 };
+// In a forked child: what its parent has open is not the child's.
+void leave_parents_files();
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset = 0,
                          uint64_t length = UINT64_MAX);
 void close_mapped(MappedFile* file);

@@ -131,6 +131,8 @@ class Engine {
 };
 
 // io_uring where it is permitted, else pread/pwrite threads; says once which and why.
+// In a forked child, which begins anew: nothing of its parent's is left. Async-signal-safe.
+void renew_in_child();
 core::Status make_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
 
 // A file opened for direct I/O where the file system allows it, buffered otherwise.

@@ -11,17 +11,17 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <set>
 
 #include "core/break.h"
 #include "core/descriptor.h"
 #include "core/log.h"
-#include "core/mutex.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "core/types.h"
@@ -47,11 +47,11 @@ bool set_direct(int fd, bool on) {
 }
 
 void say_buffered(const std::string& path, long file_system, int error) {
-  static constinit core::Mutex mutex;
-  static std::set<long>& said VMEM_GUARDED_BY(mutex) = *new std::set<long>;  // never destroyed
-  {
-    core::MutexLock lock(mutex);
-    if (!said.insert(file_system).second) return;
+  static constinit std::array<std::atomic<long>, 16> said{};  // more types of file systems are said again
+  for (auto& one : said) {
+    long free = 0;
+    if (one.compare_exchange_strong(free, file_system)) break;
+    if (free == file_system) return;
   }
   core::log(
       core::Level::warning,

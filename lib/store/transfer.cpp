@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <new>
 
 #include "core/break.h"
 #include "core/fault_server.h"
@@ -21,7 +22,7 @@ namespace vmem::store {
 
 namespace {
 
-core::Mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
+constinit core::Mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
 
 constexpr unsigned kPatientStalls = 8;  // retried at once
 constexpr unsigned kMaxStalls = 200;    // then given up, after about 200 ms
@@ -83,6 +84,10 @@ void pause_one_ms() {
 }
 
 }  // namespace
+
+void renew_flags_lock() {
+  new (&flags_mutex) core::Mutex;
+}
 
 int descriptor_flags(int fd) {
   const core::MutexLock lock(flags_mutex);

@@ -53,6 +53,8 @@ ssize_t perform(const Attempt& attempt);
 
 // The flags of a descriptor that transfers may be using; negative errno.
 int descriptor_flags(int fd);
+// In a forked child: another thread of its parent may have had the lock.
+void renew_flags_lock();
 
 // Not thread-safe: owned by the thread that drives it. Allocates only in the constructor.
 class Transfer {

@@ -17,12 +17,12 @@ _OWN = object()  # the range's own stream
 class KernelRange(Owner):
     """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
 
-    __slots__ = ("_kernel", "_ended", "_view", "_keep", "_stream", "__weakref__")
+    __slots__ = ("_kernel", "_ended", "_view", "_keep", "_stream", "_generation", "__weakref__")
 
     def __init__(self, what: Any, access: int, device: int, stream: Any, budget: int) -> None:
         self._ended: List[int] = []  # what vmem_kernel_end has answered; 0: the handle may be another range's
         self._kernel = ctypes.c_void_p()
-        _memory.check_fork()
+        self._generation = _memory.generation
         ptr, nbytes, access, self._keep = span_of(what, access)
         self._stream = stream_handle(stream)
         view = KernelViewStruct()
@@ -61,7 +61,7 @@ class KernelRange(Owner):
         self.end()
 
     def __del__(self) -> None:
-        if getattr(self, "_kernel", None) and self.open and not _memory._forked:
+        if getattr(self, "_kernel", None) and self.open and self._generation == _memory.generation:
             lib.vmem_kernel_end(self._kernel, self._stream)
             self._kernel = ctypes.c_void_p()
             _memory.free_orphans()

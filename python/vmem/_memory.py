@@ -19,24 +19,26 @@ from typing import Any, Callable, List, Optional, Tuple
 from . import _dlpack
 from ._lib import Error, Owner, ResidencyStruct, answer, check, failure, lib
 
-_forked = False
+generation = 0  # forks between the first process and this one: what an object has that is this process's own
 
 
 def _after_fork() -> None:
-    global _forked
-    _forked = True
+    global generation
+    generation += 1
+    live.clear()
+    _orphans.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def check_fork() -> None:
-    """Before an address of a region is handed out: in a forked child there is nothing at it."""
-    if _forked:
+def check_fork(made: int, what: str) -> None:
+    """Before an address of a region is handed out: a forked child has nothing at those of its parent."""
+    if made != generation:
         raise Error(
             errno.ECHILD,
-            "this process was forked from one that uses libvmem; regions are not inherited. Start it with the spawn "
-            "method, or use no region in it",
+            f"{what} is of the process that this one was forked from, and regions are not inherited. Make or map one "
+            "here, or start this process with the spawn method",
         )
 
 
@@ -57,7 +59,7 @@ class Handle(Owner):
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
         self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
         self._block = 0  # likewise
-        self._pid = os.getpid()
+        self._generation = generation
         self.freed = False
 
     def begin(self) -> None:
@@ -77,7 +79,7 @@ class Handle(Owner):
         return self._block
 
     def export(self) -> "Export":
-        check_fork()
+        check_fork(self._generation, self.label)
         with self.lock:
             if self.freed:
                 raise Error(errno.EINVAL, f"{self.label} has been freed")
@@ -87,6 +89,7 @@ class Handle(Owner):
 
     def free(self) -> None:
         """vmem_free, unless something is left over the region. A region that was freed stays freed."""
+        check_fork(self._generation, self.label)  # another thread of the parent may have the lock
         _dlpack.sweep()
         begun, said = False, []  # type: bool, List[int]
         try:
@@ -114,17 +117,16 @@ class Handle(Owner):
 
     def __del__(
         self,
-        getpid: Callable[[], int] = os.getpid,
         finalizing: Callable[[], bool] = sys.is_finalizing,
         vmem_free: Any = lib.vmem_free,
     ) -> None:
-        if self.freed or not self.made or finalizing() or getpid() != self._pid:
+        if self.freed or not self.made or finalizing() or self._generation != generation:
             return
         self.freed = True
         rc = vmem_free(self.made)
         if rc == -errno.EBUSY:  # garbage of one cycle: the lease in it ends in a moment
             _orphans.append(self.made.value or 0)
-        elif rc != 0:
+        elif rc not in (0, -errno.ECHILD):
             raise failure(rc, f"{self.label}, freed as garbage: ")  # Python prints it
 
 

@@ -190,13 +190,13 @@ Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
 class Lease(Owner):
     """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
 
-    __slots__ = ("_lease", "_ended", "_keep", "_stream", "_held", "__weakref__")
+    __slots__ = ("_lease", "_ended", "_keep", "_stream", "_held", "_generation", "__weakref__")
 
     def __init__(self, spans: List[Span], location: int, stream: Any, wait: bool = True) -> None:
         self._held = False
         self._ended: List[int] = []  # what vmem_lease_end has answered; 0: the handle may be another lease's
         self._lease = ctypes.c_void_p()
-        _memory.check_fork()
+        self._generation = _memory.generation
         spans = [s for s in spans if s[1] != 0]
         ranges = (RangeStruct * max(1, len(spans)))()
         for struct, (ptr, nbytes, access, _) in zip(ranges, spans):
@@ -241,7 +241,7 @@ class Lease(Owner):
         self.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_lease", None) and self._live and not _memory._forked:
+        if getattr(self, "_lease", None) and self._live and self._generation == _memory.generation:
             lib.vmem_lease_end(self._live, self._stream)
             self._lease, self._held = ctypes.c_void_p(), False
             _memory.free_orphans()

@@ -28,18 +28,65 @@ def in_child(work):
     assert status == 0
 
 
-def test_a_forked_child_is_refused_with_words_and_the_parent_goes_on(host):
+def test_a_forked_child_has_no_region_of_its_parent_and_that_goes_on(host):
     region = vmem.alloc(8 * MIB)
     region.numpy()[:] = 3
 
     def child():
-        for call in (region.query, region.numpy, region.acquire, region.array, lambda: vmem.alloc(MIB), vmem.stats):
+        for call in (region.query, region.numpy, region.acquire, region.array, region.free, region.evict):
             with pytest.raises(vmem.Error) as e:
                 call()
             assert e.value.errno == errno.ECHILD and "forked" in e.value.strerror
 
     in_child(child)
     region.evict()
+    assert (region.numpy() == 3).all()
+
+
+def use_regions(size=96 * MIB):
+    """More than the budget that it has from its parent."""
+    with vmem.alloc(size) as region:
+        a = region.numpy("uint64")
+        a[:: 4096 // 8] = 5
+        region.evict()
+        total = int(a[:: 4096 // 8].sum())
+        del a
+    return total
+
+
+def test_a_forked_child_has_regions_of_its_own(host):
+    region = vmem.alloc(8 * MIB)
+    region.numpy()[:] = 3
+    lease = region.acquire()
+
+    def child():
+        nonlocal region, lease
+        assert vmem.get("host_budget") == str(64 * MIB)
+        assert use_regions() == 5 * 96 * MIB // 4096
+        mine = vmem.alloc(4 * MIB)
+        with mine.acquire():
+            pass
+        addresses = mine.numpy()
+        del region, lease  # the parent's, beside the child's own
+        gc.collect()
+        addresses[:] = 1
+        assert vmem.stats().regions == 1
+        in_child(lambda: use_regions(8 * MIB))
+        assert (addresses == 1).all()
+
+    in_child(child)
+    lease.release()
+    region.evict()
+    assert (region.numpy() == 3).all()
+
+
+def test_a_pool_of_forked_workers_uses_regions(host):
+    import multiprocessing
+
+    region = vmem.alloc(8 * MIB)
+    region.numpy()[:] = 3
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(use_regions, [8 * MIB] * 9) == [5 * 8 * MIB // 4096] * 9
     assert (region.numpy() == 3).all()
 
 

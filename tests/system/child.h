@@ -35,6 +35,9 @@ inline constexpr bool kForksWell = false;
 inline constexpr bool kForksWell = true;
 #endif
 
+// Whether such a child may start threads: ThreadSanitizer knows only those that were there before.
+inline constexpr bool kChildrenStart = !kSanitized;
+
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
 
 // A child of which no test runs has not passed; with VMEM_TEST_MUST_PASS in its environment, neither has one that

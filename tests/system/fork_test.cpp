@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -9,12 +10,14 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "child.h"
 #include "support.h"
@@ -54,11 +57,26 @@ TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
 volatile char* touched = nullptr;
 std::atomic<bool> goes_on{true};
 
-// Each child is refused, with words.
-void fork_often(int times) {
-  for (int i = 0; i < times; ++i) {
-    EXPECT_EQ(systest::status_of_fork([] { return vmem_init() == -ECHILD && vmem_last_error()[0] != 0 ? 0 : 1; }), 0);
+// In a child: 0 when a runtime of its own serves regions of its own, more than fit its budget.
+int uses_regions() {
+  constexpr size_t kRegion = 24 << 20;
+  void *first = nullptr, *second = nullptr;
+  if (vmem_set("host_budget", "16MiB") != 0 || vmem_set("block_size", "64KiB") != 0) return 11;
+  if (vmem_alloc(&first, kRegion, VMEM_HOST_ONLY) != 0) return fprintf(stderr, "%s\n", vmem_last_error()), 12;
+  if (vmem_alloc(&second, kSize, VMEM_HOST_ONLY) != 0) return 13;
+  memset(second, 1, kSize);
+  auto* const words = static_cast<volatile uint64_t*>(first);
+  for (size_t i = 0; i < kRegion / 8; i += 512) words[i] = i ^ 0x5a5a;
+  if (vmem_evict(first, kRegion, VMEM_SSD) != 0) return fprintf(stderr, "%s\n", vmem_last_error()), 14;
+  for (size_t i = 0; i < kRegion / 8; i += 512) {
+    if (words[i] != (i ^ 0x5a5a)) return 15;
   }
+  return vmem_free(first) == 0 ? 0 : 16;
+}
+
+// Each child begins anew.
+void fork_often(int times, int (*body)()) {
+  for (int i = 0; i < times; ++i) EXPECT_EQ(systest::status_of_fork(body), 0) << i;
 }
 
 TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
@@ -82,7 +100,8 @@ TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
     }
   });
   touched = static_cast<volatile char*>(region.data());
-  fork_often(100);
+  fork_often(systest::kChildrenStart ? 30 : 0, uses_regions);
+  fork_often(70, [] { return 0; });
   goes_on = false;
   caller.join();
   touched = nullptr;
@@ -103,12 +122,12 @@ TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
   std::thread caller([] {
     while (goes_on) EXPECT_EQ(vmem_init(), -EINVAL);
   });
-  fork_often(200);
+  fork_often(200, [] { return vmem_init() == -EINVAL && vmem_last_error()[0] != 0 ? 0 : 1; });
   goes_on = false;
   caller.join();
 }
 
-TEST_F(Fork, AChildIsRefusedAlsoWhereNothingHasStarted) {
+TEST_F(Fork, AChildIsToldTheSameWhereNothingHasStarted) {
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   const int status = systest::wait_for_child(
       systest::start_child("ForkChild.DISABLED_ForksWhileCallsFail", {{"VMEM_BLOCK_SIZE", "nonsense"}}), 240);
@@ -220,6 +239,265 @@ TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
   EXPECT_EQ(descriptors(before, nullptr), "") << "and none is left";
   close(told[0]);
   close(told[1]);
+}
+
+// Threads of the parent are in every kind of call, and have any lock of the library, when the child is made.
+TEST(ForkChild, DISABLED_ForksBesideCalls) {
+  for (const auto& [name, value] : {std::pair{"host_budget", "24MiB"}, {"compression", "zstd"}, {"log", "info"}})
+    ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  vmem_log([](int, const char*, void*) {}, nullptr);
+  const TempFile file(kSize);
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 3; ++n) {
+    callers.emplace_back([&, n] {
+      for (unsigned round = 0; goes_on; ++round) {
+        vmem::region region(32 << 20, VMEM_HOST_ONLY);
+        memset(region.data(), static_cast<int>(round), region.size());
+        if (n == 0) {
+          vmem::region shared(kSize, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+          memset(shared.data(), 1, kSize);
+        }
+        EXPECT_EQ(vmem_set("fault_timeout_ms", round % 2 != 0 ? "10000" : "20000"), 0) << vmem_last_error();
+        region.evict();
+        EXPECT_EQ(region.view<const unsigned char>()[region.size() / 2], round & 0xff);
+      }
+    });
+  }
+  fork_often(40, uses_regions);
+  goes_on = false;
+  for (auto& caller : callers) caller.join();
+}
+
+TEST_F(Fork, AChildBeginsAnewWhateverThreadsOfItsParentDo) {
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  const int status = systest::wait_for_child(
+      systest::start_child("ForkChild.DISABLED_ForksBesideCalls", {{"VMEM_DEVICE", "none"}}), 240);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "accesses cannot be trapped here";
+  EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
+}
+
+// What a child makes, and its own children, by generations; each ends by exit().
+[[noreturn]] void begin_again(int generations, const std::string& folder) {
+  const std::string path = folder + "/" + std::to_string(generations);
+  vmem::region shared(kSize, path, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  memset(shared.data(), generations, kSize);
+  const pid_t child = generations == 0 ? -1 : fork();
+  if (child == 0) {
+    if (vmem_free(shared.data()) != -ECHILD) _exit(21);
+    char budget[32];
+    if (vmem_get("host_budget", budget, sizeof budget) != 0 || strcmp(budget, "16777216") != 0) _exit(22);
+    begin_again(generations - 1, folder);
+  }
+  const int status = child < 0 ? 0 : systest::wait_for_child(child, 60);
+  exit(status != 0 ? 23 : uses_regions());
+}
+
+TEST_F(Fork, ChildrenOfChildrenHaveRuntimesAndFilesOfTheirOwn) {
+  if (IsSkipped()) return;
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  configure({{"device", "none"}, {"host_budget", "16MiB"}});
+  vmem::region own(kSize, VMEM_HOST_ONLY);
+  memset(own.data(), 9, kSize);
+  std::string folder = systest::temp_folder() + "/vmem-test.XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  for (int i = 0; i < 4; ++i) {
+    std::ofstream(folder + "/" + std::to_string(i));
+    std::filesystem::resize_file(folder + "/" + std::to_string(i), kSize);
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGALRM, SIG_DFL);
+    begin_again(3, folder);
+  }
+  EXPECT_EQ(systest::wait_for_child(child, 120), 0);
+  for (int i = 0; i < 4; ++i) {
+    std::string bytes(kSize, 'x');
+    std::ifstream(folder + "/" + std::to_string(i)).read(bytes.data(), kSize);
+    EXPECT_EQ(bytes, std::string(kSize, static_cast<char>(i))) << i;
+  }
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(own.view<const unsigned char>()[5], 9);
+}
+
+// All at once, as the workers of a server.
+TEST_F(Fork, ManyWorkersServeBesideTheirParent) {
+  if (IsSkipped()) return;
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  configure({{"device", "none"}});
+  vmem::region own(kSize, VMEM_HOST_ONLY);
+  memset(own.data(), 9, kSize);
+  pid_t workers[6];
+  for (pid_t& worker : workers) worker = systest::fork_child(uses_regions);
+  own.evict();
+  EXPECT_EQ(own.view<const unsigned char>()[5], 9);
+  for (const pid_t worker : workers) EXPECT_EQ(systest::wait_for_child(worker, 120), 0);
+}
+
+TEST_F(Fork, CallsOfAChildWithItsParentsRegionsAreRefusedAndStartNothing) {
+  if (IsSkipped()) return;
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
+  configure({{"device", "none"}});
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  struct vmem_lease* lease = nullptr;
+  const vmem_range range{region.data(), kSize, VMEM_READ, 0};
+  ASSERT_EQ(vmem_lease(&lease, &range, 1, VMEM_HOST, nullptr), 0);
+  EXPECT_EQ(systest::status_of_fork([&] {
+              auto* const p = static_cast<char*>(region.data()) + 5;
+              struct vmem_lease* other = nullptr;
+              vmem_residency found = {sizeof found, 0, 0, 0, 0, 0};
+              const int answers[] = {vmem_free(region.data()),
+                                     vmem_name(p, "x"),
+                                     vmem_prefetch(p, 1, VMEM_HOST, nullptr),
+                                     vmem_advise(p, 1, VMEM_ADVISE_COLD, VMEM_HOST),
+                                     vmem_acquire(p, 1, VMEM_READ, VMEM_HOST, nullptr),
+                                     vmem_release(p, 1, nullptr),
+                                     vmem_acquire_ranges(&range, 1, VMEM_HOST, nullptr),
+                                     vmem_release_ranges(&range, 1, nullptr),
+                                     vmem_lease(&other, &range, 1, VMEM_HOST, nullptr),
+                                     vmem_lease_poll(lease),
+                                     vmem_lease_end(lease, nullptr),
+                                     vmem_evict(p, 1, VMEM_SSD),
+                                     vmem_sync(p, 1),
+                                     vmem_query(p, 1, &found)};
+              int which = 1;
+              for (const int answer : answers) {
+                if (answer != -ECHILD) return which;
+                ++which;
+              }
+              return vmem::api::Runtime::get().check().empty() && vmem_last_error()[0] != 0 ? 0 : 100;
+            }),
+            0);
+  ASSERT_EQ(vmem_lease_end(lease, nullptr), 0);
+}
+
+// The standard error of a child that accesses this, and its wait status.
+std::string end_by_access(const volatile char* at, bool handles, int* status) {
+  int said[2];
+  EXPECT_EQ(pipe2(said, O_CLOEXEC), 0);
+  const pid_t child = systest::fork_child([&] {
+    dup2(said[1], STDERR_FILENO);
+    if (handles) signal(SIGSEGV, [](int) { _exit(55); });
+    return *at;
+  });
+  close(said[1]);
+  *status = systest::wait_for_child(child, 60);
+  std::string text(4096, '\0');
+  const ssize_t n = read(said[0], text.data(), text.size());
+  text.resize(n > 0 ? static_cast<size_t>(n) : 0);
+  close(said[0]);
+  return text;
+}
+
+TEST_F(Fork, AnAccessOfAnInheritedRegionSaysWhyItEndsTheChild) {
+  if (IsSkipped()) return;
+  if (systest::kSanitized) GTEST_SKIP() << "a sanitizer handles SIGSEGV itself";
+  configure({{"device", "none"}});
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  auto* const bytes = static_cast<volatile char*>(region.data());
+  bytes[5] = 1;
+  int status = 0;
+  std::string text = end_by_access(bytes + 5, false, &status);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+  char address[32];
+  snprintf(address, sizeof address, "%016zx", reinterpret_cast<size_t>(bytes + 5));
+  EXPECT_NE(text.find(address), std::string::npos) << text;
+  EXPECT_NE(text.find("not inherited"), std::string::npos) << text;
+  text = end_by_access(nullptr, false, &status);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+  EXPECT_EQ(text, "") << "that was no region";
+  text = end_by_access(bytes, true, &status);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 55) << status;
+  EXPECT_EQ(text, "") << "the program's handler comes first";
+  status = systest::status_of_fork([] { return raise(SIGSEGV); });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
+}
+
+// Whatever it maps, an old pointer means nothing else there.
+TEST_F(Fork, TheAddressesOfInheritedRegionsStayFree) {
+  if (IsSkipped()) return;
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
+  configure({{"device", "none"}});
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  EXPECT_EQ(systest::status_of_fork([&] {
+              void* const p = mmap(region.data(), kSize, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+              return p != region.data() && p != MAP_FAILED ? 0 : 1;
+            }),
+            0);
+}
+
+// The handler of a signal, or a sink of the log, in the middle of a call.
+TEST_F(Fork, AChildMadeInsideACallIsRefused) {
+  if (IsSkipped()) return;
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
+  configure({{"device", "none"}});
+  static int status;
+  status = -2;
+  vmem_log(
+      [](int, const char*, void*) {
+        if (status == -2) status = systest::status_of_fork([] { return vmem_init() == -ECHILD ? 0 : 1; });
+      },
+      nullptr);
+  vmem_set("host_budget", "512TiB");  // warns
+  vmem_log(nullptr, nullptr);
+  ASSERT_NE(status, -2) << "no line";
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(Fork, AChildDoesNotGetTheFileThatItsParentHasNorFreesIt) {
+  if (IsSkipped()) return;
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  const TempFile file(kSize), store(0);
+  ASSERT_EQ(chmod(store.path().c_str(), 0600), 0);
+  configure({{"device", "none"}, {"ssd_path", store.path()}});
+  vmem::region region(kSize, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY), anonymous(kSize, VMEM_HOST_ONLY);
+  memset(region.data(), 3, kSize);
+  memset(anonymous.data(), 4, kSize);
+  anonymous.evict();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(systest::status_of_fork([&] {
+                if (vmem_init() != -EBUSY) return 1;  // one store serves one process
+                if (vmem_set("ssd_path", systest::temp_folder().c_str()) != 0 || vmem_init() != 0) return 2;
+                void* p = nullptr;
+                return vmem_map(&p, kSize, file.path().c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY) == -EBUSY ? 0 : 3;
+              }),
+              0);
+  }
+  EXPECT_EQ(anonymous.view<const unsigned char>()[5], 4);
+  region.sync();
+  EXPECT_EQ(file.read()[5], 3);
+}
+
+TEST_F(Fork, AChildHasNoDevicesAndSaysSo) {
+  if (IsSkipped()) return;
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  const int rc = vmem_set("device", "sim");
+  ASSERT_EQ(rc, 0);
+  if (vmem_init() != 0) GTEST_SKIP() << vmem_last_error();
+  EXPECT_EQ(systest::status_of_fork([] {
+              if (vmem_init() != -ENOTSUP || strstr(vmem_last_error(), "fork") == nullptr) return 1;
+              if (vmem_set("device", "auto") != 0 || vmem_init() != 0) return 2;
+              return uses_regions();
+            }),
+            0);
+  vmem_shutdown();
+  ASSERT_EQ(vmem_set("device", "auto"), 0);
+}
+
+TEST_F(Fork, AChildIsPublishedBesideItsParent) {
+  if (IsSkipped()) return;
+  if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
+  configure({{"device", "none"}, {"publish", "on"}});
+  const std::string parents = vmem::api::Runtime::get().published_at();
+  ASSERT_NE(parents, "");
+  const pid_t child = fork();
+  if (child == 0) {
+    const int rc = vmem_init();
+    const std::string mine = vmem::api::Runtime::get().published_at();
+    exit(rc == 0 && mine != "" && mine != parents && std::filesystem::exists(parents) ? 0 : 1);
+  }
+  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+  EXPECT_TRUE(std::filesystem::exists(parents));
 }
 
 }  // namespace
