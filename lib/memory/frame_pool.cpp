@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cerrno>
+#include <functional>
 
 #include "core/log.h"
 
@@ -119,13 +120,17 @@ void FramePool::release_unused(uint64_t bytes) {
 std::byte* FramePool::get_slot(size_t size) {
   Class& c = classes_[index(size)];
   if (c.slots.empty() && !grow_slots(size)) return nullptr;
+  // The lowest first: those of neighbours lie side by side, so that one call moves them.
+  std::pop_heap(c.slots.begin(), c.slots.end(), std::greater<>());
   std::byte* slot = c.slots.back();
   c.slots.pop_back();
   return slot;
 }
 
 void FramePool::put_slot(std::byte* slot, size_t size) {
-  classes_[index(size)].slots.push_back(slot);
+  auto& slots = classes_[index(size)].slots;
+  slots.push_back(slot);
+  std::push_heap(slots.begin(), slots.end(), std::greater<>());
 }
 
 bool FramePool::want_slots(size_t size) {
@@ -149,10 +154,7 @@ bool FramePool::grow_slots(size_t size) noexcept try {
   }
   if (!install_) place(at, bytes);
   arenas_.push_back({reinterpret_cast<uintptr_t>(at), bytes});
-  // Last pushed is first used: hand out ascending addresses so that neighbours share mappings.
-  for (size_t offset = bytes; offset >= size; offset -= size) {
-    c.slots.push_back(static_cast<std::byte*>(at) + offset - size);
-  }
+  for (size_t offset = 0; offset < bytes; offset += size) put_slot(static_cast<std::byte*>(at) + offset, size);
   c.frames = frames;
   return true;
 } catch (const std::bad_alloc&) {
@@ -214,6 +216,11 @@ void FramePool::put_bounce(std::byte* buffer, size_t size) {
   const size_t slab = slab_of(size);
   const auto it = std::find_if(c.slabs.begin(), c.slabs.end(),
                                [&](const Slab& s) { return buffer >= s.at && buffer < s.at + slab; });
+  if (it == c.slabs.end()) {  // a slot
+    release(buffer, size);
+    put_slot(buffer, size);
+    return;
+  }
   const size_t i = static_cast<size_t>(buffer - it->at) / size;
   it->taken[i / 64] &= ~(uint64_t{1} << i % 64);
   if (--it->busy != 0) return;

@@ -60,6 +60,7 @@ class FramePool final : private IdleMemory {
   // Buffers that stay mapped: I/O in copy mode, compressed images. Bounded by limit_bytes per size; nullptr: all busy,
   // or no memory for another slab.
   std::byte* get_bounce(size_t size);
+  // Also a slot with the pages of a block that take() brought out: its memory goes back to the system.
   void put_bounce(std::byte* buffer, size_t size);
   // One more region uses buffers of this size. The limit is the largest that anybody asked for. Makes sure of the first
   // slab, or of least_bytes, so that a fault always finds one. -ENOMEM names the budget; nothing changed then.
@@ -94,7 +95,7 @@ class FramePool final : private IdleMemory {
   struct Class {
     core::OwnVector<std::byte*>
         free;  // populated; room for every frame there is, as in slots: giving back needs no memory
-    core::OwnVector<std::byte*> slots;  // empty
+    core::OwnVector<std::byte*> slots;  // empty; a heap, the lowest at its head
     size_t frames = 0;                  // made so far
     size_t unused = 0;                  // free frames that nobody has taken since watch(), and slabs likewise
     size_t unused_slabs = 0;

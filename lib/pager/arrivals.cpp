@@ -48,7 +48,7 @@ void Arrivals::pull(Batch& batch, int d) {
   {
     Lock lock(map_.mutex());
     for (Move* m : batch) {
-      if (m->source == nullptr || !m->status.ok()) continue;
+      if (m->source == nullptr || !m->status.ok() || m->out) continue;
       Resident& resident = map_.residents()[m->region->table[m->block].aux];
       if (resident.holed) {  // there may have been stores since it was copied
         m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
@@ -61,7 +61,7 @@ void Arrivals::pull(Batch& batch, int d) {
   }
   if (!drops.empty() && !drop_pages(trap_, drops.all())) {
     for (Move* m : batch) {
-      if (m->source == nullptr || !m->status.ok() || m->source != m->region->address(m->block)) continue;
+      if (m->source == nullptr || !m->status.ok() || m->out || m->source != m->region->address(m->block)) continue;
       if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
     }
   }
@@ -87,9 +87,9 @@ void Arrivals::copy_aside(Move* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
     core::step("device.taking");
-    m->status = trap_.protect(m->source, r.block_size);
+    m->status = trap_.caps().pins == trap::Pins::taken_away ? take_aside(m) : trap_.protect(m->source, r.block_size);
     if (!m->status.ok()) return;
-    if (copy_protected(r, m->image, m->source) != 0) {
+    if (!m->out && copy_protected(r, m->image, m->source) != 0) {
       m->status = core::error(EFAULT, "pages of the block cannot be read by anybody: it stays in host memory");
       return;
     }
@@ -97,6 +97,36 @@ void Arrivals::copy_aside(Move* m) {
     memcpy(m->image, m->source, r.block_size);
   }
   core::add(counters_.copied_bytes, r.block_size);
+}
+
+// Unlocked; state taking. Whoever has pinned a page of it might store to it after it was copied, whatever protects it:
+// so its pages are taken away first. On error they are in place.
+Status Arrivals::take_aside(Move* m) {
+  Region& r = *m->region;
+  std::byte* slot = nullptr;
+  {
+    Lock lock(map_.mutex());
+    slot = frames_.get_slot(r.block_size);
+    map_.residents()[r.table[m->block].aux].in_place = false;
+  }
+  if (slot == nullptr) return core::error(ENOMEM, "no address space for the image of a block");
+  Status s = trap_.take(m->source, r.block_size, slot, trap::Transfer::copy);
+  m->out = s.ok();
+  if (m->out) memcpy(m->image, slot, r.block_size);
+  if (m->out || half_way(s)) trap_.release_frames(slot, r.block_size).ignore();
+  Lock lock(map_.mutex());
+  frames_.put_slot(slot, r.block_size);
+  return s;
+}
+
+// Locked; state taking. A part of its pages could not go back to where they were.
+void Arrivals::lose_taken(Move* m) {
+  Region& r = *m->region;
+  map_.free_resident(m->block, r);
+  budget_.credit(r.block_size);
+  VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+                 m->status.text().data(), map_.place(r, m->block).c_str());
+  failed_.mark_lost(r, m->block, State::taking, m->status);
 }
 
 // Locked. The frame has its bytes alone, or it stays where it is.
@@ -110,6 +140,7 @@ void Arrivals::pulled(Move* m, int d) {
     g.failure = m->status;
     ++g.failures;
     staging_.of(r).frames.put(m->image);
+    if (half_way(m->status)) return lose_taken(m);
     block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
     resident.promoted = false;
     r.table.change(m->block, State::taking, State::resident);

@@ -54,6 +54,8 @@ class Arrivals : private Shared {
 
  private:
   void pull(Batch& batch, int d) VMEM_UNLOCKED;
+  core::Status take_aside(Move* m) VMEM_UNLOCKED;
+  void lose_taken(Move* m) VMEM_LOCKED;
   void copy_aside(Move* m) VMEM_UNLOCKED;
   void pulled(Move* m, int d) VMEM_LOCKED;
   void begin_in(InBatch& in) VMEM_UNLOCKED;

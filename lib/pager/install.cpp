@@ -67,8 +67,9 @@ void Installer::install(MoveList& moves, DeferredWork& after) {
   const auto fill = [&](const Move& first, size_t blocks) {
     const Region& r = *first.region;
     core::step("install.before");
-    Status s = trap_.fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
-                          first.protect ? trap::Protect::yes : trap::Protect::no);
+    Status s = in_slot(first) ? trap_.put_back(r.address(first.block), r.block_size, first.image)
+                              : trap_.fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
+                                           first.protect ? trap::Protect::yes : trap::Protect::no);
     core::step("install.after");
     return s;
   };
@@ -181,6 +182,7 @@ void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) 
   }
   r.table.change(m->block, State::installing, State::resident);
   block.flags &= static_cast<uint16_t>(~core::kProtected);
+  resident.proven = m->protect;
   if (m->protect) {
     // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
     // it.

@@ -22,8 +22,11 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
   const bool held = block.state == State::held || resident.lent;
-  const bool in_place =
-      !held && (r.transfer == Transfer::copy || (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
+  // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
+  // taken away first, where the trap sees pins then.
+  const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
+  const bool in_place = !held && ((r.transfer == Transfer::copy && !takes) ||
+                                  (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
   std::byte* image = held                              ? resident.frame
                      : in_place                        ? r.address(b)
                      : r.transfer == Transfer::install ? resident.frame
@@ -42,7 +45,8 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   m->from_held = held;
   m->in_place = in_place;
   m->staged = in_staging(resident.pool);
-  m->clean = !r.writable() || (block.flags & core::kProtected) != 0 || (m->staged && proven_clean(block));
+  m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, resident)) ||
+             (m->staged && proven_clean(block));
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   resident.in_place = in_place;
@@ -132,8 +136,8 @@ void Isolator::take_one(Move* m, Look* look) {
   std::byte* const at = r.address(m->block);
   core::step("evict.taking");
   if (!m->from_held) {
-    // What is in place is write-protected by now, or could not be.
-    if (!m->in_place) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
+    // What is in place is write-protected by now, or could not be; what goes to a slot is there, or could not.
+    if (!m->in_place && r.transfer != Transfer::copy) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
       settle_torn_take(m);
       return;
@@ -152,6 +156,49 @@ void Isolator::take_one(Move* m, Look* look) {
   if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
     m->clean = m->zeros = true;
   }
+}
+
+// Unlocked; in the order of lies_before(). Blocks of copied ranges leave for their slots, neighbours by one call.
+void Isolator::take_to_slots(std::span<Move* const> batch) {
+  core::Few<std::byte*, Batch::capacity()> slots;
+  const auto goes = [](const Move& m) { return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy; };
+  for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
+    if (!goes(*batch[i])) continue;
+    Region& r = *batch[i]->region;
+    while (i + n < batch.size() && goes(*batch[i + n]) && batch[i + n]->region == &r) ++n;
+    const std::span<Move* const> moves = batch.subspan(i, n);
+    slots.clear();
+    for (const Move* m : moves) slots.push_back(m->image);
+    std::sort(slots.begin(), slots.end());
+    for (size_t k = 0; k < n; ++k) moves[k]->image = slots[k];
+    const auto take = [&](const Move& first, size_t blocks) {
+      return trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy);
+    };
+    for (size_t k = 0, run = 1; k < n; k += run, run = 1) {
+      while (k + run < n && goes_on(*moves[k], *moves[k + run], run)) ++run;
+      const Status all = take(*moves[k], run);
+      // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
+      const bool alone = run > 1 && !all.ok() && !half_way(all);
+      for (Move* m : moves.subspan(k, run)) m->status = alone ? take(*m, 1) : all;
+    }
+  }
+}
+
+// Unlocked. The slots of blocks that the store has.
+void Isolator::empty_clean(std::span<Move* const> batch) {
+  core::Few<trap::Range, Batch::capacity()> ranges;
+  for (Move* m : batch) {
+    if (!m->status.ok() || m->probe || !m->clean || m->keep || !in_slot(*m)) continue;
+    const auto at = reinterpret_cast<uintptr_t>(m->image);
+    const size_t size = m->region->block_size;
+    m->emptied = true;
+    if (!ranges.empty() && ranges.back().address + ranges.back().size == at) {
+      ranges.back().size += size;
+    } else {
+      ranges.push_back({at, size});
+    }
+  }
+  if (!ranges.empty()) trap_.release_many(ranges.all()).ignore();  // what stays is the slot's next user's trouble
 }
 
 // Unlocked. The pages of blocks that are in place, and that the store has.
@@ -184,14 +231,13 @@ void Isolator::drop_clean(std::span<Move* const> batch) {
 // goes, and the slot is empty again whatever was found in it.
 void Isolator::settle_torn_take(Move* m) {
   Region& r = *m->region;
-  if (r.transfer != trap::Transfer::move || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
   if (half_way(m->status)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
                    m->status.text().data(), map_.place(r, m->block).c_str());
     core::settle_log();
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-    if (Status s = trap_.drop({&range, 1}); !s.ok())
-      core::fatal("memory of a block could not be dropped: %s", s.text().data());
+    drop_pages(trap_, {&range, 1});  // pinned: what is left of it stays, and whoever pins it may use that
     m->torn = true;
   }
   trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
@@ -201,6 +247,7 @@ void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
   bool drops = false;
   std::sort(batch.begin(), batch.end(), lies_before);
   protect_in_place(trap_, batch);
+  take_to_slots(batch);
   Look look;
   const Region* last = nullptr;
   for (Move* m : batch) {
@@ -214,6 +261,7 @@ void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
     }
   }
   if (drops) drop_clean(batch);
+  empty_clean(batch);
 }
 
 }  // namespace vmem::pager

@@ -37,6 +37,8 @@ class Isolator : private Shared {
   };
   void take_one(Move* m, Look* look) VMEM_UNLOCKED;
   core::Status digest_in_place(Move* m, Look* look) VMEM_UNLOCKED;
+  void take_to_slots(std::span<Move* const> batch) VMEM_UNLOCKED;
+  void empty_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
   void drop_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
   void settle_torn_take(Move* m) VMEM_UNLOCKED;
 

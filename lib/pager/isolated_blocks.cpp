@@ -51,7 +51,10 @@ void IsolatedBlocks::let_go(Move* m, State from, DeferredWork& after) {
   give_buffers(m);
   if (m->in_place) {
     if (!core::broken("credit")) budget_.credit(r.block_size);
-  } else if (m->from_held) {
+  } else if (m->emptied) {
+    frames_.put_slot(m->image, r.block_size);
+    budget_.credit(r.block_size);
+  } else if (m->from_held || in_slot(*m)) {
     installer_.give_frame(r, m->image);
   } else {
     frames_.put(m->image, r.block_size);
@@ -71,15 +74,18 @@ void IsolatedBlocks::let_go(Move* m, State from, DeferredWork& after) {
 void IsolatedBlocks::stay_in_place(Move* m, State from) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
-  if (!m->in_place && r.transfer == Transfer::move) frames_.put_slot(m->image, r.block_size);
+  if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
+  Resident& resident = map_.residents()[block.aux];
+  const bool proven = m->in_place && resident.proven && (block.flags & core::kProtected) != 0;
   r.table.change(m->block, from, State::resident);
   const bool differs = m->only_clean && !m->clean;
   const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
-                    !lent_for_writing(r, m->block) && !map_.residents()[block.aux].holed;
+                    !lent_for_writing(r, m->block) && !resident.holed;
   bool stays = same && (block.flags & core::kWantedWrite) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   if (stays) block.flags |= core::kProtected;
+  resident.proven = stays && proven;
   if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, map_.clock().stamp());

@@ -131,6 +131,7 @@ struct Move : core::OwnNew {
   bool zeros = false;             // .. because it is all zeros
   bool torn = false;              // take() stopped half way and could not go back
   bool out = false;               // its pages are in `image`, not in the region
+  bool emptied = false;           // .. nor there any more: they were dropped
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
@@ -171,6 +172,10 @@ inline void IoEnd::ended(store::Io& io) {
 // Whose memory comes free when it has left, as Resident::pool has it.
 inline uint8_t leaves_pool(const Move& m) {
   return m.staged ? staging_pool(*m.region) : kHostPool;
+}
+// Its pages are in a slot that goes back without them.
+inline bool in_slot(const Move& m) {
+  return m.out && !m.from_held && m.region->transfer == trap::Transfer::copy;
 }
 using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
 struct InBatch {                     // blocks that come to a device together

@@ -22,14 +22,6 @@ void protect_in_place(trap::Trap& trap, std::span<Move* const> moves) {
   }
 }
 
-namespace {
-
-bool goes_on(const Move& m, const Move& next) {
-  return next.region == m.region && next.block == m.block + 1 && next.image == m.image + m.region->block_size;
-}
-
-}  // namespace
-
 void place_together(const MoveList& reads, std::span<Together> groups) {
   const auto one_read = [](const Move& m, const Move& next) {
     return goes_on(m, next) && next.coded == nullptr && next.io.file == m.io.file &&

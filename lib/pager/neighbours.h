@@ -22,6 +22,12 @@ inline bool lies_before(const Move* a, const Move* b) {
   return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
 }
 
+// `next` lies so many blocks behind, in its region and in memory.
+inline bool goes_on(const Move& m, const Move& next, size_t blocks = 1) {
+  return next.region == m.region && next.block == m.block + blocks &&
+         next.image == m.image + blocks * m.region->block_size;
+}
+
 // Unlocked; moves in the order of lies_before(). Stores to those whose pages stay where they are while they are written
 // wait from here on. What could not be protected has the reason in its status.
 void protect_in_place(trap::Trap& trap, std::span<Move* const> moves);

@@ -201,7 +201,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     m->source = from == State::held ? resident.frame : r.address(b);
   }
   if (from == State::resident) {
-    if ((block.flags & core::kProtected) == 0) block.flags |= core::kDirty;
+    if (!stood_protected(trap_.caps().pins, block, resident)) block.flags |= core::kDirty;
     resident.in_place = resident.promoted = true;
     resident.dropping = resident.holed = false;
     r.table.change(b, State::resident, State::taking);

@@ -63,6 +63,7 @@ struct Resident {
   device::Ticket ticket;
   bool unwritten = false;  // found to need a write while none could be made; no policy may know it until one can
   bool lent = false;       // taking: kernels load from its staging frame (Loans)
+  bool proven = false;     // resident, kProtected: it was so from when its pages came, so that no pin can store to them
   bool dropping = false;   // .. and are being dropped: an absent page is ours, not the program's doing
   bool holed = false;      // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
                            // installing: somebody met a page that was not there
@@ -99,6 +100,12 @@ class Residents {
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;
 };
+
+// In place, and nobody can have stored to it since it was equal to the store: neither a thread, nor a device that had
+// pinned its pages before they were protected.
+inline bool stood_protected(trap::Pins pins, const core::Block& block, const Resident& resident) {
+  return (block.flags & core::kProtected) != 0 && (pins != trap::Pins::taken_away || resident.proven);
+}
 
 // Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.
 inline bool comes_to_device(const Residents& residents, const core::Block& block) {

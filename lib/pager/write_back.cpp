@@ -68,7 +68,7 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
 void WriteBack::finish_clean(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
-  const bool gone = m->in_place && !m->keep;
+  const bool gone = (m->in_place && !m->keep) || m->emptied;
   if (m->zeros) {  // the store's copy, if any, is out of date: zeros need none
     failed_.forget_store_copy(r, m->block);
     block.digest = m->digest;
@@ -189,7 +189,7 @@ void WriteBack::end_write(Move* m, DeferredWork& after) {
 void WriteBack::settle_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
-  const bool dropped = m->status.ok() && m->in_place && !m->keep && (cut || drop_written(m));
+  const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (!m->status.ok()) {
@@ -229,7 +229,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   failed_.revive_dropped();
 }
 
-// Unlocked; state writing, and its pages are in place. False: somebody wants the block, so that it stays.
+// Unlocked; state writing, and its pages are in place or in a slot. False: somebody wants the block, so that it stays.
 bool WriteBack::drop_written(Move* m) {
   Region& r = *m->region;
   {
@@ -239,7 +239,12 @@ bool WriteBack::drop_written(Move* m) {
       writes_.settled(m->leaving);
       return false;
     }
-    map_.residents()[r.table[m->block].aux].dropping = true;
+    map_.residents()[r.table[m->block].aux].dropping = m->in_place;
+  }
+  if (in_slot(*m)) {
+    trap_.release_frames(m->image, r.block_size).ignore();
+    m->emptied = true;
+    return true;
   }
   if (drop_one(trap_, r, m->block)) return true;
   Lock lock(map_.mutex());

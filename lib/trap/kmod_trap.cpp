@@ -148,6 +148,7 @@ KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, size_t largest, bool s
   caps_.poison = true;
   caps_.system_calls = system_calls;
   caps_.batch_drop = true;
+  caps_.pins = Pins::protected_;
   caps_.absent = core::Absent::elsewhere;  // protecting a block takes its pages out of the page tables
   caps_.one_report = true;
   caps_.name = "kmod";
@@ -645,6 +646,15 @@ Status Trap::release_frames(void* address, size_t size) {
   const int error = os::drop(at(address), size);
   if (error == 0) return {};
   return system_error(error, "release_frames: %zu bytes at 0x%zx", size, at(address));
+}
+
+Status Trap::release_many(std::span<const Range> ranges) {
+  Status first;
+  for (const Range& r : ranges) {
+    Status s = release_frames(reinterpret_cast<void*>(r.address), r.size);
+    if (first.ok()) first = std::move(s);
+  }
+  return first;
 }
 
 Status Trap::release_arena(void* address, size_t size) {

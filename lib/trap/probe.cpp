@@ -249,6 +249,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probed.pagemap >= 0 &&
                      probe_move(fd, probed.pagemap);
+  if (probed.caps.move) probed.caps.pins = Pins::taken_away;
   probed.frees_tables = probed.caps.move && options.allow_table_reclaim && probe_table_reclaim(fd, probed.pagemap);
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
   probed.caps.poison = options.allow_poison && (wanted & os::kFeaturePoison) != 0 && probe_poison(fd);

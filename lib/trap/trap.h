@@ -54,6 +54,14 @@ enum class CoreDump : bool { no, yes };
 
 enum class Protect : bool { no, yes };
 
+// Which calls notice that somebody pins a page of a range that copies (O_DIRECT, io_uring's buffers, RDMA), and leave
+// it.
+enum class Pins : uint8_t {
+  unseen,      // none: only what is not taken away from under a lease is safe
+  taken_away,  // take() and drop(): what they took nobody can change any more. protect() keeps no pin from storing
+  protected_,  // protect() as well: what it protected nobody can change any more
+};
+
 struct Caps {
   bool copy = true;            // Transfer::copy works
   bool move = false;           // Transfer::move works (UFFDIO_MOVE, Linux 6.8)
@@ -62,6 +70,7 @@ struct Caps {
   bool poison = false;         // fail() costs no mapping (UFFDIO_POISON, Linux 6.6)
   bool system_calls = false;   // a fault raised inside a system call is served too (privileged); else EFAULT
   bool batch_drop = false;     // drop() of many ranges is one system call
+  Pins pins = Pins::unseen;
   core::Absent absent = core::Absent::zeros;  // pages of a block that stands in its place, and that are not mapped
   bool one_report = false;                    // a block is reported once, however many threads wait for it
   const char* name = "";                      // "userfaultfd", "kmod", ..
@@ -130,6 +139,10 @@ class Trap {
   // same size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as
   // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
   virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer) = 0;
+  // Undoes take() of a range that copies: the pages go back from `frame`, which is empty then. As fill() otherwise.
+  virtual core::Status put_back(void* address, size_t size, void* frame) {
+    return fill(address, size, frame, Transfer::copy, Protect::no);
+  }
   // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
   // interest. A later touch parks. -EBUSY: somebody pins a page; of each range of up to 64 MiB all has gone, or none.
   virtual core::Status drop(std::span<const Range> ranges) = 0;
@@ -188,6 +201,8 @@ class Trap {
   }
   // Gives the memory of frames back; the address space stays. -EBUSY: somebody pins one, it stays resident.
   virtual core::Status release_frames(void* address, size_t size);
+  // The same of many ranges. All are tried; the status is the first failure.
+  virtual core::Status release_many(std::span<const Range> ranges);
   virtual core::Status release_arena(void* address, size_t size);
   // What the administrator of the machine asks of every process now. -EOPNOTSUPP: nobody does.
   virtual core::Status knobs(Knobs* out) {

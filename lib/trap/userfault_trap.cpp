@@ -37,6 +37,7 @@
 #include "trap/os.h"
 #include "trap/probe.h"
 #include "trap/stuck_pages.h"
+#include "trap/taking.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
 #include "trap/waking.h"
@@ -59,11 +60,11 @@ class UserfaultTrap final : public Trap {
         pagemap_(probed.pagemap),
         event_(event),
         empty_file_(empty_file),
-        take_by_remap_(probed.take_by_remap),
         frees_tables_(probed.frees_tables),
         dump_(dump),
         caps_(probed.caps),
-        waking_(probed.fd, probed.pagemap, probed.caps) {}
+        waking_(probed.fd, probed.pagemap, probed.caps),
+        taking_(probed.fd, probed.pagemap, probed.caps, probed.take_by_remap, waking_) {}
   ~UserfaultTrap() override;
   UserfaultTrap(const UserfaultTrap&) = delete;
   UserfaultTrap& operator=(const UserfaultTrap&) = delete;
@@ -84,6 +85,7 @@ class UserfaultTrap final : public Trap {
   Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   Status fill_zero(void* address, size_t size) override;
   Status take(void* address, size_t size, void* frame, Transfer transfer) override;
+  Status put_back(void* address, size_t size, void* frame) override;
   Status drop(std::span<const Range> ranges) override;
   Status protect(void* address, size_t size) override;
   Status unprotect(void* address, size_t size) override;
@@ -94,6 +96,7 @@ class UserfaultTrap final : public Trap {
   Status wake(void* address, size_t size) override;
   Status reserve_frames(size_t size, bool huge, void** address) override;
   Status populate_frames(void* address, size_t size, int node) override;
+  Status release_many(std::span<const Range> ranges) override;
 
  private:
   Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
@@ -101,22 +104,26 @@ class UserfaultTrap final : public Trap {
   Status make_anew(void* address, size_t size);
   Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
   CoreDump dump_of(const void* address) const;
-  Status take_pages(uintptr_t start, size_t size, uintptr_t frame);
+  Status take_pages(uintptr_t start, size_t size, uintptr_t frame) {
+    return taking_.take(start, size, frame, dump_of(reinterpret_cast<void*>(start)));
+  }
+  Status place_pages(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
                    Status why);
-  Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
   Status put_again(uintptr_t start, size_t size);
   Status fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Outcome copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved);
+  Status drop_unseen(std::span<const Range> ranges);
   void drop_batch(std::span<const Range> ranges, size_t* dropped);
   size_t read_faults(std::span<Event> out, int* error);
 
   const int fd_, self_, pagemap_, event_, empty_file_;
-  const bool take_by_remap_, frees_tables_;
+  const bool frees_tables_;
   const CoreDump dump_;  // of ranges of which nothing is said
   const Caps caps_;
   RangeMap ranges_;
   Waking waking_;
+  Taking taking_;
 };
 
 UserfaultTrap::~UserfaultTrap() {
@@ -313,9 +320,7 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   core::step("trap.fill.undo");
   Status back;
   if (transfer == Transfer::copy && protect == Protect::yes) {
-    // Nobody could store: the frame has the same bytes.
-    const int error = os::drop(start, done);
-    if (error != 0) back = core::system_error(error, "drop");
+    back = taking_.drop(start, done);  // nobody could store: the frame has the same bytes
   } else if (transfer == Transfer::copy) {
     void* scratch = nullptr;
     back = reserve_frames(core::round_up(done, core::kHugePage), false, &scratch);
@@ -363,7 +368,7 @@ Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, 
     os::drop(frame, size);
     return {0, size};
   }
-  const bool undone = rest.done == 0 || os::drop(start + moved, rest.done) == 0;
+  const bool undone = rest.done == 0 || taking_.drop(start + moved, rest.done).ok();
   return {rest.error, undone ? moved : moved + rest.done};
 }
 
@@ -394,10 +399,10 @@ Status UserfaultTrap::fill_loudly(uintptr_t start, size_t size, uintptr_t frame,
     if (waking_.let_go_on(start, size) == 0) return {};
     if (Status s = put_again(start, size); s.ok() || s.code() == -ENOTRECOVERABLE) return s;
   }
-  if (transfer == Transfer::copy && protect == Protect::yes && os::drop(start, size) == 0) {
+  if (transfer == Transfer::copy && protect == Protect::yes && taking_.drop(start, size).ok()) {
     const Outcome out = waking_.copy_in(start, frame, size, protect);
     if (out.error == 0) return {};
-    os::drop(start, out.done);
+    if (out.done != 0) taking_.drop(start, out.done).ignore();
     return core::system_error(out.error, "fill: %zu of %zu bytes at 0x%zx, once more", out.done, size, start);
   }
   VMEM_LOG_ONCE(core::Level::error, "threads that wait for a block cannot be woken, and wait on");
@@ -411,34 +416,47 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
   if (protect == Protect::yes && (transfer == Transfer::move || !caps_.write_protect))
     return core::error(EOPNOTSUPP, "fill: %s cannot be write-protected as they become visible",
                        transfer == Transfer::move ? "moved pages" : "pages of this kernel");
-  const bool clears = transfer == Transfer::move && frees_tables_;
+  return place_pages(start, size, at(frame), transfer, protect);
+}
+
+// A frame that is left without tables of small pages can become one huge page next time; so can the range.
+Status UserfaultTrap::place_pages(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect) {
+  const bool huge = (start | size | frame) % core::kHugePage == 0;
+  const bool clears = transfer == Transfer::move && frees_tables_ && huge;
   if (clears) {
     if (Status s = clear_tables(start, size); !s.ok()) return s;
   }
   core::step("trap.fill.begin");
   const bool quiet = os::quietly() != 0;
-  Outcome out = transfer == Transfer::move
-                    ? move_pages(fd_, pagemap_, start, at(frame), size, Holes::populate, kFillBusyNs)
-                    : waking_.copy_in(start, at(frame), size, protect);
+  Outcome out = transfer == Transfer::move ? move_pages(fd_, pagemap_, start, frame, size, Holes::populate, kFillBusyNs)
+                                           : waking_.copy_in(start, frame, size, protect);
   if (out.error == -EINVAL && transfer == Transfer::move && caps_.write_protect)
-    out = copy_rest(start, size, at(frame), out.done);
+    out = copy_rest(start, size, frame, out.done);
   if (out.error != 0) {
     const char* hint = out.error == -EEXIST ? " (a page is there already: the range was not absent)"
                        : out.error == -EBUSY
                            ? " (a page of the frame is pinned: by I/O in flight or a registered buffer)"
                        : out.error == -ENOENT ? " (the range or the frame is not attached as one mapping)"
                                               : "";
-    return undo_fill(start, size, out.done, at(frame), transfer, protect,
-                     core::system_error(out.error, "fill: %zu of %zu bytes at %p%s", out.done, size, address, hint));
+    return undo_fill(start, size, out.done, frame, transfer, protect,
+                     core::system_error(out.error, "fill: %zu of %zu bytes at 0x%zx%s", out.done, size, start, hint));
   }
   core::step("trap.fill.filled");
   const bool woken = !quiet || waking_.wake(start, size) == 0;
   if (quiet && os::quietly() == 0 && (!woken || protect == Protect::yes)) {
-    if (Status s = fill_loudly(start, size, at(frame), transfer, protect); !s.ok()) return s;
+    if (Status s = fill_loudly(start, size, frame, transfer, protect); !s.ok()) return s;
   }
-  // The frame is empty now; without tables of small pages it can become one huge page next time.
-  if (clears || (out.passed && transfer == Transfer::move)) os::drop(at(frame), size);
+  // The frame is empty but for what guard pages kept out.
+  if (clears || (out.passed && transfer == Transfer::move)) os::drop(frame, size);
   return {};
+}
+
+Status UserfaultTrap::put_back(void* address, size_t size, void* frame) {
+  core::must_be_outside("Trap::put_back");
+  if (Status s = check_transfer("put_back", Transfer::copy, at(address), size, at(frame)); !s.ok()) return s;
+  Status s = place_pages(at(address), size, at(frame), caps_.move ? Transfer::move : Transfer::copy, Protect::no);
+  if (s.ok() && !caps_.move) os::drop(at(frame), size);
+  return s;
 }
 
 Status UserfaultTrap::fill_zero(void* address, size_t size) {
@@ -460,76 +478,11 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
                      why.text().data());
 }
 
-// The program has changed the rights of a part of the range, and the kernel moves no pages to where others are. They
-// leave for space of nobody's, as they are, and are copied from there.
-Outcome UserfaultTrap::carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
-  const size_t rest = size - moved;
-  uintptr_t space = 0;
-  if (!reserve_space(rest, core::kPage, &space).ok())
-    return copy_out(fd_, pagemap_, waking_, start, size, frame, moved);
-  const Outcome out = remap_pages(space, start + moved, rest);
-  if (out.error == -EPERM) say_sealed();
-  const int lost =
-      core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
-  for (size_t page = 0; page < out.done; page += core::kPage) {  // guard pages have left with the others
-    if (is_guard(pagemap_, space + page)) os::advise(start + moved + page, core::kPage, os::kMadvGuardInstall);
-  }
-  munmap(reinterpret_cast<void*>(space), rest);
-  if (lost == 0 && out.error == -ENOMEM) return copy_out(fd_, pagemap_, waking_, start, size, frame, moved + out.done);
-  return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
-}
-
-// Takes bytes that are all in place. On error everything is back in the range, and its threads were woken.
-Status UserfaultTrap::take_pages(uintptr_t start, size_t size, uintptr_t frame) {
-  if (!caps_.move) {
-    const int error = take_by_remap_ ? remap_pages(frame, start, size).error : -EOPNOTSUPP;
-    // The frame has what the range's mapping had, and serves other regions next.
-    if (error == 0 && dump_of(reinterpret_cast<void*>(start)) == CoreDump::yes) os::advise(frame, size, MADV_DONTDUMP);
-    if (error == 0) return {};
-    return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
-  }
-  Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
-  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may show behind guard pages.
-  if (out.error == -EEXIST && os::drop(frame + out.done, size - out.done) == 0) {
-    const size_t done = out.done;
-    const bool passed = out.passed;
-    out = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
-    out.done += done;
-    out.passed |= passed;
-  }
-  if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done);
-  if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
-  if (out.error == 0 && caps_.write_protect) out.error = let_store(fd_, pagemap_, frame, size);
-  if (out.error == 0) return {};
-  if (out.error == -ENOTRECOVERABLE)
-    return core::error(ENOTRECOVERABLE, "take: a part of the range at 0x%zx has no rights and cannot be read", start);
-  core::step("trap.take.undo");
-  if (out.done != 0) {
-    const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);
-    const size_t left = out.done - back.done;
-    if (back.error == 0 && back.passed) os::drop(frame, out.done);  // a guard page kept out what would be stale now
-    // Copying them back needs memory and nothing else that moving needs.
-    if (back.error != 0 && copy_pages(fd_, pagemap_, start + back.done, frame + back.done, left, false).error == 0) {
-      os::drop(frame + back.done, left);
-    } else if (back.error != 0) {
-      return core::error(
-          ENOTRECOVERABLE,
-          "take: %zu bytes of the range at 0x%zx are in the frame at 0x%zx and cannot go back (errno %d after "
-          "errno %d)",
-          left, start + back.done, frame + back.done, -back.error, -out.error);
-    }
-  }
-  waking_.wake(start, size);
-  return core::system_error(out.error, "take: %zu of %zu bytes at 0x%zx%s", out.done, size, start,
-                            out.error == -EBUSY    ? " (a page is pinned: by I/O in flight or a registered buffer)"
-                            : out.error == -EEXIST ? " (the frame is not empty)"
-                                                   : "");
-}
-
 Status UserfaultTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
   core::must_be_outside("Trap::take");
   if (Status s = check_transfer("take", transfer, at(address), size, at(frame)); !s.ok()) return s;
   core::step("trap.take.begin");
+  if (transfer == Transfer::copy) return taking_.take_anyhow(at(address), size, at(frame), dump_of(address));
   return take_pages(at(address), size, at(frame));
 }
 
@@ -557,6 +510,15 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
   for (const Range& r : ranges) {
     if (Status s = check_range("drop", r.address, r.size); !s.ok()) return s;
   }
+  if (caps_.pins == Pins::unseen) return drop_unseen(ranges);
+  for (const Range& r : ranges) {
+    if (Status s = taking_.drop(r.address, r.size); !s.ok()) return s;
+  }
+  return {};
+}
+
+// Whoever holds the pages is not looked for: nobody can, or they were taken away from where others find them.
+Status UserfaultTrap::drop_unseen(std::span<const Range> ranges) {
   size_t dropped = 0;
   if (caps_.batch_drop) drop_batch(ranges, &dropped);
   for (; dropped < ranges.size(); ++dropped) {
@@ -569,6 +531,10 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
     if (Status s = drop_unsealed(r); !s.ok()) return s;
   }
   return {};
+}
+
+Status UserfaultTrap::release_many(std::span<const Range> ranges) {
+  return drop_unseen(ranges);
 }
 
 Status UserfaultTrap::protect(void* address, size_t size) {

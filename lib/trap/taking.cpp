@@ -1,0 +1,163 @@
+#include "trap/taking.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/guarded_read.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/types.h"
+#include "trap/mapping.h"
+#include "trap/os.h"
+#include "trap/stuck_pages.h"
+
+namespace vmem::trap {
+
+using core::Status;
+
+namespace {
+
+// Beside the first, which huge pages go through, as many bytes for small ones: those leave tables behind.
+constexpr size_t kAside = size_t{64} << 20;
+
+void say_forbidden() {
+  VMEM_LOG_ONCE(core::Level::error,
+                "UFFDIO_MOVE is refused. Was ioctl forbidden after libvmem had started? Pages that are pinned are not "
+                "noticed any more: hold a VMEM_HOST lease over what direct I/O uses");
+}
+
+}  // namespace
+
+Taking::~Taking() {
+  if (aside_ != 0) munmap(reinterpret_cast<void*>(aside_), 2 * kAside);
+}
+
+// The program has changed the rights of a part of the range, and the kernel moves no pages to where others are. They
+// leave for space of nobody's, as they are, and are copied from there.
+Outcome Taking::carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved, bool* sealed) {
+  const size_t rest = size - moved;
+  uintptr_t space = 0;
+  if (!reserve_space(rest, core::kPage, &space).ok())
+    return copy_out(fd_, pagemap_, waking_, start, size, frame, moved);
+  const Outcome out = remap_pages(space, start + moved, rest);
+  *sealed = out.error == -EPERM;
+  if (*sealed) say_sealed();
+  const int lost =
+      core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
+  for (size_t page = 0; page < out.done; page += core::kPage) {  // guard pages have left with the others
+    if (is_guard(pagemap_, space + page)) os::advise(start + moved + page, core::kPage, os::kMadvGuardInstall);
+  }
+  munmap(reinterpret_cast<void*>(space), rest);
+  if (lost == 0 && out.error == -ENOMEM) return copy_out(fd_, pagemap_, waking_, start, size, frame, moved + out.done);
+  return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
+}
+
+Status Taking::by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) const {
+  const int error = by_remap_ ? remap_pages(frame, start, size).error : -EOPNOTSUPP;
+  // The frame has what the range's mapping had, and serves other regions next.
+  if (error == 0 && dump == CoreDump::yes) os::advise(frame, size, MADV_DONTDUMP);
+  if (error == 0) return {};
+  return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
+}
+
+Status Taking::take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) {
+  bool sealed = false;
+  return take_unless_sealed(start, size, frame, dump, &sealed);
+}
+
+Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, bool* sealed) {
+  if (!move_) return by_remap(start, size, frame, dump);
+  Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
+  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may show behind guard pages.
+  if (out.error == -EEXIST && os::drop(frame + out.done, size - out.done) == 0) {
+    const size_t done = out.done;
+    const bool passed = out.passed;
+    out = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
+    out.done += done;
+    out.passed |= passed;
+  }
+  if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done, sealed);
+  if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
+  if (out.error == 0 && write_protect_) out.error = let_store(fd_, pagemap_, frame, size);
+  if (out.error == 0) return {};
+  if (out.error == -ENOTRECOVERABLE)
+    return core::error(ENOTRECOVERABLE, "take: a part of the range at 0x%zx has no rights and cannot be read", start);
+  core::step("trap.take.undo");
+  if (out.done != 0) {
+    const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);
+    const size_t left = out.done - back.done;
+    if (back.error == 0 && back.passed) os::drop(frame, out.done);  // a guard page kept out what would be stale now
+    // Copying them back needs memory and nothing else that moving needs.
+    if (back.error != 0 && copy_pages(fd_, pagemap_, start + back.done, frame + back.done, left, false).error == 0) {
+      os::drop(frame + back.done, left);
+    } else if (back.error != 0) {
+      return core::error(
+          ENOTRECOVERABLE,
+          "take: %zu bytes of the range at 0x%zx are in the frame at 0x%zx and cannot go back (errno %d after "
+          "errno %d)",
+          left, start + back.done, frame + back.done, -back.error, -out.error);
+    }
+  }
+  waking_.wake(start, size);
+  return core::system_error(out.error, "take: %zu of %zu bytes at 0x%zx%s", out.done, size, start,
+                            out.error == -EBUSY    ? " (a page is pinned: by I/O in flight or a registered buffer)"
+                            : out.error == -EEXIST ? " (the frame is not empty)"
+                                                   : "");
+}
+
+Status Taking::take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) {
+  bool sealed = false;
+  Status s = take_unless_sealed(start, size, frame, dump, &sealed);
+  if (!forbidden(s.code()) || !move_ || sealed) return s;
+  say_forbidden();
+  return by_remap(start, size, frame, dump);
+}
+
+int Taking::have_aside() {
+  if (aside_ != 0) return 0;
+  uintptr_t start = 0;
+  if (Status s = reserve_space(2 * kAside, core::kHugePage, &start); !s.ok()) return s.code();
+  if (Status s = arm(fd_, start, 2 * kAside, os::kRegisterWp, HugePages::no); !s.ok()) {
+    munmap(reinterpret_cast<void*>(start), 2 * kAside);
+    return s.code();
+  }
+  aside_ = start;
+  return 0;
+}
+
+Status Taking::drop(uintptr_t start, size_t size) {
+  int error = 0;
+  for (size_t done = 0; done < size && move_ && !core::broken("pins");) {
+    const size_t bytes = std::min(kAside, size - done);
+    const bool huge = (start | done | bytes) % core::kHugePage == 0;
+    const core::MutexLock lock(dropping_);
+    error = have_aside();
+    const uintptr_t to = aside_ + (huge ? 0 : kAside);
+    bool sealed = false;
+    Status s = error != 0 ? core::system_error(error, "drop: no address space")
+                          : take_unless_sealed(start + done, bytes, to, CoreDump::no, &sealed);
+    if (sealed) s = drop_unsealed({start + done, bytes});
+    if (!sealed && forbidden(s.code())) {
+      say_forbidden();
+      break;
+    }
+    // What could not be read, or not go back, is gone with the rest of it.
+    if (s.code() == -ENOTRECOVERABLE) os::drop(start + done, bytes);
+    if (s.ok() || s.code() == -ENOTRECOVERABLE) {
+      os::drop(to, bytes);
+      done += bytes;
+      if (done == size) return {};
+      continue;
+    }
+    if (s.code() == -EBUSY) return s;
+    return core::error(EBUSY, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  }
+  error = os::drop(start, size);
+  if (error == -EPERM) return drop_unsealed({start, size});
+  return error == 0 ? Status() : core::system_error(error, "drop: %zu bytes at 0x%zx", size, start);
+}
+
+}  // namespace vmem::trap
